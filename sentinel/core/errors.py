@@ -1,0 +1,91 @@
+"""Every error Sentinel raises.
+
+SentinelError
+├── CapabilityError     this host does not allow it     (what, why, remedy)
+├── FormatError         a file is not what it should be (path, field, rule)
+├── UsageError          the calls came in the wrong order, or an argument is off (what, remedy)
+├── PlanError           no plan, or a broken one        (layer, block, rule)
+│   └── Infeasible      needs more fast memory than there is (needed_bytes, available_bytes, layer)
+├── TierError           a move or a copy failed         (tier, block, errno)
+│   └── TierFull
+└── NativeError         a native call failed            (call, errno)
+
+Messages say what was attempted, on what; what came back; what to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class SentinelError(Exception):
+    """Base of all errors raised by Sentinel."""
+
+
+class CapabilityError(SentinelError):
+    """This host does not allow something."""
+
+    def __init__(self, what: str, why: str, remedy: str) -> None:
+        self.what, self.why, self.remedy = what, why, remedy
+        super().__init__(f"{what}: {why}; {remedy}")
+
+
+class FormatError(SentinelError):
+    """A file is not what it should be."""
+
+    def __init__(self, path: str | os.PathLike[str], field: str, rule: str) -> None:
+        self.path, self.field, self.rule = os.fspath(path), field, rule
+        super().__init__(f"{self.path}: {field}: {rule}")
+
+
+class UsageError(SentinelError):
+    """A call came in the wrong order, or an argument has no meaning."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(f"{what}; {remedy}")
+
+
+class PlanError(SentinelError):
+    """There is no plan, or it breaks a law."""
+
+    def __init__(self, rule: str, *, layer: int | None = None, block: int | None = None) -> None:
+        self.rule, self.layer, self.block = rule, layer, block
+        where = [f"layer {layer}"] if layer is not None else []
+        where += [f"block {block}"] if block is not None else []
+        super().__init__(f"{', '.join(where)}: {rule}" if where else rule)
+
+
+class Infeasible(PlanError):
+    """The step needs more fast memory than there is."""
+
+    def __init__(self, needed_bytes: int, available_bytes: int, layer: int, why: str = "") -> None:
+        self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
+        reason = why or "the slow tier is not addressable and the blocks of one layer do not fit"
+        super().__init__(
+            f"needs {needed_bytes} bytes of fast memory, {available_bytes} are available: {reason};"
+            " raise fast=, or use an addressable slow tier",
+            layer=layer,
+        )
+
+
+class TierError(SentinelError):
+    """A move or a copy between tiers failed."""
+
+    def __init__(self, what: str, *, tier: str, block: int | None = None, errno: int = 0) -> None:
+        self.tier, self.block, self.errno = tier, block, errno
+        cause = f": {os.strerror(errno)} (errno {errno})" if errno else ""
+        super().__init__(f"tier {tier}: {what}{cause}")
+
+
+class TierFull(TierError):
+    """A tier has no room for what was to be moved there."""
+
+
+class NativeError(SentinelError):
+    """A native call failed."""
+
+    def __init__(self, call: str, errno: int, remedy: str = "") -> None:
+        self.call, self.errno = call, errno
+        tail = f"; {remedy}" if remedy else ""
+        super().__init__(f"{call}: {os.strerror(errno)} (errno {errno}){tail}")

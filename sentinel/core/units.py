@@ -1,0 +1,59 @@
+"""Bytes, pages and times: parsing and printing. Binary units only."""
+
+from __future__ import annotations
+
+import re
+
+from sentinel.core.errors import UsageError
+
+PAGE_BYTES = 4096
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_DECIMAL = {"kb": "KiB", "mb": "MiB", "gb": "GiB", "tb": "TiB"}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z%]*)\s*")
+
+
+def page_ceil(nbytes: int) -> int:
+    """`nbytes` rounded up to whole pages, in bytes."""
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes in `"8GiB"`, `"512 MiB"`, `"4096"` or an int. Raises UsageError for anything else."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise UsageError(f"{text} is not an amount of memory", "give a positive number of bytes")
+        return text
+    match = _NUMBER.fullmatch(str(text))
+    unit = match.group(2).lower() if match else None
+    if match is None or unit not in _UNITS:
+        hint = f" ({_DECIMAL[unit]}?)" if unit in _DECIMAL else ""
+        raise UsageError(f"{text!r} is not an amount of memory{hint}", 'write bytes, "512MiB" or "8GiB"')
+    return int(float(match.group(1)) * _UNITS[unit])
+
+
+def parse_budget(text: str | int, footprint_bytes: int) -> int:
+    """Fast-memory budget in bytes: `"20%"` is a share of `footprint_bytes`; else as `parse_bytes`."""
+    if isinstance(text, str) and text.strip().endswith("%"):
+        match = _NUMBER.fullmatch(text)
+        if match is None or match.group(2) != "%":
+            raise UsageError(f"{text!r} is not a share of memory", 'write it as "20%"')
+        share = float(match.group(1)) / 100
+        return page_ceil(int(share * footprint_bytes)) if share < 1 else int(share * footprint_bytes)
+    return parse_bytes(text)
+
+
+def format_bytes(nbytes: float) -> str:
+    """`nbytes` in the largest binary unit of at least one, such as `1.50 GiB`."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= factor:
+            return f"{nbytes / factor:.2f} {unit}"
+    return f"{int(nbytes)} B"
+
+
+def format_ns(ns: float) -> str:
+    """`ns` in the largest unit of at least one, such as `1.62 s`."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(ns) >= factor:
+            return f"{ns / factor:.2f} {unit}"
+    return f"{ns:.0f} ns"
