@@ -39,7 +39,7 @@ def parse_budget(text: str | int, footprint_bytes: int) -> int:
         if match is None or match.group(2) != "%":
             raise UsageError(f"{text!r} is not a share of memory", 'write it as "20%"')
         share = float(match.group(1)) / 100
-        return page_ceil(int(share * footprint_bytes)) if share < 1 else int(share * footprint_bytes)
+        return int(share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES  # down: a budget is never exceeded
     return parse_bytes(text)
 
 

@@ -1,0 +1,63 @@
+"""What accesses and transfers cost. One model, used by the planner, the simulator and the emulated tier.
+
+A layer of a *recorded* profile took `layer_ns` with everything in the fast tier. What is served from a
+slower tier adds the difference of the two tiers' transfer times (no overlap assumed: a conservative model
+that suits code that waits for its data). On a machine that declares `flops_per_s`, the layer's time is
+computed instead: the larger of its FLOPs over that speed and its memory traffic over the tiers'
+bandwidths (roofline; tiers are read one after the other).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.profile import Profile
+
+
+def transfer_ns(link: Link, nbytes: int) -> int:
+    """Time to move `nbytes` over an idle `link`."""
+    return link.latency_ns + -(-nbytes * 1_000_000_000 // link.bandwidth_bytes_per_s)
+
+
+def traffic_ns(tier: TierSpec, read_bytes: NDArray[Any], written_bytes: NDArray[Any]) -> NDArray[np.float64]:
+    """Time to read and write so many bytes from `tier`, one latency a nonempty access included."""
+    some = (read_bytes > 0).astype(np.float64) + (written_bytes > 0)
+    return (
+        some * tier.latency_ns
+        + read_bytes * (1e9 / tier.read_bytes_per_s)
+        + written_bytes * (1e9 / tier.write_bytes_per_s)
+    )
+
+
+def slow_extra_ns(profile: Profile, machine: Machine, tier: int) -> NDArray[np.float64]:
+    """(m,) per row of `profile.accesses`: extra time if it is served by tier `tier` and not the fast one."""
+    a = profile.accesses
+    slow = traffic_ns(machine.tiers[tier], a["read_bytes"], a["written_bytes"])
+    return np.maximum(slow - traffic_ns(machine.fast, a["read_bytes"], a["written_bytes"]), 0.0)
+
+
+def base_ns(profile: Profile, machine: Machine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(compute, fast traffic) per layer, each (L,) in ns.
+
+    Recorded: compute is the layer's time and the traffic part is 0 (it is inside). Roofline: both from counts.
+    """
+    length = profile.n_layers
+    if machine.flops_per_s is None:
+        return profile.layer_ns.astype(np.float64), np.zeros(length)
+    a = profile.accesses
+    traffic = np.zeros(length)
+    np.add.at(traffic, a["layer"], traffic_ns(machine.fast, a["read_bytes"], a["written_bytes"]))
+    return np.maximum(profile.flops, 0) * (1e9 / machine.flops_per_s), traffic
+
+
+def layer_time_ns(
+    compute_ns: NDArray[np.float64], traffic: NDArray[np.float64], extra: NDArray[np.float64], machine: Machine
+) -> NDArray[np.float64]:
+    """(L,) time of each layer with `extra` ns of slow accesses, before any stall."""
+    if machine.flops_per_s is None:
+        return compute_ns + extra
+    return np.maximum(compute_ns, traffic + extra)

@@ -1,0 +1,138 @@
+"""The laws of a Plan. `check` raises PlanError, naming layer, block and rule, at the first one broken.
+
+1 capacity, 2 residence, 3 chain, 4 lifetime, 5 closed, 6 isolation. Law 7 (determinism) and 8 (bounds)
+compare plans and runs; they are property tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sentinel.core.errors import PlanError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Block, Migration, Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
+
+
+def check(plan: Plan, profile: Profile | None = None, machine: Machine | None = None) -> None:
+    """Raise PlanError if `plan` breaks a law. With `profile` and `machine`, use and addressability too."""
+    _well_formed(plan)
+    for index, moves in plan.moves_by_block.items():
+        _chain_and_lifetime(plan, index, plan.blocks[index], moves)
+    _capacity(plan)
+    _isolation(plan)
+    _slots(plan)
+    if profile is not None and machine is not None:
+        _residence(plan, profile, machine)
+
+
+def _well_formed(plan: Plan) -> None:
+    length, tiers = plan.n_layers, len(plan.tier_names)
+    if length == 0 or tiers == 0 or len(plan.capacity_bytes) != tiers:
+        raise PlanError("a plan needs layers, tiers and one capacity a tier")
+    for index, block in enumerate(plan.blocks):
+        if block.nbytes <= 0 or block.nbytes % PAGE_BYTES or block.offset % PAGE_BYTES or block.offset < 0:
+            raise PlanError("a block is whole pages", block=index)
+        if not (0 <= block.start < length and block.start < block.stop <= block.start + length):
+            raise PlanError("a block lives for at least one layer and at most one step", block=index)
+        if not 0 <= block.tier < tiers:
+            raise PlanError("a block is born in a tier that is not there", block=index)
+        if (block.persistent or block.fixed) and (block.start, block.stop) != (0, length):
+            raise PlanError("a persistent or fixed block lives through the whole step", block=index)
+    for move in plan.migrations:
+        if not 0 <= move.block < len(plan.blocks):
+            raise PlanError(f"a migration names block {move.block}, which is not there")
+        if not (0 <= move.source < tiers and 0 <= move.target < tiers) or move.source == move.target:
+            raise PlanError("a migration leads from one tier to another", block=move.block)
+        if not (0 <= move.start < length and move.start < move.due <= move.start + length):
+            raise PlanError("a migration takes at least one layer and at most one step", block=move.block)
+        if move.nbytes != plan.blocks[move.block].nbytes:
+            raise PlanError("a migration moves its whole block", block=move.block)
+        if plan.blocks[move.block].fixed:
+            raise PlanError("a fixed block never migrates", block=move.block)
+
+
+def _chain_and_lifetime(plan: Plan, index: int, block: Block, moves: tuple[Migration, ...]) -> None:
+    length = plan.n_layers
+    here, free_from = block.tier, block.start
+    if block.persistent:
+        # where the ring closes: the tier as layer 0 begins is that of the last move due by then
+        first, last = moves[0], moves[-1]
+        here = last.target
+        free_from = plan.unrolled_start(last) + last.due - last.start - length
+        if first.start < free_from:
+            raise PlanError("closed: the last migration ends after the first one starts", block=index, layer=first.start)
+        at_zero = last.target if free_from <= 0 else last.source
+        if block.tier != at_zero:
+            raise PlanError("closed: the block does not end the step where it began it", block=index)
+    for move in moves:
+        begin = plan.unrolled_start(move)
+        if begin < free_from:
+            raise PlanError("chain: a migration starts before the one before it has ended", block=index, layer=move.start)
+        if move.source != here:
+            raise PlanError("chain: a migration starts where the block is not", block=index, layer=move.start)
+        here, free_from = move.target, begin + move.due - move.start
+        if not block.persistent and (begin < block.start or free_from > block.stop):
+            raise PlanError("lifetime: no migration before birth or after death", block=index, layer=move.start)
+
+
+def _capacity(plan: Plan) -> None:
+    over = plan.held_bytes > np.array(plan.capacity_bytes, np.int64)[:, None]
+    if over.any():
+        tier, layer = (int(x) for x in np.argwhere(over)[0])
+        held = int(plan.held_bytes[tier, layer])
+        raise PlanError(
+            f"capacity: tier {plan.tier_names[tier]} holds {held} bytes of {plan.capacity_bytes[tier]}", layer=layer
+        )
+
+
+def _isolation(plan: Plan) -> None:
+    """No two blocks alive in the same layer share a page: a sweep over addresses."""
+    length = plan.n_layers
+    blocks = plan.blocks
+    active: list[int] = []
+    for index in sorted(range(len(blocks)), key=lambda i: blocks[i].offset):
+        block = blocks[index]
+        active = [other for other in active if blocks[other].offset + blocks[other].nbytes > block.offset]
+        for other in active:
+            if share_a_layer(block, blocks[other], length):
+                raise PlanError(f"isolation: shares pages with block {other} in a layer", block=index)
+        active.append(index)
+
+
+def share_a_layer(a: Block, b: Block, length: int) -> bool:
+    """Whether two blocks are alive in a common layer of a ring of `length` layers."""
+    return any(a.start + turn < b.stop and b.start < a.stop + turn for turn in (-length, 0, length))
+
+
+def _slots(plan: Plan) -> None:
+    seen: set[object] = set()
+    for slot in plan.slots:
+        told_by: object = slot.key if slot.key is not None else slot.name
+        if told_by in seen:
+            raise PlanError(f"two slots answer to {told_by!r}")
+        seen.add(told_by)
+        if slot.offset < 0 or slot.nbytes <= 0 or slot.offset + slot.nbytes > plan.extent_bytes:
+            raise PlanError(f"slot {told_by!r} lies outside the arena")
+
+
+def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:
+    """A block used in a layer is then in an addressable tier."""
+    barred = {i for i, tier in enumerate(machine.tiers) if not tier.addressable}
+    if not barred:
+        return
+    used: dict[int, set[int]] = {}
+    for tensor, layer in zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True):
+        used.setdefault(tensor, set()).add(layer)
+    for index, tier, start, stop, _, _ in plan.spans.tolist():
+        if tier in barred:
+            layers = {layer % plan.n_layers for layer in range(start, stop)}
+            for tensor in plan.blocks[index].tensors:
+                hit = layers & used.get(tensor, set())
+                if hit:
+                    raise PlanError(
+                        f"residence: used while in {plan.tier_names[tier]}, which is not addressable",
+                        block=index,
+                        layer=min(hit),
+                    )

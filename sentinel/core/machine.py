@@ -1,0 +1,116 @@
+"""Machine: the tiers of a host, their capacities and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sentinel.core.errors import UsageError
+
+TierKind = Literal["node", "emulated", "file", "described"]
+"""`node`: a NUMA node of this host. `emulated`: accounted for, delays injected. `file`: bytes leave memory.
+`described`: exists on paper only; plans and simulations may use it, nothing can be applied."""
+
+
+@dataclass(frozen=True)
+class TierSpec:
+    """One class of memory. Bandwidths in bytes per second, latency in ns (idle).
+
+    `addressable`: its bytes can be used in place. `measured`: the numbers were measured on this
+    host; otherwise they are declared, and `source` says by whom.
+    `loaded_latency_a`: `a` in latency·(1 + a·u/(1−u)) at utilisation u; 0 ignores load.
+    """
+
+    name: str
+    kind: TierKind
+    capacity_bytes: int
+    latency_ns: float
+    read_bytes_per_s: int
+    write_bytes_per_s: int
+    node: int | None = None
+    addressable: bool = True
+    measured: bool = False
+    source: str = ""
+    loaded_latency_a: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise UsageError("a tier has no name", "name every tier")
+        if self.capacity_bytes < 0 or self.latency_ns < 0:
+            raise UsageError(f"tier {self.name}: capacity or latency is negative", "give values of at least 0")
+        if self.read_bytes_per_s <= 0 or self.write_bytes_per_s <= 0:
+            raise UsageError(f"tier {self.name}: a bandwidth is not positive", "give bytes per second above 0")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Directed path between two tiers (indexes into `Machine.tiers`) that migrations take."""
+
+    source: int
+    target: int
+    bandwidth_bytes_per_s: int
+    latency_ns: int = 0
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise UsageError(f"a link leads from tier {self.source} to itself", "link two different tiers")
+        if self.bandwidth_bytes_per_s <= 0 or self.latency_ns < 0:
+            raise UsageError(
+                f"link {self.source}->{self.target}: bandwidth or latency is off",
+                "give a bandwidth above 0 and a latency of at least 0",
+            )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The tiers, fastest first, and the links between neighbours.
+
+    `flops_per_s`: sustained; where given, a layer takes max(FLOPs, memory traffic) on this machine
+    instead of its recorded time (see `core.cost`). `full_duplex`: promotions and demotions do not
+    share bandwidth. `decided_by`: what ordered the tiers (`user`, `hmat`, ...).
+    """
+
+    name: str
+    tiers: tuple[TierSpec, ...]
+    links: tuple[Link, ...]
+    flops_per_s: float | None = None
+    full_duplex: bool = True
+    decided_by: str = "declared"
+
+    def __post_init__(self) -> None:
+        if len(self.tiers) < 2:
+            raise UsageError(f"machine {self.name} has {len(self.tiers)} tier", "describe a fast and a slow tier")
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) != len(names):
+            raise UsageError(f"machine {self.name}: two tiers share a name", "name each tier once")
+        pairs = {(link.source, link.target) for link in self.links}
+        if len(pairs) != len(self.links):
+            raise UsageError(f"machine {self.name}: two links join the same tiers", "give each direction once")
+        for link in self.links:
+            if not (0 <= link.source < len(self.tiers) and 0 <= link.target < len(self.tiers)):
+                raise UsageError(f"machine {self.name}: a link names a tier that is not there", "use 0-based indexes")
+        for slow in range(1, len(self.tiers)):
+            if (0, slow) not in pairs or (slow, 0) not in pairs:
+                raise UsageError(
+                    f"machine {self.name}: no link both ways between {names[0]} and {names[slow]}",
+                    "link the fast tier with each slower one",
+                )
+        if self.flops_per_s is not None and self.flops_per_s <= 0:
+            raise UsageError(f"machine {self.name}: flops_per_s is not positive", "give FLOP/s above 0, or leave it out")
+
+    @property
+    def fast(self) -> TierSpec:
+        """The first tier."""
+        return self.tiers[0]
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from tier `source` to tier `target`; KeyError if there is none."""
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise KeyError((source, target))
+
+    def with_fast_capacity(self, nbytes: int) -> Machine:
+        """This machine with another fast-memory budget, in bytes."""
+        return replace(self, tiers=(replace(self.tiers[0], capacity_bytes=nbytes), *self.tiers[1:]))

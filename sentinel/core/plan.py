@@ -1,0 +1,213 @@
+"""Plan: where every tensor lives at every layer, and the laws it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.trace import LayerId
+
+Reason = Literal["prefetch", "evict", "mid-interval", "initial", "restore"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Plan addresses [offset, offset + nbytes) whose pages are born in tier `tier`."""
+
+    offset: int
+    nbytes: int
+    tier: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lives: plan address `offset`. A transient is told by `key` (layer, ordinal of
+    its allocation), a persistent tensor by `name`."""
+
+    tensor: int
+    name: str
+    key: tuple[int, int] | None
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Unit of migration: plan addresses [offset, offset + nbytes), whole pages.
+
+    Alive in layers [start, stop) (unrolled, modulo L), born in tier `tier`. A `persistent` block lives
+    across steps: start = 0, stop = L, and `tier` is where it is as layer 0 begins. `tensors` are indexes
+    into the profile; a page range of a large tensor has that tensor only. A block with `fixed` holds
+    many tensors that share its bytes over time (the short-lived pool, and transients that never
+    migrate); it is resident all step and is never migrated.
+    """
+
+    offset: int
+    nbytes: int
+    start: int
+    stop: int
+    tier: int
+    tensors: tuple[int, ...]
+    name: str = ""
+    persistent: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Starts at the beginning of layer `start`; must have ended before layer `due` begins.
+
+    `start` is in [0, L); `due` is unrolled, in (start, start + L]. Until then the block holds room on both sides.
+    """
+
+    block: int
+    source: int
+    target: int
+    nbytes: int
+    start: int
+    due: int
+    reason: Reason
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The decision for one step, repeated every step.
+
+    `capacity_bytes[t]`: budget of tier t. `migrations` are in submission order within a layer: demotions
+    before promotions. `footprint_bytes`: of the all-fast plan, packed in pages. `fast_needed_bytes`: the
+    paper's bound. `predicted_step_ns`: by the simulator, None if not simulated. `details` is what the
+    policy wants to tell (`mil`, `cases`, alternatives tried), JSON values only.
+    """
+
+    policy: str
+    layers: tuple[LayerId, ...]
+    tier_names: tuple[str, ...]
+    capacity_bytes: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    slots: tuple[Slot, ...]
+    blocks: tuple[Block, ...]
+    migrations: tuple[Migration, ...]
+    footprint_bytes: int
+    fast_needed_bytes: int
+    predicted_step_ns: int | None = None
+    bound_step_ns: int | None = None
+    provisional: bool = False
+    details: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers, L."""
+        return len(self.layers)
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of plan addresses in use."""
+        return max((s.offset + s.nbytes for s in self.segments), default=0)
+
+    @cached_property
+    def moves_by_block(self) -> dict[int, tuple[Migration, ...]]:
+        """Migrations of each block that has any, in the order of the block's life."""
+        found: dict[int, list[Migration]] = {}
+        for move in self.migrations:
+            found.setdefault(move.block, []).append(move)
+        return {
+            index: tuple(sorted(moves, key=lambda move: self.unrolled_start(move)))
+            for index, moves in found.items()
+        }
+
+    def unrolled_start(self, move: Migration) -> int:
+        """Start layer of `move` counted from the birth of its block: in [block.start, block.start + L)."""
+        return move.start if move.start >= self.blocks[move.block].start else move.start + self.n_layers
+
+    @cached_property
+    def spans(self) -> NDArray[Any]:
+        """When each block is in which tier: dtype SPAN_DTYPE, in unrolled layers, by block then layer.
+
+        [start, stop): usable from there. [held_from, held_until): holds room there, transfers included.
+        A span of a persistent block may reach past L, or start before 0; layers count modulo L.
+        """
+        rows: list[tuple[int, int, int, int, int, int]] = []
+        length = self.n_layers
+        for index, block in enumerate(self.blocks):
+            moves = self.moves_by_block.get(index, ())
+            if not moves:
+                rows.append((index, block.tier, block.start, block.stop, block.start, block.stop))
+                continue
+            begins = [self.unrolled_start(move) for move in moves]
+            dues = [begin + move.due - move.start for begin, move in zip(begins, moves, strict=True)]
+            if block.persistent:  # the ring closes: before the first move it is where the last one put it
+                rows.append((index, moves[-1].target, dues[-1] - length, dues[0], begins[-1] - length, dues[0]))
+            else:
+                rows.append((index, block.tier, block.start, dues[0], block.start, dues[0]))
+            for i, move in enumerate(moves[:-1]):
+                rows.append((index, move.target, dues[i], dues[i + 1], begins[i], dues[i + 1]))
+            if not block.persistent:
+                last = moves[-1]
+                rows.append((index, last.target, dues[-1], max(block.stop, dues[-1]), begins[-1], block.stop))
+        return np.array(rows, SPAN_DTYPE)
+
+    @cached_property
+    def placement(self) -> NDArray[np.int8]:
+        """(blocks, L) the tier in which each block is used in each layer, -1 where it is not alive. Dense."""
+        where = np.full((len(self.blocks), self.n_layers), -1, np.int8)
+        for index, tier, start, stop, _, _ in self.spans.tolist():
+            where[index, np.arange(start, stop) % self.n_layers] = tier
+        return where
+
+    @cached_property
+    def held_bytes(self) -> NDArray[np.int64]:
+        """(tiers, L) bytes each tier holds in each layer, migrations in flight counted on both sides."""
+        spans = self.spans
+        nbytes = np.array([block.nbytes for block in self.blocks], np.int64)
+        weights = nbytes[spans["block"]] if len(spans) else np.zeros(0, np.int64)
+        return ring_sum(
+            spans["tier"], spans["held_from"], spans["held_until"], weights, len(self.tier_names), self.n_layers
+        )
+
+    @property
+    def fast_peak_bytes(self) -> int:
+        """Most that the fast tier ever holds."""
+        return int(self.held_bytes[0].max(initial=0))
+
+    @property
+    def migrated_bytes_per_step(self) -> int:
+        """Bytes moved in one step."""
+        return sum(move.nbytes for move in self.migrations)
+
+
+SPAN_DTYPE = np.dtype(
+    [
+        ("block", "<i4"),
+        ("tier", "<i4"),
+        ("start", "<i4"),
+        ("stop", "<i4"),
+        ("held_from", "<i4"),
+        ("held_until", "<i4"),
+    ]
+)
+
+
+def ring_sum(
+    row: NDArray[Any], start: NDArray[Any], stop: NDArray[Any], weight: NDArray[np.int64], n_rows: int, length: int
+) -> NDArray[np.int64]:
+    """(n_rows, length) sum of `weight` over ranges [start, stop) of a ring; no range is longer than the ring.
+
+    Starts may be negative and stops may pass the end.
+    """
+    out = np.zeros((n_rows, length + 1), np.int64)
+    width = stop.astype(np.int64) - start
+    some = width > 0
+    row, weight, width = row[some], weight[some], width[some]
+    begin = start[some].astype(np.int64) % length
+    end = begin + width
+    np.add.at(out, (row, begin), weight)
+    np.add.at(out, (row, np.minimum(end, length)), -weight)
+    over = end > length
+    np.add.at(out, (row[over], np.zeros(int(over.sum()), np.int64)), weight[over])
+    np.add.at(out, (row[over], end[over] - length), -weight[over])
+    return out.cumsum(axis=1)[:, :-1]

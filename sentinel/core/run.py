@@ -1,0 +1,91 @@
+"""Run: what a plan did, simulated or executed. Tables of one row an event, times in ns since the run began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+
+Kind = Literal["simulated", "executed"]
+OUTCOMES = ("done", "late", "failed", "skipped", "partial", "already there")
+"""What became of a migration. `late`: done, but after it was due. `skipped`: not started."""
+
+MIGRATION_DTYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("layer", "<i4"),  # in which it was submitted
+        ("block", "<i4"),
+        ("source", "<i4"),
+        ("target", "<i4"),
+        ("nbytes", "<i8"),  # planned
+        ("moved_bytes", "<i8"),
+        ("start_ns", "<i8"),
+        ("stop_ns", "<i8"),
+        ("outcome", "<u1"),  # index into OUTCOMES
+        ("reason", "<u1"),  # index into REASONS
+        ("errno", "<i4"),
+    ]
+)
+REASONS = ("prefetch", "evict", "mid-interval", "initial", "restore")
+LAYER_DTYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("layer", "<i4"),
+        ("start_ns", "<i8"),
+        ("duration_ns", "<i8"),  # stalls and injected delays included
+        ("stall_ns", "<i8"),  # waiting for migrations and for room
+        ("slow_ns", "<i8"),  # delay of slow accesses: injected (emulated) or computed (simulated); 0 on real nodes
+        ("fast_bytes", "<i8"),  # most held in the fast tier in this layer, transfers included
+        ("slow_bytes", "<i8"),
+        ("served_fast_bytes", "<i8"),  # bytes touched in the fast tier
+        ("touched_bytes", "<i8"),
+    ]
+)
+STEP_DTYPE = np.dtype(
+    [
+        ("step", "<i4"),
+        ("start_ns", "<i8"),
+        ("duration_ns", "<i8"),
+        ("stall_ns", "<i8"),
+        ("fast_peak_bytes", "<i8"),
+        ("unmanaged_bytes", "<i8"),  # most that fell back to malloc at one time
+        ("in_step", "?"),  # every tick came as planned
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """`emulated`: executed with injected delays. `counters`: name -> count, such as fallbacks by reason.
+
+    `events` are sentences: what happened that a user should know, each with the step it happened in.
+    """
+
+    kind: Kind
+    emulated: bool
+    tier_names: tuple[str, ...]
+    fast_capacity_bytes: int
+    steps: NDArray[Any]
+    layers: NDArray[Any]
+    migrations: NDArray[Any]
+    counters: dict[str, int] = field(default_factory=dict)
+    events: tuple[tuple[int, str], ...] = ()
+    origin: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.steps.dtype != STEP_DTYPE or self.layers.dtype != LAYER_DTYPE:
+            raise UsageError("a run's tables have other dtypes", "use STEP_DTYPE and LAYER_DTYPE")
+        if self.migrations.dtype != MIGRATION_DTYPE:
+            raise UsageError("a run's migrations have another dtype", "use MIGRATION_DTYPE")
+        if self.kind == "simulated" and self.emulated:
+            raise UsageError("a simulated run is not emulated", "only executed runs are")
+
+    @property
+    def step_ns(self) -> int | None:
+        """Median duration of the steps that ran as planned; None without one."""
+        rows = self.steps["duration_ns"][self.steps["in_step"]]
+        return int(np.median(rows)) if len(rows) else None

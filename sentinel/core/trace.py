@@ -1,0 +1,129 @@
+"""Trace: what happened in one profiled step, in order.
+
+A step is a ring of ticks: layer 0 is the stretch from the last tick round to the first one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+
+Role = Literal["param", "grad", "optimizer", "activation", "buffer", "input", "workspace"]
+ROLES: tuple[Role, ...] = get_args(Role)
+Phase = Literal["forward", "backward", "optimizer", ""]
+
+EVENT_DTYPE = np.dtype(
+    [
+        ("kind", "<u1"),  # an EventKind
+        ("layer", "<i4"),
+        ("tensor", "<i4"),  # index into Trace.tensors, -1 for TICK and OP
+        ("op", "<i4"),  # index into Trace.ops, -1 where no operator is involved
+        ("nbytes", "<i8"),  # BORN, FREED: of the tensor; READ, WRITE: bytes the operand spans
+        ("offset", "<i8"),  # READ, WRITE: where in the storage the operand starts
+        ("time_ns", "<i8"),  # since the step began
+    ]
+)
+BORN, FREED, READ, WRITE, OP, TICK = range(6)
+"""Event kinds. OP precedes the READs and WRITEs of one operator call; its nbytes column holds FLOPs. TICK *ends* `layer`."""
+
+
+@dataclass(frozen=True)
+class LayerId:
+    """Identity of the tick that ends a layer: name, the how-manyth of that name in the step, phase."""
+
+    name: str
+    occurrence: int = 0
+    phase: Phase = ""
+
+    def __str__(self) -> str:
+        label = self.name or "layer"
+        if self.phase and self.name != self.phase:
+            label = f"{label}:{self.phase}"
+        return f"{label}#{self.occurrence}" if self.occurrence or not self.name else label
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One storage with its aliases.
+
+    `key`: (layer, ordinal) of its allocation in the step; None if it existed before the step, then
+    it is told by `name`. `address`: of its first byte while recorded. `managed`: the runtime owns
+    its memory; if not, `reason` says why.
+    """
+
+    name: str
+    role: Role
+    nbytes: int
+    address: int = 0
+    key: tuple[int, int] | None = None
+    aliases: tuple[str, ...] = ()
+    managed: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the numbers of a recording mean and miss.
+
+    `counts`: the unit (`touched layers`, `faults`, `operator accesses`). `sees`: of `reads`, `writes`.
+    `period`: one of so many events was counted. `lost`, `late`: events. `overhead_ns`: tracker's own time in the step.
+    """
+
+    tracker: str
+    counts: str
+    sees: tuple[str, ...] = ("reads", "writes")
+    period: int = 1
+    lost: int = 0
+    late: int = 0
+    overhead_ns: int = 0
+    granularity_bytes: int = 1
+    blind_to: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The events of one step, in order, and the tables that their indexes point into.
+
+    `layers[i]` is the tick that ends layer i; `layer_ns[i]` the wall time of layer i in the recorded step.
+    `events` has dtype EVENT_DTYPE. Page touches, where a page tracker ran: `pages` with dtype PAGE_DTYPE.
+    """
+
+    layers: tuple[LayerId, ...]
+    layer_ns: NDArray[np.int64]
+    tensors: tuple[TensorInfo, ...]
+    ops: tuple[str, ...]
+    events: NDArray[Any]
+    quality: Quality
+    pages: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+    origin: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n_layers, n_tensors = len(self.layers), len(self.tensors)
+        if len(self.layer_ns) != n_layers:
+            raise UsageError("a trace has other numbers of layers and of layer times", "give one time a layer")
+        if self.events.dtype != EVENT_DTYPE:
+            raise UsageError("a trace's events have another dtype", "use EVENT_DTYPE")
+        ev = self.events
+        if len(ev):
+            if ev["layer"].min() < 0 or ev["layer"].max() >= n_layers:
+                raise UsageError("a trace's event names a layer that is not there", f"layers are 0..{n_layers - 1}")
+            if ev["tensor"].max() >= n_tensors or ev["op"].max() >= len(self.ops):
+                raise UsageError("a trace's event names a tensor or operator that is not there", "check the tables")
+            if ev["kind"].max() > TICK:
+                raise UsageError("a trace's event has an unknown kind", f"kinds are 0..{TICK}")
+
+
+PAGE_DTYPE = np.dtype(
+    [
+        ("layer", "<i4"),
+        ("page", "<i8"),  # address // 4096
+        ("reads", "<i4"),  # -1: the reader cannot tell
+        ("writes", "<i4"),
+    ]
+)
