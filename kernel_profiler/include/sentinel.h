@@ -1,0 +1,155 @@
+/* libsentinel: what Python cannot do, behind a flat C ABI.
+ *
+ * Calls return 0 or -errno unless they say otherwise. Addresses and byte counts are uint64_t, ranges
+ * half-open, times nanoseconds of CLOCK_MONOTONIC. One section per source file. */
+#ifndef SENTINEL_H
+#define SENTINEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SN_API __attribute__((visibility("default")))
+#define SN_ABI_VERSION 1
+
+/* ---- system.cpp: every system call of the library goes through one replaceable function -------------- */
+
+/* Performs system call `number`; returns its result or -errno. */
+typedef long (*sn_system_call)(long number, const long arguments[6]);
+
+SN_API int sn_abi_version(void);
+SN_API long sn_system(long number, long a, long b, long c, long d, long e, long f);
+/* NULL puts the kernel's own back. */
+SN_API void sn_system_replace(sn_system_call call);
+/* For tests: from now on the `nth` (1 = the next) call of `number` (-1: of any number) fails once with
+ * `error` (positive errno), unexecuted; nth = 0 cancels. Returns the calls of that number left to go
+ * from an earlier order, 0 if it was used up. */
+SN_API uint64_t sn_system_fail(long number, uint64_t nth, int error);
+
+/* ---- clock.cpp: one total order for all logs, and the layer that the program is in ------------------- */
+
+SN_API uint64_t sn_next_seq(void);      /* process-wide, starts at 1, never repeats */
+SN_API int32_t sn_current_layer(void);  /* -1: unsynchronised */
+SN_API uint64_t sn_now_ns(void);        /* CLOCK_MONOTONIC */
+
+/* ---- log.cpp: the allocation log --------------------------------------------------------------------- */
+
+enum { SN_EVENT_ALLOC = 1, SN_EVENT_FREE = 2, SN_EVENT_TICK = 3 };
+enum {
+  SN_FLAG_SMALL = 1,    /* under 1 KiB, from malloc */
+  SN_FLAG_FALLBACK = 2, /* from malloc for another reason; a FREE of malloc memory has this one and nbytes 0 */
+  SN_FLAG_FOREIGN = 4,  /* by another thread than the owner; ordinal is -1 */
+  SN_FLAG_SLOT = 8      /* served from a planned slot */
+};
+
+typedef struct sn_event {
+  uint64_t seq;
+  uint64_t address;
+  uint64_t nbytes; /* as requested */
+  uint64_t time_ns;
+  int32_t layer;
+  int32_t ordinal; /* of the owner's allocations (of more than 0 bytes) since the last tick; else -1 */
+  uint32_t flags;
+  uint8_t kind;
+  uint8_t reserved[3];
+} sn_event;
+
+SN_API uint64_t sn_log_count(void); /* events held */
+SN_API uint64_t sn_log_lost(void);  /* events that found the log full */
+/* Copies events [first, first + count) in the order of their slots, nearly that of seq; returns how many. */
+SN_API uint64_t sn_log_copy(uint64_t first, uint64_t count, sn_event *out);
+
+/* ---- memory.cpp: the allocator's modes, dispatch and counters ---------------------------------------- */
+
+enum { SN_PASS_THROUGH = 0, SN_RECORD = 1, SN_PLACE = 2 };
+
+enum {
+  SN_WHY_SMALL = 0,
+  SN_WHY_FOREIGN_THREAD,
+  SN_WHY_PASS_THROUGH,
+  SN_WHY_NO_SLOT,
+  SN_WHY_SIZE_DIFFERS,
+  SN_WHY_BUSY,
+  SN_WHY_UNSYNCHRONISED,
+  SN_WHY_NO_MEMORY,
+  SN_WHY_COUNT
+};
+
+typedef struct sn_counters {
+  uint64_t served; /* allocations from an arena */
+  uint64_t served_bytes;
+  uint64_t fallback[SN_WHY_COUNT]; /* allocations from malloc, by reason */
+  uint64_t fallback_bytes[SN_WHY_COUNT];
+  int64_t live_bytes; /* in arenas, as requested */
+  int64_t peak_live_bytes;
+  int64_t unmanaged_live_bytes; /* from malloc, usable sizes */
+  int64_t unmanaged_peak_bytes;
+  uint64_t foreign_frees; /* of arena memory, by other threads */
+} sn_counters;
+
+/* Reserves address space: `exclusive_bytes` and `placement_bytes` of it, halved until the host grants it.
+ * 0 if it exists already. The calling thread becomes the owner. */
+SN_API int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_bytes);
+/* -EBUSY while arena memory is live. Only for tests: storages may outlive anything else. */
+SN_API int sn_memory_destroy(void);
+SN_API int sn_memory_own(void);         /* the calling thread becomes the owner */
+SN_API int sn_memory_is_owner(void);    /* 1 or 0 */
+SN_API int sn_memory_mode(void);        /* SN_PASS_THROUGH ... */
+
+/* 64-byte aligned memory; NULL only if malloc has none. Any thread. Never called with 0 bytes. */
+SN_API void *sn_allocate(uint64_t nbytes);
+/* Frees what sn_allocate or sn_allocate_exclusive gave. Any thread, also in a forked child. */
+SN_API void sn_free(void *address);
+
+/* The next allocations belong to `layer`, ordinals restart at 0. -1: unsynchronised. Owner only. */
+SN_API void sn_tick(int32_t layer);
+
+/* Modes; owner only (-EPERM). Each drains other threads' frees. Leaving record returns free pages. */
+SN_API int sn_pass_through(void);
+SN_API int sn_record(void); /* clears the log */
+/* Slot i serves the allocation (layers[i], ordinals[i]) at placement base + offsets[i]. Offsets are multiples
+ * of SN_GRANULE_BYTES; slots may overlap: what is free in fact decides. log != 0: clears the log and
+ * records events in this mode too. huge != 0: madvise(MADV_HUGEPAGE). -EINVAL for a bad table. */
+SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                    const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge);
+
+SN_API void sn_memory_counters(sn_counters *out);
+SN_API void sn_memory_reset_peaks(void); /* peaks restart from what is live now */
+SN_API int sn_memory_contains(uint64_t address);
+
+/* ---- exclusive.cpp: each tensor on its own pages ----------------------------------------------------- */
+
+typedef struct sn_range {
+  uint64_t base;
+  uint64_t used_bytes;     /* ever handed out, from base: what a tracker watches */
+  uint64_t reserved_bytes; /* address space */
+  uint64_t free_bytes;     /* free within used_bytes */
+} sn_range;
+
+SN_API int sn_exclusive_range(sn_range *out); /* -ENODEV before create */
+/* Own pages, start and length aligned, in any mode; NULL if there is no room. Owner only. Not logged. */
+SN_API void *sn_allocate_exclusive(uint64_t nbytes);
+/* Tells whether the arena is backed by shared memory now: free pages then go by MADV_REMOVE. */
+SN_API int sn_exclusive_set_shared(int shared);
+/* Returns free pages to the system. Owner only. Bytes of free ranges discarded, or -errno. */
+SN_API int64_t sn_exclusive_release(void);
+
+/* ---- placement.cpp: planned slots -------------------------------------------------------------------- */
+
+#define SN_GRANULE_BYTES 512
+
+SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_bytes: 0 */
+/* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.
+ * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
+SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);
+SN_API int sn_release(uint64_t offset, uint64_t nbytes);
+/* Bytes of the range that are taken now, by tenants or reservations; any thread. */
+SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
