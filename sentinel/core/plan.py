@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.profile import Profile
 from sentinel.core.trace import LayerId
 
 Reason = Literal["prefetch", "evict", "mid-interval", "initial", "restore"]
@@ -73,6 +74,20 @@ class Migration:
     reason: Reason
 
 
+USE_DTYPE = np.dtype(
+    [
+        ("block", "<i4"),
+        ("layer", "<i4"),
+        ("reads", "<i4"),  # operands read and written: each costs one latency
+        ("writes", "<i4"),
+        ("read_bytes", "<i8"),
+        ("written_bytes", "<i8"),
+        ("touched_bytes", "<i8"),
+    ]
+)
+"""What is used of each block in each layer; one row a pair, sorted."""
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The decision for one step, repeated every step.
@@ -80,7 +95,8 @@ class Plan:
     `capacity_bytes[t]`: budget of tier t. `migrations` are in submission order within a layer: demotions
     before promotions. `footprint_bytes`: of the all-fast plan, packed in pages. `fast_needed_bytes`: the
     paper's bound. `predicted_step_ns`: by the simulator, None if not simulated. `details` is what the
-    policy wants to tell (`mil`, `cases`, alternatives tried), JSON values only.
+    policy wants to tell (`mil`, `cases`, alternatives tried), JSON values only. `uses` is the profile's
+    accesses summed by block (see `block_uses`), so that a saved plan can be applied without its profile.
     """
 
     policy: str
@@ -96,6 +112,7 @@ class Plan:
     predicted_step_ns: int | None = None
     bound_step_ns: int | None = None
     provisional: bool = False
+    uses: NDArray[Any] = field(default_factory=lambda: np.zeros(0, USE_DTYPE))
     details: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
 
@@ -211,3 +228,37 @@ def ring_sum(
     np.add.at(out, (row[over], np.zeros(int(over.sum()), np.int64)), weight[over])
     np.add.at(out, (row[over], end[over] - length), -weight[over])
     return out.cumsum(axis=1)[:, :-1]
+
+
+def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
+    """The rows of `profile.accesses` summed by (block, layer), dtype USE_DTYPE.
+
+    A tensor that several blocks share (page ranges) spreads its accesses over them by bytes.
+    """
+    owner: list[tuple[int, int, float]] = []  # (tensor, block, share)
+    held = np.zeros(len(profile.names), np.int64)
+    for block in plan.blocks:
+        if len(block.tensors) == 1:
+            held[block.tensors[0]] += block.nbytes
+    for index, block in enumerate(plan.blocks):
+        for tensor in block.tensors:
+            alone = len(block.tensors) == 1 and held[tensor] > block.nbytes
+            owner.append((tensor, index, block.nbytes / int(held[tensor]) if alone else 1.0))
+    if not owner or not len(profile.accesses):
+        return np.zeros(0, USE_DTYPE)
+    pairs = np.array(sorted(owner), np.float64)
+    tensors = pairs[:, 0].astype(np.int64)
+    first = np.searchsorted(tensors, profile.accesses["tensor"], "left")
+    count = np.searchsorted(tensors, profile.accesses["tensor"], "right") - first
+    row = np.repeat(np.arange(len(profile.accesses)), count)
+    which = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    block_of, share = pairs[which, 1].astype(np.int64), pairs[which, 2]
+    a = profile.accesses[row]
+    group, place = np.unique(block_of * profile.n_layers + a["layer"], return_inverse=True)
+    out = np.zeros(len(group), USE_DTYPE)
+    out["block"], out["layer"] = group // profile.n_layers, group % profile.n_layers
+    for name in ("reads", "writes"):
+        np.add.at(out[name], place, np.maximum(a[name], 0))
+    for name in ("read_bytes", "written_bytes", "touched_bytes"):
+        np.add.at(out[name], place, (a[name] * share).astype(np.int64))
+    return out
