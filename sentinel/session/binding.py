@@ -1,0 +1,76 @@
+"""From plan addresses to addresses in this process.
+
+Persistent tensors keep the address they got when they were adopted and are found by name; transients live
+in the placement arena, which starts where the plan's persistent part ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan, Slot
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """Transient slots for the allocator: keys (n, 2) of (layer, ordinal), offsets and nbytes (n,) in the arena."""
+
+    keys: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    extent_bytes: int
+
+
+def arena_start(plan: Plan) -> int:
+    """Plan address at which the placement arena begins: past the last persistent slot's page."""
+    ends = [slot.offset + slot.nbytes for slot in plan.slots if slot.key is None]
+    return -(-max(ends, default=0) // 4096) * 4096
+
+
+def slot_table(plan: Plan) -> SlotTable:
+    """The transient slots of `plan`, relative to the start of the placement arena."""
+    start = arena_start(plan)
+    slots = [slot for slot in plan.slots if slot.key is not None]
+    return SlotTable(
+        keys=np.array([slot.key for slot in slots], np.int64).reshape(len(slots), 2),
+        offsets=np.array([slot.offset - start for slot in slots], np.int64),
+        nbytes=np.array([slot.nbytes for slot in slots], np.int64),
+        extent_bytes=max(plan.extent_bytes - start, 0),
+    )
+
+
+class Addresses:
+    """Maps blocks of a plan to address ranges of this process."""
+
+    def __init__(self, plan: Plan, placement_base: int, persistent: Mapping[str, int]) -> None:
+        self._plan = plan
+        self._base = placement_base - arena_start(plan)
+        self._start = arena_start(plan)
+        self._persistent = persistent
+        self._slots: list[Slot] = sorted(
+            (slot for slot in plan.slots if slot.key is None), key=lambda slot: slot.offset
+        )
+        self._offsets = [slot.offset for slot in self._slots]
+
+    def ranges(self, block: int) -> list[tuple[int, int]]:
+        """(address, nbytes) of each piece of `block`, whole pages."""
+        wanted = self._plan.blocks[block]
+        begin, end = wanted.offset, wanted.offset + wanted.nbytes
+        pieces = []
+        if end > self._start:
+            low = max(begin, self._start)
+            pieces.append((self._base + low, end - low))
+        first = int(np.searchsorted(self._offsets, begin, "right")) - 1
+        for slot in self._slots[max(first, 0) :]:
+            if slot.offset >= end:
+                break
+            address = self._persistent.get(slot.name)
+            low = max(begin, slot.offset)
+            high = min(end, slot.offset + -(-slot.nbytes // 4096) * 4096)
+            if address is not None and high > low:
+                pieces.append((address + low - slot.offset, high - low))
+        return pieces

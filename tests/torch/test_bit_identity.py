@@ -1,0 +1,77 @@
+"""Training under Sentinel gives the same losses and parameters, bit for bit, whatever the loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import sentinel  # noqa: E402
+from bit_identity_cases import CASES  # noqa: E402
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def _stock_allocation_afterwards() -> Iterator[None]:
+    yield
+    if sentinel.active():
+        sentinel.stop()
+
+
+def _train(name: str, *, profile_at: int | None, stop_at: int = STEPS, **asked: Any) -> tuple[Any, ...]:
+    """Losses, final parameters and whatever else the case compares, of STEPS steps."""
+    torch.manual_seed(11)
+    job = CASES[name]()
+    handles = []
+    if profile_at is not None:
+        handles = [sentinel.annotate(list(job.models), list(job.optimizers))]
+    losses = []
+    for i in range(STEPS):
+        if i == profile_at:
+            sentinel.start_profile(**asked)
+        losses.append(job.step(i))
+        if i == profile_at:
+            sentinel.end_profile()
+        if profile_at is not None and i == stop_at:
+            sentinel.stop()
+    if profile_at is not None and stop_at >= STEPS:
+        sentinel.stop()
+    for handle in handles:
+        handle.remove()
+    parameters = [p.detach().clone() for model in job.models for p in model.parameters()]
+    return losses, parameters, job.extra
+
+
+def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
+    assert stock[0] == ours[0], "losses differ"
+    for a, b in zip(stock[1], ours[1], strict=True):
+        assert torch.equal(a, b), "parameters differ"
+    for a, b in zip(stock[2], ours[2], strict=True):
+        assert (a == b).all() if hasattr(a, "all") else a == b
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("profile_at", [0, 2])
+def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_at: int) -> None:
+    stock = _train(name, profile_at=None)
+    ours = _train(name, profile_at=profile_at, fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+    _assert_same(stock, ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
+    stock = _train(name, profile_at=None)
+    ours = _train(name, profile_at=1, stop_at=5, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
+    _assert_same(stock, ours)
+
+
+def test_the_comparison_can_fail() -> None:
+    """Negative control: another seed trains to other bits."""
+    stock = _train("plain", profile_at=None)
+    torch.manual_seed(12)
+    job = CASES["plain"]()
+    assert stock[0] != [job.step(i) for i in range(STEPS)]
