@@ -1,0 +1,63 @@
+# Each target does its own set-up in .venv. Nothing is downloaded but by pip.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON3 ?= python3
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+CXX ?= g++
+NATIVE := $(wildcard kernel_profiler/src/* kernel_profiler/include/*)
+SANITIZERS ?= ASAN+UBSAN TSAN
+
+.PHONY: help venv demo test lint native-test clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
+
+venv: $(VENV)/.native ## set up .venv with everything the other targets need
+
+demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, and show what happened
+	@$(PYTHON) tools/demo.py
+
+test: $(VENV)/.native ## all tests that this host can run; TESTS="tests/unit -k name" for some
+	$(PYTHON) -m pytest $(TESTS)
+
+lint: $(VENV)/.packages ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers (needs cmake)
+	@command -v cmake >/dev/null || { echo "cmake is missing: apt-get install cmake" >&2; exit 1; }
+	@for kinds in $(SANITIZERS); do \
+	  flags=""; for kind in $${kinds//+/ }; do flags="$$flags -DSENTINEL_$$kind=ON"; done; \
+	  echo "== $$kinds"; \
+	  PATH="$$PWD/$(VENV)/bin:$$PATH" cmake -G Ninja -S kernel_profiler -B "build/native-$$kinds" $$flags >/dev/null; \
+	  PATH="$$PWD/$(VENV)/bin:$$PATH" cmake --build "build/native-$$kinds"; \
+	  ctest --test-dir "build/native-$$kinds" --output-on-failure; \
+	done
+
+clean: ## remove what was built, .venv included
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis sentinel/_native*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment that can install packages.
+$(VENV)/.made:
+	@command -v $(PYTHON3) >/dev/null || { echo "$(PYTHON3) is missing: apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$$($(PYTHON3) --version) is too old: Sentinel needs 3.11 or later; name one with PYTHON3=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON3) -m venv $(VENV)
+	@touch $@
+
+# The native library and the torch shim are compiled on this machine.
+$(VENV)/.packages: $(VENV)/.made pyproject.toml setup.py constraints.txt
+	@command -v $(CXX) >/dev/null || { echo "a C++17 compiler is missing: apt-get install g++" >&2; exit 1; }
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,examples,dev]'
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.packages $(NATIVE)
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	@ls sentinel/_native*.so >/dev/null || { echo "the native library did not build; the compiler's output is above" >&2; exit 1; }
+	@touch $@

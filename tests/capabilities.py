@@ -1,0 +1,46 @@
+"""What a test may need of its host. Each probe tries, and says what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1]
+
+
+def _module(name: str, extra: str) -> Callable[[], str]:
+    return lambda: "" if importlib.util.find_spec(name) else f"pip install 'sentinel-hm[{extra}]'"
+
+
+def _program(*names: str, package: str) -> Callable[[], str]:
+    return lambda: "" if any(map(shutil.which, names)) else f"apt-get install {package}"
+
+
+def _native() -> str:
+    return "" if list((SOURCE / "sentinel").glob("_native*.so")) else "make venv"
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "run as root"
+
+
+def _two_nodes() -> str:
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return "" if len(nodes) > 1 else "a host with two NUMA nodes, or tools/numa_vm"
+
+
+PROBES: dict[str, Callable[[], str]] = {
+    "torch": _module("torch", "torch"),
+    "transformers": _module("transformers", "examples"),
+    "scikit-learn": _module("sklearn", "examples"),
+    "compiler": _program("g++", "c++", "clang++", package="g++"),
+    "cmake": _program("cmake", package="cmake"),
+    "browser": _program("chromium", "chromium-browser", "google-chrome", package="chromium"),
+    "native": _native,
+    "root": _root,
+    "two nodes": _two_nodes,
+}
+"""Capability -> a question whose answer is "" where it is there, else the remedy."""

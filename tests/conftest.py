@@ -1,0 +1,75 @@
+"""Skips that name what is missing, and a run that refuses them.
+
+`@pytest.mark.needs("torch", "compiler")` skips with `needs compiler: apt-get install g++`. With
+`--no-skips torch,compiler` a test skipped for want of one of those fails the run: CI names all that it installs.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.capabilities import PROBES
+
+_skipped = pytest.StashKey[list[tuple[str, str]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips",
+        default="",
+        metavar="CAPABILITIES",
+        help="comma-separated; a test skipped for want of one of them fails the run",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_skipped] = []
+    config.pluginmanager.register(_Watch(config), "sentinel-no-skips")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for capability in mark.args:
+            remedy = PROBES[capability]()
+            if remedy:
+                pytest.skip(f"needs {capability}: {remedy}")
+
+
+class _Watch:
+    """Collects the reasons of skips, and fails the run for those that were ruled out."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        asked = config.getoption("--no-skips")
+        self.required = [word.strip() for word in asked.split(",") if word.strip()]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.config.stash[_skipped].append((report.nodeid, report.longrepr[2]))
+
+    def _forbidden(self) -> list[str]:
+        return [
+            f"{nodeid}: {reason}"
+            for nodeid, reason in self.config.stash[_skipped]
+            if any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reason, re.IGNORECASE) for word in self.required)
+        ]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._forbidden() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        forbidden = self._forbidden()
+        if forbidden:
+            terminalreporter.section("skipped, but ruled out by --no-skips", red=True)
+            for line in forbidden:
+                terminalreporter.line(line)

@@ -1,0 +1,154 @@
+"""Imports go down only, and what plans and simulates touches no world outside it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+RANKS = {
+    "core": 0,
+    "planner": 1,
+    "simulator": 1,
+    "files": 2,
+    "system": 2,
+    "tiers": 2,
+    "profiler": 2,
+    "migration": 3,
+    "reports": 3,
+    # the front has an order of its own
+    "integration": 4,
+    "session": 5,
+    "__init__": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+PURE = ("core", "planner", "simulator")
+PURE_THIRD_PARTY = {"core": {"numpy"}, "planner": {"numpy", "scipy", "highspy"}, "simulator": {"numpy"}}
+NEEDS_TORCH = ("profiler", "tiers", "migration", "session", "integration")
+# What the pure packages may not ask: clocks, files, environments, devices, other processes, chance.
+IMPURE = {"ctypes", "glob", "mmap", "multiprocessing", "pathlib", "random", "secrets", "shutil", "socket", "subprocess"}
+IMPURE |= {"tempfile", "threading", "time", "uuid", "platform", "sys", "datetime"}
+WORDS_OF_IO = ("input", "open", "print")
+OS_ALLOWED = {"PathLike", "fspath", "strerror"}
+
+
+def modules_of(package: Path) -> Iterator[Path]:
+    """Python files of the source tree below `package`."""
+    yield from sorted(package.rglob("*.py"))
+
+
+def box_of(path: Path, package: Path) -> str:
+    """The box of the drawing that a file belongs to: its folder or, at the top, its own name."""
+    first = path.relative_to(package).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import, those inside functions and under TYPE_CHECKING too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write absolute imports"
+            if node.module == "sentinel":
+                yield from ((f"sentinel.{name.name}", node.lineno) for name in node.names)
+            else:
+                yield node.module or "", node.lineno
+
+
+def imported_boxes(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(box, line) of every import of Sentinel itself; `import sentinel` is the front."""
+    for module, line in imports_of(tree):
+        parts = module.split(".")
+        if parts[0] == "sentinel":
+            yield (parts[1] if len(parts) > 1 and parts[1] in RANKS else "__init__"), line
+
+
+def faults_of(package: Path) -> list[str]:
+    """Every broken rule under `package`, as `file:line: what`."""
+    found = []
+    for path in modules_of(package):
+        box = box_of(path, package)
+        where = path.relative_to(package).as_posix()
+        if box not in RANKS:
+            found.append(f"{where}:1: {box} has no rank; the drawing has no such box")
+            continue
+        tree = ast.parse(path.read_text(), str(path))
+        for target, line in imported_boxes(tree):
+            if target != box and RANKS[target] >= RANKS[box]:
+                found.append(f"{where}:{line}: {box} (rank {RANKS[box]}) imports {target} (rank {RANKS[target]})")
+        found += [f"{where}:{line}: {what}" for line, what in third_party_faults(tree, box)]
+        if box in PURE:
+            found += [f"{where}:{line}: {what}" for line, what in impurities(tree)]
+    return found
+
+
+def third_party_faults(tree: ast.Module, box: str) -> Iterator[tuple[int, str]]:
+    """Third-party modules that `box` may not import."""
+    for module, line in imports_of(tree):
+        top = module.split(".")[0]
+        if top in sys.stdlib_module_names or top == "sentinel":
+            continue
+        if box in PURE and top not in PURE_THIRD_PARTY[box]:
+            yield line, f"{box} imports {top}"
+        elif top == "torch" and box not in NEEDS_TORCH:
+            yield line, f"{box} imports torch"
+
+
+def impurities(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Uses of a clock, a file, the environment or a device."""
+    for module, line in imports_of(tree):
+        if module.split(".")[0] in IMPURE:
+            yield line, f"a pure package imports {module}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WORDS_OF_IO:
+            yield node.lineno, f"a pure package calls {node.func.id}"
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "os"
+            and node.attr not in OS_ALLOWED
+        ):
+            yield node.lineno, f"a pure package asks os.{node.attr}"
+
+
+def test_imports_go_down_only() -> None:
+    assert faults_of(ROOT / "sentinel") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "expected"),
+    [
+        ("core/bad.py", "from sentinel.planner import plan", "core (rank 0) imports planner (rank 1)"),
+        ("planner/bad.py", "import sentinel.simulator", "planner (rank 1) imports simulator (rank 1)"),
+        ("files/bad.py", "def f():\n    from sentinel.reports import build", "files (rank 2) imports reports (rank 3)"),
+        ("reports/bad.py", "import sentinel", "reports (rank 3) imports __init__ (rank 6)"),
+        ("session/bad.py", "from sentinel import report", "session (rank 5) imports __init__ (rank 6)"),
+        ("planner/bad.py", "import pandas", "planner imports pandas"),
+        ("core/bad.py", "from torch import nn", "core imports torch"),
+        ("reports/bad.py", "import torch", "reports imports torch"),
+        ("simulator/bad.py", "import time", "a pure package imports time"),
+        ("core/bad.py", "import os\nos.environ['A']", "a pure package asks os.environ"),
+        ("planner/bad.py", "open('x')", "a pure package calls open"),
+        ("swap/bad.py", "", "swap has no rank"),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path: Path, where: str, text: str, expected: str) -> None:
+    bad = tmp_path / where
+    bad.parent.mkdir()
+    bad.write_text(text)
+    (fault,) = faults_of(tmp_path)
+    assert expected in fault
+
+
+def test_what_is_allowed_is_not_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "good.py").write_text("import numpy\nimport highspy\nfrom sentinel.core import plan\n")
+    (tmp_path / "session.py").write_text("import torch\nfrom sentinel.reports import build_report\n")
+    assert faults_of(tmp_path) == []
