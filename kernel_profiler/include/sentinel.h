@@ -40,7 +40,7 @@ SN_API uint64_t sn_now_ns(void);        /* CLOCK_MONOTONIC */
 enum { SN_EVENT_ALLOC = 1, SN_EVENT_FREE = 2, SN_EVENT_TICK = 3 };
 enum {
   SN_FLAG_SMALL = 1,    /* under 1 KiB, from malloc */
-  SN_FLAG_FALLBACK = 2, /* from malloc for another reason; a FREE of malloc memory has this one and nbytes 0 */
+  SN_FLAG_FALLBACK = 2, /* from malloc for another reason; every FREE of malloc memory has it */
   SN_FLAG_FOREIGN = 4,  /* by another thread than the owner; ordinal is -1 */
   SN_FLAG_SLOT = 8      /* served from a planned slot */
 };
@@ -48,7 +48,7 @@ enum {
 typedef struct sn_event {
   uint64_t seq;
   uint64_t address;
-  uint64_t nbytes; /* as requested */
+  uint64_t nbytes; /* as requested; 0 for FREE and TICK: a FREE ends the last ALLOC of its address */
   uint64_t time_ns;
   int32_t layer;
   int32_t ordinal; /* of the owner's allocations (of more than 0 bytes) since the last tick; else -1 */
@@ -104,8 +104,9 @@ SN_API void *sn_allocate(uint64_t nbytes);
 /* Frees what sn_allocate or sn_allocate_exclusive gave. Any thread, also in a forked child. */
 SN_API void sn_free(void *address);
 
-/* The next allocations belong to `layer`, ordinals restart at 0. -1: unsynchronised. Owner only. */
-SN_API void sn_tick(int32_t layer);
+/* The next allocations belong to `layer`, ordinals restart at 0. -1: unsynchronised. Owner only (-EPERM);
+ * without an arena it only sets the layer. */
+SN_API int sn_tick(int32_t layer);
 
 /* Modes; owner only (-EPERM). Each drains other threads' frees. Leaving record returns free pages. */
 SN_API int sn_pass_through(void);

@@ -1,0 +1,314 @@
+// The allocator: which memory an allocation comes from, and where it goes back to.
+
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "clock.h"
+#include "exclusive.h"
+#include "log.h"
+#include "placement.h"
+#include "sentinel.h"
+#include "system.h"
+
+namespace {
+
+constexpr uint64_t kSmallBytes = 1024;
+constexpr size_t kAlignment = 64;
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+constexpr uint64_t kLeastBytes = uint64_t{1} << 30;
+
+// The whole address range: the exclusive arena, then the placement arena.
+struct Space {
+  uint64_t mapped = 0, mapped_bytes = 0;  // as reserved, before alignment
+  uint64_t base = 0, nbytes = 0;          // nbytes == 0: no arena exists
+  uint64_t placement = 0;                 // where the second begins
+};
+
+// Written by the owner alone, read by anyone.
+struct Own {
+  std::atomic<uint64_t> value{0};
+  void add(uint64_t more) { value.store(value.load(std::memory_order_relaxed) + more, std::memory_order_relaxed); }
+  uint64_t get() const { return value.load(std::memory_order_relaxed); }
+};
+
+Space space;
+std::atomic<pthread_t> owner{};
+std::atomic<bool> owned{false};
+std::atomic<bool> in_child{false};
+std::atomic<bool> logging{false};
+std::atomic<int> mode{SN_PASS_THROUGH};
+int32_t ordinal = 0;  // the owner's
+
+Own served, served_bytes, freed_bytes;
+std::atomic<uint64_t> foreign_freed_bytes{0}, foreign_frees{0};
+std::atomic<int64_t> peak_live{0};
+std::atomic<uint64_t> fallback[SN_WHY_COUNT], fallback_bytes[SN_WHY_COUNT];
+std::atomic<int64_t> unmanaged_live{0}, unmanaged_peak{0};
+
+bool is_owner() {
+  return owned.load(std::memory_order_relaxed) &&
+         pthread_equal(pthread_self(), owner.load(std::memory_order_relaxed)) != 0;
+}
+
+uint32_t foreign_flag() { return is_owner() ? 0 : uint32_t{SN_FLAG_FOREIGN}; }
+
+bool is_logging() { return logging.load(std::memory_order_relaxed); }
+
+int64_t live() {
+  return static_cast<int64_t>(served_bytes.get() - freed_bytes.get() -
+                              foreign_freed_bytes.load(std::memory_order_relaxed));
+}
+
+void raise_peak(std::atomic<int64_t> &peak, int64_t value) {
+  int64_t old = peak.load(std::memory_order_relaxed);
+  while (value > old && !peak.compare_exchange_weak(old, value, std::memory_order_relaxed)) {
+  }
+}
+
+// A forked child has other threads' locks and lists in whatever state they were: it uses malloc only, and
+// leaves the arenas, its private copies, as they are.
+void after_fork_in_child() {
+  in_child.store(true);
+  owned.store(false);
+  logging.store(false);
+  mode.store(SN_PASS_THROUGH);
+}
+
+void *from_malloc(uint64_t nbytes, int why) {
+  void *address = nullptr;
+  if (posix_memalign(&address, kAlignment, nbytes) != 0) return nullptr;
+  fallback[why].fetch_add(1, std::memory_order_relaxed);
+  fallback_bytes[why].fetch_add(nbytes, std::memory_order_relaxed);
+  const int64_t usable = static_cast<int64_t>(malloc_usable_size(address));
+  raise_peak(unmanaged_peak, unmanaged_live.fetch_add(usable, std::memory_order_relaxed) + usable);
+  return address;
+}
+
+void to_malloc(void *address) {
+  unmanaged_live.fetch_sub(static_cast<int64_t>(malloc_usable_size(address)), std::memory_order_relaxed);
+  if (is_logging())
+    sn::log_append(SN_EVENT_FREE, address, 0, -1, SN_FLAG_FALLBACK | foreign_flag());
+  free(address);
+}
+
+void drain() {
+  if (sn::exclusive_pending()) freed_bytes.add(sn::exclusive_drain());
+}
+
+void *from_arena(uint64_t nbytes, int32_t key, int *why) {
+  const int now = mode.load(std::memory_order_relaxed);
+  if (now == SN_PASS_THROUGH) {
+    *why = SN_WHY_PASS_THROUGH;
+    return nullptr;
+  }
+  if (now == SN_PLACE) return sn::placement_allocate(nbytes, key, why);
+  drain();
+  *why = SN_WHY_NO_MEMORY;
+  return sn::exclusive_allocate(nbytes);
+}
+
+void count_served(uint64_t nbytes) {
+  served.add(1);
+  served_bytes.add(nbytes);
+  const int64_t now = live();
+  if (now > peak_live.load(std::memory_order_relaxed)) peak_live.store(now, std::memory_order_relaxed);
+}
+
+void *allocate_foreign(uint64_t nbytes) {
+  void *address = from_malloc(nbytes, SN_WHY_FOREIGN_THREAD);
+  if (is_logging())
+    sn::log_append(SN_EVENT_ALLOC, address, nbytes, -1,
+                   SN_FLAG_FOREIGN | (nbytes < kSmallBytes ? SN_FLAG_SMALL : SN_FLAG_FALLBACK));
+  return address;
+}
+
+int start_mode(int wanted) {
+  if (space.nbytes == 0) return -ENODEV;
+  if (!is_owner()) return -EPERM;
+  const bool was_recording = mode.load() == SN_RECORD;
+  drain();
+  mode.store(wanted);
+  sn::exclusive_keep_free_pages(wanted == SN_RECORD);
+  if (was_recording && wanted != SN_RECORD) {
+    const int64_t released = sn_exclusive_release();
+    if (released < 0) return static_cast<int>(released);
+  }
+  return 0;
+}
+
+// Address space without memory, halved until it is granted.
+int reserve(uint64_t exclusive_bytes, uint64_t placement_bytes) {
+  for (;; exclusive_bytes /= 2, placement_bytes /= 2) {
+    exclusive_bytes = exclusive_bytes / kHugePage * kHugePage;
+    placement_bytes = placement_bytes / kHugePage * kHugePage;
+    if (exclusive_bytes == 0 || placement_bytes == 0) return -ENOMEM;
+    const uint64_t nbytes = exclusive_bytes + placement_bytes;
+    const long mapped = sn::map(0, nbytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+    const uint64_t base = (static_cast<uint64_t>(mapped) + kHugePage - 1) / kHugePage * kHugePage;
+    int error = mapped < 0 ? static_cast<int>(mapped) : sn::exclusive_create(base, exclusive_bytes);
+    if (error == 0) {
+      error = sn::placement_create(base + exclusive_bytes, placement_bytes);
+      if (error == 0) {
+        space = Space{static_cast<uint64_t>(mapped), nbytes + kHugePage, base, nbytes, base + exclusive_bytes};
+        return 0;
+      }
+      sn::exclusive_destroy();
+    }
+    if (mapped >= 0) sn::unmap(static_cast<uint64_t>(mapped), nbytes + kHugePage);
+    if (nbytes / 2 < kLeastBytes) return error;
+  }
+}
+
+}  // namespace
+
+extern "C" int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_bytes) {
+  if (in_child.load()) return -ENOTSUP;
+  if (space.nbytes == 0) {
+    static const int at_fork = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    if (at_fork != 0) return -at_fork;
+    const int error = reserve(exclusive_bytes, placement_bytes);
+    if (error != 0) return error;
+  }
+  return sn_memory_own();
+}
+
+extern "C" int sn_memory_destroy(void) {
+  if (space.nbytes == 0) return 0;
+  if (!is_owner()) return -EPERM;
+  drain();
+  if (live() != 0) return -EBUSY;
+  mode.store(SN_PASS_THROUGH);
+  logging.store(false);
+  owned.store(false);
+  sn::exclusive_destroy();
+  sn::placement_destroy();
+  const int error = sn::unmap(space.mapped, space.mapped_bytes);
+  space = Space{};
+  return error;
+}
+
+extern "C" int sn_memory_own(void) {
+  if (space.nbytes == 0) return -ENODEV;
+  if (in_child.load()) return -ENOTSUP;
+  owner.store(pthread_self());
+  owned.store(true);
+  return 0;
+}
+
+extern "C" int sn_memory_is_owner(void) { return is_owner() ? 1 : 0; }
+
+extern "C" int sn_memory_mode(void) { return mode.load(); }
+
+extern "C" void *sn_allocate(uint64_t nbytes) {
+  if (!is_owner()) return allocate_foreign(nbytes);
+  const int32_t key = ordinal++;
+  int why = SN_WHY_SMALL;
+  uint32_t flags = SN_FLAG_SMALL;
+  void *address = nullptr;
+  if (nbytes >= kSmallBytes) {
+    address = from_arena(nbytes, key, &why);
+    flags = address == nullptr ? SN_FLAG_FALLBACK : mode.load(std::memory_order_relaxed) == SN_PLACE ? SN_FLAG_SLOT : 0;
+  }
+  if (address != nullptr)
+    count_served(nbytes);
+  else
+    address = from_malloc(nbytes, why);
+  if (is_logging() && address != nullptr) sn::log_append(SN_EVENT_ALLOC, address, nbytes, key, flags);
+  return address;
+}
+
+extern "C" void sn_free(void *address) {
+  if (address == nullptr) return;
+  const uint64_t at = reinterpret_cast<uintptr_t>(address);
+  if (at - space.base >= space.nbytes) return to_malloc(address);
+  if (in_child.load(std::memory_order_relaxed)) return;
+  const bool mine = is_owner();
+  if (!mine) foreign_frees.fetch_add(1, std::memory_order_relaxed);
+  // Logged before it is freed: afterwards the address may be born again, with an earlier seq than its death.
+  if (is_logging()) sn::log_append(SN_EVENT_FREE, address, 0, -1, foreign_flag());
+  if (at < space.placement) {
+    if (mine)
+      freed_bytes.add(sn::exclusive_free(at));
+    else
+      sn::exclusive_push(at);
+    return;
+  }
+  const uint64_t nbytes = sn::placement_free(at);
+  if (mine)
+    freed_bytes.add(nbytes);
+  else
+    foreign_freed_bytes.fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+extern "C" void *sn_allocate_exclusive(uint64_t nbytes) {
+  if (!is_owner() || nbytes == 0) return nullptr;
+  drain();
+  void *address = sn::exclusive_allocate(nbytes);
+  if (address != nullptr) count_served(nbytes);
+  return address;
+}
+
+extern "C" int sn_tick(int32_t layer) {
+  if (space.nbytes != 0 && !is_owner()) return -EPERM;
+  sn::layer.store(layer, std::memory_order_relaxed);
+  if (space.nbytes == 0) return 0;
+  drain();
+  ordinal = 0;
+  sn::placement_enter(layer);
+  if (is_logging()) sn::log_append(SN_EVENT_TICK, nullptr, 0, -1, 0);
+  return 0;
+}
+
+extern "C" int sn_pass_through(void) {
+  logging.store(false);
+  return start_mode(SN_PASS_THROUGH);
+}
+
+extern "C" int sn_record(void) {
+  if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
+  const int error = sn::log_clear();
+  if (error != 0) return error;
+  logging.store(true);
+  return start_mode(SN_RECORD);
+}
+
+extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                        const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge) {
+  if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
+  const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, huge != 0);
+  if (error != 0) return error;
+  sn::placement_enter(sn_current_layer());
+  if (log != 0) {
+    const int cleared = sn::log_clear();
+    if (cleared != 0) return cleared;
+  }
+  logging.store(log != 0);
+  return start_mode(SN_PLACE);
+}
+
+extern "C" void sn_memory_counters(sn_counters *out) {
+  *out = sn_counters{};
+  out->served = served.get();
+  out->served_bytes = served_bytes.get();
+  for (int why = 0; why < SN_WHY_COUNT; why++) {
+    out->fallback[why] = fallback[why].load(std::memory_order_relaxed);
+    out->fallback_bytes[why] = fallback_bytes[why].load(std::memory_order_relaxed);
+  }
+  out->live_bytes = live();
+  out->peak_live_bytes = peak_live.load(std::memory_order_relaxed);
+  out->unmanaged_live_bytes = unmanaged_live.load(std::memory_order_relaxed);
+  out->unmanaged_peak_bytes = unmanaged_peak.load(std::memory_order_relaxed);
+  out->foreign_frees = foreign_frees.load(std::memory_order_relaxed);
+}
+
+extern "C" void sn_memory_reset_peaks(void) {
+  peak_live.store(live());
+  unmanaged_peak.store(unmanaged_live.load());
+}
+
+extern "C" int sn_memory_contains(uint64_t address) { return address - space.base < space.nbytes ? 1 : 0; }

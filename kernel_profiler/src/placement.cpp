@@ -1,0 +1,234 @@
+#include "placement.h"
+
+#include <errno.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "bitmap.h"
+#include "sentinel.h"
+#include "system.h"
+
+namespace {
+
+constexpr uint64_t kGranule = SN_GRANULE_BYTES;
+constexpr int32_t kNoSlot = -1;
+constexpr int32_t kMaxOrdinal = 1 << 24;  // keeps the dense index small; a layer has thousands
+constexpr int32_t kBack = 4, kAhead = 12;  // slots looked at around the planned one
+
+struct Slot {
+  uint64_t offset;
+  uint64_t nbytes;
+};
+
+struct Layer {
+  int32_t first_slot = 0, end_slot = 0;  // in slots, by ordinal
+  std::vector<int32_t> by_ordinal;       // slot or kNoSlot
+};
+
+struct Table {
+  std::vector<Slot> slots;  // by (layer, ordinal)
+  std::vector<Layer> layers;
+};
+
+struct Arena {
+  uint64_t base = 0;
+  uint64_t nbytes = 0;
+  uint64_t extent = 0;
+  uint64_t committed = 0;
+  std::atomic<uint64_t> *words = nullptr;
+  uint64_t *sizes = nullptr;  // bytes as requested, at a tenant's first granule
+  uint64_t words_bytes = 0, sizes_bytes = 0;
+  sn::Bitmap bitmap{nullptr};
+  std::unique_ptr<Table> table;
+  const Layer *layer = nullptr;  // nullptr: unsynchronised, or a layer without slots
+  bool synchronised = false;
+  int32_t cursor = 0;  // the slot after the last one asked for: an unsynchronised look-ahead starts there
+};
+
+Arena arena;
+
+uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
+
+void *serve(const Slot &slot, uint64_t nbytes) {
+  const uint64_t first = slot.offset / kGranule;
+  if (!arena.bitmap.claim(first, granules(nbytes))) return nullptr;
+  arena.sizes[first] = nbytes;
+  return reinterpret_cast<void *>(arena.base + slot.offset);
+}
+
+// The first free slot of [first, end) that is as long as the request, else the first it fits in.
+void *look_around(int32_t first, int32_t end, uint64_t nbytes) {
+  const std::vector<Slot> &slots = arena.table->slots;
+  for (int32_t i = first; i < end; i++)
+    if (granules(slots[i].nbytes) == granules(nbytes))
+      if (void *found = serve(slots[i], nbytes)) return found;
+  for (int32_t i = first; i < end; i++)
+    if (slots[i].nbytes >= nbytes)
+      if (void *found = serve(slots[i], nbytes)) return found;
+  return nullptr;
+}
+
+void *serve_unsynchronised(uint64_t nbytes, int *why) {
+  const int32_t count = static_cast<int32_t>(arena.table->slots.size());
+  *why = SN_WHY_UNSYNCHRONISED;
+  if (arena.cursor >= count) arena.cursor = 0;
+  const int32_t at = arena.cursor++;
+  return look_around(std::max(0, at - kBack), std::min(count, at + kAhead), nbytes);
+}
+
+bool valid(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+           const uint64_t *nbytes, uint64_t extent) {
+  for (uint64_t i = 0; i < count; i++)
+    if (layers[i] < 0 || layers[i] >= kMaxOrdinal || ordinals[i] < 0 || ordinals[i] >= kMaxOrdinal ||
+        offsets[i] % kGranule != 0 || nbytes[i] == 0 || nbytes[i] > extent || offsets[i] > extent - nbytes[i])
+      return false;
+  return count < static_cast<uint64_t>(INT32_MAX);
+}
+
+// nullptr if a key comes twice. Throws std::bad_alloc.
+std::unique_ptr<Table> build(uint64_t count, const int32_t *layers, const int32_t *ordinals,
+                             const uint64_t *offsets, const uint64_t *nbytes) {
+  auto table = std::make_unique<Table>();
+  std::vector<uint32_t> order(count);
+  for (uint32_t i = 0; i < count; i++) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return layers[a] != layers[b] ? layers[a] < layers[b] : ordinals[a] < ordinals[b];
+  });
+  if (count > 0) table->layers.resize(static_cast<size_t>(layers[order.back()]) + 1);
+  for (const uint32_t i : order) {
+    Layer &layer = table->layers[layers[i]];
+    const int32_t slot = static_cast<int32_t>(table->slots.size());
+    if (layer.by_ordinal.empty()) layer.first_slot = slot;
+    if (static_cast<size_t>(ordinals[i]) < layer.by_ordinal.size()) return nullptr;
+    layer.by_ordinal.resize(ordinals[i], kNoSlot);
+    layer.by_ordinal.push_back(slot);
+    layer.end_slot = slot + 1;
+    table->slots.push_back({offsets[i], nbytes[i]});
+  }
+  return table;
+}
+
+int commit(uint64_t extent_bytes) {
+  const uint64_t extent = (extent_bytes + 65535) / 65536 * 65536;  // whole pages of any kernel
+  if (extent > arena.nbytes) return -ENOMEM;
+  if (extent <= arena.committed) return 0;
+  const int error = sn::protect(arena.base + arena.committed, extent - arena.committed, PROT_READ | PROT_WRITE);
+  if (error == 0) arena.committed = extent;
+  return error;
+}
+
+bool granular(uint64_t offset, uint64_t nbytes) {
+  return offset % kGranule == 0 && nbytes % kGranule == 0 && nbytes != 0 && nbytes <= arena.nbytes &&
+         offset <= arena.nbytes - nbytes;
+}
+
+}  // namespace
+
+namespace sn {
+
+int placement_create(uint64_t base, uint64_t nbytes) {
+  const uint64_t count = nbytes / kGranule;
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  const long words = map(0, count / 8, PROT_READ | PROT_WRITE, flags);
+  if (words < 0) return static_cast<int>(words);
+  const long sizes = map(0, count * sizeof(uint64_t), PROT_READ | PROT_WRITE, flags);
+  if (sizes < 0) {
+    unmap(static_cast<uint64_t>(words), count / 8);
+    return static_cast<int>(sizes);
+  }
+  arena.base = base;
+  arena.nbytes = nbytes;
+  arena.words = reinterpret_cast<std::atomic<uint64_t> *>(words);
+  arena.sizes = reinterpret_cast<uint64_t *>(sizes);
+  arena.words_bytes = count / 8;
+  arena.sizes_bytes = count * sizeof(uint64_t);
+  arena.bitmap = Bitmap(arena.words);
+  arena.table = std::make_unique<Table>();
+  return 0;
+}
+
+void placement_destroy() {
+  unmap(reinterpret_cast<uintptr_t>(arena.words), arena.words_bytes);
+  unmap(reinterpret_cast<uintptr_t>(arena.sizes), arena.sizes_bytes);
+  arena = Arena{};
+}
+
+int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                   const uint64_t *nbytes, uint64_t extent_bytes, bool huge) {
+  if (!valid(count, layers, ordinals, offsets, nbytes, extent_bytes)) return -EINVAL;
+  try {
+    std::unique_ptr<Table> table = build(count, layers, ordinals, offsets, nbytes);
+    if (table == nullptr) return -EINVAL;
+    const int error = commit(extent_bytes);
+    if (error != 0) return error;
+    // Advice only: a kernel without huge pages refuses it, and the plan is as good.
+    if (extent_bytes > 0) advise(arena.base, arena.committed, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    arena.layer = nullptr;
+    arena.table = std::move(table);
+    arena.extent = extent_bytes;
+  } catch (const std::bad_alloc &) {
+    return -ENOMEM;
+  }
+  return 0;
+}
+
+void placement_enter(int32_t layer) {
+  arena.synchronised = layer >= 0;
+  const bool planned = layer >= 0 && static_cast<size_t>(layer) < arena.table->layers.size();
+  arena.layer = planned ? &arena.table->layers[layer] : nullptr;
+  if (planned) arena.cursor = arena.layer->first_slot;
+}
+
+void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
+  if (!arena.synchronised) return serve_unsynchronised(nbytes, why);
+  *why = SN_WHY_NO_SLOT;
+  const Layer *layer = arena.layer;
+  if (layer == nullptr || static_cast<size_t>(ordinal) >= layer->by_ordinal.size()) return nullptr;
+  const int32_t index = layer->by_ordinal[ordinal];
+  if (index == kNoSlot) return nullptr;
+  const Slot &slot = arena.table->slots[index];
+  arena.cursor = index + 1;
+  if (nbytes <= slot.nbytes) {
+    *why = SN_WHY_BUSY;
+    if (void *served = serve(slot, nbytes)) return served;
+    if (granules(nbytes) == granules(slot.nbytes)) return nullptr;  // as planned, its tenant lives on
+  }
+  *why = SN_WHY_SIZE_DIFFERS;
+  return look_around(std::max(layer->first_slot, index - kBack), std::min(layer->end_slot, index + kAhead), nbytes);
+}
+
+uint64_t placement_free(uint64_t address) {
+  const uint64_t first = (address - arena.base) / kGranule;
+  const uint64_t nbytes = arena.sizes[first];
+  if (nbytes == 0) return 0;
+  arena.sizes[first] = 0;
+  arena.bitmap.clear(first, granules(nbytes));
+  return nbytes;
+}
+
+}  // namespace sn
+
+extern "C" int sn_placement_range(sn_range *out) {
+  if (arena.nbytes == 0) return -ENODEV;
+  *out = sn_range{arena.base, arena.extent, arena.nbytes, 0};
+  return 0;
+}
+
+extern "C" int sn_reserve(uint64_t offset, uint64_t nbytes) {
+  if (!granular(offset, nbytes)) return -EINVAL;
+  return arena.bitmap.claim(offset / kGranule, nbytes / kGranule) ? 0 : -EBUSY;
+}
+
+extern "C" int sn_release(uint64_t offset, uint64_t nbytes) {
+  if (!granular(offset, nbytes)) return -EINVAL;
+  arena.bitmap.clear(offset / kGranule, nbytes / kGranule);
+  return 0;
+}
+
+extern "C" uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes) {
+  if (!granular(offset, nbytes)) return 0;
+  return arena.bitmap.taken(offset / kGranule, nbytes / kGranule) * kGranule;
+}

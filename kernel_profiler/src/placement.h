@@ -1,0 +1,20 @@
+// The placement arena: planned slots over a bitmap that alone says what is free.
+#pragma once
+
+#include <stdint.h>
+
+namespace sn {
+
+int placement_create(uint64_t base, uint64_t nbytes);
+void placement_destroy();
+
+// Owner only. `table` as in sn_place.
+int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                   const uint64_t *nbytes, uint64_t extent_bytes, bool huge);
+void placement_enter(int32_t layer);
+// nullptr, and why, if the allocation must come from elsewhere.
+void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why);
+
+uint64_t placement_free(uint64_t address);  // any thread; bytes as requested
+
+}  // namespace sn
