@@ -1,0 +1,105 @@
+"""Simulate a Plan on a Machine: the second executor beside the engine. Pure: no clock, no I/O, no randomness."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.cost import base_ns, layer_time_ns
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
+from sentinel.simulator.loop import Record, play
+from sentinel.simulator.served import layer_extra_ns, tier_shares, touched_bytes
+from sentinel.simulator.timeline import timeline
+
+__all__ = ["simulate"]
+
+
+def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
+    """What `plan` does on `machine` in its cyclic steady state, for so many steps.
+
+    The first rows of the tables are the first steady step; what is in flight across its beginning has a negative
+    start. `counters`: `case1`, `case2`, `case3` by the paper's meaning, one a layer before which promotions are due.
+    Raises UsageError if profile and plan have other layers, PlanError if the plan can never run.
+    """
+    if plan.n_layers != profile.n_layers or len(machine.tiers) != len(plan.tier_names):
+        raise UsageError(
+            f"the plan has {plan.n_layers} layers and {len(plan.tier_names)} tiers, profile and machine have"
+            f" {profile.n_layers} and {len(machine.tiers)}",
+            "simulate a plan with the profile and machine it was made for",
+        )
+    shares = tier_shares(plan, profile)
+    extra = layer_extra_ns(profile, machine, shares)
+    compute, traffic = base_ns(profile, machine)
+    full = layer_time_ns(compute, traffic, extra, machine)
+    slow = full - layer_time_ns(compute, traffic, np.zeros_like(extra), machine)
+    durations, record = play(timeline(plan, machine, full), steps)
+    served = touched_bytes(profile, shares)
+    return Run(
+        kind="simulated",
+        emulated=False,
+        tier_names=plan.tier_names,
+        fast_capacity_bytes=plan.capacity_bytes[0],
+        steps=_steps(durations, record, profile),
+        layers=_layers(record, full, slow, served, profile.n_layers),
+        migrations=_migrations(plan, record),
+        counters=_cases(plan, record),
+    )
+
+
+def _steps(durations: list[int], record: Record, profile: Profile) -> NDArray[np.void]:
+    length = profile.n_layers
+    out = np.zeros(len(durations), STEP_DTYPE)
+    for step, duration in enumerate(durations):
+        rows = slice(step * length, (step + 1) * length)
+        peak = max(held for held, _ in record.layer_held_bytes[rows])
+        start, stall = record.layer_start_ns[step * length], sum(record.layer_stall_ns[rows])
+        out[step] = (step, start, duration, stall, peak, profile.unmanaged_peak_bytes, True)
+    return out
+
+
+def _layers(
+    record: Record,
+    full: NDArray[np.float64],
+    slow: NDArray[np.float64],
+    served: tuple[NDArray[np.int64], NDArray[np.int64]],
+    length: int,
+) -> NDArray[np.void]:
+    rows = len(record.layer_start_ns)
+    out = np.zeros(rows, LAYER_DTYPE)
+    layer = np.arange(rows) % length
+    held = np.array(record.layer_held_bytes, np.int64).reshape(rows, 2)
+    out["step"], out["layer"] = np.arange(rows) // length, layer
+    out["start_ns"], out["stall_ns"] = record.layer_start_ns, record.layer_stall_ns
+    out["duration_ns"] = np.rint(full).astype(np.int64)[layer] + out["stall_ns"]
+    out["slow_ns"] = np.rint(slow).astype(np.int64)[layer]
+    out["fast_bytes"], out["slow_bytes"] = held[:, 0], held[:, 1]
+    out["touched_bytes"], out["served_fast_bytes"] = served[0][layer], served[1][layer]
+    return out
+
+
+def _migrations(plan: Plan, record: Record) -> NDArray[np.void]:
+    out = np.zeros(len(record.jobs), MIGRATION_DTYPE)
+    for row, (step, layer, job, start, stop, late, _) in enumerate(record.jobs):
+        move = plan.migrations[job]
+        outcome = OUTCOMES.index("late" if late else "done")
+        out[row] = (
+            *(step, layer, move.block, move.source, move.target, move.nbytes, move.nbytes, start, stop),
+            *(outcome, REASONS.index(move.reason), 0),
+        )
+    return out
+
+
+def _cases(plan: Plan, record: Record) -> dict[str, int]:
+    """Counts of layers before which promotions were due: all arrived; late for room; late for time."""
+    worst: dict[tuple[int, int], int] = {}
+    for step, _, job, _, _, late, waited in record.jobs:
+        move = plan.migrations[job]
+        if move.target < move.source:
+            case = 1 if not late else 2 if waited else 3
+            key = (step, move.due % plan.n_layers)
+            worst[key] = max(worst.get(key, 1), case)
+    return {f"case{case}": sum(1 for found in worst.values() if found == case) for case in (1, 2, 3)}

@@ -1,0 +1,80 @@
+"""The event loop over layers: who waits for whom, by `core.schedule`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sentinel.simulator.movers import Movers
+from sentinel.simulator.timeline import Timeline
+
+MAX_WARM_STEPS = 4
+"""Steps played before the ones that count, so that what is in flight across the step's end settles."""
+
+
+@dataclass
+class Record:
+    """What happened: one list entry a layer, in order, and one a migration."""
+
+    layer_start_ns: list[int] = field(default_factory=list)
+    layer_stall_ns: list[int] = field(default_factory=list)
+    layer_held_bytes: list[tuple[int, int]] = field(default_factory=list)  # most in fast, in all slower ones at the end
+    jobs: list[tuple[int, int, int, int, int, bool, bool]] = field(default_factory=list)
+    """(step, layer submitted, job, start_ns, stop_ns, late, waited for room)"""
+
+
+def play(line: Timeline, steps: int) -> tuple[list[int], Record]:
+    """Durations in ns of `steps` steady steps, and their Record; times count from the first of them."""
+    movers = Movers(line)
+    movers.advance(0)
+    for job in line.pending:
+        movers.submit(job)
+    before = -1
+    for _ in range(MAX_WARM_STEPS):
+        begin = movers.now
+        _one_step(line, movers, Record(), 0)
+        if movers.now - begin == before:
+            break
+        before = movers.now - begin
+    zero, record, durations = movers.now, Record(), []
+    for step in range(steps):
+        begin = movers.now
+        _one_step(line, movers, record, step)
+        durations.append(movers.now - begin)
+    record.layer_start_ns = [t - zero for t in record.layer_start_ns]
+    record.jobs = [(s, k, j, a - zero, b - zero, late, room) for s, k, j, a, b, late, room in record.jobs]
+    return durations, record
+
+
+def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None:
+    for layer, duration in enumerate(line.duration_ns):
+        tick = movers.now
+        _await_due(line, movers, record, step, layer, tick)
+        for tier, born in enumerate(line.dead_bytes):
+            if born[layer]:
+                movers.give(tier, born[layer])
+        for job in line.starts_at[layer]:
+            movers.submit(job)
+        for tier, born in enumerate(line.born_bytes):
+            while born[layer] > movers.free_bytes[tier]:
+                movers.step(f"a birth in layer {layer}")
+            movers.take(tier, born[layer])
+        movers.least_free_bytes = movers.free_bytes[0]
+        stall = movers.now - tick
+        movers.advance(movers.now + duration)
+        record.layer_start_ns.append(tick)
+        record.layer_stall_ns.append(stall)
+        slow = sum(c - f for c, f in zip(line.capacity_bytes[1:], movers.free_bytes[1:], strict=True))
+        record.layer_held_bytes.append((line.capacity_bytes[0] - movers.least_free_bytes, slow))
+
+
+def _await_due(line: Timeline, movers: Movers, record: Record, step: int, layer: int, tick: int) -> None:
+    for job in line.due_before[layer]:
+        if movers.submitted_ns[job] < 0:
+            continue  # the first warm step: it would have been submitted in the step before
+        while movers.waits_for(job):
+            movers.step(f"layer {layer}")
+        done, spec = movers.done_ns[job], line.jobs[job]
+        submitted = line.submit_layer[job]
+        record.jobs.append((step, submitted, job, done - spec.duration_ns, done, done > tick, movers.blocked[job]))
+
+

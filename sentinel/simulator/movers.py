@@ -1,0 +1,103 @@
+"""The two movers: one a direction, first come first served, waiting for room. Internal times in ns."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sentinel.core.errors import PlanError
+from sentinel.simulator.timeline import Job, Timeline
+
+PROMOTE, DEMOTE = 0, 1
+
+
+class Movers:
+    """Links and room. `now` is the time up to which everything that could happen has happened.
+
+    `submitted_ns`, `started_ns`, `done_ns`: of each job's latest turn, -1 before. `blocked`: whether that turn had
+    to wait for room.
+    """
+
+    def __init__(self, line: Timeline) -> None:
+        self.line = line
+        self.now = 0
+        self.free_bytes = [cap - held for cap, held in zip(line.capacity_bytes, line.held_bytes, strict=True)]
+        n = len(line.jobs)
+        self.submitted_ns, self.started_ns, self.done_ns = [-1] * n, [-1] * n, [-1] * n
+        self.blocked = [False] * n
+        self._queues: tuple[deque[int], deque[int]] = (deque(), deque())
+        self._active = [-1, -1]
+        self._ends = [0, 0]
+        self.least_free_bytes = self.free_bytes[0]
+
+    def submit(self, job: int) -> None:
+        """Queue a job now."""
+        self.submitted_ns[job], self.started_ns[job], self.done_ns[job] = self.now, -1, -1
+        self.blocked[job] = False
+        self._queues[self._way(self.line.jobs[job])].append(job)
+
+    def waits_for(self, job: int) -> bool:
+        """Whether a job was submitted and is not done."""
+        return self.submitted_ns[job] >= 0 and self.done_ns[job] < 0
+
+    def take(self, tier: int, nbytes: int) -> None:
+        """Take room in a tier for births; the caller has made sure that there is enough."""
+        self.free_bytes[tier] -= nbytes
+        if tier == 0:
+            self.least_free_bytes = min(self.least_free_bytes, self.free_bytes[0])
+
+    def give(self, tier: int, nbytes: int) -> None:
+        """Give back the room of the dead."""
+        self.free_bytes[tier] += nbytes
+
+    def advance(self, until: int) -> None:
+        """Let the movers work until then."""
+        while True:
+            self._start()
+            end = self._next_end()
+            if end is None or end > until:
+                self.now = max(self.now, until)
+                return
+            self._finish(end)
+
+    def step(self, reason: str) -> None:
+        """Let the movers work until the next job ends. Raises PlanError if nothing is under way."""
+        self._start()
+        end = self._next_end()
+        if end is None:
+            raise PlanError(f"{reason} waits for room that never comes: the plan breaks the law of capacity")
+        self._finish(end)
+
+    @staticmethod
+    def _way(job: Job) -> int:
+        return PROMOTE if job.target < job.source else DEMOTE
+
+    def _next_end(self) -> int | None:
+        ends = [end for job, end in zip(self._active, self._ends, strict=True) if job >= 0]
+        return min(ends) if ends else None
+
+    def _finish(self, end: int) -> None:
+        self.now = max(self.now, end)
+        for way in (DEMOTE, PROMOTE):
+            job = self._active[way]
+            if job >= 0 and self._ends[way] <= end:
+                self._active[way] = -1
+                self.done_ns[job] = end
+                spec = self.line.jobs[job]
+                self.free_bytes[spec.source] += spec.nbytes
+
+    def _start(self) -> None:
+        """Start what can start now: a demotion first, since it makes room."""
+        for way in (DEMOTE, PROMOTE):
+            if self._active[way] >= 0 or not self._queues[way]:
+                continue
+            if not self.line.full_duplex and max(self._active) >= 0:
+                return
+            job = self._queues[way][0]
+            spec = self.line.jobs[job]
+            if self.free_bytes[spec.target] < spec.nbytes:
+                self.blocked[job] = True
+                continue
+            self._queues[way].popleft()
+            self.take(spec.target, spec.nbytes)
+            self.started_ns[job] = self.now
+            self._active[way], self._ends[way] = job, self.now + spec.duration_ns

@@ -1,0 +1,109 @@
+"""Which tier serves each access, and what that costs: a pure function of plan, profile and machine.
+
+While a block is in flight it is served by the slower of its two tiers: its pages arrive one by one, at times
+that no layer knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.cost import slow_extra_ns
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+
+
+def served_spans(plan: Plan) -> NDArray[np.int64]:
+    """(rows, 4) of block, tier, start, stop: who serves a block in unrolled layers [start, stop)."""
+    spans = plan.spans
+    out = np.stack([spans[name].astype(np.int64) for name in ("block", "tier", "start", "stop")], axis=1)
+    if not plan.migrations:
+        return out
+    held_from = spans["held_from"].astype(np.int64)
+    after = np.flatnonzero(out[1:, 0] == out[:-1, 0]) + 1
+    down = after[out[after, 1] > out[after - 1, 1]]
+    out[down - 1, 3] = out[down, 2] = held_from[down]
+    # the ring of a persistent block closes: its first span continues its last one
+    heads = np.flatnonzero(np.diff(out[:, 0], prepend=-1) != 0)
+    tails = np.append(heads[1:], len(out)) - 1
+    persistent = np.fromiter((block.persistent for block in plan.blocks), bool, len(plan.blocks))
+    ring = persistent[out[heads, 0]] & (tails > heads) & (out[heads, 1] > out[tails, 1])
+    heads, tails = heads[ring], tails[ring]
+    out[heads, 2] = held_from[heads]
+    out[tails, 3] = held_from[heads] + plan.n_layers
+    return out
+
+
+def block_shares(plan: Plan, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """(pairs,) block, tensor and the share of the tensor's bytes that lies in the block."""
+    counts = np.fromiter((len(block.tensors) for block in plan.blocks), np.int64, len(plan.blocks))
+    block = np.repeat(np.arange(len(plan.blocks)), counts)
+    tensor = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, int(counts.sum()))
+    offset = np.zeros(len(profile.names), np.int64)
+    nbytes = np.zeros(len(profile.names), np.int64)
+    where = np.fromiter((slot.tensor for slot in plan.slots), np.int64, len(plan.slots))
+    offset[where] = np.fromiter((slot.offset for slot in plan.slots), np.int64, len(plan.slots))
+    nbytes[where] = np.fromiter((slot.nbytes for slot in plan.slots), np.int64, len(plan.slots))
+    begin = np.fromiter((b.offset for b in plan.blocks), np.int64, len(plan.blocks))[block]
+    room = np.fromiter((b.nbytes for b in plan.blocks), np.int64, len(plan.blocks))[block]
+    low = np.maximum(begin, offset[tensor])
+    high = np.minimum(begin + room, offset[tensor] + nbytes[tensor])
+    share = np.maximum(high - low, 0) / np.maximum(nbytes[tensor], 1)
+    return block, tensor, share
+
+
+def rows_of(
+    profile: Profile, tensor: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of `profile.accesses` of each (tensor, layers [start, stop) of the ring): (row, which query), flat."""
+    length = profile.n_layers
+    key = profile.accesses["tensor"].astype(np.int64) * length + profile.accesses["layer"]
+    width = np.minimum(np.maximum(stop - start, 0), length)
+    begin = start % length
+    end = begin + width
+    pieces = [(begin, np.minimum(end, length)), (np.zeros_like(begin), np.maximum(end - length, 0))]
+    rows, whose = [], []
+    for low, high in pieces:
+        first = np.searchsorted(key, tensor * length + low)
+        count = np.maximum(np.searchsorted(key, tensor * length + high) - first, 0)
+        query = np.repeat(np.arange(len(tensor)), count)
+        rows.append(np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query])
+        whose.append(query)
+    return np.concatenate(rows), np.concatenate(whose)
+
+
+def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
+    """(tiers, m) share of each access that each tier serves. What no block holds counts as fast."""
+    spans = served_spans(plan)
+    block, tensor, share = block_shares(plan, profile)
+    slow = spans[spans[:, 1] > 0]
+    first = np.searchsorted(block, slow[:, 0])
+    count = np.searchsorted(block, slow[:, 0], side="right") - first
+    span = np.repeat(np.arange(len(slow)), count)
+    pair = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + first[span]
+    row, query = rows_of(profile, tensor[pair], slow[span, 2], slow[span, 3])
+    out = np.zeros((len(plan.tier_names), len(profile.accesses)))
+    np.add.at(out, (slow[span[query], 1], row), share[pair[query]])
+    out[0] = np.maximum(1.0 - out[1:].sum(axis=0), 0.0)
+    return out
+
+
+def layer_extra_ns(profile: Profile, machine: Machine, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(L,) extra time of the accesses that slower tiers serve."""
+    extra = np.zeros(profile.n_layers)
+    for tier in range(1, len(machine.tiers)):
+        if shares[tier].any():
+            np.add.at(extra, profile.accesses["layer"], slow_extra_ns(profile, machine, tier) * shares[tier])
+    return extra
+
+
+def touched_bytes(profile: Profile, shares: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(L,) bytes touched, and of these the bytes that the fast tier serves."""
+    layer, nbytes = profile.accesses["layer"], profile.accesses["touched_bytes"].astype(np.float64)
+    total = np.bincount(layer, nbytes, profile.n_layers)
+    fast = np.bincount(layer, nbytes * shares[0], profile.n_layers)
+    return np.rint(total).astype(np.int64), np.rint(fast).astype(np.int64)

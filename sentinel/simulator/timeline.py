@@ -1,0 +1,105 @@
+"""What the movers and the layers of one step have to do, as plain numbers: the input of the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.cost import transfer_ns
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Block, Migration, Plan
+from sentinel.core.schedule import schedule
+
+
+@dataclass(frozen=True)
+class Job:
+    """One migration of the step."""
+
+    source: int
+    target: int
+    nbytes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step. Lists have one entry a layer; `born_bytes[t][k]`: room that layer k's births take in tier t.
+
+    `pending`: jobs in flight as layer 0 begins; they are submitted first of all. `held_bytes[t]`: room
+    taken then, before `born_bytes`.
+    """
+
+    duration_ns: list[int]
+    jobs: list[Job]
+    starts_at: Sequence[Sequence[int]]
+    due_before: Sequence[Sequence[int]]
+    born_bytes: list[list[int]]
+    dead_bytes: list[list[int]]
+    pending: list[int]
+    held_bytes: list[int]
+    capacity_bytes: list[int]
+    full_duplex: bool
+    submit_layer: list[int]
+
+
+def timeline(plan: Plan, machine: Machine, duration_ns: NDArray[np.float64]) -> Timeline:
+    """The Timeline of `plan` on `machine`; `duration_ns`: (L,) time of each layer without stalls."""
+    times = schedule(plan)
+    tiers = len(plan.tier_names)
+    born, dead, held, pending = _room(plan, tiers)
+    return Timeline(
+        duration_ns=[int(x) for x in np.rint(duration_ns)],
+        jobs=[_job(move, machine) for move in plan.migrations],
+        starts_at=times.starts_at,
+        due_before=times.due_before,
+        born_bytes=born,
+        dead_bytes=dead,
+        pending=pending,
+        held_bytes=held,
+        capacity_bytes=list(plan.capacity_bytes),
+        full_duplex=machine.full_duplex,
+        submit_layer=[move.start for move in plan.migrations],
+    )
+
+
+def _job(move: Migration, machine: Machine) -> Job:
+    link = machine.link(move.source, move.target)
+    return Job(move.source, move.target, move.nbytes, transfer_ns(link, move.nbytes))
+
+
+def _room(plan: Plan, tiers: int) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:
+    """Room taken and given back at each layer, and what is held and in flight as layer 0 begins."""
+    length = plan.n_layers
+    born = [[0] * length for _ in range(tiers)]
+    dead = [[0] * length for _ in range(tiers)]
+    held, pending = [0] * tiers, []
+    position = {id(move): index for index, move in enumerate(plan.migrations)}
+    for index, block in enumerate(plan.blocks):
+        moves = plan.moves_by_block.get(index, ())
+        transient = not (block.persistent or block.fixed)
+        if transient:
+            born[block.tier][block.start] += block.nbytes
+            dead[moves[-1].target if moves else block.tier][block.stop % length] += block.nbytes
+        if not transient or block.stop >= length:  # one that dies as layer 0 begins is still held
+            tier, crossing = _at_zero(plan, block, moves)
+            held[tier] += block.nbytes
+            pending += [position[id(move)] for move in crossing]
+    return born, dead, held, sorted(pending)
+
+
+def _at_zero(plan: Plan, block: Block, moves: Sequence[Migration]) -> tuple[int, list[Migration]]:
+    """The tier in which a block is as layer 0 begins, and its moves in flight across that instant."""
+    if block.persistent or block.fixed:
+        return block.tier, [move for move in moves if move.due > plan.n_layers]
+    tier = block.tier
+    for move in moves:
+        begin = plan.unrolled_start(move)
+        if begin >= plan.n_layers:
+            break
+        if begin + move.due - move.start > plan.n_layers:
+            return tier, [move]
+        tier = move.target
+    return tier, []
