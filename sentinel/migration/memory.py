@@ -1,0 +1,225 @@
+"""torch's CPU memory under our control: record each tensor on its own pages, or serve planned slots."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.profiler import torch_shim
+from sentinel.system import native
+
+ALLOC, FREE, TICK = 1, 2, 3
+"""`kind` of an event. A FREE carries no length: it ends the last ALLOC of its address."""
+
+SMALL, FALLBACK, FOREIGN, SLOT = 1, 2, 4, 8
+"""Bits of `flags`: under 1 KiB; from malloc for another reason; by another thread; from a planned slot."""
+
+GRANULE_BYTES = 512
+"""Slot offsets are multiples of this."""
+
+EVENT_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("address", "<u8"),
+        ("nbytes", "<u8"),
+        ("time_ns", "<u8"),
+        ("layer", "<i4"),
+        ("ordinal", "<i4"),
+        ("flags", "<u4"),
+        ("kind", "u1"),
+        ("reserved", "u1", (3,)),
+    ]
+)
+
+_RESERVED_BYTES = 1 << 38  # of address space, for each arena; halved until the host grants it
+
+
+@dataclass(frozen=True)
+class MemoryCounters:
+    """Since the process first installed. `fallback`: reason -> (allocations, bytes). Managed bytes are those
+    that tensors asked for, unmanaged ones malloc's usable sizes."""
+
+    served: int
+    served_bytes: int
+    fallback: dict[str, tuple[int, int]]
+    live_bytes: int
+    peak_live_bytes: int
+    unmanaged_live_bytes: int
+    unmanaged_peak_bytes: int
+    foreign_frees: int
+
+
+class ManagedMemory:
+    """The allocator, while it is installed; at most one per process, owned by the thread that installed it.
+
+    Only that thread's allocations of 1 KiB and more are managed; the calls that change the mode are its own
+    too. Install, uninstall and change modes between steps, when no operator runs. Storages stay valid
+    whatever is called afterwards.
+    """
+
+    _current: ManagedMemory | None = None
+
+    def __init__(self) -> None:
+        self._native, self._quick = native.library(), native.quick()
+        self._tick = self._quick.sn_tick
+        self._ended = False
+        self.placement_base = _placement_base()
+
+    @classmethod
+    def install(cls) -> ManagedMemory:
+        """Our allocator becomes torch's. The calling thread becomes the owner.
+
+        Raises CapabilityError, with nothing changed, if there is no compiler, another allocator is in place,
+        or this is a forked child; UsageError if one is installed already.
+        """
+        if cls._current is not None:
+            raise UsageError("memory is managed already", "uninstall() the ManagedMemory in use first")
+        install = torch_shim.function("sn_shim_install", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+        _create(native.library())
+        memory = cls()
+        holder = ctypes.create_string_buffer(256)
+        if install(holder, len(holder)) != 0:
+            raise CapabilityError(
+                "installing torch's CPU allocator",
+                f"{holder.value.decode()} holds it",
+                "let sentinel start before, or without, what installed that",
+            )
+        memory.trim()
+        cls._current = memory
+        return memory
+
+    def uninstall(self) -> None:
+        """Stock allocation is back; live storages stay valid. Does nothing the second time."""
+        if self._ended:
+            return
+        native.check("sn_pass_through", self._native.sn_pass_through(), _OWNER)
+        native.check("sn_shim_uninstall", torch_shim.function("sn_shim_uninstall", ctypes.c_int)())
+        self._ended = True
+        ManagedMemory._current = None
+
+    def record(self) -> None:
+        """From now on each allocation gets its own pages and is logged; the log starts empty."""
+        self._require_installed()
+        native.check("sn_record", self._native.sn_record(), _OWNER)
+
+    def pass_through(self) -> None:
+        """From now on allocations come from malloc. Free pages of the exclusive arena go back to the system."""
+        self._require_installed()
+        native.check("sn_pass_through", self._native.sn_pass_through(), _OWNER)
+
+    def place(
+        self,
+        keys: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        extent_bytes: int,
+        *,
+        log: bool = False,
+        huge: bool = False,
+    ) -> None:
+        """From now on the allocation `keys[i]` = (layer, ordinal) is served at `placement_base + offsets[i]`, if it
+        fits in `nbytes[i]` and those bytes are free in fact; else it comes from malloc and is counted.
+
+        `keys` (n, 2), no row twice; `offsets` (n,), multiples of GRANULE_BYTES; slots end within `extent_bytes`.
+        May be called again while tenants of an earlier table live. With `log`, events are recorded anew.
+        Raises UsageError for a table that breaks these rules.
+        """
+        self._require_installed()
+        columns: list[NDArray[Any]] = [np.ascontiguousarray(keys[:, i], dtype=np.int32) for i in (0, 1)]
+        columns += [np.ascontiguousarray(part, dtype=np.uint64) for part in (offsets, nbytes)]
+        if {len(column) for column in columns} != {len(keys)}:
+            raise UsageError("keys, offsets and nbytes have unlike lengths", "give one row per slot")
+        pointers = [column.ctypes.data for column in columns]
+        result = self._native.sn_place(len(keys), *pointers, extent_bytes, int(log), int(huge))
+        if result == -22:
+            raise UsageError(
+                "the slots can't be served",
+                f"give distinct keys, offsets that are multiples of {GRANULE_BYTES}, slots within the extent",
+            )
+        native.check("sn_place", result, _OWNER)
+
+    def tick(self, layer: int) -> None:
+        """The allocations that follow belong to `layer`, numbered from 0. -1: unsynchronised. Owner's thread only;
+        from another one it does nothing."""
+        self._tick(layer)
+
+    def events(self) -> NDArray[np.void]:
+        """A copy of the log, by `seq`. Raises NativeError (ENOBUFS) if events were lost: 16 Mi of them fit."""
+        lost = self._native.sn_log_lost()
+        if lost:
+            raise NativeError(f"sn_log_copy: {lost} events lost", 105, "record a shorter step")
+        held = np.empty(self._native.sn_log_count(), dtype=EVENT_DTYPE)
+        taken = self._native.sn_log_copy(0, len(held), held.ctypes.data)
+        return held[:taken][np.argsort(held["seq"][:taken], kind="stable")]
+
+    def counters(self) -> MemoryCounters:
+        """What was served, by what, and what is live now."""
+        raw = native.Counters()
+        self._native.sn_memory_counters(ctypes.byref(raw))
+        fallback = {
+            why: (int(raw.fallback[i]), int(raw.fallback_bytes[i]))
+            for i, why in enumerate(native.WHY)
+            if raw.fallback[i]
+        }
+        return MemoryCounters(
+            served=raw.served,
+            served_bytes=raw.served_bytes,
+            fallback=fallback,
+            live_bytes=raw.live_bytes,
+            peak_live_bytes=raw.peak_live_bytes,
+            unmanaged_live_bytes=raw.unmanaged_live_bytes,
+            unmanaged_peak_bytes=raw.unmanaged_peak_bytes,
+            foreign_frees=raw.foreign_frees,
+        )
+
+    def reset_peaks(self) -> None:
+        """Both peaks restart from what is live now."""
+        self._native.sn_memory_reset_peaks()
+
+    def contains(self, address: int) -> bool:
+        """Does `address` lie in one of the two arenas?"""
+        return bool(self._quick.sn_memory_contains(address))
+
+    def exclusive_range(self) -> tuple[int, int]:
+        """Base address and bytes ever handed out of the exclusive arena."""
+        found = native.Range()
+        native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
+        return found.base, found.used_bytes
+
+    def release_free_pages(self) -> int:
+        """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
+        return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)
+
+    def trim(self) -> None:
+        """Returns what malloc holds unused to the system."""
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+        if trim is not None:
+            trim(ctypes.c_size_t(0))
+
+    def _require_installed(self) -> None:
+        if self._ended:
+            raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
+
+
+_OWNER = "call it from the thread that installed the memory, not in a forked child"
+
+
+def _create(library: ctypes.CDLL) -> None:
+    result = library.sn_memory_create(_RESERVED_BYTES, _RESERVED_BYTES)
+    if result < 0:
+        raise CapabilityError(
+            "reserving address space for the arenas",
+            str(NativeError("sn_memory_create", -result)),
+            "raise the limit on address space (ulimit -v unlimited); in a forked child use another process",
+        )
+
+
+def _placement_base() -> int:
+    found = native.Range()
+    native.check("sn_placement_range", native.library().sn_placement_range(ctypes.byref(found)))
+    return int(found.base)
