@@ -16,6 +16,7 @@ RANKS = {
     "planner": 1,
     "simulator": 1,
     "files": 2,
+    "machines": 2,
     "system": 2,
     "tiers": 2,
     "profiler": 2,

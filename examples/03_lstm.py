@@ -1,0 +1,64 @@
+"""An LSTM language model, annotated by hand: the three calls, one `add_layer()` after each layer."""
+
+from __future__ import annotations
+
+import common
+import torch
+from torch import Tensor, nn
+
+import sentinel
+
+
+class LanguageModel(nn.Module):
+    """Bytes in, logits of the next byte out; `depth` recurrent layers of `width`."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(depth))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(rows, columns) int64 -> (rows, columns, 256)."""
+        x = self.embedding(tokens)
+        sentinel.add_layer("embedding")
+        for layer in self.layers:
+            x, _ = layer(x)
+            x = self.dropout(x)
+            sentinel.add_layer("lstm")
+        logits: Tensor = self.head(x)
+        sentinel.add_layer("head")
+        return logits
+
+
+def train(options: common.Options) -> tuple[list[float], nn.Module]:
+    """Losses of `options.steps` steps, and the trained model."""
+    torch.manual_seed(0)
+    model = LanguageModel(width=384, depth=3).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batches = common.text_batches(rows=16, columns=96)
+    losses = []
+
+    for step in range(options.steps):
+        if options.begins(step):
+            sentinel.start_profile(model, optimizer, fast=options.fast, slow=options.slow)
+        inputs, targets = next(batches)
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        sentinel.add_layer("loss")
+        optimizer.zero_grad()
+        loss.backward()
+        sentinel.add_layer("backward")
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        sentinel.add_layer("optimizer")
+        losses.append(common.show(step, loss))
+        if options.begins(step):
+            sentinel.end_profile()
+    return losses, model
+
+
+if __name__ == "__main__":
+    chosen = common.options(__doc__)
+    train(chosen)
+    common.finish(chosen)

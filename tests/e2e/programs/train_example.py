@@ -1,0 +1,32 @@
+"""Runs `train` of one example and saves what came out: train_example.py EXAMPLE OUT STEPS FAST SLOW|stock."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import struct
+import sys
+from pathlib import Path
+
+import torch
+
+
+def main(example: str, out: str, steps: str, fast: str, slow: str) -> None:
+    """OUT.pt: losses as hex and all tensors of the model; OUT.json: the headline of the report, {} for stock."""
+    sys.path.insert(0, str(Path(example).parent))
+    import common
+
+    chosen = common.Options(steps=int(steps), fast=fast, slow=slow, stock=slow == "stock")
+    losses, model = runpy.run_path(example, run_name="example")["train"](chosen)
+    bits = [struct.pack("<d", loss).hex() for loss in losses]
+    torch.save({"losses": bits, "state": model.state_dict()}, f"{out}.pt")
+    headline = {}
+    if not chosen.stock:
+        import sentinel
+
+        headline = sentinel.report().headline
+    Path(f"{out}.json").write_text(json.dumps(headline))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""Every example trains to the same bits with Sentinel as without, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.needs("torch", "transformers", "scikit-learn", "compiler"), pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+PROGRAM = Path(__file__).parent / "programs" / "train_example.py"
+STEPS = 8
+SLOW = "emulated:cxl-asic-x8"
+
+
+def train(example: Path, out: Path, *, slow: str, fast: str = "20%") -> tuple[dict[str, Any], dict[str, Any]]:
+    """(losses and parameters, headline) of STEPS steps in a fresh process with two threads."""
+    import torch
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(PROGRAM), str(example), str(out), str(STEPS), fast, slow],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return torch.load(f"{out}.pt", weights_only=True), json.loads(Path(f"{out}.json").read_text())
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Names of what is not equal bit by bit."""
+    import torch
+
+    def bits(tensor: Any) -> Any:
+        return tensor.contiguous().view(-1).view(torch.uint8) if tensor.dim() else tensor.view(1).view(torch.uint8)
+
+    found = [f"loss {i}" for i, (a, b) in enumerate(zip(one["losses"], other["losses"], strict=True)) if a != b]
+    assert one["state"].keys() == other["state"].keys()
+    return found + [
+        name for name, value in one["state"].items() if not torch.equal(bits(value), bits(other["state"][name]))
+    ]
+
+
+def test_there_are_six_numbered_examples() -> None:
+    assert [path.name[:2] for path in EXAMPLES] == ["01", "02", "03", "04", "05", "06"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_training_is_bit_identical(example: Path, tmp_path: Path) -> None:
+    stock, _ = train(example, tmp_path / "stock", slow="stock")
+    placed, headline = train(example, tmp_path / "placed", slow=SLOW)
+
+    assert len(stock["losses"]) == STEPS
+    assert len(set(stock["losses"])) == STEPS, "a loss that stands still proves nothing"
+    assert differing(stock, placed) == []
+    assert headline["kind"] == "executed"
+    assert headline["slow"] == SLOW
+    assert headline["migrated_bytes_per_step"] > 0 or example.stem != "01_gpt2"
+    assert 0 < headline["fast_peak_bytes"] <= headline["fast_capacity_bytes"] < headline["peak_bytes"]
+
+
+def test_another_seed_is_seen_as_different(tmp_path: Path) -> None:
+    """Negative control: the comparison can fail."""
+    example = next(path for path in EXAMPLES if "lstm" in path.name)
+    other = tmp_path / "other.py"
+    other.write_text(example.read_text().replace("manual_seed(0)", "manual_seed(1)"))
+    (tmp_path / "common.py").write_text((ROOT / "examples" / "common.py").read_text())
+    stock, _ = train(example, tmp_path / "stock", slow="stock")
+    seeded, _ = train(other, tmp_path / "seeded", slow="stock")
+    assert "loss 0" in differing(stock, seeded)
+    assert "head.weight" in differing(stock, seeded)
+
+
+def test_two_stock_runs_are_identical(tmp_path: Path) -> None:
+    """Without this, bit-identity would be luck."""
+    example = next(path for path in EXAMPLES if "dlrm" in path.name)
+    once, _ = train(example, tmp_path / "once", slow="stock")
+    again, _ = train(example, tmp_path / "again", slow="stock")
+    assert differing(once, again) == []
