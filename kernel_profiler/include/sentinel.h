@@ -150,6 +150,95 @@ SN_API int sn_release(uint64_t offset, uint64_t nbytes);
 /* Bytes of the range that are taken now, by tenants or reservations; any thread. */
 SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 
+/* ---- mover.cpp: moves between two memory tiers, within a hard budget of fast bytes -------------------- */
+
+/* One worker a direction, each with a queue in the order of submission. A promotion starts when the fast tier
+ * has room for it and holds that room from then on; a demotion gives room back when it has ended: what is in
+ * flight counts on both sides. Births (sn_mover_reserve) go before promotions that wait for room.
+ * In a forked child a mover is inert: calls that return int give -ECHILD, others 0. */
+typedef struct sn_mover sn_mover;
+
+enum { SN_PROMOTE = 0, SN_DEMOTE = 1 };
+enum { SN_MOVE_EMULATED = 0, SN_MOVE_NODE = 1 };
+enum { SN_MOVE_DONE = 0, SN_MOVE_PARTIAL, SN_MOVE_FAILED, SN_MOVE_CANCELLED, SN_MOVE_ALREADY };
+#define SN_ERRNO_COUNT 134
+
+typedef struct sn_span {
+  uint64_t address; /* of a page */
+  uint64_t nbytes;  /* whole pages */
+} sn_span;
+
+typedef struct sn_job {
+  uint64_t nbytes;      /* the whole block */
+  uint64_t fast_bytes;  /* of them, what the fast tier holds already */
+  uint64_t duration_ns; /* emulated: on an idle link */
+  uint64_t bytes_per_s; /* node: no faster than this; 0: as fast as it goes */
+  uint64_t after;       /* starts only when this job has ended; 0: none. Must not be waiting for room. */
+  const sn_span *spans; /* node: copied */
+  uint64_t span_count;
+  int32_t node; /* node: where to */
+  uint8_t direction;
+  uint8_t kind;
+  uint8_t reserved[2];
+} sn_job;
+
+typedef struct sn_moved {
+  uint64_t id;
+  uint64_t start_ns; /* 0 if it never started */
+  uint64_t stop_ns;
+  uint64_t moved_bytes; /* by this job; the rest was there, was never touched, or failed */
+  uint64_t fast_bytes;  /* of the block, held by the fast tier now */
+  int32_t outcome;      /* SN_MOVE_DONE ... */
+  int32_t error;        /* positive errno of what failed first */
+} sn_moved;
+
+typedef struct sn_held {
+  uint64_t fast_bytes; /* now */
+  uint64_t fast_high_bytes; /* most since the last mark */
+  uint64_t slow_bytes;
+  uint64_t slow_high_bytes;
+  uint64_t in_flight_bytes; /* counted in both */
+  uint64_t most_fast_bytes; /* since it was created */
+  uint64_t overflow_bytes;  /* taken by force beyond the capacity, added up */
+  uint64_t overflows;
+  uint64_t starved; /* 1: a promotion waits for room now */
+} sn_held;
+
+SN_API int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn_mover **out);
+/* Queued jobs are dropped, running ones cut short. NULL is fine. */
+SN_API int sn_mover_destroy(sn_mover *mover);
+/* Id of the job, counted from 1, or -errno. */
+SN_API int64_t sn_mover_submit(sn_mover *mover, const sn_job *job);
+/* 1: it had not started and never will (it ends as SN_MOVE_CANCELLED); 0: it has started or ended. */
+SN_API int sn_mover_cancel(sn_mover *mover, uint64_t id);
+/* 0: it has ended; -ETIMEDOUT; -ENOSPC: it waits for room that no demotion is going to free. */
+SN_API int sn_mover_wait(sn_mover *mover, uint64_t id, uint64_t timeout_ns);
+/* Takes at most `count` results of ended jobs, oldest first; returns how many. */
+SN_API uint64_t sn_mover_results(sn_mover *mover, sn_moved *out, uint64_t count);
+/* Address of the number of jobs that have ended, to look at without a call. */
+SN_API const uint64_t *sn_mover_ended(const sn_mover *mover);
+
+/* Takes fast room for a birth: 0; -ETIMEDOUT; -ENOSPC: no demotion is going to free enough. */
+SN_API int sn_mover_reserve(sn_mover *mover, uint64_t nbytes, uint64_t timeout_ns);
+/* Takes it though there is none: the excess is counted as overflow. */
+SN_API int sn_mover_force(sn_mover *mover, uint64_t nbytes);
+/* Gives fast room back. */
+SN_API int sn_mover_release(sn_mover *mover, uint64_t nbytes);
+/* Slow bytes born (positive) and dead (negative); no limit. */
+SN_API int sn_mover_hold_slow(sn_mover *mover, int64_t nbytes);
+/* What is held beyond a new capacity counts as overflow. */
+SN_API int sn_mover_set_capacity(sn_mover *mover, uint64_t fast_capacity_bytes);
+/* Copies the accounts; the high-water marks restart from now if `restart`. */
+SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);
+/* Pages that stayed, by errno; `out` has SN_ERRNO_COUNT entries. */
+SN_API int sn_mover_errors(sn_mover *mover, uint64_t *out);
+
+/* Sleeps until CLOCK_MONOTONIC `deadline_ns`, the last stretch spinning: never early, late by under a
+ * microsecond on an idle CPU. -EINTR: a signal came; go on by calling again. */
+SN_API int sn_sleep_until(uint64_t deadline_ns);
+/* The same without spinning and in spite of signals; 0 or -errno. */
+SN_API int sn_nap_until(uint64_t deadline_ns);
+
 #ifdef __cplusplus
 }
 #endif

@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr size_t kBatch = 1024;  // pages a call: beyond 512 the call's fixed cost no longer shows
-constexpr int kAttempts = 4;
+constexpr uint64_t kAttempts = 4;
+constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is busy while someone holds it
 constexpr long kMove = 2;  // MPOL_MF_MOVE: pages that only this process maps
 
 struct Batch {
@@ -21,11 +22,17 @@ struct Batch {
   std::vector<int> status;
 };
 
-// Where each page is: a node, or a negative errno. -errno if the query itself failed.
-long query(Batch &batch) {
-  batch.status.assign(batch.pages.size(), -EAGAIN);
-  return sn_system(SYS_move_pages, 0, sn::arg(uint64_t{batch.pages.size()}), sn::arg(batch.pages.data()), 0,
-                   sn::arg(batch.status.data()), 0);
+// Where each page is: a node, or a negative errno. Returns the errno of the query itself, asked twice at most:
+// pages whose place is unknown would have to be taken for unmoved.
+int query(Batch &batch) {
+  long result = 0;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    batch.status.assign(batch.pages.size(), -EAGAIN);
+    result = sn_system(SYS_move_pages, 0, sn::arg(uint64_t{batch.pages.size()}), sn::arg(batch.pages.data()), 0,
+                       sn::arg(batch.status.data()), 0);
+    if (result >= 0) return 0;
+  }
+  return static_cast<int>(-result);
 }
 
 bool absent(int status) { return status == -ENOENT || status == -EFAULT; }  // -EFAULT until 6.11
@@ -75,12 +82,13 @@ void count_failed(const Batch &batch, const std::vector<int> &why, int call_erro
 
 void move_batch(Batch &batch, int node, sn::PageFate &fate, uint64_t *errors) {
   std::vector<int> why;
-  long error = -query(batch);
-  if (error <= 0) settle(batch, node, fate.present_bytes, fate.absent_bytes);
-  for (int attempt = 0; attempt < kAttempts && !batch.pages.empty() && error <= 0; ++attempt) {
+  int error = query(batch);
+  if (error == 0) settle(batch, node, fate.present_bytes, fate.absent_bytes);
+  for (uint64_t attempt = 0; attempt < kAttempts && !batch.pages.empty() && error == 0; ++attempt) {
+    if (attempt > 0) sn_nap_until(sn_now_ns() + attempt * kPauseNs);
     const int call_error = move_once(batch, node, why);
-    error = -query(batch);
-    if (error > 0) break;
+    error = query(batch);
+    if (error != 0) break;
     // `why` belongs to the pages before settling: keep it aligned with those that stay.
     size_t kept = 0;
     for (size_t i = 0; i < batch.pages.size(); ++i)
@@ -90,7 +98,7 @@ void move_batch(Batch &batch, int node, sn::PageFate &fate, uint64_t *errors) {
     if (!worth_another_try(call_error)) break;
     if (std::none_of(why.begin(), why.end(), worth_another_try)) break;
   }
-  count_failed(batch, why, static_cast<int>(error), fate, errors);
+  count_failed(batch, why, error, fate, errors);
 }
 
 void keep_to_rate(uint64_t began_ns, uint64_t done_bytes, uint64_t bytes_per_s) {

@@ -1,0 +1,299 @@
+// The mover: order, room, accounts, failures, forks; page moves where one node is enough to see them.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "sentinel.h"
+
+#define CHECK(truth)                                                            \
+  do {                                                                          \
+    if (!(truth)) {                                                             \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #truth);       \
+      exit(1);                                                                  \
+    }                                                                           \
+  } while (0)
+
+namespace {
+
+constexpr uint64_t kMs = 1000000;
+constexpr uint64_t kForever = UINT64_MAX;
+constexpr uint64_t kPage = 4096;
+
+sn_mover *make(uint64_t capacity, int half_duplex = 0) {
+  sn_mover *mover = nullptr;
+  CHECK(sn_mover_create(capacity, half_duplex, &mover) == 0);
+  return mover;
+}
+
+sn_job emulated(uint8_t direction, uint64_t nbytes, uint64_t duration_ns) {
+  sn_job job{};
+  job.nbytes = nbytes;
+  job.fast_bytes = direction == SN_DEMOTE ? nbytes : 0;
+  job.duration_ns = duration_ns;
+  job.direction = direction;
+  return job;
+}
+
+uint64_t submit(sn_mover *mover, const sn_job &job) {
+  const int64_t id = sn_mover_submit(mover, &job);
+  CHECK(id > 0);
+  return static_cast<uint64_t>(id);
+}
+
+sn_held held(sn_mover *mover) {
+  sn_held now;
+  CHECK(sn_mover_held(mover, &now, 0) == 0);
+  return now;
+}
+
+std::vector<sn_moved> results(sn_mover *mover) {
+  std::vector<sn_moved> all(64);
+  all.resize(sn_mover_results(mover, all.data(), all.size()));
+  return all;
+}
+
+void nothing_happens_without_jobs() {
+  sn_mover *mover = make(10);
+  CHECK(*sn_mover_ended(mover) == 0);
+  CHECK(results(mover).empty());
+  CHECK(held(mover).most_fast_bytes == 0);
+  CHECK(sn_mover_wait(mover, 1, kForever) == 0);  // no such job: nothing to wait for
+  sn_mover_destroy(mover);
+  CHECK(sn_mover_destroy(nullptr) == 0);
+}
+
+void jobs_of_one_direction_queue_on_the_link() {
+  sn_mover *mover = make(1000);
+  uint64_t last = 0;
+  const uint64_t began = sn_now_ns();
+  for (int i = 0; i < 7; ++i) last = submit(mover, emulated(SN_PROMOTE, 100, 3 * kMs));
+  CHECK(sn_mover_wait(mover, last, kForever) == 0);
+  CHECK(sn_now_ns() - began >= 7 * 3 * kMs);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 7);
+  for (size_t i = 0; i < all.size(); ++i) {
+    CHECK(all[i].id == i + 1 && all[i].outcome == SN_MOVE_DONE && all[i].moved_bytes == 100);
+    CHECK(all[i].stop_ns - all[i].start_ns == 3 * kMs);
+    if (i > 0) CHECK(all[i].start_ns >= all[i - 1].stop_ns);
+  }
+  CHECK(held(mover).fast_bytes == 700 && held(mover).in_flight_bytes == 0);
+  sn_mover_destroy(mover);
+}
+
+void a_half_duplex_link_carries_one_job_at_a_time() {
+  sn_mover *mover = make(1000, 1);
+  CHECK(sn_mover_reserve(mover, 300, 0) == 0);
+  for (int i = 0; i < 3; ++i) {
+    submit(mover, emulated(SN_DEMOTE, 100, 2 * kMs));
+    submit(mover, emulated(SN_PROMOTE, 100, 2 * kMs));
+  }
+  for (uint64_t id = 1; id <= 6; ++id) CHECK(sn_mover_wait(mover, id, kForever) == 0);
+  std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 6);
+  for (size_t i = 1; i < all.size(); ++i) CHECK(all[i].start_ns >= all[i - 1].stop_ns);
+  sn_mover_destroy(mover);
+}
+
+void a_promotion_waits_for_the_room_that_a_demotion_frees() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold_slow(mover, 60) == 0);
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, kMs));
+  CHECK(sn_mover_wait(mover, up, kForever) == -ENOSPC);  // and nothing will free it
+  CHECK(held(mover).starved == 1);
+  const uint64_t down = submit(mover, emulated(SN_DEMOTE, 100, 5 * kMs));
+  CHECK(sn_mover_wait(mover, up, kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].id == down && all[1].id == up);
+  CHECK(all[1].start_ns >= all[0].stop_ns);
+  const sn_held now = held(mover);
+  CHECK(now.fast_bytes == 60 && now.most_fast_bytes == 100 && now.slow_bytes == 100);
+  sn_mover_destroy(mover);
+}
+
+void births_take_room_and_go_first() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_reserve(mover, 80, 0) == 0);
+  CHECK(sn_mover_reserve(mover, 30, kForever) == -ENOSPC);
+  CHECK(sn_mover_force(mover, 30) == 0);
+  CHECK(held(mover).overflow_bytes == 10 && held(mover).overflows == 1);
+  CHECK(sn_mover_release(mover, 30) == 0 && sn_mover_release(mover, 1000) == -EINVAL);
+  submit(mover, emulated(SN_DEMOTE, 80, 5 * kMs));
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 90, kMs));
+  CHECK(sn_mover_reserve(mover, 50, 1) == -ETIMEDOUT);
+  CHECK(sn_mover_reserve(mover, 50, kForever) == 0);  // before the promotion, which came first
+  CHECK(sn_mover_wait(mover, up, kForever) == -ENOSPC);
+  CHECK(sn_mover_cancel(mover, up) == 1 && sn_mover_cancel(mover, up) == 0);
+  CHECK(sn_mover_wait(mover, up, kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[1].outcome == SN_MOVE_CANCELLED && all[1].start_ns == 0);
+  CHECK(held(mover).fast_bytes == 50);
+  sn_mover_destroy(mover);
+}
+
+void a_job_starts_after_the_one_it_names() {
+  sn_mover *mover = make(1000);
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 100, 8 * kMs));
+  sn_job down = emulated(SN_DEMOTE, 100, kMs);
+  down.after = up;
+  CHECK(sn_mover_wait(mover, submit(mover, down), kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].id == up && all[1].start_ns >= all[0].stop_ns);
+  CHECK(held(mover).fast_bytes == 0 && held(mover).slow_bytes == 100);
+  sn_mover_destroy(mover);
+}
+
+// The hard budget: whatever comes, the fast tier never holds more than its capacity.
+void the_budget_holds_under_random_load() {
+  constexpr uint64_t kCapacity = 1000;
+  sn_mover *mover = make(kCapacity);
+  unsigned seed = 12345;
+  uint64_t resident = 0, waiting_down = 0;
+  std::atomic<bool> done{false};
+  std::thread watcher([&] {
+    while (!done.load()) {
+      CHECK(held(mover).fast_bytes <= kCapacity);
+      usleep(50);
+    }
+  });
+  for (int i = 0; i < 997; ++i) {
+    const uint64_t nbytes = static_cast<uint64_t>(rand_r(&seed) % 300) + 1;
+    switch (rand_r(&seed) % 3) {
+      case 0:
+        submit(mover, emulated(SN_PROMOTE, nbytes, 20000));
+        break;
+      case 1:
+        if (sn_mover_reserve(mover, nbytes, 100000) == 0) resident += nbytes;
+        break;
+      default:
+        if (resident > 0) {
+          const uint64_t leaving = resident < nbytes ? resident : nbytes;
+          resident -= leaving;
+          submit(mover, emulated(SN_DEMOTE, leaving, 20000));
+        }
+    }
+    for (const sn_moved &moved : results(mover)) {
+      if (moved.fast_bytes != 0 && moved.outcome == SN_MOVE_DONE) resident += moved.fast_bytes;
+      waiting_down += moved.outcome != SN_MOVE_DONE;
+    }
+  }
+  done.store(true);
+  watcher.join();
+  CHECK(waiting_down == 0);
+  CHECK(held(mover).most_fast_bytes <= kCapacity && held(mover).most_fast_bytes > 0);
+  CHECK(held(mover).overflows == 0);
+  sn_mover_destroy(mover);  // with jobs still queued
+}
+
+void a_failed_delay_leaves_the_bytes_where_they_were() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0);
+  sn_system_fail(SYS_clock_nanosleep, 1, EIO);
+  CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 100, 5 * kMs)), kForever) == 0);
+  std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_FAILED && all[0].error == EIO);
+  CHECK(all[0].moved_bytes == 0 && all[0].fast_bytes == 100 && held(mover).fast_bytes == 100);
+  CHECK(held(mover).slow_bytes == 0);
+  uint64_t errors[SN_ERRNO_COUNT];
+  CHECK(sn_mover_errors(mover, errors) == 0 && errors[EIO] == 1);
+  CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 100, kMs)), kForever) == 0);
+  CHECK(held(mover).fast_bytes == 0 && held(mover).slow_bytes == 100);
+  sn_mover_destroy(mover);
+}
+
+void a_child_finds_the_mover_inert() {
+  sn_mover *mover = make(1000);
+  for (int i = 0; i < 5; ++i) {
+    submit(mover, emulated(SN_PROMOTE, 10, 2 * kMs));
+    const pid_t child = fork();
+    if (child == 0) {
+      sn_held now;
+      sn_job job = emulated(SN_PROMOTE, 10, 0);
+      const bool inert = sn_mover_submit(mover, &job) == -ECHILD && sn_mover_wait(mover, 1, kForever) == -ECHILD &&
+                         sn_mover_reserve(mover, 1, kForever) == -ECHILD && sn_mover_held(mover, &now, 1) == -ECHILD &&
+                         sn_mover_results(mover, nullptr, 1) == 0 && sn_mover_destroy(mover) == -ECHILD;
+      _exit(inert ? 0 : 1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(sn_mover_wait(mover, 5, kForever) == 0);
+  CHECK(held(mover).fast_bytes == 50);
+  sn_mover_destroy(mover);
+}
+
+sn_job to_node(uint8_t direction, const sn_span *spans, uint64_t count, int node) {
+  sn_job job{};
+  for (uint64_t i = 0; i < count; ++i) job.nbytes += spans[i].nbytes;
+  job.fast_bytes = direction == SN_DEMOTE ? job.nbytes : 0;
+  job.direction = direction;
+  job.kind = SN_MOVE_NODE;
+  job.spans = spans;
+  job.span_count = count;
+  job.node = node;
+  return job;
+}
+
+int pages_are_moved_or_accounted_for() {
+  const uint64_t nbytes = 3001 * kPage;
+  char *memory = static_cast<char *>(mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  CHECK(memory != MAP_FAILED);
+  madvise(memory, nbytes, MADV_NOHUGEPAGE);
+  memset(memory, 7, nbytes - kPage);  // the last page is never touched
+  void *page = memory;
+  int node = -1;
+  if (syscall(SYS_move_pages, 0, 1ul, &page, nullptr, &node, 0) != 0 || node < 0) return 77;
+  const sn_span spans[] = {{reinterpret_cast<uintptr_t>(memory), 1000 * kPage},
+                           {reinterpret_cast<uintptr_t>(memory) + 1000 * kPage, 2001 * kPage}};
+  sn_mover *mover = make(nbytes);
+
+  CHECK(sn_mover_wait(mover, submit(mover, to_node(SN_PROMOTE, spans, 2, node)), kForever) == 0);
+  std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_ALREADY && all[0].moved_bytes == 0);
+  CHECK(all[0].fast_bytes == nbytes && held(mover).fast_bytes == nbytes);
+
+  // a node that is not there: all stays, all is accounted for, by errno
+  CHECK(sn_mover_wait(mover, submit(mover, to_node(SN_DEMOTE, spans, 2, 1000)), kForever) == 0);
+  all = results(mover);
+  CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_PARTIAL && all[0].error == ENODEV);
+  CHECK(all[0].fast_bytes == 3000 * kPage);  // the untouched page is nowhere, so it left
+  uint64_t errors[SN_ERRNO_COUNT];
+  CHECK(sn_mover_errors(mover, errors) == 0 && errors[ENODEV] == 3000);
+
+  // each of the first calls fails in turn; whatever is said to be held is what was held
+  for (uint64_t nth = 1; nth <= 4; ++nth) {
+    sn_system_fail(SYS_move_pages, nth, ENOMEM);
+    CHECK(sn_mover_wait(mover, submit(mover, to_node(SN_DEMOTE, spans, 2, node)), kForever) == 0);
+    sn_system_fail(SYS_move_pages, 0, 0);
+    all = results(mover);
+    CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_ALREADY);  // asked a second time, it knew
+    sn_mover_set_capacity(mover, nbytes);
+  }
+  for (uint64_t i = 0; i < nbytes - kPage; ++i) CHECK(memory[i] == 7);
+  sn_mover_destroy(mover);
+  munmap(memory, nbytes);
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  nothing_happens_without_jobs();
+  jobs_of_one_direction_queue_on_the_link();
+  a_half_duplex_link_carries_one_job_at_a_time();
+  a_promotion_waits_for_the_room_that_a_demotion_frees();
+  births_take_room_and_go_first();
+  a_job_starts_after_the_one_it_names();
+  the_budget_holds_under_random_load();
+  a_failed_delay_leaves_the_bytes_where_they_were();
+  a_child_finds_the_mover_inert();
+  return pages_are_moved_or_accounted_for();
+}
