@@ -1,0 +1,58 @@
+#!/bin/sh
+# First process of the guest. vda: the root image; vdb: a tar of what the run brings (and /.run); vdc: takes a tar of
+# what it leaves behind. Ports 1 to 3: the command's output, its errors, its verdict.
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+for module in /modules/*.ko; do insmod "$module" || echo "numa_vm: insmod $module failed"; done
+tries=0
+until [ -b /dev/vdc ] && [ -c /dev/vport0p3 ]; do
+    tries=$((tries + 1))
+    [ $tries -lt 500 ] || { echo "numa_vm: the guest's devices did not appear"; poweroff -f; }
+    usleep 10000
+done
+
+mount -t tmpfs -o size=90% upper /mnt
+mkdir /mnt/image /mnt/brought /mnt/changed /mnt/work /mnt/root
+mount -o ro /dev/vda /mnt/image
+tar xf /dev/vdb -C /mnt/brought
+mount -t overlay -o lowerdir=/mnt/brought:/mnt/image,upperdir=/mnt/changed,workdir=/mnt/work root /mnt/root
+cd /mnt/root
+for folder in proc sys dev; do mount -o bind /$folder $folder; done
+mkdir -p dev/pts dev/shm
+mount -t devpts devpts dev/pts
+mount -t tmpfs shm dev/shm
+mount -t tracefs tracefs sys/kernel/tracing
+mount -t bpf bpf sys/fs/bpf
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+ln -s /proc/self/fd dev/fd
+ln -s /proc/self/fd/0 dev/stdin
+ln -s /proc/self/fd/1 dev/stdout
+ln -s /proc/self/fd/2 dev/stderr
+ifconfig lo 127.0.0.1 up
+hostname numa-vm
+[ ! -d /cxl ] || [ -z "$(ls /cxl)" ] || sh /cxl.sh
+
+# pipes between, for a port has one reader and cannot be opened again as /dev/stdout
+mkfifo /out /err
+cat /out >dev/vport0p1 &
+out=$!
+cat /err >dev/vport0p2 &
+err=$!
+chroot /mnt/root /bin/sh /.run/start </dev/null >/out 2>/err
+code=$?
+wait $out $err
+
+# what changed is the overlay's upper folder; its character devices stand for what was deleted
+cd /mnt/changed
+set --
+while read -r folder; do [ ! -e "./$folder" ] || set -- "$@" "./$folder"; done </mnt/brought/.run/returned
+if [ $# -gt 0 ]; then
+    find "$@" -type c -exec rm {} +
+    tar cf /dev/vdc "$@" || echo "numa_vm: what the command left behind did not fit"
+fi
+sync
+echo "exit $code" >/mnt/root/dev/vport0p3
+poweroff -f
