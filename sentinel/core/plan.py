@@ -230,20 +230,40 @@ def ring_sum(
     return out.cumsum(axis=1)[:, :-1]
 
 
+def block_shares(plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """(pairs,) block, tensor and the share of the tensor's bytes that lies in the block; sorted by block.
+
+    A tensor may be spread over several blocks (page ranges).
+    """
+    counts = np.fromiter((len(block.tensors) for block in plan.blocks), np.int64, len(plan.blocks))
+    block = np.repeat(np.arange(len(plan.blocks)), counts)
+    tensor = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, int(counts.sum()))
+    where = np.fromiter((slot.tensor for slot in plan.slots), np.int64, len(plan.slots))
+    n = max(int(where.max(initial=-1)), int(tensor.max(initial=-1))) + 1
+    offset, nbytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    offset[where] = np.fromiter((slot.offset for slot in plan.slots), np.int64, len(plan.slots))
+    nbytes[where] = np.fromiter((slot.nbytes for slot in plan.slots), np.int64, len(plan.slots))
+    begin = np.fromiter((b.offset for b in plan.blocks), np.int64, len(plan.blocks))[block]
+    room = np.fromiter((b.nbytes for b in plan.blocks), np.int64, len(plan.blocks))[block]
+    low = np.maximum(begin, offset[tensor])
+    high = np.minimum(begin + room, offset[tensor] + nbytes[tensor])
+    return block, tensor, np.maximum(high - low, 0) / np.maximum(nbytes[tensor], 1)
+
+
 def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     """The rows of `profile.accesses` summed by (block, layer), dtype USE_DTYPE.
 
-    A tensor that several blocks share (page ranges) spreads its accesses over them by bytes.
+    A tensor that spans several blocks (page ranges, a pool cut by layers) spreads its accesses over those
+    alive in the layer, by the bytes it has in each.
     """
+    home = {slot.tensor: slot for slot in plan.slots}
     owner: list[tuple[int, int, float]] = []  # (tensor, block, share)
-    held = np.zeros(len(profile.names), np.int64)
-    for block in plan.blocks:
-        if len(block.tensors) == 1:
-            held[block.tensors[0]] += block.nbytes
     for index, block in enumerate(plan.blocks):
         for tensor in block.tensors:
-            alone = len(block.tensors) == 1 and held[tensor] > block.nbytes
-            owner.append((tensor, index, block.nbytes / int(held[tensor]) if alone else 1.0))
+            slot = home[tensor]
+            inside = min(block.offset + block.nbytes, slot.offset + slot.nbytes) - max(block.offset, slot.offset)
+            if inside > 0:
+                owner.append((tensor, index, inside / slot.nbytes))
     if not owner or not len(profile.accesses):
         return np.zeros(0, USE_DTYPE)
     pairs = np.array(sorted(owner), np.float64)
@@ -254,11 +274,15 @@ def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     which = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
     block_of, share = pairs[which, 1].astype(np.int64), pairs[which, 2]
     a = profile.accesses[row]
+    start = np.array([block.start for block in plan.blocks])[block_of]
+    stop = np.array([block.stop for block in plan.blocks])[block_of]
+    alive = ((a["layer"] >= start) & (a["layer"] < stop)) | (a["layer"] + profile.n_layers < stop)
+    a, block_of, share = a[alive], block_of[alive], share[alive]
     group, place = np.unique(block_of * profile.n_layers + a["layer"], return_inverse=True)
     out = np.zeros(len(group), USE_DTYPE)
     out["block"], out["layer"] = group // profile.n_layers, group % profile.n_layers
     for name in ("reads", "writes"):
         np.add.at(out[name], place, np.maximum(a[name], 0))
     for name in ("read_bytes", "written_bytes", "touched_bytes"):
-        np.add.at(out[name], place, (a[name] * share).astype(np.int64))
+        np.add.at(out[name], place, np.rint(a[name] * share).astype(np.int64))
     return out
