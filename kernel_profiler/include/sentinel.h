@@ -173,7 +173,8 @@ typedef struct sn_job {
   uint64_t fast_bytes;  /* of them, what the fast tier holds already */
   uint64_t duration_ns; /* emulated: on an idle link */
   uint64_t bytes_per_s; /* node: no faster than this; 0: as fast as it goes */
-  uint64_t after;       /* starts only when this job has ended; 0: none. Must not be waiting for room. */
+  uint64_t after;       /* starts when this job has ended, with the fast_bytes that it left; 0: none. It
+                         * must have started, or the two queues might wait for each other. */
   const sn_span *spans; /* node: copied */
   uint64_t span_count;
   int32_t node; /* node: where to */
@@ -238,6 +239,55 @@ SN_API int sn_mover_errors(sn_mover *mover, uint64_t *out);
 SN_API int sn_sleep_until(uint64_t deadline_ns);
 /* The same without spinning and in spite of signals; 0 or -errno. */
 SN_API int sn_nap_until(uint64_t deadline_ns);
+
+/* ---- arm.cpp, arm_fork.cpp: memory whose pages can be made to fault again ---------------------------- */
+
+/* Between sn_arm_back and sn_arm_unback the bytes of a range lie in a memfd, mapped shared at the same
+ * address; before and after, in private memory. Both change what is under live addresses: no other thread may
+ * write to the range meanwhile (reading is fine). Only ranges of the exclusive arena and of sn_arm_map are
+ * taken, else -EPERM: whatever else is mapped may not survive. A child forked in between gets a private copy
+ * before its parent goes on. After a failed call every byte reads as before, and the call may be repeated. */
+#define SN_ARM_RANGES 8
+
+/* Private memory of its own that may be backed: for tests and known workloads. */
+SN_API int sn_arm_map(uint64_t nbytes, uint64_t *base);
+SN_API int sn_arm_unmap(uint64_t base); /* -EBUSY while it is backed */
+/* Whole pages. Of the exclusive arena give the whole reservation: what is allocated later is watched too. */
+SN_API int sn_arm_back(uint64_t base, uint64_t nbytes);
+SN_API int sn_arm_unback(void); /* all ranges; -EBUSY while touches are watched */
+/* The ranges in the order in which the touch table holds them; -ENOENT beyond the last. */
+SN_API int sn_arm_range(int index, uint64_t *base, uint64_t *nbytes);
+
+/* ---- touch.cpp, touch_*.cpp: which pages of the backed ranges were touched, layer by layer ------------ */
+
+/* TABLE: somebody else (an eBPF program) fills the table. The others are this library's readers. */
+enum { SN_TOUCH_TABLE = 0, SN_TOUCH_PAGEMAP, SN_TOUCH_PERF, SN_TOUCH_UFFD };
+/* What was seen of a page in a layer; SN_TOUCHED alone: the reader can't tell which. */
+enum { SN_TOUCHED_READ = 1, SN_TOUCHED_WRITE = 2, SN_TOUCHED = 4 };
+
+typedef struct sn_touch_run {
+  uint64_t page; /* address / 4096 */
+  uint64_t npages;
+  int32_t layer;
+  uint32_t seen;
+} sn_touch_run;
+
+typedef struct sn_touch_state {
+  uint64_t unit_pages; /* touches are told apart no finer than this */
+  uint64_t lost;
+  uint64_t late;
+  uint64_t sees_system_calls;
+} sn_touch_state;
+
+/* `table`: two bytes a page, {read, written}, set by faults and cleared here; ranges in their order, each from
+ * a multiple of four pages on. NULL but for SN_TOUCH_TABLE. Pages beyond `n_pages` are not told. */
+SN_API int sn_touch_start(int kind, void *table, uint64_t n_pages);
+/* Touches until the next mark belong to `layer`; -1: to none. At a quiescent point; arms all that is mapped. */
+SN_API int sn_touch_mark(int32_t layer);
+SN_API int sn_touch_stop(void);
+/* Copies runs [first, first + count) in the order of marks, then addresses; `out` NULL: how many there are from first. */
+SN_API uint64_t sn_touch_runs(uint64_t first, uint64_t count, sn_touch_run *out);
+SN_API void sn_touch_quality(sn_touch_state *out);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,312 @@
+#include "arm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "policy.h"
+#include "system.h"
+
+namespace {
+
+constexpr uint64_t kChunkBytes = uint64_t{64} << 20;  // copied at a time: what a change of backing takes beyond the data
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+struct Own {
+  uint64_t base;
+  uint64_t nbytes;
+};
+
+std::mutex lock;
+Own own[sn::kArmRanges];
+int own_count = 0;
+
+long seek(int fd, uint64_t offset, int whence) {
+  return sn_system(SYS_lseek, fd, sn::arg(offset), whence, 0, 0, 0);
+}
+
+void shut(int &fd) {
+  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  fd = -1;
+}
+
+// Reads or writes all of it; a short transfer goes on, a signal too.
+int transfer(long number, int fd, uint64_t address, uint64_t nbytes, uint64_t offset) {
+  while (nbytes != 0) {
+    const long moved = sn_system(number, fd, sn::arg(address), sn::arg(nbytes), sn::arg(offset), 0, 0);
+    if (moved == -EINTR) continue;
+    if (moved < 0) return static_cast<int>(moved);
+    if (moved == 0) return -EIO;
+    address += static_cast<uint64_t>(moved);
+    offset += static_cast<uint64_t>(moved);
+    nbytes -= static_cast<uint64_t>(moved);
+  }
+  return 0;
+}
+
+bool ours(uint64_t base, uint64_t nbytes, bool *exclusive) {
+  sn_range arena;
+  *exclusive = sn_exclusive_range(&arena) == 0 && base >= arena.base && nbytes <= arena.reserved_bytes &&
+               base - arena.base <= arena.reserved_bytes - nbytes;
+  if (*exclusive) return true;
+  return std::any_of(own, own + own_count,
+                     [=](const Own &o) { return base == o.base && nbytes == o.nbytes; });
+}
+
+// Writes the pages of [from, to) that hold something into the memfd. `pagemap` is /proc/self/pagemap or -1.
+int copy_to_memfd(const sn::ArmRange &range, int pagemap, uint64_t from, uint64_t to) {
+  constexpr uint64_t kBatch = 512;
+  uint64_t entries[kBatch];
+  uint64_t run = 0, run_pages = 0;
+  for (uint64_t page = from / sn::kArmPage; page < to / sn::kArmPage; page += kBatch) {
+    const uint64_t count = std::min(kBatch, to / sn::kArmPage - page);
+    const uint64_t index = range.base / sn::kArmPage + page;
+    if (pagemap < 0) {
+      std::fill_n(entries, count, ~uint64_t{0});
+    } else if (const int error = transfer(SYS_pread64, pagemap, reinterpret_cast<uintptr_t>(entries), count * 8, index * 8);
+               error != 0) {
+      return error;
+    }
+    for (uint64_t i = 0; i <= count; i++) {
+      const bool holds = i < count && (entries[i] >> 62) != 0;  // present or swapped out
+      if (holds && run_pages == 0) run = page + i;
+      if (holds) {
+        run_pages++;
+      } else if (run_pages != 0 && (i < count || page + count == to / sn::kArmPage)) {
+        const uint64_t offset = run * sn::kArmPage;
+        const int error = transfer(SYS_pwrite64, range.fd, range.base + offset, run_pages * sn::kArmPage, offset);
+        if (error != 0) return error;
+        run_pages = 0;
+      }
+    }
+  }
+  return 0;
+}
+
+int share(sn::ArmRange &range, uint64_t to) {
+  const long mapped = sn::map(range.base + range.shared_to, to - range.shared_to, kReadWrite,
+                              MAP_SHARED | MAP_FIXED | MAP_NORESERVE, range.fd, range.shared_to);
+  if (mapped < 0) return static_cast<int>(mapped);
+  range.shared_to = to;
+  return 0;
+}
+
+int make_memfd(sn::ArmRange &range) {
+  const long fd = sn_system(SYS_memfd_create, sn::arg("sentinel"), MFD_CLOEXEC, 0, 0, 0, 0);
+  if (fd < 0) return static_cast<int>(fd);
+  range.fd = static_cast<int>(fd);
+  const long sized = sn_system(SYS_ftruncate, fd, sn::arg(range.nbytes), 0, 0, 0, 0);
+  if (sized != 0 || range.policy.mode == 0) return static_cast<int>(sized);
+  // A shared policy belongs to the file: set through any mapping, it holds for every one.
+  const long view = sn::map(0, range.nbytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, range.fd);
+  if (view < 0) return static_cast<int>(view);
+  const int error = sn::policy_apply(range.policy, static_cast<uint64_t>(view), range.nbytes);
+  sn::unmap(static_cast<uint64_t>(view), range.nbytes);
+  return error;
+}
+
+int to_shared(sn::ArmRange &range) {
+  int error = make_memfd(range);
+  if (error != 0) return error;
+  int pagemap = static_cast<int>(
+      sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
+  const uint64_t used = sn::arm_used_bytes(range);
+  while (error == 0 && range.shared_to < used) {
+    const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
+    error = copy_to_memfd(range, pagemap, range.shared_to, to);
+    if (error == 0) error = share(range, to);
+  }
+  if (error == 0 && range.shared_to < range.nbytes) error = share(range, range.nbytes);
+  if (pagemap >= 0) shut(pagemap);
+  return error;
+}
+
+// Copies `data` onwards, up to `to`, from the memfd to private memory at `at`, which stands for offset `from`.
+int copy_from_memfd(const sn::ArmRange &range, uint64_t at, uint64_t from, uint64_t data, uint64_t to) {
+  while (data < to) {
+    const long hole = seek(range.fd, data, SEEK_HOLE);
+    if (hole < 0) return static_cast<int>(hole);
+    const uint64_t end = std::min(to, static_cast<uint64_t>(hole));
+    const int error = transfer(SYS_pread64, range.fd, at + data - from, end - data, data);
+    if (error != 0) return error;
+    const long next = seek(range.fd, end, SEEK_DATA);
+    if (next < 0) return next == -ENXIO ? 0 : static_cast<int>(next);
+    data = static_cast<uint64_t>(next);
+  }
+  return 0;
+}
+
+int map_private(const sn::ArmRange &range, uint64_t nbytes, uint64_t fixed_at, uint64_t *at) {
+  const long fresh = sn::map(fixed_at, nbytes, kReadWrite,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (fixed_at != 0 ? MAP_FIXED : 0));
+  if (fresh < 0) return static_cast<int>(fresh);
+  *at = static_cast<uint64_t>(fresh);
+  sn::advise(*at, nbytes, MADV_NOHUGEPAGE);  // as the exclusive arena; kernels without huge pages refuse: as good
+  return sn::policy_apply(range.policy, *at, nbytes);
+}
+
+// Replaces [shared_from, to) by private memory with the same bytes; the first of them that hold something
+// are at `data`.
+int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
+  const uint64_t from = range.shared_from, nbytes = to - from;
+  uint64_t at = 0;
+  if (data >= to) return map_private(range, nbytes, range.base + from, &at);
+  int error = map_private(range, nbytes, 0, &at);
+  if (error == 0) error = copy_from_memfd(range, at, from, data, to);
+  if (error == 0) {
+    const long moved = sn_system(SYS_mremap, sn::arg(at), sn::arg(nbytes), sn::arg(nbytes),
+                                 MREMAP_MAYMOVE | MREMAP_FIXED, sn::arg(range.base + from), 0);
+    if (moved >= 0) return 0;
+    error = static_cast<int>(moved);
+  }
+  if (at != 0) sn::unmap(at, nbytes);
+  return error;
+}
+
+int unback(sn::ArmRange &range, bool give_back) {
+  const int error = sn::arm_to_private(range, give_back);
+  if (error != 0) return error;
+  shut(range.fd);
+  if (range.exclusive) sn_exclusive_set_shared(0);
+  return 0;
+}
+
+}  // namespace
+
+namespace sn {
+
+ArmState armed;
+
+void arm_lock() { lock.lock(); }
+void arm_unlock() { lock.unlock(); }
+
+uint64_t arm_used_bytes(const ArmRange &range) {
+  sn_range arena;
+  if (!range.exclusive || sn_exclusive_range(&arena) != 0) return range.nbytes;
+  const uint64_t end = arena.base + arena.used_bytes;
+  return end <= range.base ? 0 : std::min(range.nbytes, end - range.base);
+}
+
+int arm_to_private(ArmRange &range, bool give_back) {
+  while (range.shared_from < range.shared_to) {
+    const long data = seek(range.fd, range.shared_from, SEEK_DATA);
+    if (data < 0 && data != -ENXIO) return static_cast<int>(data);
+    const uint64_t next = data < 0 ? range.shared_to : static_cast<uint64_t>(data);
+    // a stretch without data needs no copy, however long it is; then one chunk
+    const uint64_t to = next > range.shared_from ? std::min(next, range.shared_to)
+                                                 : std::min(range.shared_to, range.shared_from + kChunkBytes);
+    const int error = privatise(range, next, to);
+    if (error != 0) return error;
+    if (give_back)  // only lest the copy exist twice in whole: the close frees it anyway
+      sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(range.shared_from),
+                arg(to - range.shared_from), 0, 0);
+    range.shared_from = to;
+  }
+  return 0;
+}
+
+int arm_register() {
+  long fd = sn_system(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0);
+  if (fd < 0) return static_cast<int>(fd);
+  uffdio_api api = {};
+  api.api = UFFD_API;
+  api.features = UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+  long error = sn_system(SYS_ioctl, fd, UFFDIO_API, arg(&api), 0, 0, 0);
+  for (int i = 0; error == 0 && i < armed.count; i++) {
+    uffdio_register request = {};
+    request.range.start = armed.ranges[i].base;
+    request.range.len = armed.ranges[i].nbytes;
+    request.mode = UFFDIO_REGISTER_MODE_WP;
+    error = sn_system(SYS_ioctl, fd, UFFDIO_REGISTER, arg(&request), 0, 0, 0);
+  }
+  armed.uffd = static_cast<int>(fd);
+  if (error != 0) shut(armed.uffd);  // closing ends what was registered
+  return static_cast<int>(error);
+}
+
+int arm_zap() {
+  for (int i = 0; i < armed.count; i++) {
+    const uint64_t used = arm_used_bytes(armed.ranges[i]);
+    if (used == 0) continue;
+    const int error = advise(armed.ranges[i].base, used, MADV_DONTNEED);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+}  // namespace sn
+
+extern "C" int sn_arm_map(uint64_t nbytes, uint64_t *base) {
+  if (nbytes == 0 || nbytes % sn::kArmPage != 0) return -EINVAL;
+  std::lock_guard<std::mutex> held(lock);
+  if (own_count == sn::kArmRanges) return -ENOSPC;
+  const long mapped = sn::map(0, nbytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (mapped < 0) return static_cast<int>(mapped);
+  sn::advise(static_cast<uint64_t>(mapped), nbytes, MADV_NOHUGEPAGE);
+  own[own_count++] = Own{static_cast<uint64_t>(mapped), nbytes};
+  *base = static_cast<uint64_t>(mapped);
+  return 0;
+}
+
+extern "C" int sn_arm_unmap(uint64_t base) {
+  std::lock_guard<std::mutex> held(lock);
+  for (int i = 0; i < sn::armed.count; i++)
+    if (sn::armed.ranges[i].base == base) return -EBUSY;
+  for (int i = 0; i < own_count; i++) {
+    if (own[i].base != base) continue;
+    const int error = sn::unmap(base, own[i].nbytes);
+    if (error == 0) own[i] = own[--own_count];
+    return error;
+  }
+  return -EPERM;
+}
+
+extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes) {
+  if (nbytes == 0 || base % sn::kArmPage != 0 || nbytes % sn::kArmPage != 0) return -EINVAL;
+  std::lock_guard<std::mutex> held(lock);
+  sn::ArmRange range;
+  if (!ours(base, nbytes, &range.exclusive)) return -EPERM;
+  if (sn::armed.count == sn::kArmRanges) return -ENOSPC;
+  if (sn::touch_running()) return -EBUSY;
+  for (int i = 0; i < sn::armed.count; i++) {
+    const sn::ArmRange &other = sn::armed.ranges[i];
+    if (base < other.base + other.nbytes && other.base < base + nbytes) return -EEXIST;
+  }
+  if (range.exclusive) sn_exclusive_release();  // free pages need no copy; only the owner can tell which they are
+  int error = sn::arm_watch_forks();
+  if (error != 0) return error;
+  range.base = base;
+  range.nbytes = nbytes;
+  range.policy = sn::policy_of(base);
+  sn::ArmRange &kept = sn::armed.ranges[sn::armed.count++] = range;
+  error = to_shared(kept);
+  if (error == 0 && kept.exclusive) sn_exclusive_set_shared(1);
+  if (error != 0 && unback(kept, true) == 0) sn::armed.count--;  // else sn_arm_unback tries again
+  return error;
+}
+
+extern "C" int sn_arm_unback(void) {
+  std::lock_guard<std::mutex> held(lock);
+  if (sn::touch_running()) return -EBUSY;
+  for (; sn::armed.count != 0; sn::armed.count--) {
+    sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
+    if (range.exclusive) sn_exclusive_release();
+    const int error = unback(range, true);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+extern "C" int sn_arm_range(int index, uint64_t *base, uint64_t *nbytes) {
+  std::lock_guard<std::mutex> held(lock);
+  if (index < 0 || index >= sn::armed.count) return -ENOENT;
+  *base = sn::armed.ranges[index].base;
+  *nbytes = sn::armed.ranges[index].nbytes;
+  return 0;
+}

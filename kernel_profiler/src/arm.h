@@ -1,0 +1,57 @@
+// Ranges whose pages can be made to fault again: private memory outside a recording, a memfd during it.
+// Fixed tables only: a forked child works on them before it may allocate.
+#pragma once
+
+#include <stdint.h>
+
+#include "sentinel.h"
+
+namespace sn {
+
+constexpr uint64_t kArmPage = 4096;
+constexpr int kArmRanges = SN_ARM_RANGES;
+constexpr unsigned kPolicyNodes = 1024;
+
+struct MemoryPolicy {
+  int mode = 0;  // MPOL_DEFAULT
+  unsigned long nodes[kPolicyNodes / (8 * sizeof(unsigned long))] = {};
+};
+
+struct ArmRange {
+  uint64_t base = 0;
+  uint64_t nbytes = 0;
+  uint64_t shared_from = 0;  // offsets [shared_from, shared_to) are the memfd's now, all else is private
+  uint64_t shared_to = 0;
+  int fd = -1;
+  bool exclusive = false;  // lies in the exclusive arena
+  MemoryPolicy policy;
+};
+
+struct ArmState {
+  ArmRange ranges[kArmRanges];
+  int count = 0;
+  int uffd = -1;  // registered with all ranges, or -1
+};
+
+extern ArmState armed;
+
+void arm_lock();
+void arm_unlock();
+
+// Bytes of `range`, from its base, that a program can have touched: whole pages.
+uint64_t arm_used_bytes(const ArmRange &range);
+
+// Copies [shared_from, shared_to) to private memory under the same addresses, from below; at any failure
+// the range is consistent and the call may be repeated. `give_back`: the memfd's pages are freed on the way.
+int arm_to_private(ArmRange &range, bool give_back);
+
+// Registers all ranges for write protection without protecting anything, so that read faults map one page,
+// read-only. 0, or -errno: then read faults map several pages and a write after a read goes unseen.
+int arm_register();
+int arm_zap();  // un-maps what is mapped; the data stays
+
+int arm_watch_forks();
+bool touch_running();
+void touch_forget();  // in a forked child: nothing is watched any more
+
+}  // namespace sn

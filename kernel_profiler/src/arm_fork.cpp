@@ -1,0 +1,71 @@
+// A child forked while memory is armed gets a private copy before its parent goes on: shared memory would
+// show it the parent's later writes, and the parent its own.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "arm.h"
+#include "system.h"
+
+namespace {
+
+int ready[2] = {-1, -1};  // the child writes one byte when it has its copy
+
+void shut(int &fd) {
+  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  fd = -1;
+}
+
+void before() {
+  sn::arm_lock();
+  if (sn::armed.count == 0) return;
+  // Without a pipe the parent can't wait, so the child's copy would be of no moment: the child ends itself.
+  if (sn_system(SYS_pipe2, sn::arg(ready), O_CLOEXEC, 0, 0, 0, 0) != 0) ready[0] = ready[1] = -1;
+}
+
+void parent() {
+  shut(ready[1]);
+  char byte;
+  // Ends with the byte, or at the death of the child, or at once if there is none.
+  while (ready[0] >= 0 && sn_system(SYS_read, ready[0], sn::arg(&byte), 1, 0, 0, 0) == -EINTR) {
+  }
+  shut(ready[0]);
+  sn::arm_unlock();
+}
+
+[[noreturn]] void give_up() {
+  static const char text[] = "sentinel: a forked child could not get its copy of profiled memory; it ends here\n";
+  sn_system(SYS_write, STDERR_FILENO, sn::arg(text), sizeof text - 1, 0, 0, 0);
+  _exit(EXIT_FAILURE);
+}
+
+void child() {
+  const bool must_copy = sn::armed.count != 0;
+  if (must_copy && ready[1] < 0) give_up();
+  shut(ready[0]);
+  shut(sn::armed.uffd);
+  for (; sn::armed.count != 0; sn::armed.count--) {
+    sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
+    if (sn::arm_to_private(range, false) != 0) give_up();
+    shut(range.fd);
+    if (range.exclusive) sn_exclusive_set_shared(0);
+  }
+  if (must_copy) sn::touch_forget();
+  const char byte = 1;
+  if (ready[1] >= 0) sn_system(SYS_write, ready[1], sn::arg(&byte), 1, 0, 0, 0);
+  shut(ready[1]);
+  sn::arm_unlock();
+}
+
+}  // namespace
+
+namespace sn {
+
+int arm_watch_forks() {
+  static const int watched = pthread_atfork(before, parent, child);
+  return -watched;
+}
+
+}  // namespace sn

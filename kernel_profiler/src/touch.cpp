@@ -1,0 +1,224 @@
+#include "touch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "system.h"
+
+namespace {
+
+constexpr uint64_t kAroundPages = 16;  // a read fault maps so many where the ranges can't be registered
+
+struct Session {
+  bool running = false;
+  bool own_table = false;
+  int kind = 0;
+  int32_t layer = -1;
+  uint64_t unit_pages = 1;
+  const sn::TouchReader *reader = nullptr;
+  std::vector<sn_touch_run> runs;
+};
+
+Session session;
+
+int nothing() { return 0; }
+void nothing_to_stop() {}
+int register_only() {
+  sn::arm_register();  // its absence shows as a coarser granularity
+  return 0;
+}
+const sn::TouchReader table_reader = {register_only, nothing, nothing_to_stop, nothing_to_stop};
+
+const sn::TouchReader *reader_of(int kind) {
+  switch (kind) {
+    case SN_TOUCH_TABLE: return &table_reader;
+    case SN_TOUCH_PAGEMAP: return &sn::pagemap_reader;
+    case SN_TOUCH_PERF: return &sn::perf_reader;
+    case SN_TOUCH_UFFD: return &sn::uffd_reader;
+    default: return nullptr;
+  }
+}
+
+uint64_t lay_out() {
+  uint64_t cells = 0;
+  for (int i = 0; i < sn::armed.count; i++) {
+    sn::touched.first[i] = cells;
+    cells += (sn::armed.ranges[i].nbytes / sn::kArmPage + 3) / 4 * 4;
+  }
+  return cells;
+}
+
+uint32_t meaning(sn::TouchCell cell) {
+  if (session.kind == SN_TOUCH_PAGEMAP || session.kind == SN_TOUCH_PERF || session.unit_pages != 1)
+    return SN_TOUCHED;
+  uint32_t seen = 0;
+  if (cell.read != 0) seen |= SN_TOUCHED_READ;
+  if (cell.written != 0) seen |= SN_TOUCHED_WRITE;
+  return seen;
+}
+
+void append(uint64_t page, uint64_t npages, uint32_t seen) {
+  if (session.layer < 0) return;
+  if (!session.runs.empty()) {
+    sn_touch_run &last = session.runs.back();
+    if (last.layer == session.layer && last.seen == seen && last.page + last.npages == page) {
+      last.npages += npages;
+      return;
+    }
+  }
+  try {
+    session.runs.push_back(sn_touch_run{page, npages, session.layer, seen});
+  } catch (const std::bad_alloc &) {
+    sn::touch_lost += npages;
+  }
+}
+
+void harvest_cell(uint64_t page, uint64_t last_page, sn::TouchCell cell) {
+  if (session.unit_pages == 1) return append(page, 1, meaning(cell));
+  // the fault mapped the pages around it too, as far as they lie in the range
+  const uint64_t from = page / kAroundPages * kAroundPages;
+  const uint64_t begin = session.runs.empty() || session.runs.back().layer != session.layer
+                             ? from
+                             : std::max(from, session.runs.back().page + session.runs.back().npages);
+  const uint64_t end = std::min(from + kAroundPages, last_page);
+  if (begin < end) append(begin, end - begin, meaning(cell));
+}
+
+// Moves the table's content to the runs of the current layer. Four pages are looked at together.
+void harvest(int index) {
+  const sn::ArmRange &range = sn::armed.ranges[index];
+  const uint64_t first = sn::touched.first[index];
+  if (first >= sn::touched.n_pages) return;
+  const uint64_t base_page = range.base / sn::kArmPage, last_page = base_page + range.nbytes / sn::kArmPage;
+  const uint64_t count = std::min(sn::touched.n_pages - first, sn::arm_used_bytes(range) / sn::kArmPage);
+  uint64_t *words = reinterpret_cast<uint64_t *>(sn::touched.cells + first);
+  for (uint64_t word = 0; word < (count + 3) / 4; word++) {
+    if (__atomic_load_n(&words[word], __ATOMIC_RELAXED) == 0) continue;
+    const uint64_t taken = __atomic_exchange_n(&words[word], 0, __ATOMIC_RELAXED);
+    sn::TouchCell cells[4];
+    memcpy(cells, &taken, sizeof taken);
+    for (uint64_t i = 0; i < 4; i++)
+      if (cells[i].read != 0 || cells[i].written != 0) harvest_cell(base_page + word * 4 + i, last_page, cells[i]);
+  }
+}
+
+int collect() {
+  const int error = session.reader->collect();
+  if (error != 0) return error;
+  for (int i = 0; i < sn::armed.count; i++) harvest(i);
+  return 0;
+}
+
+void end() {
+  session.reader->stop();
+  if (sn::armed.uffd >= 0) sn_system(SYS_close, sn::armed.uffd, 0, 0, 0, 0, 0);
+  sn::armed.uffd = -1;
+  if (session.own_table)
+    sn::unmap(reinterpret_cast<uintptr_t>(sn::touched.cells), sn::touched.n_pages * sizeof(sn::TouchCell));
+  sn::touched.cells = nullptr;
+  sn::touched.n_pages = 0;
+  session.running = session.own_table = false;
+}
+
+int make_table(void *given, uint64_t n_pages) {
+  const uint64_t all = lay_out();
+  sn::touched.n_pages = std::min(all, (n_pages + 3) / 4 * 4);
+  sn::touched.cells = static_cast<sn::TouchCell *>(given);
+  if (given != nullptr) return 0;
+  const long mapped = sn::map(0, sn::touched.n_pages * sizeof(sn::TouchCell), PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (mapped < 0) return static_cast<int>(mapped);
+  sn::touched.cells = reinterpret_cast<sn::TouchCell *>(mapped);
+  session.own_table = true;
+  return 0;
+}
+
+struct Locked {
+  Locked() { sn::arm_lock(); }
+  ~Locked() { sn::arm_unlock(); }
+};
+
+}  // namespace
+
+namespace sn {
+
+TouchTable touched;
+std::atomic<uint64_t> touch_lost{0};
+std::atomic<uint64_t> touch_late{0};
+
+TouchCell *TouchTable::find(uint64_t address) const {
+  for (int i = 0; i < armed.count; i++) {
+    const uint64_t offset = address - armed.ranges[i].base;
+    if (offset >= armed.ranges[i].nbytes) continue;
+    const uint64_t index = first[i] + offset / kArmPage;
+    return index < n_pages ? &cells[index] : nullptr;
+  }
+  return nullptr;
+}
+
+bool touch_running() { return session.running; }
+
+void touch_forget() {
+  if (session.running) session.reader->forget();
+  session.running = false;
+}
+
+}  // namespace sn
+
+extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
+  const sn::TouchReader *reader = reader_of(kind);
+  if (reader == nullptr || n_pages == 0 || (table == nullptr) != (kind != SN_TOUCH_TABLE)) return -EINVAL;
+  Locked locked;
+  if (session.running) return -EBUSY;
+  if (sn::armed.count == 0) return -ENODEV;
+  int error = make_table(table, n_pages);
+  if (error != 0) return error;
+  session.runs.clear();
+  sn::touch_lost = sn::touch_late = 0;
+  session.kind = kind;
+  session.layer = -1;
+  session.reader = reader;
+  session.running = true;
+  error = reader->start();
+  session.unit_pages = sn::armed.uffd >= 0 ? 1 : kAroundPages;
+  if (error != 0) end();
+  return error;
+}
+
+extern "C" int sn_touch_mark(int32_t layer) {
+  Locked locked;
+  if (!session.running) return -ENODEV;
+  int error = collect();
+  session.layer = layer;
+  if (error == 0) error = sn::arm_zap();
+  return error;
+}
+
+extern "C" int sn_touch_stop(void) {
+  Locked locked;
+  if (!session.running) return 0;
+  const int error = collect();
+  end();
+  return error;
+}
+
+extern "C" uint64_t sn_touch_runs(uint64_t first, uint64_t count, sn_touch_run *out) {
+  Locked locked;
+  if (first >= session.runs.size()) return 0;
+  if (out == nullptr) return session.runs.size() - first;
+  const uint64_t taken = std::min<uint64_t>(count, session.runs.size() - first);
+  std::copy_n(session.runs.begin() + static_cast<std::ptrdiff_t>(first), taken, out);
+  return taken;
+}
+
+extern "C" void sn_touch_quality(sn_touch_state *out) {
+  Locked locked;
+  out->unit_pages = session.unit_pages;
+  out->lost = sn::touch_lost;
+  out->late = sn::touch_late;
+  out->sees_system_calls = session.kind == SN_TOUCH_PERF ? static_cast<uint64_t>(sn::perf_sees_kernel()) : 1;
+}

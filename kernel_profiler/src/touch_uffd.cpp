@@ -1,0 +1,196 @@
+// Faults handed to a thread of ours by userfaultfd, which notes them and maps the page. The thread allocates,
+// locks and logs nothing: the thread that faulted may hold any lock.
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+
+#include <system_error>
+#include <thread>
+
+#include "system.h"
+#include "touch.h"
+
+namespace {
+
+constexpr uint64_t kContinueWriteProtected = 1 << 1;  // UFFDIO_CONTINUE_MODE_WP, from 6.4
+
+int wake_up = -1;  // an eventfd: the thread ends when it is written
+std::thread handler;
+
+void shut(int &fd) {
+  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  fd = -1;
+}
+
+long control(unsigned long request, void *argument) {
+  return sn_system(SYS_ioctl, sn::armed.uffd, static_cast<long>(request), sn::arg(argument), 0, 0, 0);
+}
+
+// A page of the memfd where there is none yet.
+long populate(uint64_t page) {
+  for (int i = 0; i < sn::armed.count; i++) {
+    const sn::ArmRange &range = sn::armed.ranges[i];
+    if (page - range.base < range.nbytes)
+      return sn_system(SYS_fallocate, range.fd, 0, sn::arg(page - range.base), sn::kArmPage, 0, 0);
+  }
+  return -EFAULT;
+}
+
+long map_page(uint64_t page, bool protect) {
+  uffdio_continue request = {};
+  request.range.start = page;
+  request.range.len = sn::kArmPage;
+  request.mode = protect ? kContinueWriteProtected : 0;
+  return control(UFFDIO_CONTINUE, &request);
+}
+
+long allow_writes(uint64_t page) {
+  uffdio_writeprotect request = {};
+  request.range.start = page;
+  request.range.len = sn::kArmPage;
+  return control(UFFDIO_WRITEPROTECT, &request);
+}
+
+// From here on the kernel resolves the faults of the page's range by itself: unseen, but nobody hangs.
+void let_go(uint64_t page) {
+  sn::touch_lost++;
+  for (int i = 0; i < sn::armed.count; i++) {
+    const sn::ArmRange &range = sn::armed.ranges[i];
+    if (page - range.base >= range.nbytes) continue;
+    uffdio_range all = {range.base, range.nbytes};
+    control(UFFDIO_UNREGISTER, &all);
+    control(UFFDIO_WAKE, &all);
+  }
+}
+
+void resolve(uint64_t page, bool write, bool protected_page) {
+  for (;;) {
+    const long error = protected_page ? allow_writes(page) : map_page(page, !write);
+    if (error == 0) return;
+    if (error == -EAGAIN) continue;  // the mappings are being changed
+    if (error == -EEXIST || error == -ENOENT) {  // another thread's fault was first, or the page went again
+      uffdio_range one = {page, sn::kArmPage};
+      control(UFFDIO_WAKE, &one);
+      return;
+    }
+    if (error == -EFAULT && !protected_page && populate(page) == 0) continue;
+    return let_go(page);
+  }
+}
+
+void note(const uffd_msg &message) {
+  if (message.event != UFFD_EVENT_PAGEFAULT) return;
+  const uint64_t flags = message.arg.pagefault.flags;
+  const uint64_t page = message.arg.pagefault.address / sn::kArmPage * sn::kArmPage;
+  const bool write = (flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP)) != 0;
+  sn::TouchCell *cell = sn::touched.find(page);
+  if (cell == nullptr) {
+    sn::touch_lost++;
+  } else {
+    cell->note(write);
+  }
+  const bool protected_page = (flags & UFFD_PAGEFAULT_FLAG_WP) != 0;
+  const bool missing = (flags & (UFFD_PAGEFAULT_FLAG_WP | UFFD_PAGEFAULT_FLAG_MINOR)) == 0;
+  if (missing && populate(page) != 0) return let_go(page);
+  resolve(page, write, protected_page);
+}
+
+void serve() {
+  uffd_msg messages[32];
+  pollfd waits[2] = {{sn::armed.uffd, POLLIN, 0}, {wake_up, POLLIN, 0}};
+  for (;;) {
+    const long ready = sn_system(SYS_poll, sn::arg(waits), 2, -1, 0, 0, 0);
+    if (ready < 0 && ready != -EINTR) return;
+    const long got = sn_system(SYS_read, sn::armed.uffd, sn::arg(messages), sizeof messages, 0, 0, 0);
+    for (long i = 0; i < got / static_cast<long>(sizeof messages[0]); i++) note(messages[i]);
+    if (got <= 0 && waits[1].revents != 0) return;  // asked to end, and nobody waits
+  }
+}
+
+// Faults inside system calls must be handled too, or a read() into a tensor fails with EFAULT.
+long open_for_kernel_faults() {
+  const long fd = sn_system(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0);
+  if (fd >= 0) return fd;
+  const long device = sn_system(SYS_openat, AT_FDCWD, sn::arg("/dev/userfaultfd"), O_RDWR | O_CLOEXEC, 0, 0, 0);
+  if (device < 0) return fd;
+  const long made = sn_system(SYS_ioctl, device, _IO(0xAA, 0x00), O_CLOEXEC | O_NONBLOCK, 0, 0, 0);
+  sn_system(SYS_close, device, 0, 0, 0, 0, 0);
+  return made;
+}
+
+long register_all() {
+  uffdio_api api = {};
+  api.api = UFFD_API;
+  api.features = UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_MINOR_SHMEM;
+  long error = control(UFFDIO_API, &api);
+  for (int i = 0; error == 0 && i < sn::armed.count; i++) {
+    uffdio_register request = {};
+    request.range = {sn::armed.ranges[i].base, sn::armed.ranges[i].nbytes};
+    request.mode = UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+    error = control(UFFDIO_REGISTER, &request);
+  }
+  return error;
+}
+
+// Without write-protected continuation a write after a read would go unseen: try it on a page of ours.
+long try_continue() {
+  const uint64_t page = sn::armed.ranges[0].base;
+  long error = populate(page);
+  if (error == 0) error = map_page(page, true);
+  return error == -EEXIST ? 0 : error;
+}
+
+int start() {
+  long fd = open_for_kernel_faults();
+  if (fd < 0) return static_cast<int>(fd);
+  sn::armed.uffd = static_cast<int>(fd);
+  long error = register_all();
+  if (error == 0) error = try_continue();
+  if (error != 0) return static_cast<int>(error);
+  fd = sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0);
+  if (fd < 0) return static_cast<int>(fd);
+  wake_up = static_cast<int>(fd);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are for the program's threads
+  try {
+    handler = std::thread(serve);
+  } catch (const std::system_error &failed) {
+    error = -failed.code().value();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return static_cast<int>(error);
+}
+
+int collect() { return 0; }
+
+void stop() {
+  if (handler.joinable()) {
+    // unregistered first: from then on nobody can come to wait
+    for (int i = 0; i < sn::armed.count; i++) {
+      uffdio_range all = {sn::armed.ranges[i].base, sn::armed.ranges[i].nbytes};
+      control(UFFDIO_UNREGISTER, &all);
+      control(UFFDIO_WAKE, &all);
+    }
+    const uint64_t one = 1;
+    while (sn_system(SYS_write, wake_up, sn::arg(&one), sizeof one, 0, 0, 0) == -EINTR) {
+    }
+    handler.join();
+  }
+  shut(wake_up);
+}
+
+void forget() {
+  if (handler.joinable()) handler.detach();  // it runs in the parent only
+  shut(wake_up);
+}
+
+}  // namespace
+
+namespace sn {
+const TouchReader uffd_reader = {start, collect, stop, forget};
+}

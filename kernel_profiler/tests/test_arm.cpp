@@ -1,0 +1,165 @@
+// Memory that changes its backing under live addresses: its bytes never change, whichever call fails.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sentinel.h"
+
+#define CHECK(condition)                                              \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      exit(1);                                                        \
+    }                                                                 \
+  } while (0)
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPages = 20011;  // a prime, and beyond one chunk of 64 MiB
+constexpr uint64_t kBytes = kPages * kPage;
+
+uint64_t base;
+
+uint64_t *word(uint64_t page) { return reinterpret_cast<uint64_t *>(base + page * kPage + 8 * (page % 512)); }
+
+// Every third page holds something; the others were never touched.
+void fill(uint64_t salt) {
+  for (uint64_t page = 0; page < kPages; page += 3) *word(page) = page * 2654435761u + salt;
+}
+
+bool holds(uint64_t salt) {
+  for (uint64_t page = 0; page < kPages; page++)
+    if (*word(page) != (page % 3 == 0 ? page * 2654435761u + salt : 0)) return false;
+  return true;
+}
+
+bool is_shared() {
+  char line[512], wanted[64];
+  snprintf(wanted, sizeof wanted, "%lx-", static_cast<unsigned long>(base));
+  FILE *maps = fopen("/proc/self/maps", "r");
+  CHECK(maps != nullptr);
+  bool shared = false;
+  while (fgets(line, sizeof line, maps) != nullptr)
+    if (strncmp(line, wanted, strlen(wanted)) == 0) shared = strstr(line, " rw-s ") != nullptr;
+  fclose(maps);
+  return shared;
+}
+
+void there_and_back() {
+  CHECK(sn_arm_map(kBytes, &base) == 0);
+  fill(1);
+  CHECK(!is_shared());
+  CHECK(sn_arm_back(base, kBytes) == 0);
+  CHECK(is_shared() && holds(1));
+  CHECK(sn_arm_back(base, kBytes) == -EEXIST);
+  CHECK(sn_arm_unmap(base) == -EBUSY);
+  fill(2);
+  CHECK(madvise(reinterpret_cast<void *>(base), kBytes, MADV_DONTNEED) == 0);  // what arming does: nothing is lost
+  CHECK(holds(2));
+  CHECK(sn_arm_unback() == 0);
+  CHECK(!is_shared() && holds(2));
+  fill(3);
+  CHECK(holds(3));
+}
+
+void refuses_what_is_not_its_own() {
+  void *foreign = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(foreign != MAP_FAILED);
+  memset(foreign, 7, kBytes);
+  CHECK(sn_arm_back(reinterpret_cast<uint64_t>(foreign), kBytes) == -EPERM);
+  CHECK(static_cast<char *>(foreign)[kBytes - 1] == 7);
+  munmap(foreign, kBytes);
+  CHECK(sn_arm_back(base + kPage, kPage) == -EPERM);  // a part of it
+  CHECK(sn_arm_back(base + 1, kPage) == -EINVAL);
+  CHECK(sn_arm_back(base, 0) == -EINVAL);
+  CHECK(sn_arm_unmap(base + kPage) == -EPERM);
+  CHECK(sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, 1) == -ENODEV);
+  CHECK(sn_touch_mark(0) == -ENODEV);
+}
+
+// The n-th system call fails, for n = 1, 2, 3, ... until none does.
+template <typename Change>
+uint64_t survives_failures(Change change, uint64_t salt) {
+  for (uint64_t n = 1;; n++) {
+    sn_system_fail(-1, n, ENOMEM);
+    const int result = change();
+    const bool unused = sn_system_fail(-1, 0, 0) != 0;
+    CHECK(holds(salt));
+    CHECK(sn_arm_unback() == 0);
+    CHECK(holds(salt) && !is_shared());
+    if (unused) {
+      CHECK(result == 0);
+      return n - 1;
+    }
+  }
+}
+
+void any_call_may_fail() {
+  fill(4);
+  const uint64_t backing = survives_failures([] { return sn_arm_back(base, kBytes); }, 4);
+  const uint64_t both = survives_failures(
+      [] {
+        const int result = sn_arm_back(base, kBytes);
+        return result != 0 ? result : sn_arm_unback();
+      },
+      4);
+  CHECK(backing > 5 && both > backing + 5);
+}
+
+void a_child_has_its_own_bytes() {
+  fill(5);
+  CHECK(sn_arm_back(base, kBytes) == 0);
+  int go[2];
+  CHECK(pipe(go) == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    char byte;
+    if (read(go[0], &byte, 1) != 1) _exit(2);  // by now the parent has written
+    if (!holds(5) || is_shared()) _exit(3);
+    fill(7);
+    _exit(holds(7) ? 0 : 4);
+  }
+  fill(6);
+  CHECK(write(go[1], "x", 1) == 1);
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(holds(6) && is_shared());
+  CHECK(sn_arm_unback() == 0);
+  CHECK(holds(6));
+}
+
+void a_child_without_its_copy_ends() {
+  CHECK(sn_arm_back(base, kBytes) == 0);
+  const int errors = dup(STDERR_FILENO);
+  CHECK(freopen("/dev/null", "w", stderr) != nullptr);
+  sn_system_fail(SYS_mremap, 1, ENOMEM);
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  sn_system_fail(-1, 0, 0);
+  dup2(errors, STDERR_FILENO);
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
+  CHECK(holds(6) && is_shared());
+  CHECK(sn_arm_unback() == 0);
+}
+
+}  // namespace
+
+int main() {
+  there_and_back();
+  refuses_what_is_not_its_own();
+  any_call_may_fail();
+  a_child_has_its_own_bytes();
+  a_child_without_its_copy_ends();
+  CHECK(sn_arm_unmap(base) == 0);
+  return 0;
+}

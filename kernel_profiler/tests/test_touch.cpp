@@ -1,0 +1,178 @@
+// Readers of armed memory on a workload whose touches are known: prime numbers of layers, reads and writes
+// apart, by user code, by system calls, by threads; and nothing where nothing was touched.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "sentinel.h"
+
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      fprintf(stderr, "%s:%d: reader %d: %s\n", __FILE__, __LINE__, reader, #condition); \
+      exit(1);                                                                           \
+    }                                                                                    \
+  } while (0)
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPages = 1009;
+int reader = -1;
+uint64_t base;
+
+struct Counts {
+  int read = 0, written = 0, touched = 0;  // layers
+};
+
+volatile char *at(uint64_t page) { return reinterpret_cast<volatile char *>(base + page * kPage + page % kPage); }
+void read_page(uint64_t page) { (void)*at(page); }
+void write_page(uint64_t page) { *at(page) = static_cast<char>(page); }
+
+std::map<uint64_t, Counts> counts() {
+  std::vector<sn_touch_run> runs(sn_touch_runs(0, 0, nullptr));
+  CHECK(sn_touch_runs(0, runs.size(), runs.data()) == runs.size());
+  std::map<uint64_t, Counts> found;
+  for (const sn_touch_run &run : runs)
+    for (uint64_t i = 0; i < run.npages; i++) {
+      Counts &page = found[run.page + i - base / kPage];
+      page.touched++;
+      page.read += (run.seen & SN_TOUCHED_READ) != 0;
+      page.written += (run.seen & SN_TOUCHED_WRITE) != 0;
+      CHECK(((run.seen & SN_TOUCHED) != 0) == (reader != SN_TOUCH_UFFD));
+    }
+  return found;
+}
+
+bool start() {
+  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  const int error = sn_touch_start(reader, nullptr, kPages);
+  if (error == 0) return true;
+  fprintf(stderr, "reader %d is not available here: %s\n", reader, strerror(-error));
+  CHECK(error == -EPERM || error == -EACCES || error == -ENOSYS || error == -EINVAL);
+  CHECK(sn_arm_unback() == 0);
+  return false;
+}
+
+void stop() {
+  CHECK(sn_touch_stop() == 0);
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.lost == 0 && state.late == 0);
+  CHECK(sn_arm_unback() == 0);
+}
+
+void nothing_touched_nothing_told() {
+  for (uint64_t page = 0; page < kPages; page++) write_page(page);
+  for (int layer = 0; layer < 7; layer++) CHECK(sn_touch_mark(layer) == 0);
+  stop();
+  CHECK(counts().empty());
+}
+
+void system_call_touches(int zero) {
+  CHECK(read(zero, const_cast<char *>(at(500)), 8) == 8);
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  CHECK(write(ends[1], const_cast<char *>(at(501)), 8) == 8);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+void known_touches_exactly() {
+  const int zero = open("/dev/zero", O_RDONLY);
+  for (int layer = 0; layer < 29; layer++) {
+    CHECK(sn_touch_mark(layer) == 0);
+    if (layer < 23) {
+      write_page(0);
+      read_page(3);
+      read_page(4), write_page(4);
+    }
+    if (layer < 17) {
+      std::thread one([] { write_page(101); }), two([] { read_page(103), read_page(104); });
+      one.join();
+      two.join();
+    }
+    if (layer < 13) system_call_touches(zero);
+    if (layer < 2)
+      for (uint64_t page = 900; page < kPages; page++) read_page(page);
+  }
+  CHECK(sn_touch_mark(-1) == 0);
+  write_page(2);  // belongs to no layer
+  stop();
+  close(zero);
+  std::map<uint64_t, Counts> found = counts();
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  if (state.unit_pages != 1) return;  // no userfaultfd here: neighbours come along
+  const bool kernel = state.sees_system_calls != 0, kinds = reader == SN_TOUCH_UFFD;
+  CHECK(found.size() == 3 + 3 + (kernel ? 2 : 0) + (kPages - 900));
+  CHECK(found[0].touched == 23 && found[3].touched == 23 && found[4].touched == 23);
+  CHECK(found[101].touched == 17 && found[103].touched == 17 && found[104].touched == 17);
+  if (kernel) CHECK(found[500].touched == 13 && found[501].touched == 13);
+  for (uint64_t page = 900; page < kPages; page++) CHECK(found[page].touched == 2);
+  if (!kinds) return;
+  CHECK(found[0].written == 23 && found[0].read == 0);
+  CHECK(found[3].written == 0 && found[3].read == 23);
+  CHECK(found[4].written == 23 && found[4].read == 23);
+  CHECK(found[101].written == 17 && found[104].read == 17 && found[104].written == 0);
+  CHECK(found[500].written == 13 && found[501].read == 13 && found[501].written == 0);
+}
+
+void forks_while_watched() {
+  for (uint64_t page = 0; page < kPages; page++) write_page(page);
+  CHECK(sn_touch_mark(0) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    for (uint64_t page = 0; page < kPages; page++)
+      if (*at(page) != static_cast<char>(page)) _exit(1);
+    *at(5) = 99;
+    _exit(sn_touch_mark(1) == -ENODEV ? 0 : 2);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  write_page(7);
+  CHECK(sn_touch_mark(-1) == 0);
+  CHECK(*at(5) == 5);
+  stop();
+  CHECK(counts().size() == 1 && counts()[7].touched == 1);  // neither the copy nor the child's own
+}
+
+void failed_starts_leave_nothing() {
+  for (uint64_t n = 1;; n++) {
+    write_page(11);
+    CHECK(sn_arm_back(base, kPages * kPage) == 0);
+    sn_system_fail(-1, n, EINVAL);
+    const int result = sn_touch_start(reader, nullptr, kPages);
+    const bool unused = sn_system_fail(-1, 0, 0) != 0;
+    if (result == 0) CHECK(sn_touch_mark(0) == 0);
+    CHECK(*at(11) == 11);
+    CHECK(sn_touch_stop() == 0);
+    CHECK(sn_arm_unback() == 0);
+    CHECK(*at(11) == 11);
+    if (unused) return;
+  }
+}
+
+}  // namespace
+
+int main() {
+  CHECK(sn_arm_map(kPages * kPage, &base) == 0);
+  for (int kind : {SN_TOUCH_PAGEMAP, SN_TOUCH_PERF, SN_TOUCH_UFFD}) {
+    reader = kind;
+    for (void (*body)() : {nothing_touched_nothing_told, known_touches_exactly, forks_while_watched}) {
+      if (start()) body();
+    }
+    failed_starts_leave_nothing();
+  }
+  CHECK(sn_arm_unmap(base) == 0);
+  return 0;
+}
