@@ -1,0 +1,80 @@
+"""Moves what existed before profiling into the exclusive arena: parameters, buffers, gradients, optimizer state."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sentinel.core.errors import NativeError
+from sentinel.migration.holders import MANAGED, Holders, examine
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler import torch_shim
+
+SMALL_BYTES = 1024
+"""Storages below this stay: such tensors are not managed later either."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """One storage: the name of its first tensor, where it is now, and why it stays ("" if it moved)."""
+
+    name: str
+    address: int
+    nbytes: int
+    moved: bool
+    reason: str
+
+
+def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[Adoption]:
+    """Moves each distinct storage to pages of its own; one row per storage, in the order of first mention.
+
+    Views, ties and all other tensors of the storage follow. A storage that anything may know by its address
+    (numpy, DLPack, shared memory, a reference that can't be explained) stays where it is, and the row says why.
+    Call it from the owner's thread at a quiescent point: between steps, no operator running, no other thread
+    handling these tensors, the last step's graph gone. `data_ptr()` values taken earlier are void afterwards.
+    Raises NativeError if the arena is full; what was moved until then is valid.
+    """
+    names: dict[int, str] = {}
+    rows: list[Holders] = []
+    for (name, _), holders in zip(tensors, examine([tensor for _, tensor in tensors]), strict=True):
+        key = holders.storage or -len(names) - 1
+        if key not in names:
+            names[key] = name
+            rows.append(holders)
+    adopted = [_adopt(memory, name, holders) for name, holders in zip(names.values(), rows, strict=True)]
+    memory.trim()
+    return adopted
+
+
+def _adopt(memory: ManagedMemory, name: str, holders: Holders) -> Adoption:
+    reason = _reason(memory, holders)
+    address = holders.address
+    if not reason:
+        moved = _move(holders)
+        address, reason = (moved, "") if moved else (address, "its references changed while they were counted")
+    return Adoption(name, address, holders.nbytes, not reason, reason)
+
+
+def _reason(memory: ManagedMemory, holders: Holders) -> str:
+    if holders.memory == MANAGED and memory.contains(holders.address):
+        return "it is in managed memory already"
+    if 0 < holders.nbytes < SMALL_BYTES and not holders.objection:
+        return "it is smaller than 1 KiB"
+    if holders.nbytes == 0 and not holders.objection:
+        return "it is empty"
+    return holders.objection
+
+
+def _move(holders: Holders) -> int:
+    """The new address; 0 if the storage has another number of holders by now."""
+    call = torch_shim.function(
+        "sn_shim_move", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+    )
+    address = ctypes.c_uint64()
+    result = call(holders.storage, holders.uses, ctypes.byref(address))
+    if result < 0:
+        raise NativeError("sn_shim_move", -result, "the exclusive arena is full; profile a smaller model")
+    return address.value if result else 0

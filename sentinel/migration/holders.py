@@ -1,0 +1,226 @@
+"""Who refers to a storage: all that the garbage collector, torch and the frames can show.
+
+A storage whose references are all explained has no alias that would dangle if its memory moved. A numpy array,
+a DLPack capsule or a graph that is still alive refers to tensors in ways that none of these shows: it leaves a
+reference unexplained. An address kept as a plain integer is no reference: nobody can find that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import inspect
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sentinel.profiler import torch_shim
+
+TENSOR_ROW = np.dtype([(name, "<u8") for name in ("tensor", "python", "storage", "uses", "accounted")])
+STORAGE_ROW = np.dtype(
+    [(name, "<u8") for name in ("storage", "python", "address", "nbytes", "uses", "memory", "resizable")]
+)
+
+STOCK, MANAGED, OTHER, NOT_HOST = range(4)
+"""`memory` of a storage: stock torch's, ours, somebody else's, not in host memory."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NEVER_HOLD = frozenset((FunctionType, ModuleType, type))  # their dicts and cells are objects of their own
+_CHUNK = 20_000
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+@dataclass(frozen=True)
+class Holders:
+    """One storage (0: the tensor has none) and what objects to moving its memory ("": nothing does)."""
+
+    storage: int
+    address: int
+    nbytes: int
+    uses: int
+    memory: int
+    objection: str
+
+
+def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
+    """The holders of each tensor's storage, one per tensor. One pass over all objects of the process.
+
+    Call it where no operator runs and no other thread handles these tensors.
+    """
+    in_frames = _frame_slots()
+    objects = gc.get_objects()
+    tensor_types = tuple({kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)})
+    known = [o for o in objects if type(o) in tensor_types]
+    with torch._C.DisableTorchFunctionSubclass():
+        rows = _tensor_rows([o._cdata for o in known])
+        asked = [t._cdata for t in tensors]
+    storage_of = {int(row["tensor"]): int(row["storage"]) for row in rows}
+    wanted = [storage_of.get(impl, 0) for impl in asked]
+    storages = _storage_rows(np.unique(rows["storage"][rows["storage"] != 0]))
+
+    involved = np.array(sorted(set(wanted) - {0}), dtype=np.uint64)
+    holders = rows[np.isin(rows["storage"], involved)]
+    python = {*holders["python"].tolist(), *storages["python"][np.isin(storages["storage"], involved)].tolist()}
+    suspects = [o for o in objects if id(o) in python]
+    del known
+    explained = _referents(objects, python)
+    del objects
+    explained.update(in_frames)
+    judge = _Judge(holders, storages, _unexplained(suspects, explained), {id(o): type(o) for o in suspects})
+    found = {storage: judge.holders(storage) for storage in set(wanted)}
+    return [found[storage] for storage in wanted]
+
+
+class _Judge:
+    """Puts what was counted together, storage by storage."""
+
+    def __init__(
+        self,
+        holders: NDArray[np.void],
+        storages: NDArray[np.void],
+        unexplained: dict[int, int],
+        types: dict[int, type],
+    ) -> None:
+        self.unexplained, self.types = unexplained, types
+        self.tensors: defaultdict[int, list[Any]] = defaultdict(list)
+        for row in holders:
+            self.tensors[int(row["storage"])].append(row)
+        self.storages = {int(row["storage"]): row for row in storages}
+        self.overlapping = _overlapping(storages)
+
+    def holders(self, storage: int) -> Holders:
+        row = self.storages.get(storage)
+        if row is None:
+            return Holders(0, 0, 0, 0, NOT_HOST, "it has no storage")
+        fields = (int(row[name]) for name in ("address", "nbytes", "uses", "memory"))
+        return Holders(storage, *fields, objection=self._objection(row))
+
+    def _objection(self, row: Any) -> str:
+        if row["memory"] == NOT_HOST:
+            return "it is not in host memory"
+        if row["memory"] == OTHER:
+            return "its memory is not torch's own (a numpy array, a file, shared memory or another library gave it)"
+        tensors = self.tensors[int(row["storage"])]
+        strange = {self.types[int(t["python"])] for t in tensors if int(t["python"]) in self.types} - set(_PLAIN)
+        if strange:
+            return f"a tensor subclass uses it ({', '.join(sorted(kind.__name__ for kind in strange))})"
+        if int(row["storage"]) in self.overlapping:
+            return "another storage shares its memory"
+        if int(row["uses"]) != len(tensors) + (row["python"] != 0):
+            return "something outside of Python holds its storage (a graph that is still alive, DLPack, ...)"
+        if any(int(t["uses"]) != int(t["accounted"]) + (t["python"] != 0) for t in tensors):
+            return "something outside of Python holds a tensor of it (a graph that is still alive, DLPack, ...)"
+        if not all(self._accounted(int(holder["python"]), int(holder["uses"])) for holder in (row, *tensors)):
+            if row["resizable"] == 0:
+                return "a numpy array shares its memory"
+            return "a reference to a tensor of it can't be explained (an array, a C extension or a call under way)"
+        return ""
+
+    def _accounted(self, python: int, uses: int) -> bool:
+        # While anything in C++ but the Python object itself holds a tensor, that holds the object, once.
+        return python == 0 or self.unexplained.get(python) == (1 if uses > 1 else 0)
+
+
+def _tensor_rows(impls: list[int]) -> NDArray[np.void]:
+    """A row for each of these tensors, their gradients and the bases of views."""
+    call = torch_shim.function(
+        "sn_shim_tensors", ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64
+    )
+    asked = np.array(impls, dtype=np.uint64)
+    rows = np.empty(2 * len(asked) + 64, dtype=TENSOR_ROW)
+    while (count := call(asked.ctypes.data, len(asked), rows.ctypes.data, len(rows))) > len(rows):
+        rows = np.empty(count, dtype=TENSOR_ROW)
+    return rows[:count]
+
+
+def _storage_rows(storages: NDArray[np.uint64]) -> NDArray[np.void]:
+    call = torch_shim.function("sn_shim_storages", None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)
+    storages = np.ascontiguousarray(storages)
+    rows = np.empty(len(storages), dtype=STORAGE_ROW)
+    call(storages.ctypes.data, len(storages), rows.ctypes.data)
+    return rows
+
+
+def _overlapping(storages: NDArray[np.void]) -> set[int]:
+    """Storages whose bytes are also another storage's."""
+    host = storages[(storages["memory"] != NOT_HOST) & (storages["nbytes"] != 0)]
+    host = host[np.argsort(host["address"], kind="stable")]
+    found: set[int] = set()
+    reach, holder = 0, 0
+    for storage, address, nbytes in zip(*(host[n].tolist() for n in ("storage", "address", "nbytes")), strict=True):
+        if address < reach:
+            found |= {storage, holder}
+        if address + nbytes > reach:
+            reach, holder = address + nbytes, storage
+    return found
+
+
+def _referents(objects: list[Any], ids: set[int]) -> Counter[int]:
+    """How often all objects together refer to those with these ids."""
+    found: Counter[int] = Counter()
+    holding = [o for o in objects if type(o) not in _NEVER_HOLD]
+    for start in range(0, len(holding), _CHUNK):
+        found.update(filter(ids.__contains__, map(id, gc.get_referents(*holding[start : start + _CHUNK]))))
+    return found
+
+
+def _unexplained(suspects: list[Any], explained: Counter[int]) -> dict[int, int]:
+    """By id, the references that nothing explains. Those that the counting adds are measured on a known object."""
+    counted = _counts(suspects)
+    own = _counts([object()])[0]
+    return {id(o): counted[i] - own - explained[id(o)] for i, o in enumerate(suspects)}
+
+
+def _counts(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(objects[i]) for i in range(len(objects))]
+
+
+def _frame_slots() -> Counter[int]:
+    """References from local variables of running functions, which the collector does not show."""
+    found: Counter[int] = Counter()
+    for frame in _frames():
+        found.update(_slots(frame))
+    return found
+
+
+def _frames() -> Iterator[FrameType]:
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+def _slots(frame: FrameType) -> list[int]:
+    code = frame.f_code
+    # Module and class bodies keep their names in dicts, generators are looked into: the collector shows both.
+    if not code.co_flags & inspect.CO_OPTIMIZED or code.co_flags & _GENERATOR:
+        return []
+    cells = {*code.co_cellvars, *code.co_freevars}
+    held = frame.f_locals
+    slots = [id(held[name]) for name in code.co_varnames if name in held and name not in cells]
+    # Until 3.12 the frame keeps this dict, and with it whatever the locals were, as long as it runs.
+    if type(held) is dict and sys.getrefcount(held) <= _dict_of_a_frame():
+        held.clear()
+    return slots
+
+
+@functools.cache
+def _dict_of_a_frame() -> int:
+    """References to the locals of a running frame while `_slots` looks at them, if nobody else holds them."""
+
+    def probe() -> int:
+        frame = inspect.currentframe()
+        assert frame is not None
+        held = frame.f_locals
+        return sys.getrefcount(held)
+
+    return probe()

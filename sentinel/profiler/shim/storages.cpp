@@ -1,0 +1,157 @@
+// Who holds a storage, as far as C++ can tell, and moving one whose holders are all known.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <errno.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "sentinel.h"
+#include "shim.h"
+
+namespace {
+
+using c10::StorageImpl;
+using c10::TensorImpl;
+using torch::autograd::Variable;
+
+enum { kStockMemory = 0, kManagedMemory = 1, kOtherMemory = 2, kNotInHostMemory = 3 };
+
+// As in sentinel/migration/holders.py.
+struct TensorRow {
+  uint64_t tensor;
+  uint64_t python;  // its PyObject, 0: none
+  uint64_t storage;
+  uint64_t uses;       // references to the TensorImpl, the PyObject's included
+  uint64_t accounted;  // of them, those that autograd explains
+};
+
+struct StorageRow {
+  uint64_t storage;
+  uint64_t python;
+  uint64_t address;
+  uint64_t nbytes;
+  uint64_t uses;
+  uint64_t memory;
+  uint64_t resizable;  // 0 for ever once a numpy array was made of it
+};
+
+template <typename Slot>
+auto python_of(const Slot &slot, int) -> decltype(slot.load_pyobj()) {
+  return slot.load_pyobj();
+}
+template <typename Slot>
+auto python_of(const Slot &slot, long) -> decltype(slot._unchecked_untagged_pyobj()) {  // before torch 2.12
+  return slot._unchecked_untagged_pyobj();
+}
+
+template <typename Impl>
+uint64_t python(Impl *impl) {
+  return reinterpret_cast<uintptr_t>(python_of(*impl->pyobj_slot(), 0));
+}
+
+uint64_t uses(c10::intrusive_ptr_target *target) { return c10::raw::intrusive_ptr::use_count(target); }
+
+uint64_t word(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+uint64_t memory_of(const StorageImpl *storage) {
+  static const c10::DeleterFnPtr stock = c10::GetDefaultCPUAllocator()->raw_deleter();
+  const c10::DataPtr &data = const_cast<StorageImpl *>(storage)->_mutable_data_ptr_no_checks();
+  if (storage->sym_nbytes().is_heap_allocated() || !data.device().is_cpu()) return kNotInHostMemory;
+  if (data.get() == nullptr || data.get() != data.get_context()) return kOtherMemory;
+  if (data.get_deleter() == &sn_shim::release) return kManagedMemory;
+  return data.get_deleter() == stock ? kStockMemory : kOtherMemory;
+}
+
+// All tensors to be found from those given: their gradients and the bases of views too.
+class Survey {
+ public:
+  void add(TensorImpl *impl) {
+    if (impl == at::UndefinedTensorImpl::singleton() || !rows_.emplace(impl, 0).second) return;
+    // The copy raises no count for longer than this function, and the caller keeps the GIL.
+    const Variable tensor(c10::intrusive_ptr<TensorImpl, at::UndefinedTensorImpl>::reclaim_copy(impl));
+    if (const auto *meta = torch::autograd::impl::get_autograd_meta(tensor)) {
+      account(meta->grad_);
+      if (const auto node = meta->grad_accumulator_.lock()) {
+        const auto *accumulate = dynamic_cast<const torch::autograd::AccumulateGrad *>(&*node);
+        if (accumulate != nullptr) account(accumulate->variable);
+      }
+    }
+    if (const auto *view = torch::autograd::impl::get_view_autograd_meta(tensor)) {
+      if (view->has_bw_view()) account(view->get_backward_view().base_);
+      if (view->has_fw_view() && !view->shared_view_info()) account(view->get_forward_view().base_);
+    }
+  }
+
+  std::vector<TensorRow> tensors() const {
+    std::vector<TensorRow> out;
+    for (const auto &[impl, accounted] : rows_)
+      out.push_back({word(impl), python(impl), word(storage_of(impl)), uses(impl), accounted});
+    return out;
+  }
+
+  static StorageImpl *storage_of(TensorImpl *impl) {
+    if (!impl->has_storage()) return nullptr;
+    return impl->unsafe_storage().unsafeGetStorageImpl();
+  }
+
+ private:
+  // `reference` holds its tensor once.
+  void account(const Variable &reference) {
+    if (!reference.defined()) return;
+    TensorImpl *impl = reference.unsafeGetTensorImpl();
+    add(impl);
+    rows_[impl]++;
+  }
+
+  std::unordered_map<TensorImpl *, uint64_t> rows_;
+};
+
+StorageRow describe(StorageImpl *storage) {
+  const c10::DataPtr &data = storage->_mutable_data_ptr_no_checks();
+  const bool known = !storage->sym_nbytes().is_heap_allocated();
+  return {word(storage),
+          python(storage),
+          word(data.get()),
+          known ? storage->nbytes() : 0,
+          uses(storage),
+          memory_of(storage),
+          storage->resizable() ? 1u : 0u};
+}
+
+}  // namespace
+
+// Writes one row for each tensor found from the `count` TensorImpls; returns how many there are, writing none
+// if they exceed `room`. The GIL is held.
+extern "C" SN_API int64_t sn_shim_tensors(const uint64_t *impls, uint64_t count, TensorRow *out, uint64_t room) {
+  Survey survey;
+  for (uint64_t i = 0; i < count; i++) survey.add(reinterpret_cast<TensorImpl *>(impls[i]));
+  const std::vector<TensorRow> rows = survey.tensors();
+  if (rows.size() <= room) std::copy(rows.begin(), rows.end(), out);
+  return static_cast<int64_t>(rows.size());
+}
+
+extern "C" SN_API void sn_shim_storages(const uint64_t *storages, uint64_t count, StorageRow *out) {
+  for (uint64_t i = 0; i < count; i++) out[i] = describe(reinterpret_cast<StorageImpl *>(storages[i]));
+}
+
+// Moves the storage's bytes into the exclusive arena. 1: moved; 0: its count of holders is no longer `uses`;
+// or -errno. The GIL is held and no operator runs.
+extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t *address) {
+  StorageImpl *impl = reinterpret_cast<StorageImpl *>(storage);
+  if (::uses(impl) != uses) return 0;
+  const size_t nbytes = impl->nbytes();
+  void *moved = sn_allocate_exclusive(nbytes);
+  if (moved == nullptr) return -ENOMEM;
+  std::memcpy(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
+  c10::profiledCPUMemoryReporter().New(moved, nbytes);
+  impl->set_data_ptr_noswap({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
+  impl->set_allocator(sn_shim::managed_allocator());
+  *address = word(moved);
+  return 1;
+}
