@@ -39,7 +39,9 @@ class TensorSpec:
 
 def param(name: str, nbytes: int, layers: Sequence[int], *, role: Role = "param", managed: bool = True) -> TensorSpec:
     """A persistent tensor read whole in each of `layers`."""
-    return TensorSpec(name, nbytes, uses={k: (nbytes, 0) for k in layers}, role=role, persistent=True, managed=managed)
+    return TensorSpec(
+        name, nbytes, uses=dict.fromkeys(layers, (nbytes, 0)), role=role, persistent=True, managed=managed
+    )
 
 
 def act(name: str, nbytes: int, start: int, stop: int, reads: Sequence[int] = (), **more: bool) -> TensorSpec:
@@ -54,9 +56,7 @@ def make_profile(
     specs: Sequence[TensorSpec], n_layers: int, *, layer_ns: int | Sequence[int] = 1_000_000, flops: Sequence[int] = ()
 ) -> Profile:
     """A Profile of `specs`. An event is one allocation; tensors die as their last layer ends."""
-    order = sorted(
-        (i for i, s in enumerate(specs) if not s.persistent), key=lambda i: (specs[i].start, i)
-    )
+    order = sorted((i for i, s in enumerate(specs) if not s.persistent), key=lambda i: (specs[i].start, i))
     born = {i: n for n, i in enumerate(order)}
     ends = [sum(1 for i in order if specs[i].start <= layer) for layer in range(n_layers)]
     n_events = max(len(order), 1)

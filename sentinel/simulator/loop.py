@@ -76,5 +76,3 @@ def _await_due(line: Timeline, movers: Movers, record: Record, step: int, layer:
         done, spec = movers.done_ns[job], line.jobs[job]
         submitted = line.submit_layer[job]
         record.jobs.append((step, submitted, job, done - spec.duration_ns, done, done > tick, movers.blocked[job]))
-
-

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.cost import slow_extra_ns
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan
+from sentinel.core.plan import Plan, block_shares
 from sentinel.core.profile import Profile
 
 
@@ -36,24 +36,6 @@ def served_spans(plan: Plan) -> NDArray[np.int64]:
     out[heads, 2] = held_from[heads]
     out[tails, 3] = held_from[heads] + plan.n_layers
     return out
-
-
-def block_shares(plan: Plan, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """(pairs,) block, tensor and the share of the tensor's bytes that lies in the block."""
-    counts = np.fromiter((len(block.tensors) for block in plan.blocks), np.int64, len(plan.blocks))
-    block = np.repeat(np.arange(len(plan.blocks)), counts)
-    tensor = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, int(counts.sum()))
-    offset = np.zeros(len(profile.names), np.int64)
-    nbytes = np.zeros(len(profile.names), np.int64)
-    where = np.fromiter((slot.tensor for slot in plan.slots), np.int64, len(plan.slots))
-    offset[where] = np.fromiter((slot.offset for slot in plan.slots), np.int64, len(plan.slots))
-    nbytes[where] = np.fromiter((slot.nbytes for slot in plan.slots), np.int64, len(plan.slots))
-    begin = np.fromiter((b.offset for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    room = np.fromiter((b.nbytes for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    low = np.maximum(begin, offset[tensor])
-    high = np.minimum(begin + room, offset[tensor] + nbytes[tensor])
-    share = np.maximum(high - low, 0) / np.maximum(nbytes[tensor], 1)
-    return block, tensor, share
 
 
 def rows_of(
@@ -79,7 +61,7 @@ def rows_of(
 def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
     """(tiers, m) share of each access that each tier serves. What no block holds counts as fast."""
     spans = served_spans(plan)
-    block, tensor, share = block_shares(plan, profile)
+    block, tensor, share = block_shares(plan)
     slow = spans[spans[:, 1] > 0]
     first = np.searchsorted(block, slow[:, 0])
     count = np.searchsorted(block, slow[:, 0], side="right") - first

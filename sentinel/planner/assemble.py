@@ -1,0 +1,217 @@
+"""Decision -> Plan: addresses, segments, blocks and migrations.
+
+Plan addresses, in this order: persistent units; per tier a pool (by events) and an arena (by layers); units
+whose parts are born in different tiers. Addresses cost nothing; pages do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
+from sentinel.core.profile import Profile
+from sentinel.core.run import REASONS
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.decision import Decision
+from sentinel.planner.packing import pack
+from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
+from sentinel.planner.units import Units
+
+
+@dataclass
+class _Draft:
+    """What grows while addresses are given out."""
+
+    top: int
+    offset: NDArray[np.int64]  # by tensor
+    base: NDArray[np.int64]  # by unit, -1: pooled
+    blocks: list[Block]
+    segments: list[Segment]
+
+    def extend(self, nbytes: int, tier: int) -> int:
+        """Open a segment; returns where it begins."""
+        begin, self.top = self.top, self.top + nbytes
+        if nbytes:
+            last = self.segments[-1] if self.segments else None
+            if last and last.tier == tier and last.offset + last.nbytes == begin:
+                self.segments[-1] = Segment(last.offset, last.nbytes + nbytes, tier)
+            else:
+                self.segments.append(Segment(begin, nbytes, tier))
+        return begin
+
+
+def assemble(
+    decision: Decision, units: Units, profile: Profile, machine: Machine, *, policy: str, footprint_bytes: int
+) -> Plan:
+    """The Plan of a decision. Does not check the laws."""
+    draft = _Draft(0, np.full(len(profile.names), -1, np.int64), np.full(len(units), -1, np.int64), [], [])
+    first = np.searchsorted(decision.parts["unit"], np.arange(len(units) + 1))
+    _persistent(draft, decision, units, first)
+    pooled = np.zeros(len(units), bool)
+    pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
+    for tier in range(len(machine.tiers)):
+        _pool(draft, decision, units, profile, machine, tier, pooled)
+        _arena(draft, decision, units, profile, tier, first, pooled)
+    _mixed(draft, decision, units, first)
+    block_of = _movable_blocks(draft, decision, units, profile)
+    return Plan(
+        policy=policy,
+        layers=profile.layers,
+        tier_names=tuple(tier.name for tier in machine.tiers),
+        capacity_bytes=tuple(tier.capacity_bytes for tier in machine.tiers),
+        segments=tuple(draft.segments),
+        slots=_slots(draft, profile),
+        blocks=tuple(draft.blocks),
+        migrations=_migrations(decision, block_of, draft.blocks),
+        footprint_bytes=footprint_bytes,
+        fast_needed_bytes=fast_needed_bytes(profile, units),
+        details=dict(decision.details),
+        provisional=profile.provisional,
+    )
+
+
+def fast_needed_bytes(profile: Profile, units: Units) -> int:
+    """The paper's bound: the largest reserve for short-lived tensors of a layer, and the largest long-lived tensor."""
+    t = profile.tensors[units.short]
+    pages = -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
+    delta = np.zeros(2 * profile.n_events + 2, np.int64)
+    np.add.at(delta, t["born_event"], pages)
+    np.add.at(delta, t["died_event"], -pages)
+    long = profile.tensors["nbytes"][units.tensors]
+    return int(delta.cumsum().max(initial=0)) + int((-(-long // PAGE_BYTES) * PAGE_BYTES).max(initial=0))
+
+
+def _persistent(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64]) -> None:
+    for unit in np.flatnonzero(units.persistent).tolist():
+        draft.base[unit] = draft.top
+        for part in decision.parts[first[unit] : first[unit + 1]]:
+            draft.extend(int(part["pages"]) * PAGE_BYTES, int(part["tier"]))
+
+
+def _pool(
+    draft: _Draft,
+    decision: Decision,
+    units: Units,
+    profile: Profile,
+    machine: Machine,
+    tier: int,
+    pooled: NDArray[np.bool_],
+) -> None:
+    """Short-lived tensors of this tier, and units that never migrate."""
+    here = np.flatnonzero(pooled)
+    tier_of_unit = np.zeros(len(units), np.int64)
+    tier_of_unit[decision.parts["unit"]] = decision.parts["tier"]
+    stay = here[tier_of_unit[here] == tier]
+    chosen = np.zeros(len(units), bool)
+    chosen[stay] = True
+    tensors = np.concatenate(
+        [units.short[decision.short_tier == tier], units.tensors[chosen[units.unit_of[units.tensors]]]]
+    )
+    if not len(tensors):
+        return
+    layered = tier == 0 and decision.fast_pool is not None
+    pool = decision.fast_pool if layered and decision.fast_pool else make_pool(profile, tensors)
+    base = draft.extend(pool.extent, tier)
+    draft.offset[pool.tensors] = base + pool.offsets
+    name = f"pool:{machine.tiers[tier].name}"
+    if layered:
+        draft.blocks += layered_blocks(pool, profile, base, tier, name)
+    else:
+        draft.blocks.append(fixed_block(pool, base, profile.n_layers, tier, name))
+
+
+def _arena(
+    draft: _Draft,
+    decision: Decision,
+    units: Units,
+    profile: Profile,
+    tier: int,
+    first: NDArray[np.int64],
+    pooled: NDArray[np.bool_],
+) -> None:
+    """Units all of whose parts are born in this tier and that may migrate: packed by layers."""
+    lowest = np.minimum.reduceat(decision.parts["tier"], first[:-1]) if len(units) else np.zeros(0, np.int64)
+    highest = np.maximum.reduceat(decision.parts["tier"], first[:-1]) if len(units) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(~units.persistent & ~pooled & (lowest == tier) & (highest == tier))
+    offsets = pack(units.nbytes[rows], units.start[rows], units.stop[rows], profile.n_layers)
+    base = draft.extend(int((offsets + units.nbytes[rows]).max(initial=0)), tier)
+    draft.base[rows] = base + offsets
+
+
+def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64]) -> None:
+    """Units with parts born in several tiers: addresses of their own, since a page is born in one tier only."""
+    pooled = np.zeros(len(units), bool)
+    pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
+    for unit in np.flatnonzero((draft.base < 0) & ~pooled).tolist():
+        draft.base[unit] = draft.top
+        for part in decision.parts[first[unit] : first[unit + 1]]:
+            draft.extend(int(part["pages"]) * PAGE_BYTES, int(part["tier"]))
+
+
+def _movable_blocks(draft: _Draft, decision: Decision, units: Units, profile: Profile) -> NDArray[np.int64]:
+    """Append a block for each part that is not pooled; returns the block of each part, -1 if it is pooled."""
+    block_of = np.full(len(decision.parts), -1, np.int64)
+    own = np.flatnonzero(draft.base >= 0)
+    members = np.concatenate([units.members(int(u)) for u in own]) if len(own) else np.zeros(0, np.int64)
+    draft.offset[members] = draft.base[units.unit_of[members]] + units.inner[members]
+    n_parts = np.bincount(decision.parts["unit"], minlength=len(units))
+    sizes = profile.tensors["nbytes"]
+    for index, (unit, page, pages, tier, pooled) in enumerate(decision.parts.tolist()):
+        if pooled:
+            continue
+        block_of[index] = len(draft.blocks)
+        low, high = page * PAGE_BYTES, (page + pages) * PAGE_BYTES
+        inside = units.members(unit)
+        if n_parts[unit] > 1 and len(inside) > 1:
+            inner = units.inner[inside]
+            inside = inside[(inner < high) & (inner + sizes[inside] > low)]
+        name = profile.names[int(inside[0])] if len(inside) else ""
+        name += f"+{len(inside) - 1}" if len(inside) > 1 else ""
+        name += f"[{page}:{page + pages}]" if n_parts[unit] > 1 else ""
+        draft.blocks.append(
+            Block(
+                int(draft.base[unit]) + low,
+                high - low,
+                int(units.start[unit]),
+                int(units.stop[unit]),
+                tier,
+                tuple(inside.tolist()),
+                name,
+                persistent=bool(units.persistent[unit]),
+            )
+        )
+    return block_of
+
+
+def _migrations(decision: Decision, block_of: NDArray[np.int64], blocks: list[Block]) -> tuple[Migration, ...]:
+    """In submission order: by layer, demotions first, then by rank."""
+    moves = decision.moves
+    promotes = moves["target"] < moves["source"]
+    order = np.lexsort((np.arange(len(moves)), moves["rank"], promotes, moves["start"]))
+    out = []
+    for part, source, target, start, due, reason, _ in moves[order].tolist():
+        block = int(block_of[part])
+        out.append(Migration(block, source, target, blocks[block].nbytes, start, due, REASONS[reason]))  # type: ignore[arg-type]
+    return tuple(out)
+
+
+def _slots(draft: _Draft, profile: Profile) -> tuple[Slot, ...]:
+    t = profile.tensors
+    chosen = np.flatnonzero(draft.offset >= 0)
+    rows = t[chosen]
+    columns = (
+        chosen.tolist(),
+        rows["persistent"].tolist(),
+        rows["key_layer"].tolist(),
+        rows["key_ordinal"].tolist(),
+        draft.offset[chosen].tolist(),
+        rows["nbytes"].tolist(),
+    )
+    return tuple(
+        Slot(i, profile.names[i], None if persistent else (layer, ordinal), offset, nbytes)
+        for i, persistent, layer, ordinal, offset, nbytes in zip(*columns, strict=True)
+    )

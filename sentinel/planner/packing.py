@@ -1,0 +1,152 @@
+"""Packing by lifetime on a circle: largest first, at the lowest address that fits."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import ring_sum
+from sentinel.core.units import PAGE_BYTES
+
+SMALL_ALIGN = 64
+"""Slots below a page are packed at this alignment, in pages of their own."""
+_BUCKETS = 512
+
+
+class _Index:
+    """Growing integer columns of what is placed: first byte, one past the last, arc begin and width."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((4, 16), np.int64)
+        self.n = 0
+
+    def add(self, row: tuple[int, int, int, int]) -> None:
+        if self.n == self.rows.shape[1]:
+            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
+        self.rows[:, self.n] = row
+        self.n += 1
+
+    def placed(self) -> NDArray[np.int64]:
+        return self.rows[:, : self.n]
+
+
+def pack(
+    nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> NDArray[np.int64]:
+    """(n,) offsets of so many bytes each, alive on arcs [start, stop) of a circle of `period`; none overlap.
+
+    `start` in [0, period), `stop` unrolled, at most `start + period`. Offsets are sums of given sizes, so
+    sizes that are multiples of an alignment give aligned offsets. Source: prototype of thirteen models,
+    at most 2 % above the lower bound; no search needed.
+    """
+    n = len(nbytes)
+    offsets = np.zeros(n, np.int64)
+    if n == 0:
+        return offsets
+    width = np.minimum(stop - start, period)
+    bucket = max(-(-period // _BUCKETS), 1)
+    index = [_Index() for _ in range(-(-period // bucket))]
+    everything = _Index()
+    order = np.lexsort((np.arange(n), start, -width, -nbytes))
+    for i in order.tolist():
+        size, begin, wide = int(nbytes[i]), int(start[i]), int(width[i])
+        first, last = begin // bucket, (begin + wide - 1) // bucket
+        if last - first < 2 and last < len(index):
+            found = index[first].placed()
+            if last > first:
+                found = np.concatenate([found, index[last].placed()], axis=1)
+        else:
+            found = everything.placed()
+        offset = _lowest(found, size, begin, wide, period)
+        offsets[i] = offset
+        row = (offset, offset + size, begin, wide)
+        everything.add(row)
+        for where in range(first, min(last, first + len(index) - 1) + 1):
+            index[where % len(index)].add(row)
+    return offsets
+
+
+def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: int) -> int:
+    """Lowest address at which `size` bytes fit beside those of `found` that share a time with the arc."""
+    if found.shape[1] == 0:
+        return 0
+    ahead = found[2] - begin  # of their begin, from ours, round the circle
+    ahead[ahead < 0] += period
+    clash = found[:2, (ahead < wide) | (ahead + found[3] > period)]
+    if clash.shape[1] == 0:
+        return 0
+    low, high = clash[:, clash[0].argsort(kind="stable")]
+    reach = np.maximum.accumulate(high)
+    if low[0] >= size:
+        return 0
+    gaps = low[1:] - reach[:-1] >= size
+    at = int(gaps.argmax()) if len(gaps) else 0
+    return int(reach[at]) if len(gaps) and gaps[at] else int(reach[-1])
+
+
+def pack_slots(
+    nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> tuple[NDArray[np.int64], int]:
+    """(offsets, extent): slots of a page and more at whole pages; below them smaller ones, 64 bytes aligned.
+
+    The smallest, which together hold next to nothing, are stacked without a search.
+    """
+    offsets = np.zeros(len(nbytes), np.int64)
+    small = nbytes < PAGE_BYTES
+    align = np.where(small, SMALL_ALIGN, PAGE_BYTES)
+    sizes = -(-nbytes // align) * align
+    stacked = _negligible(sizes, start, stop, period)
+    extent = 0
+    for rows, place in (
+        (np.flatnonzero(~small & ~stacked), pack),
+        (np.flatnonzero(~small & stacked), _stack),
+        (np.flatnonzero(small & ~stacked), pack),
+        (np.flatnonzero(small & stacked), _stack),
+    ):
+        packed = place(sizes[rows], start[rows], stop[rows], period)
+        offsets[rows] = packed + extent
+        extent += int((packed + sizes[rows]).max(initial=0))
+        extent = -(-extent // SMALL_ALIGN) * SMALL_ALIGN
+    return offsets, -(-extent // PAGE_BYTES) * PAGE_BYTES
+
+
+def _negligible(
+    sizes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> NDArray[np.bool_]:
+    """Tensors so small that stacking them all costs at most a 400th of the live peak."""
+    none = np.zeros(len(sizes), bool)
+    if len(sizes) < 256:
+        return none
+    allowed = live_peak_bytes(sizes, start, stop, period) // 400
+    chosen = none
+    for exponent in range(6, 63):
+        under = sizes <= 1 << exponent
+        if int((_stack(sizes[under], start[under], stop[under], period) + sizes[under]).max(initial=0)) > allowed:
+            break
+        chosen = under
+        if under.all():
+            break
+    return chosen
+
+
+def _stack(
+    nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> NDArray[np.int64]:
+    """Offsets as `pack` gives them, by a rule that needs no search: long arcs never share, short ones by bucket."""
+    bucket = max(-(-period // _BUCKETS), 1)
+    long = (start // bucket != (stop - 1) // bucket) | (stop - start > period)
+    out = np.zeros(len(nbytes), np.int64)
+    out[long] = np.cumsum(nbytes[long]) - nbytes[long]
+    rows = np.flatnonzero(~long)
+    rows = rows[np.argsort(start[rows] // bucket, kind="stable")]
+    group = start[rows] // bucket
+    total = np.cumsum(nbytes[rows]) - nbytes[rows]
+    head = np.searchsorted(group, group)
+    out[rows] = total - total[head] + int(nbytes[long].sum()) if len(rows) else 0
+    return out
+
+
+def live_peak_bytes(nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int) -> int:
+    """Most bytes alive at one time: no packing is smaller."""
+    row = np.zeros(len(nbytes), np.int64)
+    return int(ring_sum(row, start, stop, nbytes, 1, period).max(initial=0))

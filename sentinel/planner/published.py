@@ -1,0 +1,97 @@
+"""`sentinel-2021`: the policy of the HPCA 2021 paper, with its goal repaired.
+
+Read literally the paper's goal charges a transfer of all fast memory and always picks the largest interval. Here
+an interval length costs the time by which the next interval's bytes take longer to come than this interval
+lasts, and the extra time of what stays in slow memory while used. Ties go to the shorter interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.planner.assemble import assemble
+from sentinel.planner.decision import Decision
+from sentinel.planner.intervals import Episodes, choose, decide, interval_cuts, make_episodes
+from sentinel.planner.reserve import Reserve, reserve
+from sentinel.planner.simple import footprint_bytes, one_tier
+from sentinel.planner.workload import Workload, make_workload
+from sentinel.simulator import simulate
+
+_MOST_LENGTHS = 40
+
+
+class Sentinel2021:
+    """As published. `mil`: a fixed interval length instead of the best one."""
+
+    name = "sentinel-2021"
+
+    def __init__(self, mil: int | None = None) -> None:
+        self.mil = mil
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """The plan with the interval length of least cost; all in fast memory where that fits."""
+        footprint = footprint_bytes(profile)
+        if footprint <= machine.fast.capacity_bytes:
+            return one_tier(profile, machine, 0, self.name)
+        work = make_workload(profile, machine, footprint)
+        short = reserve(work, work.budget_bytes)
+        lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers)
+        tried = [(interval_cost_ns(work, mil, short), mil) for mil in lengths]
+        _cost, mil = min(tried)
+        decision = replace(
+            by_intervals(work, mil, short),
+            details={"mil": mil, "intervals": -(-work.n_layers // mil), "mil_cost_ns": {str(m): c for c, m in tried}},
+        )
+        plan = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
+        run = simulate(plan, profile, machine)
+        cases = {key.removeprefix("case"): n for key, n in run.counters.items()}
+        return replace(plan, predicted_step_ns=run.step_ns, details={**plan.details, "cases": cases})
+
+
+def lengths_to_try(n_layers: int) -> list[int]:
+    """Every interval length, or, of many, the small ones and ever sparser large ones."""
+    if n_layers <= _MOST_LENGTHS:
+        return list(range(1, n_layers + 1))
+    spread = np.geomspace(1, n_layers, _MOST_LENGTHS)
+    return sorted({int(x) for x in np.rint(spread)})
+
+
+def grant(work: Workload, episodes: Episodes, short: Reserve) -> NDArray[np.bool_]:
+    """What is promoted, as the intervals come: first the earlier interval, in it the hottest bytes."""
+    free = work.budget_bytes - short.held_bytes
+    density = episodes.value_ns / work.units.nbytes[episodes.unit]
+    order = np.lexsort((episodes.unit, -density, episodes.begin % work.n_layers))
+    return choose(work, episodes, free, order)
+
+
+def by_intervals(work: Workload, mil: int, short: Reserve) -> Decision:
+    """The published decision for one interval length."""
+    episodes = make_episodes(work, interval_cuts(work.n_layers, mil))
+    return decide(work, episodes, grant(work, episodes, short), short)
+
+
+def interval_cost_ns(work: Workload, mil: int, short: Reserve) -> int:
+    """The repaired goal for one interval length: exposed transfers and slow accesses, in ns."""
+    cuts = interval_cuts(work.n_layers, mil)
+    episodes = make_episodes(work, cuts)
+    granted = grant(work, episodes, short)
+    slow = float(work.use_ns.sum() - episodes.value_ns[granted].sum())
+    span = np.add.reduceat(np.maximum(work.compute_ns, work.traffic_ns), cuts)
+    exposed = 0.0
+    links = (
+        (work.machine.link(1, 0), episodes.promote, episodes.held_from),
+        (work.machine.link(0, 1), episodes.demote, episodes.end),
+    )
+    for link, wanted, start in links:
+        rows = np.flatnonzero(granted & wanted)
+        interval = np.searchsorted(cuts, start[rows] % work.n_layers, side="right") - 1
+        nbytes = work.units.nbytes[episodes.unit[rows]].astype(np.float64)
+        incoming = np.bincount(interval, nbytes, len(cuts)) * (1e9 / link.bandwidth_bytes_per_s)
+        exposed += float(np.maximum(incoming - span, 0).sum())
+    return int(exposed + slow)

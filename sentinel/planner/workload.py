@@ -1,0 +1,96 @@
+"""Profile and machine as the numbers a planner thinks in. Computed once a planning, shared by all candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.cost import base_ns, slow_extra_ns
+from sentinel.core.machine import Machine
+from sentinel.core.plan import ring_sum
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.units import Units, make_units
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """L layers, U units, m uses. Uses are sorted by (unit, layers since the unit's birth), one row a pair.
+
+    The birth of a transient counts as a use, of no value if it is not touched then.
+    `use_unit, use_layer`: (m,), `use_layer` unrolled in [start, start + L). `use_ns`: extra time if the use
+    is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
+    `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
+    """
+
+    profile: Profile
+    machine: Machine
+    units: Units
+    use_unit: NDArray[np.int64]
+    use_layer: NDArray[np.int64]
+    use_ns: NDArray[np.float64]
+    first_use: NDArray[np.int64]
+    compute_ns: NDArray[np.float64]
+    traffic_ns: NDArray[np.float64]
+    short_bytes: NDArray[np.int64]
+    short_ns: NDArray[np.float64]
+    footprint_bytes: int
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers, L."""
+        return self.profile.n_layers
+
+    @property
+    def budget_bytes(self) -> int:
+        """Fast memory, in whole pages."""
+        return self.machine.fast.capacity_bytes // PAGE_BYTES * PAGE_BYTES
+
+
+def make_workload(profile: Profile, machine: Machine, footprint_bytes: int, slow: int = 1) -> Workload:
+    """The Workload of a profile on a machine whose slow tier is `slow`."""
+    units = make_units(profile)
+    a = profile.accesses
+    extra = slow_extra_ns(profile, machine, slow)
+    unit = units.unit_of[a["tensor"]]
+    known = unit >= 0
+    start = units.start[unit[known]]
+    layer = a["layer"][known].astype(np.int64)
+    layer = np.where(layer < start, layer + profile.n_layers, layer)
+    births = np.flatnonzero(~units.persistent)
+    unit_all, layer_all = np.append(unit[known], births), np.append(layer, units.start[births])
+    key, place = np.unique(unit_all * (2 * profile.n_layers) + layer_all, return_inverse=True)
+    use_ns = np.bincount(place, np.append(extra[known], np.zeros(len(births))), len(key)).astype(np.float64)
+    use_unit = key // (2 * profile.n_layers)
+    compute, traffic = base_ns(profile, machine)
+    short_ns = np.zeros(len(profile.names))
+    np.add.at(short_ns, a["tensor"], extra)
+    return Workload(
+        profile=profile,
+        machine=machine,
+        units=units,
+        use_unit=use_unit,
+        use_layer=key % (2 * profile.n_layers),
+        use_ns=use_ns,
+        first_use=np.searchsorted(use_unit, np.arange(len(units) + 1)),
+        compute_ns=compute,
+        traffic_ns=traffic,
+        short_bytes=short_peaks(profile, units.short),
+        short_ns=short_ns[units.short],
+        footprint_bytes=footprint_bytes,
+    )
+
+
+def short_peaks(profile: Profile, tensors: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(L,) most bytes of these short-lived tensors that are alive at one time of each layer, in pages."""
+    t = profile.tensors[tensors]
+    out = np.zeros(profile.n_layers, np.int64)
+    if not len(t):
+        return out
+    sizes = np.where(t["nbytes"] < PAGE_BYTES, -(-t["nbytes"] // 64) * 64, -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES)
+    row = np.zeros(len(t), np.int64)
+    alive = ring_sum(row, t["born_event"], t["died_event"], sizes, 1, profile.n_events)[0]
+    np.maximum.at(out, t["start"], alive[t["born_event"]])  # a peak is reached at a birth
+    return -(-out // PAGE_BYTES) * PAGE_BYTES
