@@ -1,0 +1,182 @@
+"""Ticks without a change to the model: per block forward and backward, and within the optimizer's step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
+from sentinel.profiler import backward, slices, ticks
+from sentinel.profiler.blocks import find_blocks, named_blocks
+from sentinel.profiler.ordinals import Ordinals, prefix
+
+_models: Ordinals[nn.Module] = Ordinals()
+_optimizers: Ordinals[Optimizer] = Ordinals()
+_blocks: Ordinals[nn.Module] = Ordinals()  # so that a block shared by two models ticks once
+
+
+class Annotation:
+    """What one call of `annotate` has added, until `remove()`. Also a context manager.
+
+    `blocks`: names of the modules that tick, in the order of the tree.
+    """
+
+    def __init__(self, blocks: Sequence[str], undo: Sequence[Callable[[], None]]) -> None:
+        self.blocks = tuple(blocks)
+        self._undo = list(undo)
+
+    def remove(self) -> None:
+        """Models and optimizers are as they were before. Does nothing the second time."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Annotation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def annotate(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    blocks: Sequence[nn.Module | str] | None = None,
+) -> Annotation:
+    """Tick at each block's end in forward and in backward, and after each slice of the optimizer's step.
+
+    `blocks`: modules, or their names, to be the layers instead of those that `find_blocks` finds; with one
+    model only. A model or optimizer that is annotated already stays as it is; several add up. Forwards without
+    grad mode do not tick; nothing ticks without a session. Copies and pickles of the model do not tick.
+    """
+    models = as_list(model, nn.Module, "model")
+    optimizers = as_list(optimizer, Optimizer, "optimizer")
+    if blocks is not None and len(models) != 1:
+        raise UsageError(f"blocks: given for {len(models)} models", "annotate each model by itself to choose blocks")
+    chosen = [find_blocks(m) if blocks is None else named_blocks(m, blocks) for m in models]
+    names: list[str] = []
+    undo: list[Callable[[], None]] = []
+    for one, found in zip(models, chosen, strict=True):
+        if _models.find(one) is None:
+            names += _annotate_model(one, found, undo)
+    for stepper in optimizers:
+        if _optimizers.find(stepper) is None:
+            ordinal = _join(_optimizers, stepper, undo)
+            undo.append(slices.SlicedStep(stepper, f"{prefix(ordinal)}optimizer").remove)
+    return Annotation(names, undo)
+
+
+def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
+    """The models and optimizers that are annotated and alive, in the order of their numbers."""
+    return _models.alive(), _optimizers.alive()
+
+
+def notes() -> list[str]:
+    """What the annotations in force cannot do, and what that costs, as sentences."""
+    found = []
+    for optimizer in _optimizers.alive():
+        if not slices.sliceable(optimizer):
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            state = [t for held in optimizer.state.values() for t in held.values() if isinstance(t, torch.Tensor)]
+            nbytes = sum(t.numel() * t.element_size() for t in (*params, *params, *state))
+            found.append(
+                f"the step of {type(optimizer).__name__} is one layer, since only SGD, Adam, AdamW, RMSprop and Adagrad"
+                f" can step slice by slice: parameters, gradients and state ({format_bytes(nbytes)}) are needed at once"
+            )
+    return found
+
+
+T = TypeVar("T")
+
+
+def as_list(given: T | Sequence[T] | None, kind: type[T], what: str) -> list[T]:
+    """One object, a sequence of them, or None, as a list without repeats. Raises UsageError for anything else."""
+    if given is None:
+        return []
+    items = [given] if isinstance(given, kind) else given
+    found: dict[int, T] = {}
+    with contextlib.suppress(TypeError):
+        found = {id(item): item for item in items}  # type: ignore[union-attr]
+    if (not found and items != []) or not all(isinstance(item, kind) for item in found.values()):
+        raise UsageError(f"{what}: {type(given).__name__} is no {kind.__name__}", f"give a {kind.__name__} or several")
+    return list(found.values())
+
+
+def _annotate_model(
+    model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], undo: list[Callable[[], None]]
+) -> list[str]:
+    start = prefix(_join(_models, model, undo))
+    undo.append(model.register_forward_pre_hook(_RootBefore(), prepend=True).remove)
+    names = []
+    for name, block in blocks:
+        if _blocks.find(block) is None:
+            _join(_blocks, block, undo)
+            label = start + (name or type(model).__name__)
+            undo.append(block.register_forward_hook(_BlockHook(label)).remove)
+            names.append(label)
+    undo.append(model.register_forward_hook(_RootAfter(), always_call=True).remove)
+    return names
+
+
+def _join(ordinals: Ordinals[T], item: T, undo: list[Callable[[], None]]) -> int:
+    ordinal = ordinals.join(item)
+    undo.append(lambda: ordinals.leave(ordinal))
+    return ordinal
+
+
+class _Hook:
+    """A module hook whose copies and pickles do nothing, and need no Sentinel to be loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, returns None
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return contextlib.nullcontext().__exit__
+
+
+_with_grad: list[bool] = []
+"""Grad mode at the entry of each annotated model whose forward is running."""
+
+
+class _RootBefore(_Hook):
+    def __call__(self, *_: object) -> None:
+        _with_grad.append(torch.is_grad_enabled())
+
+
+class _RootAfter(_Hook):
+    """Runs after a forward that failed too, then `output` is None."""
+
+    def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
+        if _with_grad:
+            _with_grad.pop()
+        if ticks.sink is not None and torch.is_grad_enabled():
+            backward.watch(output, None)
+
+
+class _BlockHook(_Hook):
+    """Ticks at the end of a block's forward, and sees to it that its backward ticks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
+        sink = ticks.sink
+        if sink is None:
+            return
+        grad = torch.is_grad_enabled()
+        if backward.graph_task() != -1:  # activation checkpointing computes this block again
+            if grad:
+                backward.running.recompute(self._name, output)
+            return
+        # a checkpointed block may run without grad mode inside of a forward that has it
+        if grad or (_with_grad and _with_grad[-1]):
+            backward.running.outside()
+            if grad:
+                backward.watch(output, self._name)
+            sink.tick(self._name, "forward", "annotate")
