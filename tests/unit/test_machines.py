@@ -1,0 +1,44 @@
+"""The described machines say what the issue of their day said, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from sentinel import machines
+from sentinel.core.errors import UsageError
+from sentinel.tiers.presets import preset
+
+SLOW = {"optane": "optane-6dimm", "cxl": "cxl-asic-x8", "numa": "numa-remote-clx"}
+
+
+def test_there_are_twenty_four():
+    assert machines.names() == tuple(
+        sorted(f"{pre}{stem}-m{m}" for pre in ("", "slow-") for stem in SLOW for m in ("2", "5", "10", "link"))
+    )
+
+
+@pytest.mark.parametrize("name", machines.names())
+def test_numbers_are_those_of_the_presets(name):
+    machine = machines.load(name)
+    fast, slow = machine.tiers
+    told = preset(SLOW[name.removeprefix("slow-").split("-")[0]])
+    local = preset("dram-local-clx")
+    assert machine.name == name
+    assert machine.flops_per_s == (0.5e12 if name.startswith("slow-") else 1.5e12)
+    for tier, spec in ((fast, local), (slow, told)):
+        assert (tier.latency_ns, tier.read_bytes_per_s, tier.write_bytes_per_s, tier.measured, tier.kind) == (
+            *(spec.latency_ns, spec.read_bytes_per_s, spec.write_bytes_per_s),
+            *(False, "described"),
+        )
+    speed = name.rsplit("-m", 1)[1]
+    up, down = machine.link(1, 0).bandwidth_bytes_per_s, machine.link(0, 1).bandwidth_bytes_per_s
+    if speed == "link":
+        assert up == min(told.read_bytes_per_s, local.write_bytes_per_s)
+        assert down == min(local.read_bytes_per_s, told.write_bytes_per_s)
+    else:
+        assert up == down == int(speed) * 10**9
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError, match="cxl-m5"):
+        machines.load("cxl-m7")
