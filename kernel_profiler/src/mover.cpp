@@ -138,6 +138,9 @@ void finish(sn_mover &m, const Job &job, sn_moved moved) {
   moved.id = job.id;
   m.results.push_back(moved);
   m.unfinished.erase(job.id);
+  for (auto &queue : m.queue)  // who waited for it finds the block as it left it
+    for (Job &next : queue)
+      if (next.spec.after == job.id) next.spec.fast_bytes = moved.fast_bytes;
   m.ended.fetch_add(1, std::memory_order_release);
   pthread_cond_broadcast(&m.changed);
 }

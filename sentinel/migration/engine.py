@@ -1,0 +1,438 @@
+"""The engine: carries a Plan out, step after step, on real or emulated tiers.
+
+It acts at ticks only, as `core.schedule` says, and never touches bytes itself: a wrong plan, a late or failed move
+costs time, not data. A block is used where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+
+from sentinel.core.errors import TierError, UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan, Reason, block_uses
+from sentinel.core.profile import Profile
+from sentinel.core.run import Run
+from sentinel.core.schedule import schedule
+from sentinel.core.units import format_bytes
+from sentinel.migration.delay import Delay
+from sentinel.migration.flights import Flight, Flights
+from sentinel.migration.ledger import Ledger
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.residence import Residence
+from sentinel.migration.trials import Trials
+from sentinel.tiers import open_tiers
+
+_UNLIMITED = 1 << 62
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Engine:
+    """Applies `plan` on `machine`. One thread calls it: `start`, then `begin_layer` at each tick, `end_run`, `restore`.
+
+    `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
+    transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
+    to malloc in the step that ends. `profile` may be None for a plan that carries its uses. In a forked child the
+    engine does nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers
+    cannot be applied here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        profile: Profile | None,
+        machine: Machine,
+        *,
+        ranges: Callable[[int], list[tuple[int, int]]],
+        warn: Callable[[str], None],
+        strict: bool = False,
+        discard: Callable[[int], None] | None = None,
+        unmanaged_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        _require_fit(plan, machine)
+        self._plan, self._discard, self._unmanaged = plan, discard, unmanaged_bytes
+        self._warn, self._strict = warn, strict
+        self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
+        self._tiers = open_tiers(machine, self._mover)
+        uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
+        self._where = Residence(plan, uses, self._tiers)
+        self._ledger = Ledger()
+        self._flights = Flights(
+            plan.blocks, self._mover, self._tiers, self._where, self._ledger, ranges, warn, strict
+        )
+        self._emulated = any(tier is not None and tier.spec.kind == "emulated" for tier in self._tiers)
+        self._delay = Delay()
+        self._lay_out()
+        self._layer, self._step = 0, 0
+        self._in_step = self._applying = False
+        self._row: tuple[int, int, int] = (0, 0, 0)  # of the layer under way: start, stall, slow
+        self._step_began_ns = self._step_stall_ns = self._step_peak_bytes = 0
+        self._inert = False
+        _engines.add(self)
+
+    def _lay_out(self) -> None:
+        plan = self._plan
+        moves, blocks, length = plan.migrations, plan.blocks, plan.n_layers
+        when = schedule(plan)
+        self._due = when.due_before
+        self._dead, self._born = when.dead_at, when.born_at
+        self._demotions = [tuple(i for i in row if moves[i].target) for row in when.starts_at]
+        self._promotions = [tuple(i for i in row if not moves[i].target) for row in when.starts_at]
+        self._busy = [
+            bool(when.starts_at[k] or when.due_before[k] or when.born_at[k] or when.dead_at[k]) for k in range(length)
+        ]
+        self._expects = [any(not moves[i].target for i in row) for row in when.due_before]
+        boundaries = [layer for layer, expects in enumerate(self._expects) if expects]
+        self._trials = Trials(boundaries, self._note_decision)
+        self._crossing = sorted((i for i, m in enumerate(moves) if m.due > length), key=lambda i: moves[i].target == 0)
+        self._wrapping = [i for i, b in enumerate(blocks) if not (b.persistent or b.fixed) and b.stop > length]
+        self._transient = [i for i, b in enumerate(blocks) if not (b.persistent or b.fixed)]
+        self._lasting = [i for i, b in enumerate(blocks) if b.persistent]
+        self._wanted_at_0 = {i: int(plan.placement[i, 0]) for i in (*self._lasting, *self._wrapping)}
+        self._displaced: set[int] = set()  # dead blocks whose pages are not at home, and stay
+        born_fast = [sum(blocks[i].nbytes for i in row if blocks[i].tier == 0) for row in when.born_at]
+        self._born_fast_bytes = born_fast
+        self._by_move: dict[int, Flight] = {}
+
+    # ---- the four calls ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Put every block where layer 0, which is under way, wants it; begin the first step."""
+        self._applying = self._in_step = True
+        self._place_all()
+        self._flights.began_ns = self._step_began_ns = now = time.monotonic_ns()
+        self._mover.held(restart=True)
+        self._submit(self._crossing, 0)
+        self._start_moves_and_births(0)
+        self._open_layer(now, 0)
+
+    def begin_layer(self, layer: int) -> None:
+        """A tick: the layer before has ended, `layer` begins. Waits where the plan says so, and for injected delays."""
+        if self._inert or not self._applying:
+            return
+        if layer and (not self._in_step or layer != self._layer + 1):
+            self.out_of_step()
+            return
+        now = self._close_layer() if self._in_step else self._skip_layers()
+        self._flights.collect()
+        stall = 0
+        if layer == 0:
+            if self._in_step and self._layer != self._plan.n_layers - 1:
+                self.out_of_step()  # cut short
+            self._end_step(now)
+            if not self._in_step:
+                stall = self._resume()
+        self._layer = layer
+        if self._expects[layer]:
+            self._trials.enter(layer, now)
+        if self._busy[layer]:
+            stall += self._act(layer)
+        self._open_layer(now, stall)
+
+    def out_of_step(self) -> None:
+        """The ticks are not those of the plan: nothing new starts until layer 0 comes round."""
+        self._in_step = False
+        self._trials.abandon()
+
+    def end_run(self) -> Run:
+        """Wait for what is under way (the step under way is not in the tables) and return what was executed."""
+        if not self._inert:
+            self._applying = False
+            self._finish_flights()
+            self._count_accounts()
+        return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
+
+    def restore(self) -> None:
+        """Bring every block that lives on to where it would be without a plan, and end the movers."""
+        if self._inert:
+            return
+        self._applying = False
+        self._finish_flights()
+        if not self._emulated:
+            self._mover.set_capacity(_UNLIMITED)
+            for index, block in enumerate(self._plan.blocks):
+                if not block.fixed and self._where.held[index] and self._where.fast_bytes[index] < block.nbytes:
+                    source = self._where.tier[index] or 1
+                    self._where.tier[index] = source
+                    self._flights.submit(index, source, 0, "restore", self._step, self._layer)
+            self._finish_flights()
+        self._count_accounts()
+        self._inert = True
+        for tier in self._tiers:
+            if tier is not None:
+                tier.close()
+        self._mover.close()
+
+    # ---- a layer ----------------------------------------------------------------------------------------
+
+    def _close_layer(self) -> int:
+        """The layer under way has ended: inject its delay, write its row. Returns the time now."""
+        layer = self._layer
+        start, stall, slow = self._row
+        now = self._delay.inject(slow, time.monotonic_ns())
+        held = self._mover.held(restart=True)
+        times = (start - self._flights.began_ns, now - start, stall, slow)
+        self._ledger.layer((self._step, layer, *times, held.fast_high_bytes, held.slow_high_bytes, *self._served))
+        self._step_stall_ns += stall
+        self._step_peak_bytes = max(self._step_peak_bytes, held.fast_high_bytes)
+        return now
+
+    def _skip_layers(self) -> int:
+        """Out of step, no layer has a row: only the step's peak goes on."""
+        self._step_peak_bytes = max(self._step_peak_bytes, self._mover.held(restart=True).fast_high_bytes)
+        return time.monotonic_ns()
+
+    def _open_layer(self, now: int, stall: int) -> None:
+        where, layer = self._where, self._layer
+        self._row = (now, stall, where.slow_ns.item(layer))
+        self._served = (where.served_fast_bytes.item(layer), where.touched_bytes.item(layer))
+
+    def _end_step(self, now: int) -> None:
+        unmanaged = self._unmanaged() if self._unmanaged is not None else 0
+        began = self._step_began_ns
+        row = (self._step, began - self._flights.began_ns, now - began, self._step_stall_ns)
+        self._ledger.end_step((*row, self._step_peak_bytes, unmanaged, self._in_step))
+        totals = self._ledger.totals
+        totals["fast_peak_bytes"] = max(totals["fast_peak_bytes"], self._step_peak_bytes)
+        self._step += 1
+        self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = now, 0, 0
+
+    def _act(self, layer: int) -> int:
+        """What the schedule says as `layer` begins. Returns the ns it waited."""
+        stall = self._settle_due(layer)
+        if self._dead[layer]:
+            stall += self._die(self._dead[layer])
+        return stall + self._start_moves_and_births(layer)
+
+    def _start_moves_and_births(self, layer: int) -> int:
+        """Births take their room before promotions of the same layer may: by the law of capacity both fit, and
+        where reality lags behind the plan a birth cannot wait while a promotion can."""
+        self._submit(self._demotions[layer], layer)
+        stall = self._bear_all(layer) if self._born[layer] else 0
+        self._submit(self._promotions[layer], layer)
+        return stall
+
+    def _submit(self, moves: tuple[int, ...] | list[int], layer: int) -> None:
+        for index in moves:
+            move = self._plan.migrations[index]
+            flight = self._flights.submit(move.block, move.source, move.target, move.reason, self._step, layer)
+            if flight is not None:
+                self._by_move[index] = flight
+
+    # ---- what is due ------------------------------------------------------------------------------------
+
+    def _settle_due(self, layer: int) -> int:
+        """Migrations due before `layer`: late promotions are waited for or left, as the trials say."""
+        late = []
+        for index in self._due[layer]:
+            flight = self._by_move.pop(index, None)
+            if flight is not None and self._flights.under_way(flight):
+                flight.late = True
+                if flight.target == 0:
+                    late.append(flight)
+        if not self._expects[layer]:
+            return 0
+        if not late:
+            self._ledger.totals["case1"] += 1
+            return 0
+        self._ledger.totals["case2" if self._mover.held().starved else "case3"] += 1
+        stall = 0
+        if self._must_wait(late) or self._trials.wait(layer):
+            stall = self._await(late)
+        else:
+            for flight in late:
+                self._mover.cancel(flight.job)
+        self._flights.collect()
+        return stall
+
+    def _must_wait(self, late: list[Flight]) -> bool:
+        """Whether one of them cannot be used where it is."""
+        return any(not tier.spec.addressable for f in late if (tier := self._tiers[f.source]) is not None)
+
+    def _await(self, late: list[Flight]) -> int:
+        began = time.monotonic_ns()
+        for flight in late:
+            if not self._mover.wait(flight.job):  # for room that nothing will free: no use
+                self._mover.cancel(flight.job)
+        return time.monotonic_ns() - began
+
+    def _note_decision(self, layer: int, sentence: str) -> None:
+        self._ledger.event(self._step, f"{sentence} ({self._plan.layers[layer]})")
+        self._ledger.totals["trials"] += 1
+
+    # ---- births and deaths ------------------------------------------------------------------------------
+
+    def _bear_all(self, layer: int) -> int:
+        """The blocks born in `layer` take their room, at once if there is enough. Returns ns waited."""
+        born = self._born[layer]
+        if any(self._where.held[block] or block in self._displaced for block in born):
+            return sum(self._bear(block) for block in born)
+        began = time.monotonic_ns()
+        needed = self._born_fast_bytes[layer]
+        if needed and not self._mover.reserve(needed):
+            return sum(self._bear(block) for block in born)
+        waited = time.monotonic_ns() - began
+        slow = 0
+        for block in born:
+            spec = self._plan.blocks[block]
+            self._where.held[block] = True
+            self._where.settle(block, spec.tier, 0 if spec.tier else spec.nbytes)
+            slow += spec.nbytes if spec.tier else 0
+        if slow:
+            self._mover.hold_slow(slow)
+        return waited
+
+    def _bear(self, block: int) -> int:
+        """One transient block is born: where the plan says, where its pages are, or in slow memory for want of room."""
+        if self._where.held[block]:  # it outlived its death: the ticks were cut short
+            self._die((block,))
+        nbytes, began = self._plan.blocks[block].nbytes, time.monotonic_ns()
+        tier = self._where.tier[block] if block in self._displaced else self._plan.blocks[block].tier
+        self._displaced.discard(block)
+        if tier:
+            self._mover.hold_slow(nbytes)
+        elif not self._mover.reserve(nbytes):
+            tier = self._overflow(block)
+        self._where.held[block] = True
+        self._where.settle(block, tier, 0 if tier else nbytes)
+        return time.monotonic_ns() - began
+
+    def _overflow(self, block: int) -> int:
+        """There is no fast room for a birth. Returns the tier it is born in."""
+        nbytes, totals = self._plan.blocks[block].nbytes, self._ledger.totals
+        name = self._plan.blocks[block].name or f"block {block}"
+        if self._emulated:
+            if not totals["born_slow"]:
+                self._ledger.event(self._step, f"{name} was born in slow memory: {format_bytes(nbytes)} had no room")
+            totals["born_slow"] += 1
+            self._mover.hold_slow(nbytes)
+            return 1
+        self._mover.force(nbytes)
+        sentence = f"{name} was born in fast memory with no room for {format_bytes(nbytes)}: the budget was exceeded"
+        if not totals["overflows"]:
+            self._warn(f"{sentence}; the report says how often and by how much")
+        totals["overflows"] += 1
+        self._ledger.event(self._step, sentence)
+        if self._strict:
+            raise TierError(sentence, tier=self._plan.tier_names[0], block=block)
+        return 0
+
+    def _die(self, blocks: Iterable[int]) -> int:
+        """Lives of transient blocks are over: their room is free, they are born at home again. Returns ns waited."""
+        waited = fast_bytes = slow_bytes = 0
+        for block in blocks:
+            if not self._where.held[block]:
+                continue
+            if self._flights.of(block):
+                began = time.monotonic_ns()
+                self._flights.end(block)
+                waited += time.monotonic_ns() - began
+            spec, fast = self._plan.blocks[block], self._where.fast_bytes[block]
+            fast_bytes += fast
+            slow_bytes += spec.nbytes - fast
+            self._where.held[block] = False
+            if not self._emulated and fast != (0 if spec.tier else spec.nbytes):
+                self._send_home(block)
+        if fast_bytes:
+            self._mover.release(fast_bytes)
+        if slow_bytes:
+            self._mover.hold_slow(-slow_bytes)
+        return waited
+
+    def _send_home(self, block: int) -> None:
+        if self._discard is not None:
+            self._discard(block)
+        else:
+            self._displaced.add(block)
+
+    # ---- where blocks are as layer 0 begins -------------------------------------------------------------
+
+    def _place_all(self) -> None:
+        """At the start: persistent blocks to their tiers (real nodes), everything alive into the accounts."""
+        self._mover.set_capacity(_UNLIMITED)
+        for index, block in enumerate(self._plan.blocks):
+            if block.fixed:
+                self._hold(index, block.tier)
+            elif block.persistent:
+                self._hold(index, self._wanted_at_0[index] if self._emulated else 0)
+        for index in self._lasting:
+            if not self._emulated and self._wanted_at_0[index]:
+                self._flights.submit(index, 0, self._wanted_at_0[index], "initial", 0, 0)
+        for index in self._wrapping:
+            self._hold(index, self._wanted_at_0[index] if self._emulated else self._plan.blocks[index].tier)
+        self._finish_flights()
+        self._mover.set_capacity(self._plan.capacity_bytes[0])
+        held = self._mover.held()
+        if held.overflows:
+            sentence = f"the fast tier begins with {format_bytes(held.overflow_bytes)} beyond its budget"
+            self._ledger.event(0, sentence)
+            self._warn(f"{sentence}: some blocks could not be moved; the report lists them")
+
+    def _hold(self, index: int, tier: int) -> None:
+        nbytes = self._plan.blocks[index].nbytes
+        if tier == 0:
+            self._mover.force(nbytes)
+        else:
+            self._mover.hold_slow(nbytes)
+        self._where.held[index] = True
+        self._where.settle(index, tier, 0 if tier else nbytes)
+
+    def _resume(self) -> int:
+        """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""
+        self._in_step = True
+        self._by_move.clear()
+        wrapping = set(self._wrapping)
+        stall = self._die(block for block in self._transient if block not in wrapping)
+        for demoting in (True, False):
+            for block, wanted in self._wanted_at_0.items():
+                here = self._where.tier[block]
+                if not self._where.held[block] or self._flights.of(block) or here == wanted:
+                    continue
+                if (wanted != 0) == demoting:
+                    reason: Reason = "evict" if demoting else "prefetch"
+                    self._flights.submit(block, here, wanted, reason, self._step, 0)
+                    self._ledger.totals["sent_back"] += 1
+            if demoting:  # births go before promotions
+                stall += sum(self._bear(block) for block in self._wrapping if not self._where.held[block])
+        self._submit(self._crossing, 0)
+        return stall
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def _finish_flights(self) -> None:
+        for flight in self._flights.all():
+            if not self._mover.wait(flight.job):
+                self._mover.cancel(flight.job)
+        self._flights.collect()
+
+    def _count_accounts(self) -> None:
+        totals = self._ledger.totals
+        totals["overflow_bytes"] = self._mover.held().overflow_bytes
+        totals["injected_ns"] = self._delay.injected_ns
+        for name, pages in self._mover.errors().items():
+            totals[f"stayed_{name}"] = pages
+
+
+def _require_fit(plan: Plan, machine: Machine) -> None:
+    if len(plan.tier_names) != len(machine.tiers):
+        raise UsageError(
+            f"the plan has {len(plan.tier_names)} tiers, machine {machine.name} has {len(machine.tiers)}",
+            "plan for this machine",
+        )
+    for move in plan.migrations:
+        if move.source and move.target:
+            raise UsageError(
+                f"block {move.block} moves between two slow tiers", "plan moves to or from the fast tier only"
+            )
+
+
+def _quieten() -> None:
+    """In a forked child no mover runs: whatever ticks there must not wait for one."""
+    for engine in _engines:
+        engine._inert = True
+
+
+os.register_at_fork(after_in_child=_quieten)

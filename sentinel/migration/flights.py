@@ -1,0 +1,164 @@
+"""Migrations on their way: submitted, and what each does to its block when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sentinel.core.errors import TierError
+from sentinel.core.plan import Block, Reason
+from sentinel.core.run import OUTCOMES, REASONS
+from sentinel.migration.ledger import Ledger
+from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.migration.residence import Residence
+from sentinel.tiers.tier import HeldBlock, Tier
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One migration under way. `late`: it was due before a layer that has begun."""
+
+    job: int
+    step: int
+    layer: int
+    block: int
+    source: int
+    target: int
+    nbytes: int
+    reason: Reason
+    late: bool = False
+
+
+class Flights:
+    """Submits migrations and books their ends: block by block, at most one running and one queued behind it.
+
+    A failed move leaves bytes where they are: `warn` hears of the first, the ledger of all; `strict` raises
+    TierError instead, once the books are right.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        mover: NativeMover,
+        tiers: Sequence[Tier | None],
+        residence: Residence,
+        ledger: Ledger,
+        ranges: Callable[[int], list[tuple[int, int]]],
+        warn: Callable[[str], None],
+        strict: bool,
+    ) -> None:
+        self._blocks, self._mover, self._tiers = blocks, mover, tiers
+        self._residence, self._ledger = residence, ledger
+        self._ranges, self._warn, self._strict = ranges, warn, strict
+        self._by_job: dict[int, Flight] = {}
+        self._by_block: dict[int, list[Flight]] = {}
+        self._seen = 0
+        self._warned = False
+        self.began_ns = 0
+
+    def submit(
+        self, block: int, source: int, target: int, reason: Reason, step: int, layer: int
+    ) -> Flight | None:
+        """Begin to move `block`. None if it is not (or not to be) at `source`, or is under way to `target` already."""
+        flight = Flight(0, step, layer, block, source, target, self._blocks[block].nbytes, reason)
+        pending = self._by_block.get(block)
+        if pending and pending[-1].target != target and self._mover.cancel(pending[-1].job):
+            self.collect()
+            pending = self._by_block.get(block)
+        here = pending[-1].target if pending else self._residence.tier[block]
+        if here != source or not self._residence.held[block]:
+            self._book(flight, 0, 0, 0, "already there" if here == target else "skipped", 0)
+            return pending[-1] if pending and here == target else None
+        away = self._tiers[max(source, target)]
+        assert away is not None
+        held = HeldBlock(block, flight.nbytes, self._residence.fast_bytes[block], lambda: self._ranges(block))
+        after = pending[-1].job if pending else 0
+        flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
+        self._by_job[flight.job] = flight
+        self._by_block.setdefault(block, []).append(flight)
+        self._residence.serve(block, max(source, target))
+        return flight
+
+    def of(self, block: int) -> list[Flight]:
+        """What is under way for `block`, oldest first."""
+        return list(self._by_block.get(block, ()))
+
+    def all(self) -> list[Flight]:
+        """All that is under way, oldest first."""
+        return list(self._by_job.values())
+
+    def under_way(self, flight: Flight) -> bool:
+        """Whether it has not been booked yet."""
+        return flight.job in self._by_job
+
+    def end(self, block: int) -> None:
+        """Drop what has not started for `block`, wait for what has."""
+        for flight in reversed(self.of(block)):
+            if not self._mover.cancel(flight.job):
+                self._mover.wait(flight.job)
+        self.collect()
+
+    def collect(self) -> None:
+        """Book all migrations that have ended. A look at a counter if there is none."""
+        ended = self._mover.ended()
+        if ended == self._seen:
+            return
+        failure = None
+        for moved in self._mover.results():
+            self._seen += 1
+            failure = self._land(moved) or failure
+        if failure is not None and self._strict:
+            raise failure
+
+    def _land(self, moved: Moved) -> TierError | None:
+        flight = self._by_job.pop(moved.job)
+        pending = self._by_block[flight.block]
+        pending.remove(flight)
+        if not pending:
+            del self._by_block[flight.block]
+        arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
+        if moved.outcome is Outcome.PARTIAL:  # it is where most of it is
+            arrived = (2 * moved.fast_bytes >= flight.nbytes) == (flight.target == 0)
+        here = flight.target if arrived else flight.source
+        self._residence.settle(flight.block, here, moved.fast_bytes)
+        if pending:
+            self._residence.serve(flight.block, max(pending[-1].source, pending[-1].target))
+        self._book(flight, moved.moved_bytes, moved.start_ns, moved.stop_ns, self._outcome(flight, moved), moved.errno)
+        if moved.outcome in (Outcome.PARTIAL, Outcome.FAILED):
+            return self._failed(flight, moved)
+        return None
+
+    @staticmethod
+    def _outcome(flight: Flight, moved: Moved) -> str:
+        if moved.outcome is Outcome.DONE:
+            return "late" if flight.late else "done"
+        names = {Outcome.PARTIAL: "partial", Outcome.FAILED: "failed", Outcome.ALREADY: "already there"}
+        return names.get(moved.outcome, "skipped")
+
+    def _book(self, flight: Flight, moved_bytes: int, start_ns: int, stop_ns: int, outcome: str, errno: int) -> None:
+        start = start_ns - self.began_ns if start_ns else 0
+        stop = stop_ns - self.began_ns if stop_ns else 0
+        where = (flight.step, flight.layer, flight.block, flight.source, flight.target, flight.nbytes)
+        why = (OUTCOMES.index(outcome), REASONS.index(flight.reason), errno)
+        self._ledger.migration((*where, moved_bytes, start, stop, *why), outcome)
+
+    def _failed(self, flight: Flight, moved: Moved) -> TierError:
+        tier = self._tiers[max(flight.source, flight.target)]
+        assert tier is not None
+        name = self._blocks[flight.block].name or f"block {flight.block}"
+        way = "from" if flight.target == 0 else "to"
+        error = TierError(
+            f"moving {name} ({flight.nbytes} bytes) {way} it left {self._stayed(flight, moved)} bytes where they were",
+            tier=tier.spec.name,
+            block=flight.block,
+            errno=moved.errno,
+        )
+        self._ledger.event(flight.step, str(error))
+        if not self._warned and not self._strict:
+            self._warned = True
+            self._warn(f"{error}; training goes on, the report lists all that failed")
+        return error
+
+    @staticmethod
+    def _stayed(flight: Flight, moved: Moved) -> int:
+        return flight.nbytes - moved.fast_bytes if flight.target == 0 else moved.fast_bytes

@@ -1,0 +1,96 @@
+"""The tables of an executed Run, in bounded memory: the first steps and the last ones in detail, totals of all."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, STEP_DTYPE, Run
+
+FIRST_STEPS = 4
+LAST_STEPS = 64
+MAX_EVENTS = 256
+
+Row = tuple[Any, ...]
+
+
+class _Step:
+    """Rows of one step: as of STEP_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE."""
+
+    __slots__ = ("layers", "migrations", "row")
+
+    def __init__(self) -> None:
+        self.row: Row | None = None
+        self.layers: list[Row] = []
+        self.migrations: list[Row] = []
+
+
+class Ledger:
+    """Collects rows; `totals` count every step, also those whose rows are gone."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.events: list[tuple[int, str]] = []
+        self._first: list[_Step] = []
+        self._last: deque[_Step] = deque(maxlen=LAST_STEPS)
+        self._now = _Step()
+
+    def layer(self, row: Row) -> None:
+        """A layer has ended; `row` as of LAYER_DTYPE."""
+        self._now.layers.append(row)
+
+    def migration(self, row: Row, outcome: str) -> None:
+        """A migration has ended; `row` as of MIGRATION_DTYPE."""
+        self._now.migrations.append(row)
+        totals = self.totals
+        totals["migrations"] += 1
+        totals["migrated_bytes"] += row[6]
+        totals[outcome.replace(" ", "_")] += 1
+
+    def event(self, step: int, sentence: str) -> None:
+        """Something happened that a user should know. Beyond MAX_EVENTS only counted."""
+        if len(self.events) < MAX_EVENTS:
+            self.events.append((step, sentence))
+        else:
+            self.totals["events_dropped"] += 1
+
+    def end_step(self, row: Row) -> None:
+        """The step has ended; `row` as of STEP_DTYPE."""
+        now, self._now = self._now, _Step()
+        now.row = row
+        self.totals["steps"] += 1
+        self.totals["steps_out_of_step"] += not row[6]
+        self.totals["stall_ns"] += row[3]
+        for entry in now.layers:
+            self.totals["slow_ns"] += entry[5]
+            self.totals["served_fast_bytes"] += entry[8]
+            self.totals["touched_bytes"] += entry[9]
+        if len(self._first) < FIRST_STEPS:
+            self._first.append(now)
+        else:
+            self._last.append(now)
+
+    def run(self, tier_names: tuple[str, ...], fast_capacity_bytes: int, *, emulated: bool) -> Run:
+        """The Run so far. The step under way has no row in `steps` and none in `layers`; its migrations count."""
+        steps = [*self._first, *self._last]
+        return Run(
+            kind="executed",
+            emulated=emulated,
+            tier_names=tier_names,
+            fast_capacity_bytes=fast_capacity_bytes,
+            steps=_table([step.row for step in steps if step.row is not None], STEP_DTYPE),
+            layers=_table([row for step in steps for row in step.layers], LAYER_DTYPE),
+            migrations=_table([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
+            counters={name: int(count) for name, count in sorted(self.totals.items())},
+            events=tuple(self.events),
+        )
+
+
+def _table(rows: list[Row], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.array(rows, dtype)
+
+
+OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}

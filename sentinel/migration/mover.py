@@ -1,0 +1,248 @@
+"""The native mover (kernel_profiler/src/mover.cpp): two queues of transfers within a hard budget of fast bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from sentinel.core.errors import NativeError
+from sentinel.system import native
+from sentinel.tiers.tier import Job
+
+_U64, _I64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+_ERRNO_COUNT = 134
+_SLICE_NS = 100_000_000  # how long a wait keeps Python from handling signals
+_BATCH = 64
+
+
+class Outcome(IntEnum):
+    """How a job ended. `ALREADY`: all was there. `PARTIAL`: some pages stayed."""
+
+    DONE, PARTIAL, FAILED, CANCELLED, ALREADY = range(5)
+
+
+class Moved(NamedTuple):
+    """An ended job. `fast_bytes`: of its block, in the fast tier now. `start_ns` is 0 if it never started."""
+
+    job: int
+    start_ns: int
+    stop_ns: int
+    moved_bytes: int
+    fast_bytes: int
+    outcome: Outcome
+    errno: int
+
+
+class Held(NamedTuple):
+    """The accounts. `*_high_bytes`: most since they were last restarted. `overflow_bytes`: taken by force beyond
+    the capacity, added up. `starved`: a promotion waits for room."""
+
+    fast_bytes: int
+    fast_high_bytes: int
+    slow_bytes: int
+    slow_high_bytes: int
+    in_flight_bytes: int
+    most_fast_bytes: int
+    overflow_bytes: int
+    overflows: int
+    starved: int
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("address", _U64), ("nbytes", _U64))
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("nbytes", _U64),
+        ("fast_bytes", _U64),
+        ("duration_ns", _U64),
+        ("bytes_per_s", _U64),
+        ("after", _U64),
+        ("spans", ctypes.POINTER(_Span)),
+        ("span_count", _U64),
+        ("node", ctypes.c_int32),
+        ("direction", ctypes.c_uint8),
+        ("kind", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 2),
+    )
+
+
+class _Moved(ctypes.Structure):
+    _fields_ = (
+        ("id", _U64),
+        ("start_ns", _U64),
+        ("stop_ns", _U64),
+        ("moved_bytes", _U64),
+        ("fast_bytes", _U64),
+        ("outcome", ctypes.c_int32),
+        ("error", ctypes.c_int32),
+    )
+
+
+_Held = _U64 * len(Held._fields)
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "sn_mover_create": (_INT, (_U64, _INT, ctypes.POINTER(_PTR))),
+    "sn_mover_destroy": (_INT, (_PTR,)),
+    "sn_mover_submit": (_I64, (_PTR, _PTR)),
+    "sn_mover_cancel": (_INT, (_PTR, _U64)),
+    "sn_mover_wait": (_INT, (_PTR, _U64, _U64)),
+    "sn_mover_results": (_U64, (_PTR, _PTR, _U64)),
+    "sn_mover_ended": (_PTR, (_PTR,)),
+    "sn_mover_reserve": (_INT, (_PTR, _U64, _U64)),
+    "sn_mover_force": (_INT, (_PTR, _U64)),
+    "sn_mover_release": (_INT, (_PTR, _U64)),
+    "sn_mover_hold_slow": (_INT, (_PTR, _I64)),
+    "sn_mover_set_capacity": (_INT, (_PTR, _U64)),
+    "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
+    "sn_mover_errors": (_INT, (_PTR, _PTR)),
+    "sn_sleep_until": (_INT, (_U64,)),
+}
+_WAITING = ("sn_mover_destroy", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
+"""Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
+
+
+def _bind(name: str) -> Any:
+    loaded = native.library() if name in _WAITING else native.quick()
+    bound = loaded[name]
+    bound.restype, bound.argtypes = _SIGNATURES[name]
+    return bound
+
+
+class NativeMover:
+    """A mover with a budget of `fast_capacity_bytes`. In a forked child every call raises NativeError (ECHILD)."""
+
+    def __init__(self, fast_capacity_bytes: int, *, full_duplex: bool = True) -> None:
+        self._call = {name: _bind(name) for name in _SIGNATURES}
+        handle = _PTR()
+        result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(handle))
+        native.check("sn_mover_create", result)
+        self._handle: int | None = handle.value
+        self._ended = _U64.from_address(self._call["sn_mover_ended"](self._handle))
+        self._rows = (_Moved * _BATCH)()
+        self._accounts = _Held()
+        self._accounts_at = ctypes.addressof(self._accounts)
+        self._held_call = self._call["sn_mover_held"]
+
+    def submit(self, job: Job) -> int:
+        """Queue `job`; returns its id."""
+        spans = (_Span * len(job.spans))(*[_Span(address, nbytes) for address, nbytes in job.spans])
+        order = _Job(
+            nbytes=job.nbytes,
+            fast_bytes=job.fast_bytes,
+            duration_ns=job.duration_ns,
+            bytes_per_s=job.bytes_per_s,
+            after=job.after,
+            spans=spans,
+            span_count=len(job.spans),
+            node=job.node,
+            direction=job.direction,
+            kind=int(job.node >= 0),
+        )
+        return self._check("sn_mover_submit", ctypes.byref(order))
+
+    def cancel(self, job: int) -> bool:
+        """Whether `job` had not started, and now never will."""
+        return self._check("sn_mover_cancel", job) == 1
+
+    def wait(self, job: int) -> bool:
+        """True once `job` has ended; False if it waits for room that no demotion is going to free."""
+        return self._wait("sn_mover_wait", job)
+
+    def reserve(self, nbytes: int) -> bool:
+        """Take fast room for a birth, waiting for it; False if no demotion is going to free enough."""
+        return self._wait("sn_mover_reserve", nbytes)
+
+    def force(self, nbytes: int) -> None:
+        """Take fast room though there is none: what is beyond the capacity is counted as overflow."""
+        self._check("sn_mover_force", nbytes)
+
+    def release(self, nbytes: int) -> None:
+        """Give fast room back."""
+        self._check("sn_mover_release", nbytes)
+
+    def hold_slow(self, nbytes: int) -> None:
+        """Count slow bytes born, or dead where negative."""
+        self._check("sn_mover_hold_slow", nbytes)
+
+    def set_capacity(self, nbytes: int) -> None:
+        """Change the budget; what is held beyond it counts as overflow."""
+        self._check("sn_mover_set_capacity", nbytes)
+
+    def ended(self) -> int:
+        """How many jobs have ended since the mover was made."""
+        return self._ended.value
+
+    def results(self) -> list[Moved]:
+        """The jobs that have ended since the last call, oldest first."""
+        found: list[Moved] = []
+        while True:
+            count = self._call["sn_mover_results"](self._open("sn_mover_results"), self._rows, _BATCH)
+            for row in self._rows[:count]:
+                outcome = Outcome(row.outcome)
+                found.append(
+                    Moved(row.id, row.start_ns, row.stop_ns, row.moved_bytes, row.fast_bytes, outcome, row.error)
+                )
+            if count < _BATCH:
+                return found
+
+    def held(self, *, restart: bool = False) -> Held:
+        """The accounts; `restart`: the high-water marks begin anew."""
+        result = self._held_call(self._open("sn_mover_held"), self._accounts_at, restart)
+        if result:
+            raise NativeError("sn_mover_held", -result)
+        return Held._make(self._accounts)
+
+    def slow_bytes(self) -> int:
+        """Bytes that the slow side holds now."""
+        return self.held().slow_bytes
+
+    def errors(self) -> dict[str, int]:
+        """Pages (or emulated jobs) that stayed, by the name of the errno."""
+        counts = (_U64 * _ERRNO_COUNT)()
+        self._check("sn_mover_errors", counts)
+        return {errno.errorcode.get(code, str(code)): count for code, count in enumerate(counts) if count}
+
+    def close(self) -> None:
+        """Drop what is queued, cut short what runs, end the workers. In a forked child: nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._ended = _U64(self._ended.value)
+            self._call["sn_mover_destroy"](handle)
+
+    def _open(self, name: str) -> int:
+        if self._handle is None:
+            raise NativeError(name, errno.EBADF, "the mover was closed")
+        return self._handle
+
+    def _check(self, name: str, *arguments: Any) -> int:
+        result: int = self._call[name](self._open(name), *arguments)
+        if result < 0:
+            raise NativeError(name, -result)
+        return result
+
+    def _wait(self, name: str, amount: int) -> bool:
+        while True:
+            result = self._call[name](self._open(name), amount, _SLICE_NS)
+            if result == 0:
+                return True
+            if result == -errno.ENOSPC:
+                return False
+            if result != -errno.ETIMEDOUT:
+                raise NativeError(name, -result)
+
+
+def sleep_until(deadline_ns: int) -> None:
+    """Sleep until `time.monotonic_ns()` is `deadline_ns`, precisely; other threads run, signals are handled."""
+    sleep = _sleep()
+    while sleep(deadline_ns) == -errno.EINTR:
+        pass
+
+
+@functools.cache
+def _sleep() -> Any:
+    return _bind("sn_sleep_until")

@@ -1,0 +1,113 @@
+"""Where pages are and where they go: raw system calls on this process, no libnuma needed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.units import PAGE_BYTES
+
+_NUMBERS = {
+    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279},
+    "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "move_pages": 239},
+}
+MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE = 0, 1, 2, 3
+_MPOL_F_ADDR = 2
+_MPOL_MF_MOVE = 2
+_MASK_BITS = 1024
+_REMEDY = "Sentinel knows the system calls of x86_64 and aarch64 Linux"
+_BATCH = 16_384
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def residency(address: int, nbytes: int) -> NDArray[np.int32]:
+    """(pages,) node of each page of [address, address + nbytes), or a negative errno: -ENOENT (-EFAULT before
+    Linux 6.12) for a page never touched. Raises NativeError, CapabilityError."""
+    first = address // PAGE_BYTES * PAGE_BYTES
+    pages = np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64)
+    status = np.full(len(pages), -errno.EAGAIN, np.int32)
+    for begin in range(0, len(pages), _BATCH):
+        part, found = pages[begin : begin + _BATCH], status[begin : begin + _BATCH]
+        _call("move_pages", 0, len(part), part.ctypes.data, None, found.ctypes.data, 0)
+    return status
+
+
+def bytes_on(node: int, ranges: Sequence[tuple[int, int]]) -> int:
+    """Bytes of `ranges` (address, nbytes) whose pages are on `node` now."""
+    return sum(int((residency(address, nbytes) == node).sum()) for address, nbytes in ranges) * PAGE_BYTES
+
+
+def move(address: int, nbytes: int, node: int) -> int:
+    """Ask once that the pages of [address, address + nbytes) move to `node`; returns how many are there then.
+
+    Raises NativeError with ENODEV or EINVAL for a node that is not there. For tests and probes: the mover does
+    this in batches, with retries.
+    """
+    first = address // PAGE_BYTES * PAGE_BYTES
+    pages = np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64)
+    nodes, status = np.full(len(pages), node, np.int32), np.full(len(pages), -errno.EAGAIN, np.int32)
+    _call("move_pages", 0, len(pages), pages.ctypes.data, nodes.ctypes.data, status.ctypes.data, _MPOL_MF_MOVE)
+    return int((residency(address, nbytes) == node).sum())
+
+
+def bind(address: int, nbytes: int, node: int) -> None:
+    """Give whole pages the policy "preferably on `node`", and so hide them from automatic NUMA balancing.
+
+    One call an arena: each call may split a mapping. Pages that exist stay where they are. Raises NativeError.
+    """
+    _call("mbind", address, nbytes, MPOL_PREFERRED, _mask(node), _MASK_BITS, 0)
+
+
+def unbind(address: int, nbytes: int) -> None:
+    """Take the policy of whole pages back. Raises NativeError."""
+    _call("mbind", address, nbytes, MPOL_DEFAULT, None, 0, 0)
+
+
+def policy(address: int) -> tuple[int, tuple[int, ...]]:
+    """(mode, nodes) of the memory policy at `address`. Raises NativeError."""
+    mode, mask = ctypes.c_int(-1), (ctypes.c_uint64 * (_MASK_BITS // 64))()
+    _call("get_mempolicy", ctypes.byref(mode), mask, _MASK_BITS, address, _MPOL_F_ADDR)
+    nodes = tuple(64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1)
+    return mode.value, nodes
+
+
+def node_of_fresh_page() -> int:
+    """Node on which a page that this thread touches now is put. Raises NativeError."""
+    page = mmap.mmap(-1, PAGE_BYTES)
+    page[0] = 1
+    anchor = ctypes.c_char.from_buffer(page)
+    node = int(residency(ctypes.addressof(anchor), PAGE_BYTES)[0])
+    del anchor
+    page.close()
+    if node < 0:
+        raise NativeError("move_pages", -node, "asked where a fresh page is")
+    return node
+
+
+def _mask(node: int) -> ctypes.Array[ctypes.c_uint64]:
+    if not 0 <= node < _MASK_BITS:
+        raise NativeError("mbind", errno.EINVAL, f"node {node} is out of range")
+    mask = (ctypes.c_uint64 * (_MASK_BITS // 64))()
+    mask[node // 64] = 1 << node % 64
+    return mask
+
+
+def _call(name: str, *arguments: object) -> int:
+    numbers = _NUMBERS.get(platform.machine())
+    if numbers is None or os.name != "posix":
+        raise CapabilityError(name, f"unknown system call number on {platform.machine()}", _REMEDY)
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = int(_libc.syscall(ctypes.c_long(numbers[name]), *words))
+    if result < 0:
+        raise NativeError(name, ctypes.get_errno())
+    return result

@@ -1,0 +1,111 @@
+"""The machine that a word such as `numa:1` or `emulated:cxl-asic-x8` stands for on this host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.machine import Link, Machine, TierKind, TierSpec
+from sentinel.system.topology import Node, Topology, topology
+from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRESETS, Preset, preset
+
+_WORDS = f'"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; presets: {", ".join(PRESETS)}'
+
+
+def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT_FAST) -> Machine:
+    """Fast memory of this host and the slow tier that `slow` names.
+
+    `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays. `PRESET`: described, nothing can be
+    applied. `auto`: the nearest slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in
+    bytes, by default what the fast node has free. `fast`: preset of the fast tier where the host tells no speeds.
+
+    Raises UsageError for a word that means nothing, CapabilityError for one that this host cannot do.
+    """
+    host, local = topology(), preset(fast)
+    kind, _, name = slow.partition(":")
+    if slow == "auto":
+        if host.slower:
+            return _with_node(host, host.slower[0], local, fast_capacity)
+        return replace(_described(host, DEFAULT_SLOW, "described", local, fast_capacity), decided_by="declared")
+    if kind == "numa" and name.isdigit():
+        return _with_node(host, int(name), local, fast_capacity, decided_by="user")
+    if kind == "emulated" and name in PRESETS:
+        return _described(host, name, "emulated", local, fast_capacity)
+    if kind == "file" and name:
+        raise CapabilityError(
+            f"slow={slow!r}",
+            "a file as slow tier is not there yet",
+            'use slow="emulated:nvme-gen4" to see what it would do, or a node',
+        )
+    if slow in PRESETS:
+        return _described(host, slow, "described", local, fast_capacity)
+    raise UsageError(f"slow={slow!r} names no slow tier", f"use {_WORDS}")
+
+
+def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Link]:
+    """Promotion and demotion between tiers 0 and `index`, as fast as the slower side reads or writes."""
+    up = min(slow.read_bytes_per_s, fast.write_bytes_per_s)
+    down = min(fast.read_bytes_per_s, slow.write_bytes_per_s)
+    latency_ns = round(slow.latency_ns)
+    return Link(index, 0, up, latency_ns), Link(0, index, down, latency_ns)
+
+
+def _described(
+    host: Topology, name: str, kind: TierKind, local: Preset, fast_capacity: int | None
+) -> Machine:
+    slow = PRESETS[name].spec(name, kind, _host_bytes(host))
+    fast = _fast_tier(host, local, fast_capacity)
+    return Machine(f"{kind}:{name}", (fast, slow), links_between(fast, slow, 1), decided_by="user")
+
+
+def _with_node(
+    host: Topology, number: int, local: Preset, fast_capacity: int | None, *, decided_by: str = ""
+) -> Machine:
+    node = host.node(number)
+    if node is None or not node.total_bytes:
+        there = ", ".join(str(n.number) for n in host.nodes if n.total_bytes) or "none"
+        raise CapabilityError(
+            f'slow="numa:{number}"',
+            f"this host has no node {number} with memory (nodes with memory: {there})",
+            'use slow="emulated:cxl-asic-x8" to run with injected delays, or a host with two nodes',
+        )
+    if number == host.fast:
+        raise UsageError(
+            f'slow="numa:{number}" is the node that this process runs on',
+            "name another node, or pin the process elsewhere",
+        )
+    fast = _fast_tier(host, local, fast_capacity)
+    slow = _as_told(PRESETS[DEFAULT_NODE].spec(f"node{number}", "node", node.free_bytes, node=number), node)
+    links = links_between(fast, slow, 1)
+    return Machine(f"numa:{number}", (fast, slow), links, decided_by=decided_by or host.decided_by)
+
+
+def _fast_tier(host: Topology, local: Preset, capacity: int | None) -> TierSpec:
+    node = host.node(host.fast)
+    free = node.free_bytes if node is not None else _host_bytes(host)
+    spec = local.spec("fast", "node", free if capacity is None else capacity, node=host.fast)
+    return _as_told(spec, node)
+
+
+def _as_told(spec: TierSpec, node: Node | None) -> TierSpec:
+    """`spec` with the firmware's numbers where all are there: one set of numbers from one source.
+
+    They are those seen from the nearest CPUs, so a node with CPUs of its own keeps the preset's as a remote one.
+    """
+    if node is None or node.read_latency_ns is None or node.read_bytes_per_s is None or node.write_bytes_per_s is None:
+        return spec
+    if node.cpus and spec.name != "fast":
+        return spec
+    return replace(
+        spec,
+        latency_ns=node.read_latency_ns,
+        read_bytes_per_s=node.read_bytes_per_s,
+        write_bytes_per_s=node.write_bytes_per_s,
+        source=f"declared (HMAT of node {node.number})",
+    )
+
+
+def _host_bytes(host: Topology) -> int:
+    total = sum(node.total_bytes for node in host.nodes)
+    return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,85 @@
+"""What a tier is to the engine: a place that takes blocks in and gives them back, through one mover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NewType, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import TierSpec
+
+PROMOTE, DEMOTE = 0, 1
+"""Directions of a job: to the fast tier, away from it."""
+
+Transfer = NewType("Transfer", int)
+"""A migration under way, as the mover numbers it."""
+
+
+class HeldBlock(NamedTuple):
+    """Block number `number` as the engine holds it. `fast_bytes`: of it, in the fast tier now. `ranges()`: (address,
+    nbytes) of its pieces in this process, whole pages; asked for only where addresses matter."""
+
+    number: int
+    nbytes: int
+    fast_bytes: int
+    ranges: Callable[[], Sequence[tuple[int, int]]]
+
+
+class Job(NamedTuple):
+    """What a mover does. On a NUMA node: `spans` go to `node`. Else it takes `duration_ns` on an idle link.
+
+    `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
+    """
+
+    direction: int
+    nbytes: int
+    fast_bytes: int
+    after: int = 0
+    duration_ns: int = 0
+    node: int = -1
+    spans: Sequence[tuple[int, int]] = ()
+    bytes_per_s: int = 0
+
+
+class Mover(Protocol):
+    """Carries out jobs in the background, within the budget of fast bytes."""
+
+    def submit(self, job: Job) -> int:
+        """Queue `job`; returns its id."""
+        ...
+
+    def slow_bytes(self) -> int:
+        """Bytes that the slow side holds now."""
+        ...
+
+
+class Tier(Protocol):
+    """Where bytes can live beside the fast tier. Movement is hub and spoke: between host memory and here."""
+
+    @property
+    def spec(self) -> TierSpec:
+        """What it is and what it costs."""
+        ...
+
+    def room_bytes(self) -> int:
+        """Bytes that it could still take in."""
+        ...
+
+    def admit(self, block: HeldBlock, after: int = 0) -> Transfer:
+        """Begin to move `block` from fast memory to here, once transfer `after` (0: none) has ended."""
+        ...
+
+    def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
+        """Begin to move `block` from here to fast memory."""
+        ...
+
+    def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
+        """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
+        is really slower."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the tier itself holds; blocks stay where they are."""
+        ...
