@@ -33,6 +33,7 @@ STOCK, MANAGED, OTHER, NOT_HOST = range(4)
 """`memory` of a storage: stock torch's, ours, somebody else's, not in host memory."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_HANDLES = (torch.Tensor, torch.UntypedStorage)
 _NEVER_HOLD = frozenset((FunctionType, ModuleType, type))  # their dicts and cells are objects of their own
 _CHUNK = 20_000
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -57,8 +58,9 @@ def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
     """
     in_frames = _frame_slots()
     objects = gc.get_objects()
-    tensor_types = tuple({kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)})
-    known = [o for o in objects if type(o) in tensor_types]
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _HANDLES)}
+    handles = [o for o in objects if type(o) in kinds]
+    known = [o for o in handles if isinstance(o, torch.Tensor)]
     with torch._C.DisableTorchFunctionSubclass():
         rows = _tensor_rows([o._cdata for o in known])
         asked = [t._cdata for t in tensors]
@@ -69,8 +71,8 @@ def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
     involved = np.array(sorted(set(wanted) - {0}), dtype=np.uint64)
     holders = rows[np.isin(rows["storage"], involved)]
     python = {*holders["python"].tolist(), *storages["python"][np.isin(storages["storage"], involved)].tolist()}
-    suspects = [o for o in objects if id(o) in python]
-    del known
+    suspects = [o for o in handles if id(o) in python]
+    del handles, known
     explained = _referents(objects, python)
     del objects
     explained.update(in_frames)
@@ -100,8 +102,8 @@ class _Judge:
         row = self.storages.get(storage)
         if row is None:
             return Holders(0, 0, 0, 0, NOT_HOST, "it has no storage")
-        fields = (int(row[name]) for name in ("address", "nbytes", "uses", "memory"))
-        return Holders(storage, *fields, objection=self._objection(row))
+        address, nbytes, uses, memory = (int(row[name]) for name in ("address", "nbytes", "uses", "memory"))
+        return Holders(storage, address, nbytes, uses, memory, self._objection(row))
 
     def _objection(self, row: Any) -> str:
         if row["memory"] == NOT_HOST:

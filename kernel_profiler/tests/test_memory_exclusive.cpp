@@ -1,0 +1,130 @@
+// The exclusive arena: pages of one's own, reuse, release.
+
+#include <thread>
+#include <vector>
+
+#include "memory_check.h"
+
+namespace {
+
+struct Block {
+  unsigned char *address;
+  uint64_t nbytes;
+  int value;
+};
+
+void blocks_never_share_a_page_and_keep_their_bytes() {
+  Random random;
+  std::vector<Block> live;
+  for (int i = 0; i < 20011; i++) {
+    if (live.size() < 100 && random.below(2) == 0) {
+      const uint64_t nbytes = 1024 + random.below(random.below(16) == 0 ? 300000 : 20000);
+      auto *address = static_cast<unsigned char *>(sn_allocate(nbytes));
+      CHECK(reinterpret_cast<uintptr_t>(address) % 4096 == 0);
+      for (const Block &other : live) {
+        const bool below = address + (nbytes + 4095) / 4096 * 4096 <= other.address;
+        CHECK(below || other.address + (other.nbytes + 4095) / 4096 * 4096 <= address);
+      }
+      const int value = static_cast<int>(random.below(256));
+      address[0] = address[nbytes - 1] = address[nbytes / 2] = static_cast<unsigned char>(value);
+      live.push_back({address, nbytes, value});
+    } else if (!live.empty()) {
+      const size_t which = random.below(live.size());
+      const Block block = live[which];
+      CHECK(block.address[0] == block.value && block.address[block.nbytes - 1] == block.value);
+      CHECK(block.address[block.nbytes / 2] == block.value);
+      sn_free(block.address);
+      live[which] = live.back();
+      live.pop_back();
+    }
+  }
+  for (const Block &block : live) sn_free(block.address);
+}
+
+void all_that_was_freed_is_one_range_again() {
+  const sn_range range = exclusive();
+  CHECK(range.free_bytes == range.used_bytes);
+  void *whole = sn_allocate(range.used_bytes);
+  CHECK(reinterpret_cast<uintptr_t>(whole) == range.base);
+  CHECK(exclusive().used_bytes == range.used_bytes);
+  sn_free(whole);
+}
+
+void a_freed_range_of_the_same_length_is_used_again() {
+  void *first = sn_allocate(1000003);
+  void *guard = sn_allocate(4096);
+  sn_free(first);
+  CHECK(sn_allocate(1000003) == first);
+  sn_free(first);
+  sn_free(guard);
+}
+
+void other_threads_use_malloc_and_their_frees_wait_for_the_owner() {
+  void *mine = sn_allocate(8192);
+  const sn_counters before = counters();
+  void *theirs = nullptr;
+  std::thread([&] {
+    theirs = sn_allocate(8192);
+    sn_free(mine);
+  }).join();
+  CHECK(sn_memory_contains(reinterpret_cast<uintptr_t>(theirs)) == 0);
+  CHECK(counters().fallback[SN_WHY_FOREIGN_THREAD] == before.fallback[SN_WHY_FOREIGN_THREAD] + 1);
+  CHECK(counters().live_bytes == before.live_bytes);
+  CHECK(sn_tick(0) == 0);
+  CHECK(counters().live_bytes == before.live_bytes - 8192);
+  sn_free(theirs);
+}
+
+void free_pages_go_back_and_read_as_zero() {
+  auto *block = static_cast<unsigned char *>(sn_allocate(kMiB));
+  auto *held = static_cast<unsigned char *>(sn_allocate(4096));
+  fill(block, kMiB, 7);
+  fill(held, 4096, 9);
+  sn_free(block);
+  CHECK(holds(block, kMiB, 7));
+  CHECK(sn_exclusive_release() == static_cast<int64_t>(exclusive().free_bytes));
+  CHECK(holds(block, kMiB, 0));
+  CHECK(holds(held, 4096, 9));
+  fill(block, 4096, 5);
+  CHECK(sn_pass_through() == 0);  // leaving record releases too
+  CHECK(holds(block, 4096, 0));
+  fill(held, 4096, 9);
+  sn_free(held);  // and so does every free from then on
+  CHECK(holds(held, 4096, 0));
+}
+
+void every_event_is_in_the_log_in_order() {
+  CHECK(sn_record() == 0 && sn_log_count() == 0);
+  CHECK(sn_tick(3) == 0);
+  void *large = sn_allocate(5000);
+  void *small = sn_allocate(100);
+  sn_free(large);
+  sn_free(small);
+  sn_event events[8];
+  CHECK(sn_log_count() == 5 && sn_log_copy(0, 8, events) == 5 && sn_log_lost() == 0);
+  CHECK(events[0].kind == SN_EVENT_TICK && events[0].layer == 3);
+  CHECK(events[1].kind == SN_EVENT_ALLOC && events[1].nbytes == 5000 && events[1].ordinal == 0);
+  CHECK(events[2].kind == SN_EVENT_ALLOC && events[2].flags == SN_FLAG_SMALL && events[2].ordinal == 1);
+  CHECK(events[3].kind == SN_EVENT_FREE && events[3].address == events[1].address && events[3].flags == 0);
+  CHECK(events[4].kind == SN_EVENT_FREE && events[4].flags == SN_FLAG_FALLBACK);
+  for (int i = 1; i < 5; i++) CHECK(events[i].seq > events[i - 1].seq && events[i].time_ns >= events[i - 1].time_ns);
+  CHECK(sn_pass_through() == 0);
+  sn_free(sn_allocate(5000));
+  CHECK(sn_log_count() == 5);  // nothing is recorded outside of record
+}
+
+}  // namespace
+
+int main() {
+  create();
+  CHECK(sn_record() == 0);
+  blocks_never_share_a_page_and_keep_their_bytes();
+  all_that_was_freed_is_one_range_again();
+  a_freed_range_of_the_same_length_is_used_again();
+  other_threads_use_malloc_and_their_frees_wait_for_the_owner();
+  free_pages_go_back_and_read_as_zero();
+  every_event_is_in_the_log_in_order();
+  CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
+  CHECK(sn_memory_destroy() == 0);
+  return 0;
+}

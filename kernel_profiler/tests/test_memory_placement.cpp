@@ -1,0 +1,177 @@
+// The placement arena: planned slots, served only if free in fact.
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "memory_check.h"
+
+namespace {
+
+int place(std::vector<int32_t> layers, std::vector<int32_t> ordinals, std::vector<uint64_t> offsets,
+          std::vector<uint64_t> nbytes, uint64_t extent) {
+  const int result = sn_place(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0, 0);
+  sn_tick(0);
+  return result;
+}
+
+uint64_t offset_of(void *address) { return reinterpret_cast<uintptr_t>(address) - placement().base; }
+
+bool placed(void *address) {
+  return sn_memory_contains(reinterpret_cast<uintptr_t>(address)) == 1 && offset_of(address) < kArena;
+}
+
+uint64_t fell_back(int why) { return counters().fallback[why]; }
+
+void a_slot_serves_its_key() {
+  CHECK(place({1, 0, 0}, {0, 2, 0}, {8192, 4096, 0}, {4096, 2000, 4096}, 12288) == 0);
+  void *first = sn_allocate(4096), *unplanned = sn_allocate(4096), *third = sn_allocate(2000);
+  CHECK(offset_of(first) == 0 && offset_of(third) == 4096);
+  CHECK(!placed(unplanned) && fell_back(SN_WHY_NO_SLOT) == 1);
+  sn_tick(1);
+  void *next = sn_allocate(4096);
+  CHECK(offset_of(next) == 8192);
+  CHECK(sn_placement_taken(0, 12288) == 4096 + 2048 + 4096);  // whole granules
+  for (void *address : {first, unplanned, third, next}) sn_free(address);
+  CHECK(sn_placement_taken(0, 12288) == 0);
+}
+
+void a_slot_whose_bytes_are_taken_is_not_served() {
+  CHECK(place({0, 1}, {0, 0}, {0, 4096}, {8192, 8192}, 12288) == 0);  // a wrong plan: they overlap
+  void *first = sn_allocate(8192);
+  fill(first, 8192, 1);
+  sn_tick(1);
+  void *second = sn_allocate(8192);
+  CHECK(!placed(second) && fell_back(SN_WHY_BUSY) == 1);
+  fill(second, 8192, 2);
+  CHECK(holds(first, 8192, 1));
+  sn_free(first);
+  sn_tick(1);
+  void *third = sn_allocate(8192);
+  CHECK(offset_of(third) == 4096);
+  sn_free(second);
+  sn_free(third);
+}
+
+void other_sizes_find_a_slot_that_fits() {
+  CHECK(place({0, 0, 0}, {0, 1, 2}, {0, 4096, 8192}, {4096, 4096, 65536}, 73728) == 0);
+  void *shorter = sn_allocate(1500);  // in its own slot
+  void *longer = sn_allocate(50000);  // not in its own, but in the next
+  void *late = sn_allocate(65536);    // whose tenant finds none
+  CHECK(offset_of(shorter) == 0 && offset_of(longer) == 8192);
+  CHECK(!placed(late));
+  sn_tick(-1);
+  void *unknown = sn_allocate(4096);
+  CHECK(placed(unknown) && offset_of(unknown) == 4096);
+  const uint64_t before = fell_back(SN_WHY_UNSYNCHRONISED);
+  void *none = sn_allocate(4096);
+  CHECK(!placed(none) && fell_back(SN_WHY_UNSYNCHRONISED) == before + 1);
+  for (void *address : {shorter, longer, late, unknown, none}) sn_free(address);
+}
+
+void a_new_table_respects_the_tenants_of_the_old() {
+  CHECK(place({0}, {0}, {0}, {8192}, 8192) == 0);
+  void *tenant = sn_allocate(8192);
+  fill(tenant, 8192, 3);
+  CHECK(place({0, 0}, {0, 1}, {4096, 1 * kMiB}, {4096, 4096}, 2 * kMiB) == 0);
+  void *busy = sn_allocate(4096), *beyond = sn_allocate(4096);
+  CHECK(!placed(busy) && offset_of(beyond) == kMiB);
+  CHECK(holds(tenant, 8192, 3));
+  for (void *address : {tenant, busy, beyond}) sn_free(address);
+}
+
+void bad_tables_are_refused_and_the_old_one_stays() {
+  CHECK(place({0}, {0}, {0}, {4096}, 4096) == 0);
+  CHECK(place({0}, {0}, {100}, {4096}, 8192) == -EINVAL);                  // off the granules
+  CHECK(place({0}, {0}, {4096}, {4097}, 8192) == -EINVAL);                 // beyond the extent
+  CHECK(place({0, 0}, {1, 1}, {0, 4096}, {4096, 4096}, 8192) == -EINVAL);  // a key twice
+  CHECK(place({-1}, {0}, {0}, {4096}, 4096) == -EINVAL);
+  CHECK(place({0}, {0}, {0}, {4096}, 2 * kArena) == -ENOMEM);
+  void *served = sn_allocate(4096);
+  CHECK(offset_of(served) == 0);
+  sn_free(served);
+}
+
+void a_reservation_excludes_tenants_and_tenants_exclude_it() {
+  CHECK(place({0}, {0}, {0}, {40 * kMiB}, 40 * kMiB) == 0);
+  CHECK(sn_reserve(512 * 1001, 512) == 0);
+  void *refused = sn_allocate(40 * kMiB);
+  CHECK(!placed(refused));
+  CHECK(sn_placement_taken(0, 40 * kMiB) == 512);  // nothing of the failed claim is left
+  CHECK(sn_release(512 * 1001, 512) == 0);
+  sn_tick(0);
+  void *served = sn_allocate(40 * kMiB);
+  CHECK(placed(served));
+  CHECK(sn_reserve(39 * kMiB, 2 * kMiB) == -EBUSY && sn_reserve(40 * kMiB, kMiB) == 0);
+  CHECK(sn_release(40 * kMiB, kMiB) == 0);
+  CHECK(sn_reserve(1, 512) == -EINVAL && sn_reserve(kArena, 512) == -EINVAL && sn_reserve(0, 0) == -EINVAL);
+  sn_free(refused);
+  sn_free(served);
+}
+
+// A mover discards what is dead while the owner lives on, and a third thread frees.
+void movers_and_foreign_frees_never_touch_live_bytes() {
+  constexpr int kSlots = 61;
+  std::vector<int32_t> layers(kSlots, 0), ordinals;
+  std::vector<uint64_t> offsets, nbytes;
+  Random random;
+  for (int i = 0; i < kSlots; i++) {  // overlapping at will
+    ordinals.push_back(i);
+    offsets.push_back(random.below(200) * 512);
+    nbytes.push_back(1024 + random.below(40) * 512);
+  }
+  CHECK(place(layers, ordinals, offsets, nbytes, kMiB) == 0);
+  std::atomic<bool> stop{false};
+  std::atomic<void *> handed{nullptr};
+  std::thread mover([&] {
+    Random own;
+    auto *base = reinterpret_cast<unsigned char *>(placement().base);
+    while (!stop.load()) {
+      const uint64_t offset = own.below(256) * 512, length = (1 + own.below(100)) * 512;
+      if (sn_reserve(offset, length) != 0) continue;
+      fill(base + offset, length, 0);
+      CHECK(sn_release(offset, length) == 0);
+    }
+  });
+  std::thread freer([&] {
+    while (!stop.load())
+      if (void *address = handed.exchange(nullptr)) sn_free(address);
+  });
+  int served = 0;
+  for (int round = 0; round < 300; round++) {
+    sn_tick(0);
+    std::vector<unsigned char *> live;
+    for (int i = 0; i < kSlots; i++) {
+      live.push_back(static_cast<unsigned char *>(sn_allocate(nbytes[i])));
+      served += placed(live.back());
+      fill(live[i], nbytes[i], i + 1);
+    }
+    for (int i = 0; i < kSlots; i++) {
+      CHECK(holds(live[i], nbytes[i], i + 1));
+      void *expected = nullptr;
+      if (!handed.compare_exchange_strong(expected, live[i])) sn_free(live[i]);
+    }
+  }
+  stop.store(true);
+  mover.join();
+  freer.join();
+  if (void *address = handed.exchange(nullptr)) sn_free(address);
+  CHECK(served > 0);
+  CHECK(sn_placement_taken(0, kMiB) == 0);
+}
+
+}  // namespace
+
+int main() {
+  create();
+  a_slot_serves_its_key();
+  a_slot_whose_bytes_are_taken_is_not_served();
+  other_sizes_find_a_slot_that_fits();
+  a_new_table_respects_the_tenants_of_the_old();
+  bad_tables_are_refused_and_the_old_one_stays();
+  a_reservation_excludes_tenants_and_tenants_exclude_it();
+  movers_and_foreign_frees_never_touch_live_bytes();
+  CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
+  CHECK(sn_memory_destroy() == 0);
+  return 0;
+}
