@@ -1,0 +1,155 @@
+"""Sentinel: place the tensors of a training job across fast and slow memory.
+
+    import sentinel
+
+    sentinel.annotate(model, optimizer)
+    sentinel.start_profile(fast="20%")
+    ...one training step...
+    sentinel.end_profile()
+    ...keep training...
+    sentinel.report().write("report.html")
+
+`import sentinel` needs neither torch nor a compiler; the calls that watch a training step do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.errors import (
+    CapabilityError,
+    FormatError,
+    Infeasible,
+    NativeError,
+    PlanError,
+    SentinelError,
+    TierError,
+    TierFull,
+    UsageError,
+)
+from sentinel.profiler.ticks import add_layer
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
+
+    from sentinel.core.machine import Machine
+    from sentinel.core.plan import Plan
+    from sentinel.core.run import Run
+    from sentinel.profiler.annotate import Annotation
+    from sentinel.reports import Report
+
+__version__ = "0.1.0"
+
+
+def start_profile(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    fast: str | int | None = None,
+    slow: str = "auto",
+    tracker: str = "auto",
+    policy: str = "sentinel",
+    machine: str | os.PathLike[str] | Machine | None = None,
+    plan: str | os.PathLike[str] | Plan | None = None,
+) -> None:
+    """Begin the profiled step, at any step boundary. Memory is managed from this call on.
+
+    `fast`: budget of fast memory: `"20%"` of the footprint of the all-fast plan, `"8GiB"` or bytes; default: what
+    the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` or `"auto"`. `tracker`: `"auto"`, `"ops"`, ...
+    `machine`: a path, the name of a described machine, or a Machine. `plan`: a saved plan to apply at once.
+
+    Raises UsageError if a session is running, CapabilityError if this host lacks something; nothing is changed then.
+    """
+    _session().start_profile(
+        model, optimizer, fast=fast, slow=slow, tracker=tracker, policy=policy, machine=machine, plan=plan
+    )
+
+
+def end_profile() -> Plan:
+    """End the profiled step, plan, and begin to apply. Returns the plan.
+
+    If optimizer state was born in this step the plan is provisional, and the next whole step is profiled by itself.
+    """
+    return _session().end_profile()
+
+
+def annotate(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    blocks: Sequence[torch.nn.Module | str] | None = None,
+) -> Annotation:
+    """Tick by itself: per block forward and backward, and within the optimizer's step. Undo with `.remove()`."""
+    return _session().annotate(model, optimizer, blocks=blocks)
+
+
+def stop() -> Run:
+    """End applying: memory stays valid, stock allocation is back. Returns what was executed."""
+    return _session().stop()
+
+
+def report() -> Report:
+    """The report of the running session, or of the last one."""
+    return _session().report()
+
+
+def active() -> bool:
+    """Whether a session is running."""
+    from sentinel.profiler import ticks
+
+    return ticks.sink is not None
+
+
+def _session() -> ModuleType:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise CapabilityError(
+            "watching a training step", f"torch cannot be imported ({error})", "pip install 'sentinel-hm[torch]'"
+        ) from error
+    from sentinel import session
+
+    return session
+
+
+_VERBS = {
+    "plan": ("sentinel.planner", "plan"),
+    "simulate": ("sentinel.simulator", "simulate"),
+    "load": ("sentinel.files", "load"),
+    "save": ("sentinel.files", "save"),
+    "attribute": ("sentinel.core.attribution", "attribute"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The verbs `plan`, `simulate`, `attribute`, `load` and `save`, imported when first used."""
+    if name not in _VERBS:
+        raise AttributeError(f"module 'sentinel' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _VERBS[name]
+    return getattr(import_module(module), attribute)
+
+
+__all__ = [
+    "CapabilityError",
+    "FormatError",
+    "Infeasible",
+    "NativeError",
+    "PlanError",
+    "SentinelError",
+    "TierError",
+    "TierFull",
+    "UsageError",
+    "active",
+    "add_layer",
+    "annotate",
+    "end_profile",
+    "report",
+    "start_profile",
+    "stop",
+]
