@@ -5,29 +5,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import os
-import platform
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.errors import NativeError
 from sentinel.core.units import PAGE_BYTES
+from sentinel.system.kernel import system_call
 
-_NUMBERS = {
-    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279},
-    "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "move_pages": 239},
-}
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE = 0, 1, 2, 3
 _MPOL_F_ADDR = 2
 _MPOL_MF_MOVE = 2
 _MASK_BITS = 1024
-_REMEDY = "Sentinel knows the system calls of x86_64 and aarch64 Linux"
 _BATCH = 16_384
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 def residency(address: int, nbytes: int) -> NDArray[np.int32]:
@@ -38,7 +29,7 @@ def residency(address: int, nbytes: int) -> NDArray[np.int32]:
     status = np.full(len(pages), -errno.EAGAIN, np.int32)
     for begin in range(0, len(pages), _BATCH):
         part, found = pages[begin : begin + _BATCH], status[begin : begin + _BATCH]
-        _call("move_pages", 0, len(part), part.ctypes.data, None, found.ctypes.data, 0)
+        system_call("move_pages", 0, len(part), part.ctypes.data, None, found.ctypes.data, 0)
     return status
 
 
@@ -56,7 +47,7 @@ def move(address: int, nbytes: int, node: int) -> int:
     first = address // PAGE_BYTES * PAGE_BYTES
     pages = np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64)
     nodes, status = np.full(len(pages), node, np.int32), np.full(len(pages), -errno.EAGAIN, np.int32)
-    _call("move_pages", 0, len(pages), pages.ctypes.data, nodes.ctypes.data, status.ctypes.data, _MPOL_MF_MOVE)
+    system_call("move_pages", 0, len(pages), pages.ctypes.data, nodes.ctypes.data, status.ctypes.data, _MPOL_MF_MOVE)
     return int((residency(address, nbytes) == node).sum())
 
 
@@ -65,18 +56,18 @@ def bind(address: int, nbytes: int, node: int) -> None:
 
     One call an arena: each call may split a mapping. Pages that exist stay where they are. Raises NativeError.
     """
-    _call("mbind", address, nbytes, MPOL_PREFERRED, _mask(node), _MASK_BITS, 0)
+    system_call("mbind", address, nbytes, MPOL_PREFERRED, _mask(node), _MASK_BITS, 0)
 
 
 def unbind(address: int, nbytes: int) -> None:
     """Take the policy of whole pages back. Raises NativeError."""
-    _call("mbind", address, nbytes, MPOL_DEFAULT, None, 0, 0)
+    system_call("mbind", address, nbytes, MPOL_DEFAULT, None, 0, 0)
 
 
 def policy(address: int) -> tuple[int, tuple[int, ...]]:
     """(mode, nodes) of the memory policy at `address`. Raises NativeError."""
     mode, mask = ctypes.c_int(-1), (ctypes.c_uint64 * (_MASK_BITS // 64))()
-    _call("get_mempolicy", ctypes.byref(mode), mask, _MASK_BITS, address, _MPOL_F_ADDR)
+    system_call("get_mempolicy", ctypes.byref(mode), mask, _MASK_BITS, address, _MPOL_F_ADDR)
     nodes = tuple(64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if bits >> bit & 1)
     return mode.value, nodes
 
@@ -101,13 +92,3 @@ def _mask(node: int) -> ctypes.Array[ctypes.c_uint64]:
     mask[node // 64] = 1 << node % 64
     return mask
 
-
-def _call(name: str, *arguments: object) -> int:
-    numbers = _NUMBERS.get(platform.machine())
-    if numbers is None or os.name != "posix":
-        raise CapabilityError(name, f"unknown system call number on {platform.machine()}", _REMEDY)
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result = int(_libc.syscall(ctypes.c_long(numbers[name]), *words))
-    if result < 0:
-        raise NativeError(name, ctypes.get_errno())
-    return result
