@@ -1,0 +1,93 @@
+"""Whole regular files, read with a cap and written in one piece. Every failure is a FormatError."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from sentinel.core.errors import FormatError
+from sentinel.core.units import format_bytes
+
+PathLike = str | os.PathLike[str]
+
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+@contextmanager
+def open_regular(path: PathLike, max_bytes: int) -> Iterator[tuple[BinaryIO, int]]:
+    """The file at `path` and its length. Refuses, before reading, what is no regular file, empty or too long."""
+    with _told(path, "cannot be read"):
+        _regular(path, os.stat(path).st_mode)  # a device may act on being opened: ask first
+        # O_NONBLOCK: whatever took the file's place meanwhile must not keep us waiting
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            _regular(path, status.st_mode)
+            if status.st_size == 0:
+                raise FormatError(path, "file", "is empty; write it anew")
+            if status.st_size > max_bytes:
+                raise FormatError(
+                    path,
+                    "file",
+                    f"has {format_bytes(status.st_size)}, more than the {format_bytes(max_bytes)} that such a file"
+                    " may have; check that it is the file you meant",
+                )
+            yield file, status.st_size
+
+
+def read_exactly(file: BinaryIO, nbytes: int, path: PathLike) -> bytes:
+    """The next `nbytes` of `file`, whose length is known to suffice."""
+    data = file.read(nbytes)
+    if len(data) != nbytes:
+        raise FormatError(path, "file", f"ended after {len(data)} of {nbytes} bytes while being read; try again")
+    return data
+
+
+def write_whole(path: PathLike, data: bytes) -> None:
+    """Put `data` at `path`: all of it, or the old file stays. A symbolic link keeps pointing where it did."""
+    with _told(path, "cannot be written"):
+        target = os.path.realpath(path)
+        if os.path.exists(target):
+            _regular(path, os.stat(target).st_mode)
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            raise FormatError(path, "file", f"cannot be written: there is no folder {folder}; create it")
+        temporary = os.path.join(folder, f".sentinel-{secrets.token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _regular(path: PathLike, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        what = next((name for test, name in _KINDS if test(mode)), "not a regular file")
+        raise FormatError(path, "file", f"is {what}; give the path of a regular file")
+
+
+@contextmanager
+def _told(path: PathLike, what: str) -> Iterator[None]:
+    """Turn what the operating system answers into a FormatError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "check the path" if isinstance(error, FileNotFoundError) else "check its permissions and the disk"
+        raise FormatError(path, "file", f"{what}: {error.strerror} (errno {error.errno}); {remedy}") from error
+    except ValueError as error:  # a NUL in the path
+        raise FormatError(path, "file", f"{what}: {error}; check the path") from error

@@ -1,0 +1,113 @@
+"""What must hold in a file beyond a noun's own invariants, so that no reader of the noun can be led astray."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sentinel.core.errors import PlanError
+from sentinel.core.laws import check
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Block, Plan, Segment, Slot
+from sentinel.core.profile import Profile
+from sentinel.core.run import OUTCOMES, REASONS, Run
+from sentinel.core.trace import FREED, READ, TICK, WRITE, Trace
+from sentinel.files.digests import Noun
+
+MAX_TIERS = 64
+MAX_ADDRESS = 1 << 47
+"""Addresses and sizes stay below what a process can map; sums over a file's rows then stay far from 64 bits."""
+
+
+def problem_of(noun: Noun) -> str:
+    """What is wrong with a noun that was read, or an empty text."""
+    if isinstance(noun, Plan):
+        return _plan(noun)
+    if isinstance(noun, Profile):
+        return _profile(noun)
+    if isinstance(noun, Run):
+        return _run(noun)
+    if isinstance(noun, Trace):
+        return _trace(noun)
+    return _machine(noun)
+
+
+def _machine(machine: Machine) -> str:
+    return f"more than {MAX_TIERS} tiers" if len(machine.tiers) > MAX_TIERS else ""
+
+
+def _plan(plan: Plan) -> str:
+    if len(plan.tier_names) > MAX_TIERS:
+        return f"more than {MAX_TIERS} tiers"
+    places: list[Block | Slot | Segment] = [*plan.blocks, *plan.slots, *plan.segments]
+    for place in places:
+        if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > MAX_ADDRESS:
+            return f"{type(place).__name__.lower()} at {place.offset} lies outside any address space"
+    for index, segment in enumerate(plan.segments):
+        if not 0 <= segment.tier < len(plan.tier_names):
+            return f"segment {index} is born in a tier that is not there"
+    if any(tensor < 0 for block in plan.blocks for tensor in block.tensors) or any(s.tensor < 0 for s in plan.slots):
+        return "a negative number stands for a tensor"
+    uses = plan.uses
+    if len(uses):
+        if min(uses[name].min() for name in uses.dtype.names or ()) < 0:
+            return "a use has a negative number"
+        if uses["block"].max() >= len(plan.blocks) or uses["layer"].max() >= plan.n_layers:
+            return "a use names a block or layer that is not there"
+    try:
+        check(plan)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def _profile(profile: Profile) -> str:
+    tensors, ranges = profile.tensors, profile.ranges
+    if profile.n_events < 0 or profile.unmanaged_peak_bytes < 0 or profile.live_peak_bytes < 0:
+        return "a count or an amount of memory is negative"
+    if len(tensors) and tensors["nbytes"].max() > MAX_ADDRESS:
+        return "a tensor is larger than any address space"
+    if len(ranges):
+        if ranges["tensor"].min() < 0 or ranges["tensor"].max() >= len(tensors):
+            return "a range names a tensor that is not there"
+        if ranges["layer"].min() < 0 or ranges["layer"].max() >= profile.n_layers:
+            return "a range names a layer that is not there"
+        if ranges["first_page"].min() < 0 or (ranges["stop_page"] <= ranges["first_page"]).any():
+            return "a range has no pages"
+    return ""
+
+
+def _run(run: Run) -> str:
+    moves, tiers = run.migrations, len(run.tier_names)
+    if not 2 <= tiers <= MAX_TIERS:
+        return f"{tiers} tiers, not 2 to {MAX_TIERS}"
+    if len(moves):
+        for name, stop in (("source", tiers), ("target", tiers), ("outcome", len(OUTCOMES)), ("reason", len(REASONS))):
+            if moves[name].min() < 0 or moves[name].max() >= stop:
+                return f"a migration's {name} is not there"
+        if min(moves[name].min() for name in ("layer", "block", "nbytes", "moved_bytes")) < 0:
+            return "a migration has a negative layer, block or amount of memory"
+    if len(run.layers) and min(run.layers[name].min() for name in ("layer", "fast_bytes", "touched_bytes")) < 0:
+        return "a layer has a negative number or amount of memory"
+    if len(run.layers) and run.layers["layer"].max() > 1 << 24:
+        return "a layer's number is too high"
+    return ""
+
+
+def _trace(trace: Trace) -> str:
+    events = trace.events
+    if len({tensor.name for tensor in trace.tensors}) != len(trace.tensors):
+        return "two tensors share a name"
+    if any(not 0 <= tensor.nbytes <= MAX_ADDRESS for tensor in trace.tensors):
+        return "a tensor is larger than any address space"
+    if len(events):
+        if events["tensor"].min() < -1 or events["op"].min() < -1:
+            return "an event names a tensor or operator that is not there"
+        of_tensor = (events["kind"] <= FREED) | (events["kind"] == READ) | (events["kind"] == WRITE)
+        if (events["tensor"][of_tensor] < 0).any():
+            return "an event of a tensor names none"
+        if (np.diff(events["time_ns"][events["kind"] == TICK]) < 0).any():
+            return "the ticks are not in order"
+    pages = trace.pages
+    if len(pages) and (pages["layer"].min() < 0 or pages["layer"].max() >= len(trace.layers)):
+        return "a touched page names a layer that is not there"
+    return ""
