@@ -97,7 +97,7 @@ class Machine:
                     "link the fast tier with each slower one",
                 )
         if self.flops_per_s is not None and self.flops_per_s <= 0:
-            raise UsageError(f"machine {self.name}: flops_per_s is not positive", "give FLOP/s above 0, or leave it out")
+            raise UsageError(f"machine {self.name}: flops_per_s is not positive", "give one above 0, or leave it out")
 
     @property
     def fast(self) -> TierSpec:

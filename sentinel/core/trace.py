@@ -29,7 +29,8 @@ EVENT_DTYPE = np.dtype(
     ]
 )
 BORN, FREED, READ, WRITE, OP, TICK = range(6)
-"""Event kinds. OP precedes the READs and WRITEs of one operator call; its nbytes column holds FLOPs. TICK *ends* `layer`."""
+"""Event kinds. OP precedes the READs and WRITEs of one operator call; its nbytes column holds FLOPs.
+TICK *ends* `layer`."""
 
 
 @dataclass(frozen=True)

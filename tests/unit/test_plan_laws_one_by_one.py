@@ -87,7 +87,7 @@ def test_what_is_used_must_be_addressable() -> None:
     profile = make_profile([param("a", MIB, [3])], LAYERS)
     plan = persistent_plan(profile, [1])
     check(plan, profile, make_machine())
-    with pytest.raises(PlanError, match="residence.*not addressable") as error:
+    with pytest.raises(PlanError, match=r"residence.*not addressable") as error:
         check(plan, profile, make_machine(addressable=False))
     assert (error.value.layer, error.value.block) == (3, 0)
 
