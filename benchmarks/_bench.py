@@ -1,0 +1,99 @@
+"""What benchmarks share: processes that take turns, medians of paired ratios, and JSON that says where it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("numpy", "sentinel-hm", "torch", "transformers")
+THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+def machine() -> dict[str, Any]:
+    """The host, as far as it bears on times: None where it does not tell."""
+    cpu = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [line for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "cpu": cpu[0] if cpu else None,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": int(memory[0].split()[1]) * 1024 if memory else None,
+        "kernel": platform.release(),
+        "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "huge_pages": {name: _chosen(THP / name) for name in ("enabled", "defrag", "shmem_enabled")},
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what was measured; None where it is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "libc": " ".join(platform.libc_ver())}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def child(program: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON object that `program` prints as its last line, run in a fresh process."""
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def taking_turns(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """The order of `names` in each round: each starts as often as the others, so drift favours none."""
+    return [[names[(start + i) % len(names)] for i in range(len(names))] for start in range(rounds)]
+
+
+def paired(rounds: Sequence[Mapping[str, float]], name: str, rival: str) -> dict[str, Any]:
+    """`name` over `rival`, round by round: the ratios, their median and their range."""
+    ratios = [values[name] / values[rival] for values in rounds]
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "rounds": ratios}
+
+
+def emit(claim: str, settings: Mapping[str, Any], results: Any) -> None:
+    """Print everything as one JSON object."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    print(
+        json.dumps(
+            {
+                "claim": claim,
+                "when": when,
+                "machine": machine(),
+                "versions": versions(),
+                **settings,
+                "results": results,
+            },
+            indent=2,
+        )
+    )
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _chosen(path: Path) -> str | None:
+    """The bracketed word of a sysfs choice."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return None
+    return text[text.index("[") + 1 : text.index("]")] if "[" in text else text.strip()

@@ -1,0 +1,93 @@
+"""Full-sized models with random weights and inputs, one training step each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, its optimizer, and the loss of one batch."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[], Tensor]
+
+
+def _tokens(rows: int, columns: int, vocabulary: int) -> Tensor:
+    return torch.randint(vocabulary, (rows, columns))
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def gpt2() -> Job:
+    """GPT-2 small: 12 layers of 768."""
+    config = transformers.GPT2Config(n_positions=128)
+    model = transformers.GPT2LMHeadModel(config).train()
+    tokens = _tokens(2, 128, config.vocab_size)
+    return Job(model, _adamw(model), lambda: model(tokens, labels=tokens).loss)
+
+
+def bert() -> Job:
+    """BERT base, masked language modelling."""
+    config = transformers.BertConfig()
+    model = transformers.BertForMaskedLM(config).train()
+    tokens = _tokens(4, 64, config.vocab_size)
+    return Job(model, _adamw(model), lambda: model(tokens, labels=tokens).loss)
+
+
+def resnet50() -> Job:
+    """ResNet-50 at 224 pixels."""
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).train()
+    return _classifier(model, rows=8)
+
+
+def mobilenetv2() -> Job:
+    """MobileNetV2 at 224 pixels."""
+    model = transformers.MobileNetV2ForImageClassification(transformers.MobileNetV2Config(num_labels=1000)).train()
+    return _classifier(model, rows=16)
+
+
+def _classifier(model: nn.Module, rows: int) -> Job:
+    images, labels = torch.randn(rows, 3, 224, 224), torch.randint(1000, (rows,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    return Job(model, optimizer, lambda: nn.functional.cross_entropy(model(images).logits, labels))
+
+
+class _Lstm(nn.Module):
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(self.embedding(tokens))[0])
+        return logits
+
+
+def lstm() -> Job:
+    """Two layers of 650, as in the Penn Treebank language models."""
+    model = _Lstm(10_000, 650).train()
+    tokens = _tokens(20, 36, 10_000)
+    return Job(
+        model,
+        _adamw(model),
+        lambda: nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()),
+    )
+
+
+JOBS: dict[str, Callable[[], Job]] = {
+    "gpt2": gpt2,
+    "resnet50": resnet50,
+    "bert": bert,
+    "mobilenetv2": mobilenetv2,
+    "lstm": lstm,
+}

@@ -1,0 +1,5 @@
+"""See `benchmarks.traces`."""
+
+from benchmarks.traces import main
+
+main()

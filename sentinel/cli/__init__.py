@@ -1,0 +1,73 @@
+"""The command line: one file per verb. `main` parses, calls the verb, and turns errors into one line and a code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sentinel.cli.common import FAILED, INTERRUPTED, code_of
+from sentinel.core.errors import SentinelError
+
+_EPILOG = """\
+a typical session:
+  sentinel doctor                                      what this host allows, and how to allow more
+  sentinel run --fast 20% --report out.html train.py   train with a fifth of the memory fast
+  sentinel run --save-profile p.safetensors train.py   keep what was observed
+  sentinel plan p.safetensors --machine cxl-m5 --fast 8GiB -o plan.json
+  sentinel simulate p.safetensors plan.json --machine cxl-m5
+  sentinel run --plan plan.json train.py               apply it without profiling
+
+exit codes:
+  0    done
+  1    it could not be done; one line on stderr says why (with `run`: also the script's own failure)
+  2    the command was not understood
+  3    infeasible: the step needs more fast memory than there is
+  130  interrupted
+  `run` passes the script's own exit code on.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. Imports nothing heavy: a verb does when it runs."""
+    from sentinel.cli import doctor, plan, report, run, simulate
+
+    top = argparse.ArgumentParser(
+        prog="sentinel",
+        description="Place the tensors of a PyTorch training step across fast and slow memory.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verbs = top.add_subparsers(metavar="VERB", required=True, title="verbs")
+    for verb in (run, plan, simulate, report, doctor):
+        verb.add_to(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own); returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        code: int = arguments.execute(arguments)
+        return code
+    except SentinelError as error:
+        if arguments.debug:
+            raise
+        print(f"sentinel: {error}", file=sys.stderr)
+        return code_of(error)
+    except OSError as error:
+        if arguments.debug or error.filename is None:
+            raise
+        print(f"sentinel: {error.filename}: {error.strerror}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("sentinel: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _version() -> str:
+    import sentinel
+
+    return sentinel.__version__

@@ -1,0 +1,103 @@
+"""What the verbs share: arguments, progress, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.errors import Infeasible, SentinelError, UsageError
+from sentinel.core.units import parse_budget
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+
+OK, FAILED, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+QUIET_SECONDS = 2.0
+"""Work shorter than this is not announced."""
+
+
+def code_of(error: SentinelError) -> int:
+    """The exit code that stands for `error`."""
+    if isinstance(error, Infeasible):
+        return INFEASIBLE
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, examples: str
+) -> argparse.ArgumentParser:
+    """A sub-parser whose help ends with `examples`."""
+    return verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json` beside a table."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def amount(text: str) -> str:
+    """An argparse type: an amount of memory such as `20%`, `8GiB` or bytes, checked and passed on as it is."""
+    try:
+        parse_budget(text, footprint_bytes=1)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def machine_named(text: str) -> Machine:
+    """The described machine of that name, or the one in the file at that path."""
+    if os.sep in text or os.path.splitext(text)[1]:
+        from sentinel.files import load_machine
+
+        return load_machine(text)
+    from sentinel import machines
+
+    return machines.load(text)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that."""
+    done, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        wait = QUIET_SECONDS
+        while not done.wait(wait):
+            print(f"sentinel: {what}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
+            wait = 5.0
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def print_json(value: Any) -> None:
+    """`value` on stdout as indented JSON; what is unknown is null."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns on stdout, as wide as they need to be; the last one is not padded."""
+    if not rows:
+        return
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+        print("  ".join([*padded, row[-1]]).rstrip())

@@ -1,0 +1,154 @@
+"""`sentinel run`: a training script under Sentinel, in this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
+
+from sentinel.cli.common import INTERRUPTED, add_verb, amount, code_of
+from sentinel.core.errors import SentinelError, UsageError
+
+if TYPE_CHECKING:
+    from sentinel.reports import Report
+
+_EXAMPLES = """\
+examples:
+  sentinel run --fast 20% --slow emulated:cxl-asic-x8 --report out.html train.py --epochs 3
+      overrides what an annotated script asks for; the emulated tier works on any host
+  sentinel run --fast 8GiB --slow numa:1 train.py
+      bytes beyond 8 GiB live on NUMA node 1
+  sentinel run --auto --fast 20% train.py
+      for a script without annotations: finds its training loop by PyTorch's own hooks
+  sentinel run --save-plan plan.json train.py
+  sentinel run --plan plan.json train.py
+      the second run applies the plan of the first one without profiling
+
+The report is written when the script ends, also when it fails. Options of Sentinel stand before the
+script, those of the script after it. The exit code is the script's own.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = add_verb(verbs, "run", "train with a script, profiling one step and placing its tensors", _EXAMPLES)
+    where = parser.add_argument_group("where tensors live", "each overrides what the script asks for")
+    where.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes")
+    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, file:PATH")
+    where.add_argument("--tracker", help="auto, ops, or a page tracker that `sentinel doctor` lists")
+    where.add_argument("--policy", help="sentinel, first-touch, all-fast, all-slow")
+    where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
+    where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
+    out = parser.add_argument_group("what is kept")
+    out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
+    out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
+    out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
+    parser.add_argument("--auto", action="store_true", help="the script has no annotations: find its training loop")
+    parser.add_argument("script", help="the training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run the script, then write what was asked for; returns the script's exit code."""
+    code = compiled(arguments.script)
+    prepare_session(arguments)
+    try:
+        status = run_as_main(code, arguments.script, arguments.arguments)
+    except SentinelError as error:
+        if arguments.debug:
+            raise
+        print(f"sentinel: {error}", file=sys.stderr)
+        status = code_of(error)
+    kept = keep(arguments)
+    return status or kept
+
+
+def compiled(path: str) -> CodeType:
+    """The script's code. OSError if it cannot be read; a syntax error is shown as Python shows it."""
+    with open(path, "rb") as file:
+        source = file.read()
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError:
+        traceback.print_exc(limit=0)
+        raise SystemExit(1) from None
+
+
+def prepare_session(arguments: argparse.Namespace) -> None:
+    """Hand the overrides to the session that the script will start."""
+    from sentinel.session import Overrides, set_overrides
+
+    names = ("fast", "slow", "tracker", "policy", "machine", "plan")
+    set_overrides(Overrides(**{name: getattr(arguments, name) for name in names}))
+    if arguments.auto:
+        from sentinel.session.auto import follow
+
+        follow()
+
+
+def run_as_main(code: CodeType, path: str, arguments: list[str]) -> int:
+    """Run `code` as Python would run the script at `path`: argv, the first entry of sys.path and `__main__` are its own."""
+    main = ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as leaving:
+        return status_of(leaving)
+    except KeyboardInterrupt:
+        print("sentinel: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SentinelError:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
+        traceback.print_exception(type(error), error, trace)
+        return 1
+    return 0
+
+
+def status_of(leaving: SystemExit) -> int:
+    """The exit code that Python gives for `sys.exit(...)`."""
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def keep(arguments: argparse.Namespace) -> int:
+    """Write report, plan and profile; returns 1 if the script never started a session."""
+    import sentinel
+
+    try:
+        report = sentinel.report()
+    except UsageError:
+        hint = "" if arguments.auto else "; try --auto"
+        print(f"sentinel: {arguments.script} trained no step under Sentinel{hint}", file=sys.stderr)
+        return 1
+    if arguments.report:
+        report.write(arguments.report)
+        print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
+    else:
+        print(report.text(), file=sys.stderr)
+    save_nouns(arguments, report)
+    return 0
+
+
+def save_nouns(arguments: argparse.Namespace, report: Report) -> None:
+    """Write the plan and the profile that the report was drawn from."""
+    from sentinel import files
+
+    for noun, path in ((report.plan, arguments.save_plan), (report.profile, arguments.save_profile)):
+        if path and noun is None:
+            print(f"sentinel: nothing to write to {path}: the script ended before there was any", file=sys.stderr)
+        elif path and noun is not None:
+            files.save(noun, path)

@@ -1,0 +1,75 @@
+"""`sentinel simulate`: what a plan would do on a machine. Needs no torch, and not the machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from sentinel.cli.common import OK, add_json, add_verb, machine_named, print_json, print_table, telling
+from sentinel.cli.plan import rows_of
+
+if TYPE_CHECKING:
+    from sentinel.core.run import Run
+
+_EXAMPLES = """\
+examples:
+  sentinel simulate p.safetensors plan.json --machine cxl-asic-x8
+  sentinel simulate p.safetensors plan.json --machine optane --steps 3 -o run.safetensors
+
+Times are predictions, not measurements: every output says `simulated`.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = add_verb(verbs, "simulate", "predict what a plan does on a machine", _EXAMPLES)
+    parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
+    parser.add_argument("plan", metavar="PLAN", help="written by `sentinel plan -o` or `sentinel run --save-plan`")
+    parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")
+    parser.add_argument("--steps", type=_positive, default=1, help="steps in the steady state (default 1)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the run here (.safetensors)")
+    add_json(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Simulate, write the run, print its numbers."""
+    from sentinel import files
+    from sentinel.simulator import simulate
+
+    profile = files.load_profile(arguments.profile)
+    plan = files.load_plan(arguments.plan)
+    machine = machine_named(arguments.machine).with_fast_capacity(plan.capacity_bytes[0])
+    with telling(f"simulating {len(plan.migrations)} migrations over {plan.n_layers} layers"):
+        run = simulate(plan, profile, machine, steps=arguments.steps)
+    if arguments.output:
+        files.save(files.with_origin(run, profile=profile, plan=plan, machine=machine), arguments.output)
+    found = numbers(run)
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table(rows_of(found))
+    return OK
+
+
+def numbers(run: Run) -> dict[str, Any]:
+    """A run in numbers, each of a median or the last step."""
+    done = run.steps[run.steps["in_step"]]
+    last = run.migrations[run.migrations["step"] == run.steps["step"][-1]] if len(run.steps) else run.migrations
+    return {
+        "kind": run.kind,
+        "step_ns": run.step_ns,
+        "stall_ns_per_step": int(done["stall_ns"][-1]) if len(done) else None,
+        "fast_capacity_bytes": run.fast_capacity_bytes,
+        "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max()) if len(run.steps) else None,
+        "migrations_per_step": len(last),
+        "migrated_bytes_per_step": int(last["moved_bytes"].sum()),
+        **run.counters,
+    }
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
