@@ -216,7 +216,9 @@ class Moe(nn.Module):
     def __init__(self, width: int = 1024, depth: int = 12, experts: int = 8, words: int = 32000) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
-        self.attend = nn.ModuleList(nn.TransformerEncoderLayer(width, 16, 4, 0.0, batch_first=True) for _ in range(depth))
+        self.attend = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 16, 4, 0.0, batch_first=True) for _ in range(depth)
+        )
         self.experts = nn.ModuleList(
             nn.ModuleList(
                 nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -246,9 +248,7 @@ def _moe_blocks(model: nn.Module) -> Sequence[nn.Module]:
 
 
 _EAGER = {"attn_implementation": "eager"}
-_BERT = tf.BertConfig(
-    hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, **_EAGER
-)
+_BERT = tf.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, **_EAGER)
 _GPT2 = tf.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False, **_EAGER)
 _LLAMA = tf.LlamaConfig(
     hidden_size=2048,
@@ -295,4 +295,3 @@ def _parts(blocks: nn.ModuleList) -> list[nn.Module]:
         found += [m for name, m in block.named_children() if name in ("attention", "attn", "self_attn")]
         found.append(block)
     return found
-

@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
         use[1 if write else 0] += 1
         use[3 if write else 2] += spanned
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         op = str(func._overloadpacket).removeprefix("aten.")
