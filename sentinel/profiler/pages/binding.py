@@ -1,0 +1,88 @@
+"""The arm and touch parts of the native library, with Python's types and errors."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+from sentinel.profiler.pages.protocol import AddressRange
+from sentinel.system import native
+
+TABLE, PAGEMAP, PERF, UFFD = range(4)
+"""Who fills the table of touched pages: SN_TOUCH_*."""
+READ, WRITE, TOUCHED = 1, 2, 4
+
+MAX_RANGES = 8  # SN_ARM_RANGES
+RUN_DTYPE = np.dtype([("page", "<u8"), ("npages", "<u8"), ("layer", "<i4"), ("seen", "<u4")])
+
+_U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
+
+
+class TouchState(ctypes.Structure):
+    """`sn_touch_state`."""
+
+    _fields_ = (("unit_pages", _U64), ("lost", _U64), ("late", _U64), ("sees_system_calls", _U64))
+
+
+def map_range(nbytes: int) -> AddressRange:
+    """Private memory that may be backed; give it back by `unmap_range`."""
+    base = _U64()
+    call = native.function("sn_arm_map", _INT, _U64, _PTR)
+    native.check("sn_arm_map", call(nbytes, ctypes.byref(base)))
+    return AddressRange(base.value, base.value + nbytes)
+
+
+def unmap_range(owned: AddressRange) -> None:
+    """Gives back what `map_range` gave."""
+    native.check("sn_arm_unmap", native.function("sn_arm_unmap", _INT, _U64)(owned.start))
+
+
+def back(owned: AddressRange) -> None:
+    """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`."""
+    result = native.function("sn_arm_back", _INT, _U64, _U64)(owned.start, owned.nbytes)
+    if result == -errno.EPERM:
+        raise UsageError(
+            f"[{owned.start:#x}, {owned.stop:#x}) is not memory of the profiling arena",
+            "watch the arena's reservation, or memory from map_range",
+        )
+    native.check("sn_arm_back", result)
+
+
+def unback() -> None:
+    """Puts private memory under all backed ranges again; nothing to do if there are none."""
+    native.check("sn_arm_unback", native.function("sn_arm_unback", _INT)())
+
+
+def touch_start(kind: int, table: int | None, n_pages: int) -> int:
+    """Begins to watch what is backed; 0 or -errno. `table`: address of its cells, two bytes a page."""
+    return int(native.function("sn_touch_start", _INT, _INT, _PTR, _U64)(kind, table, n_pages))
+
+
+def touch_mark(layer: int) -> None:
+    """Touches until the next mark belong to `layer`."""
+    native.check("sn_touch_mark", native.function("sn_touch_mark", _INT, ctypes.c_int32)(layer))
+
+
+def touch_stop() -> None:
+    """Ends watching; the runs stay readable."""
+    native.check("sn_touch_stop", native.function("sn_touch_stop", _INT)())
+
+
+def touch_runs() -> NDArray[Any]:
+    """All runs of touched pages since `touch_start`, (n,) of RUN_DTYPE."""
+    call = native.function("sn_touch_runs", _U64, _U64, _U64, _PTR)
+    runs = np.zeros(call(0, 0, None), RUN_DTYPE)
+    call(0, len(runs), runs.ctypes.data)
+    return runs
+
+
+def touch_state() -> TouchState:
+    """Granularity, and what was lost."""
+    state = TouchState()
+    native.function("sn_touch_quality", None, ctypes.POINTER(TouchState))(ctypes.byref(state))
+    return state

@@ -1,0 +1,111 @@
+"""Tracker `ebpf`: a program on the page-fault tracepoints writes down each touch, in the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.units import PAGE_BYTES
+from sentinel.profiler.pages import binding, bpf_calls
+from sentinel.profiler.pages.bpf_object import read_programs
+from sentinel.profiler.pages.engine import DEVICES, PINNED, TWICE, ArmedTracker, Reader
+from sentinel.profiler.pages.protocol import AddressRange
+
+OBJECT = Path(__file__).with_name("page_touches.bpf")
+
+# ebpf/page_touches.h
+_CONTROL = struct.Struct("<QQIIQII")
+_RANGE = struct.Struct("<QQQ")
+_TOTALS = struct.Struct("<5Q")
+_CONTROL_BYTES = _CONTROL.size + binding.MAX_RANGES * _RANGE.size
+_CELL_BYTES, _CELL_PAGES = 8, 4
+_ENABLED_AT = 20
+
+_WHAT = "counting page faults by eBPF"
+_REMEDY = "run as root or with CAP_BPF and CAP_PERFMON, or use --tracker perf"
+
+
+class EbpfReader(Reader):
+    """Loads the prebuilt program, attaches it, and shares its tables."""
+
+    def __init__(self) -> None:
+        super().__init__("ebpf", binding.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES))
+        self._fds: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        self._totals = -1
+
+    def open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int | None:
+        """See Reader. Raises CapabilityError where the kernel refuses."""
+        try:
+            return self._open(n_pages, layout)
+        except NativeError as error:
+            remedy = _REMEDY if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS) else "use --tracker perf"
+            raise CapabilityError(_WHAT, str(error), remedy) from error
+
+    def close(self) -> int:
+        """See Reader."""
+        lost = 0
+        if self._totals >= 0:
+            totals = bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)
+            lost = sum(_TOTALS.unpack(value)[4] for value in totals)
+            self._totals = -1
+        for descriptor in reversed(self._fds):  # the attachments first
+            os.close(descriptor)
+        for shared in self._maps:
+            shared.close()
+        self._fds, self._maps = [], []
+        return lost
+
+    def _keep(self, descriptor: int) -> int:
+        self._fds.append(descriptor)
+        return descriptor
+
+    def _share(self, map_fd: int, nbytes: int) -> int:
+        """Address at which the map's values are, in this process."""
+        whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        shared = mmap.mmap(map_fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._maps.append(shared)
+        return ctypes.addressof(ctypes.c_char.from_buffer(shared))
+
+    def _open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int:
+        cells = -(-n_pages // _CELL_PAGES)
+        maps = {
+            "control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
+        }
+        self._keep(maps["control"])
+        maps["seen"] = self._keep(
+            bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE)
+        )
+        maps["totals"] = self._keep(bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1))
+        self._share(maps["control"], _CONTROL_BYTES)
+        table = self._share(maps["seen"], cells * _CELL_BYTES)
+        self._maps[0][:_CONTROL_BYTES] = _control(n_pages, layout)
+        for program in read_programs(OBJECT, "raw_tp/"):
+            loaded = self._keep(bpf_calls.load_program(program.linked(maps), "Dual BSD/GPL"))
+            self._keep(bpf_calls.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded))
+        self._totals = maps["totals"]
+        self._maps[0][_ENABLED_AT] = 1
+        return table
+
+
+def _control(n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> bytes:
+    """`struct touch_control`: this process as its own namespace numbers it, and where the ranges are."""
+    space = os.stat("/proc/self/ns/pid")
+    device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
+    head = _CONTROL.pack(device, space.st_ino, os.getpid(), 0, n_pages, len(layout), 0)
+    ranges = b"".join(
+        _RANGE.pack(owned.start // PAGE_BYTES, owned.nbytes // PAGE_BYTES, first // _CELL_PAGES)
+        for owned, first in layout
+    )
+    return (head + ranges).ljust(_CONTROL_BYTES, b"\0")
+
+
+def ebpf_tracker() -> ArmedTracker:
+    """Every fault, in user code and in system calls, reads and writes apart."""
+    return ArmedTracker(EbpfReader())

@@ -1,0 +1,234 @@
+"""The one arm-and-refault engine under the page trackers that read it in different ways."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.core.trace import Quality
+from sentinel.core.units import PAGE_BYTES
+from sentinel.profiler.pages import binding
+from sentinel.profiler.pages.protocol import COUNTS, AddressRange, PageSamples, page_rows
+
+_PROBE_PAGES = 509  # touched before the first mark, to see that touches arrive and what one costs
+_PROBE_LAYER = 2**31 - 1
+_DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENOENT)
+
+TWICE = "reads of a page after its first write in the same layer"
+PINNED = "direct I/O (O_DIRECT), process_vm_* and other accesses to pinned pages"
+DEVICES = "accesses of devices"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one touch costs under the tracker, in ns of the touching thread."""
+
+    read_ns: float = 0.0
+    write_ns: float = 0.0
+
+
+@dataclass
+class Reader:
+    """How one tracker reads the engine's touches. `kind`: binding.TABLE and so on."""
+
+    name: str
+    kind: int
+    what: str
+    remedy: str
+    blind_to: tuple[str, ...]
+    sees: tuple[str, ...] = ("reads", "writes")
+
+    def open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int | None:
+        """Before the watch begins: the address of a table that this reader fills, or None.
+
+        `layout`: the ranges, and the index of each one's first page in the table.
+        """
+        del n_pages, layout
+        return None
+
+    def close(self) -> int:
+        """After the watch, also a failed one: touches lost that the library does not know of."""
+        return 0
+
+
+class ArmedTracker:
+    """A page tracker: the engine with one reader."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.name = reader.name
+        self._reader = reader
+        self._running = False
+        self._probe: AddressRange | None = None
+        self._cost = Cost()
+        self._layer = -1
+        self._mark_ns: dict[int, int] = {}
+
+    def start(self, ranges: Sequence[AddressRange]) -> None:
+        """See PageTracker. The bytes move to a memfd under their addresses; no other thread may write meanwhile."""
+        if self._running:
+            raise UsageError(f"tracker {self.name}: started twice", "stop it first")
+        if not 1 <= len(ranges) < binding.MAX_RANGES:
+            raise UsageError(
+                f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
+            )
+        self._mark_ns, self._layer = {}, -1
+        try:
+            self._probe = binding.map_range(_PROBE_PAGES * PAGE_BYTES)
+            watched = (self._probe, *ranges)
+            for owned in watched:
+                binding.back(owned)
+            self._open(watched)
+            self._running = True
+            self._cost = self._try()
+        except BaseException:
+            self._end()
+            raise
+
+    def mark(self, layer: int) -> None:
+        """See PageTracker. Call it where no other thread of the step runs."""
+        begin = time.perf_counter_ns()
+        binding.touch_mark(layer)
+        for part in {self._layer, layer} - {-1}:
+            self._mark_ns.setdefault(part, 0)
+        if self._layer != -1:  # a mark ends a layer: its cost is that layer's
+            self._mark_ns[self._layer] += time.perf_counter_ns() - begin
+        self._layer = layer
+
+    def stop(self) -> PageSamples:
+        """See PageTracker."""
+        if not self._running:
+            raise UsageError(f"tracker {self.name}: stopped without a start", "start it first")
+        probe = self._probe
+        try:
+            binding.touch_stop()
+            runs, state = binding.touch_runs(), binding.touch_state()
+        finally:
+            lost = self._end()
+        assert probe is not None
+        runs = runs[(runs["layer"] != _PROBE_LAYER) & ~_within(runs, probe)]
+        cost = self._costs(runs)
+        return PageSamples(
+            rows_of_runs(runs), self._quality(state, int(state.lost) + lost, sum(cost.values())), cost
+        )
+
+    def _open(self, ranges: Sequence[AddressRange]) -> None:
+        n_pages, layout = _layout(ranges)
+        table = self._reader.open(n_pages, layout)
+        result = binding.touch_start(self._reader.kind, table, n_pages)
+        if -result in _DENIED:
+            raise CapabilityError(self._reader.what, os.strerror(-result), self._reader.remedy)
+        if result < 0:
+            raise NativeError("sn_touch_start", -result)
+
+    def _end(self) -> int:
+        """Back to where `start` began, as far as it came."""
+        binding.touch_stop()
+        lost = self._reader.close()
+        binding.unback()
+        if self._probe is not None:
+            binding.unmap_range(self._probe)
+        self._probe, self._running = None, False
+        return lost
+
+    def _try(self) -> Cost:
+        """Touches the probe's pages, half of them to write, and requires exactly those events."""
+        assert self._probe is not None
+        half = _PROBE_PAGES // 2
+        ctypes.memset(self._probe.start, 1, self._probe.nbytes)
+        binding.touch_mark(_PROBE_LAYER)
+        write_ns = _timed(lambda at: ctypes.memset(at, 2, half * PAGE_BYTES), self._probe.start)
+        reads = _PROBE_PAGES - half
+        read_ns = _timed(lambda at: ctypes.string_at(at, reads * PAGE_BYTES), self._probe.start + half * PAGE_BYTES)
+        binding.touch_mark(-1)
+        rows = rows_of_runs(binding.touch_runs())
+        first = self._probe.start // PAGE_BYTES
+        expected = np.arange(first, first + _PROBE_PAGES)
+        if not np.isin(expected, rows["page"]).all():
+            raise CapabilityError(
+                self._reader.what,
+                f"{_PROBE_PAGES} pages were touched, {len(rows)} were reported",
+                "report this with the kernel's version; use another tracker",
+            )
+        return Cost(read_ns / reads, write_ns / half)
+
+    def _costs(self, runs: NDArray[Any]) -> dict[int, int]:
+        spent: dict[int, float] = {layer: float(ns) for layer, ns in self._mark_ns.items()}
+        either = self._cost.read_ns * ((runs["seen"] & (binding.READ | binding.TOUCHED)) != 0)
+        per_page = either + self._cost.write_ns * ((runs["seen"] & binding.WRITE) != 0)
+        for layer in np.unique(runs["layer"]).tolist():
+            mine = runs["layer"] == layer
+            spent[layer] = spent.get(layer, 0.0) + float((per_page[mine] * runs["npages"][mine]).sum())
+        return {layer: int(ns) for layer, ns in spent.items()}
+
+    def _quality(self, state: binding.TouchState, lost: int, overhead_ns: int) -> Quality:
+        exact = state.unit_pages == 1
+        blind = self._reader.blind_to + (() if state.sees_system_calls else ("accesses by system calls",))
+        coarse = "userfaultfd is not permitted here: a read maps 16 pages at once, and these count together"
+        return Quality(
+            tracker=self.name,
+            counts=COUNTS,
+            sees=self._reader.sees if exact else ("touches",),
+            lost=lost,
+            late=int(state.late),
+            overhead_ns=overhead_ns,
+            granularity_bytes=int(state.unit_pages) * PAGE_BYTES,
+            blind_to=blind,
+            notes=(
+                "a touch is a layer in which the page was used, not an access to DRAM",
+                f"overhead: marks, and {self._cost.read_ns:.0f} ns a page read, {self._cost.write_ns:.0f} ns written",
+                *(() if exact else (coarse,)),
+            ),
+        )
+
+
+def rows_of_runs(runs: NDArray[Any]) -> NDArray[Any]:
+    """Rows of PAGE_DTYPE from runs of RUN_DTYPE."""
+    counts = runs["npages"].astype(np.int64)
+    index = np.repeat(np.arange(len(runs)), counts)
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    seen = runs["seen"][index].astype(np.int32)
+    unknown = (seen & binding.TOUCHED) != 0
+    return page_rows(
+        runs["layer"][index],
+        runs["page"][index].astype(np.int64) + within,
+        np.where(unknown, -1, seen & 1),
+        np.where(unknown, -1, (seen >> 1) & 1),
+    )
+
+
+def _timed(touch: Any, address: int) -> float:
+    """Time of `touch(address)` beyond what it takes when nothing faults, in ns."""
+    begin = time.perf_counter_ns()
+    touch(address)
+    middle = time.perf_counter_ns()
+    touch(address)
+    return max(0.0, 2 * middle - begin - time.perf_counter_ns())
+
+
+def _within(runs: NDArray[Any], owned: AddressRange) -> NDArray[np.bool_]:
+    first, stop = owned.start // PAGE_BYTES, owned.stop // PAGE_BYTES
+    return np.asarray((runs["page"] >= first) & (runs["page"] < stop))
+
+
+def _layout(ranges: Sequence[AddressRange]) -> tuple[int, list[tuple[AddressRange, int]]]:
+    """Pages of the table, and where each range begins in it, as the native library lays them out.
+
+    An arena may reserve more addresses than there is memory: the table ends with the memory, and touches beyond
+    it count as lost.
+    """
+    layout, pages = [], 0
+    for owned in ranges:
+        layout.append((owned, pages))
+        pages += -(-(owned.nbytes // PAGE_BYTES) // 4) * 4
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PAGE_BYTES
+    return min(pages, 2 * memory), layout

@@ -1,0 +1,20 @@
+"""Tracker `pagemap`: reads from the page tables which pages are mapped at the end of each layer."""
+
+from __future__ import annotations
+
+from sentinel.profiler.pages import binding
+from sentinel.profiler.pages.engine import DEVICES, ArmedTracker, Reader
+
+
+def pagemap_tracker() -> ArmedTracker:
+    """Every touched page, whoever touched it, with no right at all; not whether it was read or written."""
+    return ArmedTracker(
+        Reader(
+            "pagemap",
+            binding.PAGEMAP,
+            "reading the page tables from /proc/self/pagemap",
+            "mount /proc, or use --tracker ops",
+            (DEVICES,),
+            ("touches",),
+        )
+    )

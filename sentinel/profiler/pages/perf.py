@@ -1,0 +1,20 @@
+"""Tracker `perf`: the kernel's page-fault event, every one, of every thread."""
+
+from __future__ import annotations
+
+from sentinel.profiler.pages import binding
+from sentinel.profiler.pages.engine import DEVICES, PINNED, ArmedTracker, Reader
+
+
+def perf_tracker() -> ArmedTracker:
+    """Every fault; not whether it read or wrote; unprivileged, no faults inside system calls."""
+    return ArmedTracker(
+        Reader(
+            "perf",
+            binding.PERF,
+            "counting page faults by perf_event_open",
+            "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n, or use --tracker pagemap",
+            (PINNED, DEVICES),
+            ("touches",),
+        )
+    )

@@ -1,0 +1,20 @@
+"""Tracker `uffd`: userfaultfd hands each fault to a native thread."""
+
+from __future__ import annotations
+
+from sentinel.profiler.pages import binding
+from sentinel.profiler.pages.engine import DEVICES, TWICE, ArmedTracker, Reader
+
+
+def uffd_tracker() -> ArmedTracker:
+    """Every fault, whoever takes it, reads and writes apart; some µs each."""
+    return ArmedTracker(
+        Reader(
+            "uffd",
+            binding.UFFD,
+            "handling page faults by userfaultfd",
+            "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.4 or later),"
+            " or use --tracker perf",
+            (TWICE, DEVICES),
+        )
+    )
