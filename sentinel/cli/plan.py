@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   sentinel run --save-profile p.safetensors train.py
-  sentinel plan p.safetensors --machine cxl-asic-x8 --fast 20% -o plan.json
-  sentinel plan p.safetensors --machine cxl-asic-x8 --fast 20% --policy first-touch
+  sentinel plan p.safetensors --machine cxl-m5 --fast 20% -o plan.json
+  sentinel plan p.safetensors --machine cxl-m5 --fast 20% --policy first-touch
       prints what another policy would decide; nothing is written without -o
 
 A share such as 20% is of the footprint of the plan that keeps everything in fast memory.

@@ -37,7 +37,8 @@ def execute(arguments: argparse.Namespace) -> int:
     run = files.load_run(arguments.run) if arguments.run else None
     machine = machine_named(arguments.machine) if arguments.machine else None
     with telling("drawing the report"):
-        report = build_report(profile=profile, plan=plan, run=run, machine=machine)
+        executed, simulated = (run, None) if run is not None and run.kind == "executed" else (None, run)
+        report = build_report(profile=profile, plan=plan, machine=machine, executed=executed, simulated=simulated)
         if arguments.output:
             report.write(arguments.output)
     if arguments.json:

@@ -7,13 +7,9 @@ import os
 import sys
 import traceback
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
 
 from sentinel.cli.common import INTERRUPTED, add_verb, amount, code_of
 from sentinel.core.errors import SentinelError, UsageError
-
-if TYPE_CHECKING:
-    from sentinel.reports import Report
 
 _EXAMPLES = """\
 examples:
@@ -36,7 +32,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "run", "train with a script, profiling one step and placing its tensors", _EXAMPLES)
     where = parser.add_argument_group("where tensors live", "each overrides what the script asks for")
-    where.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes")
+    where.add_argument(
+        "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
+    )
     where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, file:PATH")
     where.add_argument("--tracker", help="auto, ops, or a page tracker that `sentinel doctor` lists")
     where.add_argument("--policy", help="sentinel, first-touch, all-fast, all-slow")
@@ -91,7 +89,7 @@ def prepare_session(arguments: argparse.Namespace) -> None:
 
 
 def run_as_main(code: CodeType, path: str, arguments: list[str]) -> int:
-    """Run `code` as Python would run the script at `path`: argv, the first entry of sys.path and `__main__` are its own."""
+    """Run `code` as Python would run the script at `path`: argv, sys.path and `__main__` are the script's."""
     main = ModuleType("__main__")
     main.__file__ = path
     main.__dict__["__builtins__"] = __builtins__
@@ -139,15 +137,19 @@ def keep(arguments: argparse.Namespace) -> int:
         print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
     else:
         print(report.text(), file=sys.stderr)
-    save_nouns(arguments, report)
+    save_nouns(arguments)
     return 0
 
 
-def save_nouns(arguments: argparse.Namespace, report: Report) -> None:
-    """Write the plan and the profile that the report was drawn from."""
-    from sentinel import files
+def save_nouns(arguments: argparse.Namespace) -> None:
+    """Write the plan and the profile of the last session."""
+    from sentinel import files, session
 
-    for noun, path in ((report.plan, arguments.save_plan), (report.profile, arguments.save_profile)):
+    last = session.current()
+    for noun, path in (
+        (last.plan if last else None, arguments.save_plan),
+        (last.profile if last else None, arguments.save_profile),
+    ):
         if path and noun is None:
             print(f"sentinel: nothing to write to {path}: the script ended before there was any", file=sys.stderr)
         elif path and noun is not None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  sentinel simulate p.safetensors plan.json --machine cxl-asic-x8
-  sentinel simulate p.safetensors plan.json --machine optane --steps 3 -o run.safetensors
+  sentinel simulate p.safetensors plan.json --machine cxl-m5
+  sentinel simulate p.safetensors plan.json --machine optane-m10 --steps 3 -o run.safetensors
 
 Times are predictions, not measurements: every output says `simulated`.
 """

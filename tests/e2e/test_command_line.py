@@ -1,0 +1,199 @@
+"""The command line on files whose content is known: exit codes, one-line errors, JSON beside tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sentinel import files
+from sentinel.cli import main, parser
+from sentinel.core.profile import Profile
+from tests.builders import MIB, act, make_machine, make_profile, param
+
+VERBS = ("run", "plan", "simulate", "report", "doctor")
+
+
+def built_profile() -> Profile:
+    """Four layers; 40 MiB of weights, one of them used in one layer only, and a 16 MiB activation over the ring."""
+    specs = [
+        param("w0", 16 * MIB, [0, 3]),
+        param("w1", 16 * MIB, [1]),
+        param("w2", 8 * MIB, [2]),
+        act("a", 16 * MIB, 0, 4, [3]),
+        act("t", MIB, 1, 2, [1]),
+    ]
+    return make_profile(specs, 4, layer_ns=50_000_000)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[str, str]:
+    """Paths of a profile and a machine on disk, and of what is to be written."""
+    files.save(built_profile(), tmp_path / "p.safetensors")
+    files.save(make_machine(512 * MIB), tmp_path / "machine.json")
+    names = {"profile": "p.safetensors", "machine": "machine.json", "plan": "plan.json", "run": "run.safetensors"}
+    return {name: str(tmp_path / file) for name, file in names.items()}
+
+
+def planned(saved: dict[str, str], *more: str) -> list[str]:
+    return ["plan", saved["profile"], "--machine", saved["machine"], "-o", saved["plan"], *more]
+
+
+def one_line(text: str) -> str:
+    (line,) = text.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_ends_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([verb, "--help"])
+    assert leaving.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert f"\n  sentinel {verb}" in out
+
+
+def test_the_examples_in_help_are_understood() -> None:
+    """Every command that the help shows parses, so the help cannot grow stale."""
+    top = parser()
+    shown = top.format_help()
+    for action in top._subparsers._group_actions if top._subparsers else ():  # argparse has no public way
+        assert isinstance(action.choices, dict)
+        shown += "".join(verb.format_help() for verb in action.choices.values())
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("  sentinel ")]
+    commands = {tuple(re.split(r" {2,}| \| ", line)[0].split()[1:]) for line in lines}
+    assert len(commands) >= 12
+    for command in commands:
+        assert top.parse_args(list(command)).execute
+
+
+def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([])
+    assert leaving.value.code == 2
+
+
+def test_a_decimal_unit_is_answered_with_the_binary_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["plan", "p", "--machine", "cxl-m5", "--fast", "8GB"])
+    assert leaving.value.code == 2
+    assert "GiB?" in capsys.readouterr().err
+
+
+def test_plan_writes_the_plan_that_it_prints(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(planned(saved, "--fast", "40MiB", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    plan = files.load_plan(saved["plan"])
+    assert printed["fast_capacity_bytes"] == plan.capacity_bytes[0] == 40 * MIB
+    assert printed["fast_peak_bytes"] == plan.fast_peak_bytes <= 40 * MIB
+    assert printed["footprint_bytes"] == plan.footprint_bytes
+    assert printed["migrated_bytes_per_step"] == plan.migrated_bytes_per_step
+    assert plan.origin["profile"] == files.digest(files.load_profile(saved["profile"]))
+
+
+def test_a_share_is_of_the_footprint(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(planned(saved, "--fast", "50%", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fast_capacity_bytes"] == printed["footprint_bytes"] // 2 // 4096 * 4096
+
+
+def test_everything_fast_migrates_nothing(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(planned(saved, "--fast", "100%", "--policy", "all-fast", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["migrations_per_step"] == 0
+    assert printed["fast_peak_bytes"] == printed["footprint_bytes"]
+
+
+def test_the_table_says_what_the_json_says(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(planned(saved, "--fast", "40MiB")) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["fast_capacity_bytes"] == "40.00 MiB"
+    assert rows["policy"] == "sentinel"
+
+
+def test_the_whole_chain_runs_on_files(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    html = saved["plan"] + ".html"
+    assert main(planned(saved, "--fast", "40MiB")) == 0
+    simulate = ["simulate", saved["profile"], saved["plan"], "--machine", saved["machine"], "--steps", "3"]
+    capsys.readouterr()
+    assert main([*simulate, "-o", saved["run"], "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    run = files.load_run(saved["run"])
+    assert printed["kind"] == run.kind == "simulated"
+    assert printed["step_ns"] == run.step_ns
+    assert len(run.steps) == 3
+    nouns = [
+        "--profile",
+        saved["profile"],
+        "--plan",
+        saved["plan"],
+        "--run",
+        saved["run"],
+        "--machine",
+        saved["machine"],
+    ]
+    assert main(["report", *nouns, "-o", html]) == 0
+    assert one_line(capsys.readouterr().out) == html
+    page = Path(html).read_text()
+    assert "simulated" in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")  # a name space, not an address
+
+
+def test_simulating_in_fast_memory_only_takes_the_recorded_time(
+    saved: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Known truth: four layers of 50 ms and nothing slow."""
+    assert main(planned(saved, "--fast", "100%", "--policy", "all-fast")) == 0
+    capsys.readouterr()
+    assert main(["simulate", saved["profile"], saved["plan"], "--machine", saved["machine"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_ns"] == 200_000_000
+
+
+def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", str(tmp_path / "none"), "--machine", "cxl-m5"]) == 1
+    assert one_line(capsys.readouterr().err).startswith("sentinel: ")
+
+
+def test_the_wrong_file_is_one_line_that_names_it(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", saved["machine"], "--machine", "cxl-m5"]) == 1
+    line = one_line(capsys.readouterr().err)
+    assert saved["machine"] in line
+    assert "not a profile" in line
+
+
+def test_an_output_that_cannot_be_written_is_one_line(
+    saved: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*planned(saved), "-o", saved["plan"] + "/no/such/folder"]) == 1
+    assert "no/such/folder" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--machine", "no-such-machine"), ("--policy", "no-such-policy")])
+def test_an_unknown_name_is_a_usage_error_that_lists_the_known_ones(
+    saved: dict[str, str], capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    assert main(planned(saved, option, value)) == 2
+    line = one_line(capsys.readouterr().err)
+    assert value in line
+    assert "choose one of" in line
+
+
+def test_what_cannot_fit_has_its_own_code(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    files.save(make_machine(512 * MIB, addressable=False), saved["machine"])
+    assert main(planned(saved, "--fast", "1MiB")) == 3
+    assert "bytes of fast memory" in one_line(capsys.readouterr().err)
+
+
+def test_doctor_names_what_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == (1 if told["missing"] else 0)
+    names = {capability["name"] for capability in told["capabilities"]}
+    assert {"move_pages", "userfaultfd", "eBPF", "C++ compiler", "torch"} <= names
+    assert all(c["available"] or c["remedy"] for c in told["capabilities"])
+    main(["doctor"])
+    table = capsys.readouterr().out
+    assert all(name in table for name in names)

@@ -1,0 +1,136 @@
+"""`sentinel run` runs a script as Python does, whatever the script does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "03_lstm.py"
+EMULATED = ("--fast", "20%", "--slow", "emulated:cxl-asic-x8")
+
+
+def sentinel(*arguments: str | Path, cwd: Path = ROOT, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """The command line in a fresh process."""
+    command = [sys.executable, "-m", "sentinel", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+def test_argv_path_and_main_are_those_of_the_script(tmp_path: Path) -> None:
+    text = "import sys, __main__\nprint(__name__, sys.argv[1:], sys.path[0], __main__.__file__, __main__.mark)\n"
+    path = script(tmp_path, "mark = 7\n" + text)
+    done = sentinel("run", "--fast", "1MiB", path, "--fast", "x", "-o", cwd=tmp_path)
+    assert done.stdout.split("\n")[0] == f"__main__ ['--fast', 'x', '-o'] {tmp_path.resolve()} {path} 7"
+
+
+def test_a_script_without_annotations_is_told_about_auto(tmp_path: Path) -> None:
+    done = sentinel("run", script(tmp_path, "print('done')"))
+    assert done.returncode == 1
+    assert done.stdout == "done\n"
+    assert "try --auto" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("import sys; sys.exit(7)", 7, ""),
+        ("raise SystemExit('no')", 1, "no"),
+        ("import os; os._exit(9)", 9, ""),
+        ("def f():\n    return 1 / 0\nf()", 1, "ZeroDivisionError"),
+        ("x = (", 1, "SyntaxError"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_is_the_scripts_own(tmp_path: Path, text: str, code: int, said: str) -> None:
+    done = sentinel("run", script(tmp_path, text))
+    assert done.returncode == code
+    assert said in done.stderr
+
+
+def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
+    done = sentinel("run", script(tmp_path, "def f():\n    return 1 / 0\nf()\n"))
+    frames = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert len(frames) == 2
+    assert all("script.py" in line for line in frames)
+
+
+def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = sentinel("run", tmp_path / "none.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"sentinel: {tmp_path / 'none.py'}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_error_of_sentinel_in_the_script_is_one_line(tmp_path: Path) -> None:
+    text = "import sentinel\nsentinel.start_profile(fast='1MiB', slow='emulated:no-such-preset')\n"
+    done = sentinel("run", script(tmp_path, text))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "no-such-preset" in done.stderr
+
+
+def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:
+    path = script(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "sentinel", "run", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        began = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert time.monotonic() - began < 30  # it did not sleep on
+
+
+@pytest.mark.slow
+def test_an_annotated_example_is_placed_from_outside(tmp_path: Path) -> None:
+    """--fast and --slow win over the script's own; report, plan and profile are written; the plan serves again."""
+    out = {name: tmp_path / name for name in ("r.json", "plan.json", "p.safetensors", "again.json")}
+    kept = ("--report", out["r.json"], "--save-plan", out["plan.json"], "--save-profile", out["p.safetensors"])
+    done = sentinel("run", *EMULATED, *kept, EXAMPLE, "--fast", "90%", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    from sentinel import files
+
+    plan, profile = files.load_plan(out["plan.json"]), files.load_profile(out["p.safetensors"])
+    assert plan.origin["profile"] == files.digest(profile)
+    assert plan.capacity_bytes[0] == plan.footprint_bytes // 5 // 4096 * 4096
+    assert "emulated" in out["r.json"].read_text()
+
+    again = sentinel(
+        "run", *EMULATED, "--plan", out["plan.json"], "--report", out["again.json"], EXAMPLE, "--steps", "6"
+    )
+    assert again.returncode == 0, again.stderr
+
+    def losses(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith("step ")]
+
+    assert len(losses(done.stdout)) == 6
+    assert losses(again.stdout) == losses(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_report_is_written_when_the_script_fails(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("    return losses, model", "    raise RuntimeError('late')")
+    (tmp_path / "common.py").write_text((EXAMPLE.parent / "common.py").read_text())
+    done = sentinel("run", *EMULATED, "--report", tmp_path / "r.html", script(tmp_path, text), "--steps", "4")
+    assert done.returncode == 1
+    assert "RuntimeError: late" in done.stderr
+    assert (tmp_path / "r.html").stat().st_size > 1000
