@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _UNITS = {"M": 1 << 20, "G": 1 << 30}
 _CXL_GRANULE_BYTES = 256 << 20  # what a CXL decoder can address; kernel's drivers/cxl/core/hdm.c
+_ROOM_FOR_DEVICES = "slots=4,maxmem=64G"  # addresses, not memory: the root image and the CXL device lie there
 
 # initiator, target -> ns, GB/s: DRAM of the same socket, CXL memory behind one ASIC
 _NEAR, _FAR = (90, 200), (250, 30)
@@ -51,7 +52,7 @@ class Hardware:
             *("-accel", "tcg,thread=multi"),
             *("-cpu", "max"),
             *("-smp", f"{cpus},sockets={cpus}"),
-            *("-m", str((fast + slow) >> 20)),
+            *("-m", f"{(fast + slow) >> 20}M,{_ROOM_FOR_DEVICES}"),
             *_each("-object", [f"memory-backend-ram,id=ram{i},size={n}" for i, n in enumerate(self.memory_bytes)]),
             *("-numa", "node,nodeid=0,memdev=ram0,cpus=0"),
             *("-numa", "node,nodeid=1,memdev=ram1," + ("cpus=1" if self.cpus_on_both else "initiator=0")),
@@ -67,7 +68,7 @@ class Hardware:
             # under a hypervisor bit the kernel refuses to flush caches, and with that the region's commit
             *("-cpu", "max,-hypervisor"),
             *("-smp", "1"),
-            *("-m", f"{dram >> 20}M,maxmem={(dram + 4 * device) >> 20}M,slots=4"),
+            *("-m", f"{dram >> 20}M,{_ROOM_FOR_DEVICES}"),
             *("-object", f"memory-backend-ram,id=cxlram,size={device}"),
             *("-device", "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1"),
             *("-device", "cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.numa_vm.packages import Missing, busybox, cache_folder, program
 from tools.numa_vm.tree import Tree, elf_files, shared_libraries
 
-_FORMAT = 2  # counted up when the image's making changes, so that no older image is taken
+_FORMAT = 3  # counted up when the image's making changes, so that no older image is taken
 
 # Not needed to run anything, and half of the bytes.
 _UNWANTED_IN_STDLIB = {"test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages"}
@@ -64,7 +64,8 @@ class Environment:
                 folders[:] = sorted(
                     name for name in folders if name != "__pycache__" and not self.unwanted(Path(where) / name)
                 )
-                for entry in sorted(files):
+                stamps = {name for name in files if Path(where) == self.prefix and name.startswith(".")}  # make's own
+                for entry in sorted(set(files) - stamps):
                     status = os.lstat(os.path.join(where, entry))
                     digest.update(f"{where}/{entry} {status.st_size} {status.st_mtime_ns}\n".encode())
         for library in sorted(shared_libraries([self.executable])):
@@ -94,11 +95,13 @@ def _make(environment: Environment, image: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="root-", dir=cache_folder()) as scratch:
         tree = Tree(Path(scratch) / "root")
         _fill(tree, environment)
-        nbytes = sum(os.lstat(os.path.join(w, f)).st_blocks * 512 for w, _, fs in os.walk(tree.root) for f in fs)
+        stored = [os.lstat(os.path.join(where, name)) for where, _, names in os.walk(tree.root) for name in names]
+        nbytes = sum(file.st_blocks * 512 + 256 for file in stored)  # 256: an inode
         unfinished = image.with_suffix(".part")
         unfinished.unlink(missing_ok=True)
         make = [program("mke2fs", "e2fsprogs"), "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-m", "0"]
-        room_mib = nbytes * 11 // 10 // (1 << 20) + 64
+        # 128 MiB: the unit in which the kernel maps persistent memory
+        room_mib = 128 * (nbytes * 21 // 20 // (128 << 20) + 1)
         done = subprocess.run(
             [*make, "-E", "root_owner=0:0", "-d", tree.root, unfinished, f"{room_mib}M"],
             capture_output=True,

@@ -1,6 +1,6 @@
 #!/bin/sh
-# First process of the guest. vda: the root image; vdb: a tar of what the run brings (and /.run); vdc: takes a tar of
-# what it leaves behind. Ports 1 to 3: the command's output, its errors, its verdict.
+# First process of the guest. pmem0: the root image; vda: a tar of what the run brings (and /.run); vdb: takes a tar
+# of what it leaves behind. Ports 1 to 3: the command's output, its errors, its verdict.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
@@ -8,16 +8,18 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 for module in /modules/*.ko; do insmod "$module" || echo "numa_vm: insmod $module failed"; done
 tries=0
-until [ -b /dev/vdc ] && [ -c /dev/vport0p3 ]; do
+until [ -b /dev/pmem0 ] && [ -b /dev/vdb ] && [ -c /dev/vport*p3 ]; do
     tries=$((tries + 1))
     [ $tries -lt 500 ] || { echo "numa_vm: the guest's devices did not appear"; poweroff -f; }
     usleep 10000
 done
+port=$(echo /dev/vport*p3)
+port=${port%3}
 
 mount -t tmpfs -o size=90% upper /mnt
 mkdir /mnt/image /mnt/brought /mnt/changed /mnt/work /mnt/root
-mount -o ro /dev/vda /mnt/image
-tar xf /dev/vdb -C /mnt/brought
+mount -o ro,dax /dev/pmem0 /mnt/image
+tar xf /dev/vda -C /mnt/brought
 mount -t overlay -o lowerdir=/mnt/brought:/mnt/image,upperdir=/mnt/changed,workdir=/mnt/work root /mnt/root
 cd /mnt/root
 for folder in proc sys dev; do mount -o bind /$folder $folder; done
@@ -37,9 +39,9 @@ hostname numa-vm
 
 # pipes between, for a port has one reader and cannot be opened again as /dev/stdout
 mkfifo /out /err
-cat /out >dev/vport0p1 &
+cat /out >"${port}1" &
 out=$!
-cat /err >dev/vport0p2 &
+cat /err >"${port}2" &
 err=$!
 chroot /mnt/root /bin/sh /.run/start </dev/null >/out 2>/err
 code=$?
@@ -51,8 +53,8 @@ set --
 while read -r folder; do [ ! -e "./$folder" ] || set -- "$@" "./$folder"; done </mnt/brought/.run/returned
 if [ $# -gt 0 ]; then
     find "$@" -type c -exec rm {} +
-    tar cf /dev/vdc "$@" || echo "numa_vm: what the command left behind did not fit"
+    tar cf /dev/vdb "$@" || echo "numa_vm: what the command left behind did not fit"
 fi
 sync
-echo "exit $code" >/mnt/root/dev/vport0p3
+echo "exit $code" >"${port}3"
 poweroff -f

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.numa_vm.packages import Kernel, busybox
 
-_MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "overlay")
+_MODULES = ("virtio_pci", "virtio_pmem", "nd_pmem", "virtio_blk", "virtio_console", "overlay")
 _CXL_MODULES = ("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "device_dax", "dax_cxl", "kmem")
 
 
