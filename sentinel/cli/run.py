@@ -56,6 +56,8 @@ def execute(arguments: argparse.Namespace) -> int:
     prepare_session(arguments)
     try:
         status = run_as_main(code, arguments.script, arguments.arguments)
+        if arguments.auto:
+            end_auto()
     except SentinelError as error:
         if arguments.debug:
             raise
@@ -86,6 +88,13 @@ def prepare_session(arguments: argparse.Namespace) -> None:
         from sentinel.session.auto import follow
 
         follow()
+
+
+def end_auto() -> None:
+    """The script has ended; so does the step that `--auto` may still be profiling."""
+    from sentinel.session.auto import follow
+
+    follow().finish()
 
 
 def run_as_main(code: CodeType, path: str, arguments: list[str]) -> int:
