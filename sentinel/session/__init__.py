@@ -1,0 +1,97 @@
+"""The user's calls over one default session. Torch is needed from here on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.run import Run
+from sentinel.profiler import ticks
+from sentinel.profiler.annotate import Annotation, annotate, as_list
+from sentinel.reports import Report
+from sentinel.session.request import Overrides, Request, overridden, set_overrides
+from sentinel.session.session import Session
+
+__all__ = [
+    "Annotation",
+    "Overrides",
+    "annotate",
+    "current",
+    "end_profile",
+    "report",
+    "set_overrides",
+    "start_profile",
+    "stop",
+]
+
+_last: Session | None = None
+
+
+def current() -> Session | None:
+    """The running session, or the last one; None before the first."""
+    return _last
+
+
+def start_profile(
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    fast: str | int | None = None,
+    slow: str = "auto",
+    tracker: str = "auto",
+    policy: str = "sentinel",
+    machine: str | os.PathLike[str] | Machine | None = None,
+    plan: str | os.PathLike[str] | Plan | None = None,
+) -> None:
+    """See `sentinel.start_profile`."""
+    global _last
+    if ticks.sink is not None:
+        doing = "profiling" if isinstance(ticks.sink, Session) and ticks.sink.profiling else "applying a plan"
+        raise UsageError(
+            f"start_profile(): a session is running already, and {doing}",
+            "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
+        )
+    request = Request(fast, slow, tracker, policy, machine, plan)
+    session = Session(
+        overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
+    )
+    session.open()
+    _last = session
+
+
+def end_profile() -> Plan:
+    """See `sentinel.end_profile`."""
+    session = _running("end_profile()", "call sentinel.start_profile() before the step")
+    return session.end_profile()
+
+
+def stop() -> Run:
+    """See `sentinel.stop`."""
+    return _running("stop()", "call sentinel.start_profile() first").stop()
+
+
+def report() -> Report:
+    """See `sentinel.report`."""
+    if _last is None:
+        raise UsageError("report(): nothing was profiled yet", "call sentinel.start_profile() and end_profile() first")
+    return _last.report()
+
+
+def _running(what: str, remedy: str) -> Session:
+    if _last is None or ticks.sink is not _last:
+        raise UsageError(f"{what}: no session is running", remedy)
+    return _last
+
+
+@atexit.register
+def _end() -> None:
+    """Whatever ended the program, stock allocation is back before the interpreter goes."""
+    if _last is not None and ticks.sink is _last:
+        _last.stop()

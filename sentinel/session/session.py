@@ -1,0 +1,468 @@
+"""Session: profile one step, plan, apply, and remember what happened for the report.
+
+States, in order:
+  RECORDING   between start_profile() and end_profile(): one step is observed
+  WAITING     a whole step must be recorded anew; it begins at the ring's first tick
+  RING        that step, from first tick to first tick
+  TRYING      a saved plan is in place, and is checked against the step before its migrations start
+  APPLYING    the plan is applied: ticks drive the engine
+  DECLARED    there is a plan, but nothing to apply it to
+  ENDED       stock allocation is back
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel import files, planner, simulator
+from sentinel.core.attribution import attribute
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.laws import check
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan, block_uses
+from sentinel.core.profile import Profile
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.trace import Phase, Trace
+from sentinel.core.units import format_bytes, parse_budget
+from sentinel.migration.adopt import adopt
+from sentinel.migration.engine import Engine
+from sentinel.migration.memory import ManagedMemory, MemoryCounters
+from sentinel.profiler import annotate, backward, names, ticks
+from sentinel.profiler.layers import LayerClock
+from sentinel.profiler.record import StepRecorder
+from sentinel.reports import Report, Setup, build_report
+from sentinel.session.binding import Addresses, slot_table
+from sentinel.session.request import Request, load_plan, machine_of
+
+REPROFILE_STEPS = 100
+"""A new dataflow is profiled again at most every so many steps, and"""
+REPROFILES = 10
+"""at most so many times."""
+FALLBACK_SHARE = 0.4
+"""A step of which more than this share of bytes found no slot runs another dataflow than planned."""
+
+
+class State(enum.Enum):
+    """See the module's docstring."""
+
+    RECORDING = "recording"
+    WAITING = "waiting"
+    RING = "ring"
+    TRYING = "trying"
+    APPLYING = "applying"
+    DECLARED = "declared"
+    ENDED = "ended"
+
+
+class Session:
+    """One cycle of profile, plan and apply. It is the sink of ticks while it runs; one thread calls it."""
+
+    def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self.request = request
+        self.state = State.ENDED
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.trace: Trace | None = None
+        self.machine: Machine | None = None
+        self.executed: Run | None = None
+        self.simulated: Run | None = None
+        self._models, self._optimizers = list(models), list(optimizers)
+        self._clock = LayerClock()
+        self._stays: list[tuple[str, int, str]] = []
+        self._notes: list[str] = []
+        self._setup_ns = self._plan_ns = 0
+        self._steps = self._reprofiles = 0
+        self._profiled_at = 0
+        self._step_began: MemoryCounters | None = None
+        self._counters: MemoryCounters | None = None  # at the end
+        self._engine: Engine | None = None
+        self._in_step = False
+
+    # ---- the user's calls -------------------------------------------------------------------------------
+
+    @property
+    def profiling(self) -> bool:
+        """Whether `end_profile()` is still to come."""
+        return self.state is State.RECORDING
+
+    def open(self) -> None:
+        """Begin. Whatever is wrong with the request is raised before anything is changed."""
+        began = time.perf_counter_ns()
+        given = load_plan(self.request)
+        self._machine = machine_of(self.request)
+        _check_words(self.request, self._machine)
+        self._memory = ManagedMemory.install()
+        try:
+            self._gather()
+            self._adopt()
+            if given is None:
+                self._record(ring=False)
+            else:
+                self._try(given)
+        except BaseException:
+            self._close()
+            raise
+        ticks.sink = self
+        self._setup_ns += time.perf_counter_ns() - began
+
+    def end_profile(self) -> Plan:
+        """See `sentinel.end_profile`."""
+        if self.state is not State.RECORDING:
+            if self.request.plan is not None and self.plan is not None:
+                self._settle_trial()
+                return self.plan
+            raise UsageError(
+                "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
+            )
+        began, planned = time.perf_counter_ns(), self._plan_ns
+        try:
+            ring = self._clock.learn()
+            trace = self._recorder.finish(self._memory.events(), ring, self._persistent())
+            self._plan_from(trace, provisional=self._state_was_born())
+        except BaseException:
+            self._close()
+            raise
+        self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
+        assert self.plan is not None
+        return self.plan
+
+    def stop(self) -> Run:
+        """See `sentinel.stop`."""
+        if self.state in (State.RECORDING, State.RING):
+            self._notes.append("stopped while a step was recorded: nothing was applied")
+        self._close()
+        return self.executed or _nothing_ran(self.plan)
+
+    def report(self) -> Report:
+        """See `sentinel.report`."""
+        if self.profile is None and self.plan is None:
+            raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
+        engine = self._engine
+        return build_report(
+            profile=self.profile,
+            plan=self.plan,
+            machine=self.machine,
+            executed=engine.so_far() if engine is not None else self.executed,
+            simulated=self.simulated,
+            setup=self._setup(),
+        )
+
+    # ---- ticks ------------------------------------------------------------------------------------------
+
+    def tick(self, name: str, phase: Phase, source: str) -> None:
+        """See TickSink."""
+        if source == "add_layer":
+            if not self._clock.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+                return
+        identity = self._clock.identify(name, phase)
+        if self.state is State.RECORDING:
+            layer = self._clock.layer
+            assert layer is not None
+            self._recorder.tick(layer - 1)
+            self._memory.tick(layer)
+            return
+        layer = self._clock.advance(identity)
+        self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
+        if self.state is State.APPLYING:
+            self._apply_tick(layer)
+        elif self.state is not State.DECLARED:
+            self._watch_tick(layer)
+
+    def step_boundary(self) -> None:
+        """See TickSink."""
+        self._clock.boundary()
+
+    def _apply_tick(self, layer: int | None) -> None:
+        engine = self._engine
+        assert engine is not None
+        if layer is None:
+            engine.out_of_step()
+            self._in_step = False
+            return
+        if not self._in_step:  # back in step at the ring's first tick: the engine starts its step afresh
+            engine.begin_layer(0)
+            self._in_step = True
+        engine.begin_layer(layer)
+        if layer == 0:
+            self._end_step()
+
+    def _watch_tick(self, layer: int | None) -> None:
+        """WAITING, RING or TRYING: look for the whole step that is wanted."""
+        first = 1 % len(self._clock.ring)
+        if self.state is State.TRYING:
+            if layer == 0:
+                self._settle_trial()
+        elif layer is None:
+            self.state = State.WAITING
+        elif self.state is State.RING:
+            self._recorder.tick((layer - 1) % len(self._clock.ring))
+            if layer == first:
+                self._end_ring()
+        elif layer == first:
+            self._record(ring=True)
+
+    def _end_step(self) -> None:
+        """An applied step has ended: a dataflow that the plan does not know is profiled anew."""
+        self._steps += 1
+        share = self._fallback_share()
+        if share <= FALLBACK_SHARE or self._steps - self._profiled_at < REPROFILE_STEPS:
+            return
+        if self._reprofiles == REPROFILES:
+            self._reprofiles += 1
+            self._notes.append(f"profiled anew {REPROFILES} times; from then on slots were served where they fit")
+        if self._reprofiles > REPROFILES:
+            return
+        self._reprofiles += 1
+        self._again(f"step {self._steps}: {share:.0%} of its bytes found no planned slot: a new dataflow")
+
+    def _again(self, why: str) -> None:
+        """Give up the present plan and record the next whole step."""
+        self._notes.append(f"{why}; the step was profiled anew")
+        self._end_engine()
+        self._clock.record() if not self._clock.ring else None
+        self._memory.record()
+        self.state = State.WAITING
+
+    # ---- recording --------------------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        annotated_models, annotated_optimizers = annotate.annotated()
+        self._models += [m for m in annotated_models if not any(m is other for other in self._models)]
+        self._optimizers += [o for o in annotated_optimizers if not any(o is other for other in self._optimizers)]
+
+    def _persistent(self) -> list[tuple[str, torch.Tensor, str]]:
+        return names.persistent_tensors(self._models, self._optimizers)
+
+    def _adopt(self) -> None:
+        rows = adopt(self._memory, [(name, tensor) for name, tensor, _ in self._persistent()])
+        self._stays = [
+            (row.name, row.nbytes, row.reason)
+            for row in rows
+            if not row.moved and row.nbytes and not self._memory.contains(row.address)
+        ]
+        self._state_names = self._optimizer_state()
+
+    def _optimizer_state(self) -> frozenset[str]:
+        return frozenset(name for name, _, role in self._persistent() if role == "optimizer")
+
+    def _state_was_born(self) -> bool:
+        return bool(self._optimizer_state() - self._state_names)
+
+    def _record(self, *, ring: bool) -> None:
+        """Start to record: at a step boundary, or (`ring`) at the ring's first tick."""
+        self._memory.record()
+        self._recorder = StepRecorder()
+        self._recorder.start()
+        self._memory.tick(1 % len(self._clock.ring) if ring else 0)
+        self.state = State.RING if ring else State.RECORDING
+
+    def _end_ring(self) -> None:
+        began, planned = time.perf_counter_ns(), self._plan_ns
+        trace = self._recorder.finish(self._memory.events(), self._clock.ring, self._persistent())
+        self._plan_from(trace, provisional=False)
+        self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
+
+    # ---- planning ---------------------------------------------------------------------------------------
+
+    def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
+        """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
+        self.trace = trace
+        profile = replace(attribute(trace), provisional=provisional)
+        self.profile = files.with_origin(profile, trace=trace)
+        began = time.perf_counter_ns()
+        footprint = planner.footprint_bytes(self.profile)
+        self.machine = self._with_budget(footprint)
+        plan = planner.plan(self.profile, self.machine, policy=self.request.policy)
+        plan = replace(plan, uses=block_uses(plan, self.profile), provisional=provisional)
+        check(plan, self.profile, self.machine)
+        self.plan = files.with_origin(plan, profile=self.profile, machine=self.machine)
+        self._plan_ns += time.perf_counter_ns() - began
+        self.simulated = simulator.simulate(self.plan, self.profile, self.machine, steps=2)
+        if provisional:
+            self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
+            self.state = State.WAITING
+            return
+        self._profiled_at = self._steps
+        self._place(self.plan)
+        self._apply(self.plan)
+
+    def _with_budget(self, footprint_bytes: int) -> Machine:
+        if self.request.fast is None:
+            return self._machine
+        budget = parse_budget(self.request.fast, footprint_bytes)
+        fast = self._machine.fast
+        if fast.kind == "node" and budget > fast.capacity_bytes:
+            raise UsageError(
+                f"fast={self.request.fast!r}: {format_bytes(budget)} of fast memory are asked for,"
+                f" {fast.name} has {format_bytes(fast.capacity_bytes)}",
+                "ask for less",
+            )
+        return self._machine.with_fast_capacity(budget)
+
+    # ---- applying ---------------------------------------------------------------------------------------
+
+    def _place(self, plan: Plan) -> None:
+        """From now on the plan's slots are served."""
+        if not _applicable(self._machine):
+            return
+        table = slot_table(plan)
+        self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes)
+        self._memory.tick(self._clock.layer if self._clock.layer is not None else -1)
+        self._memory.reset_peaks()
+        self._memory.trim()
+
+    def _apply(self, plan: Plan) -> None:
+        """From now on the plan's migrations are carried out; layer 0, or the first after it, has begun."""
+        if not _applicable(self._machine):
+            self._notes.append(
+                f"nothing was applied: this host has no slower tier, and {self._machine.tiers[1].name} is declared only;"
+                f' use slow="emulated:PRESET" to run with injected delays'
+            )
+            self._close(State.DECLARED)
+            return
+        assert self.machine is not None
+        addresses = {name: t.untyped_storage().data_ptr() for name, t, _ in self._persistent()}
+        mapped = Addresses(plan, self._memory.placement_base, addresses)
+        self._engine = Engine(
+            plan,
+            self.profile,
+            self.machine,
+            ranges=mapped.ranges,
+            warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
+            unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
+        )
+        self._engine.start()
+        self._in_step = self._clock.layer == 0
+        if not self._in_step:  # planned at the ring's first tick: layer 1 has begun
+            self._engine.out_of_step()
+        self._step_began = self._memory.counters()
+        self.state = State.APPLYING
+
+    def _try(self, plan: Plan) -> None:
+        """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
+        self.plan = plan
+        self.machine = self._machine.with_fast_capacity(plan.capacity_bytes[0])
+        if len(plan.tier_names) != len(self.machine.tiers):
+            raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(self.machine.tiers)}")
+        self._clock = LayerClock(plan.layers)
+        self._place(plan)
+        self.state = State.TRYING
+        self._in_step = True
+        self._step_began = self._memory.counters()
+
+    def _settle_trial(self) -> None:
+        """A step has run on a saved plan's slots: apply the plan if the step was its own, else profile anew."""
+        if self.state is not State.TRYING:
+            return
+        assert self.plan is not None
+        self._adopt()
+        why = self._mismatch(self.plan)
+        if why:
+            self._again(f"the saved plan does not match this step ({why})")
+            self._clock.record()
+            self.plan = None
+            self._record(ring=False)
+        else:
+            self._apply(self.plan)
+
+    def _mismatch(self, plan: Plan) -> str:
+        """Why `plan` is not this step's; "" if it is."""
+        if not self._clock.in_step:
+            return "its layers are others"
+        present = {name: t.untyped_storage().nbytes() for name, t, _ in self._persistent()}
+        for slot in plan.slots:
+            if slot.key is None and present.get(slot.name) != slot.nbytes:
+                return f"{slot.name} has {present.get(slot.name, 'no')} bytes, not {slot.nbytes}"
+        share = self._fallback_share()
+        return f"{share:.0%} of its bytes found no planned slot" if share > FALLBACK_SHARE else ""
+
+    def _fallback_share(self) -> float:
+        """Of the bytes allocated since the last call, the share that should have found a slot and did not."""
+        before, now = self._step_began, self._memory.counters()
+        self._step_began = now
+        if before is None:
+            return 0.0
+        missed = sum(
+            now.fallback.get(why, (0, 0))[1] - before.fallback.get(why, (0, 0))[1]
+            for why in ("no_slot", "size_differs", "unsynchronised")
+        )
+        total = missed + now.served_bytes - before.served_bytes
+        return missed / total if total else 0.0
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def _end_engine(self) -> None:
+        if self._engine is not None:
+            self.executed = self._engine.end_run()
+            self._engine.restore()
+            self._engine = None
+
+    def _close(self, state: State = State.ENDED) -> None:
+        """Stock allocation is back; what lives in managed memory stays valid."""
+        if ticks.sink is self:
+            ticks.sink = None
+        try:
+            if self.state in (State.RECORDING, State.RING):
+                self._recorder.abandon()
+            self._end_engine()
+        finally:
+            self._counters = self._memory.counters()
+            self._memory.uninstall()
+            self.state = state
+
+    def _setup(self) -> Setup:
+        counters = self._memory.counters() if self._counters is None else self._counters
+        slow = self.request.slow
+        if slow == "auto" and self.machine is not None:
+            tier = self.machine.tiers[1]
+            slow = f"numa:{tier.node}" if tier.kind == "node" else tier.name
+        return Setup(
+            tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
+            slow=slow,
+            fast=None if self.request.fast is None else str(self.request.fast),
+            kind="declared" if self.machine is not None and not _applicable(self.machine) else None,
+            setup_ns=self._setup_ns,
+            plan_ns=self._plan_ns,
+            in_place=tuple(self._stays),
+            unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
+            notes=(*self._notes, *annotate.notes()),
+            script=sys.argv[0] or None,
+        )
+
+
+def _applicable(machine: Machine) -> bool:
+    """Whether a plan can be carried out on all of its tiers."""
+    return all(tier.kind in ("node", "emulated") for tier in machine.tiers[1:])
+
+
+def _check_words(request: Request, machine: Machine) -> None:
+    """Whatever can be known to be wrong before anything is changed."""
+    if request.policy not in planner.POLICIES:
+        raise UsageError(
+            f"there is no policy {request.policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}"
+        )
+    if request.fast is not None:
+        parse_budget(request.fast, machine.fast.capacity_bytes)
+
+
+def _nothing_ran(plan: Plan | None) -> Run:
+    """The Run of a session that applied nothing."""
+    return Run(
+        kind="executed",
+        emulated=False,
+        tier_names=plan.tier_names if plan is not None else (),
+        fast_capacity_bytes=plan.capacity_bytes[0] if plan is not None else 0,
+        steps=np.zeros(0, STEP_DTYPE),
+        layers=np.zeros(0, LAYER_DTYPE),
+        migrations=np.zeros(0, MIGRATION_DTYPE),
+    )
