@@ -10,22 +10,22 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 NATIVE = Path("kernel_profiler")
-# Read at run time (the torch shim is compiled against the torch it meets) and kept where their owners edit them.
-COPIED = {"_include": ("kernel_profiler/include/*.h",), "_ebpf": ("ebpf/*.h", "ebpf/*.bpf.c", "ebpf/*.bpf.o")}
 
 
 class BuildPy(build_py):
-    """Copies the C headers and eBPF sources into the package. In a source tree they are read where they lie."""
+    """Copies the C header into the package: the torch shim is compiled at run time, against the torch it meets.
+
+    In a source tree it is read where it lies.
+    """
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
-        for folder, patterns in COPIED.items():
-            for found in sorted(path for pattern in patterns for path in HERE.glob(pattern)):
-                target = Path(self.build_lib) / "sentinel" / folder / found.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, target)
+        target = Path(self.build_lib) / "sentinel" / "_include"
+        target.mkdir(parents=True, exist_ok=True)
+        for header in HERE.glob(f"{NATIVE}/include/*.h"):
+            shutil.copyfile(header, target / header.name)
 
 
 def _relative(pattern: str) -> list[str]:
