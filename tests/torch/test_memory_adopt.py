@@ -259,7 +259,11 @@ def test_subclasses_stay(memory: ManagedMemory) -> None:
 
 
 def test_tensors_without_host_memory_stay(memory: ManagedMemory) -> None:
-    pairs = [("meta", torch.empty(500, device="meta")), ("sparse", torch.eye(50).to_sparse()), ("empty", torch.empty(0))]
+    pairs = [
+        ("meta", torch.empty(500, device="meta")),
+        ("sparse", torch.eye(50).to_sparse()),
+        ("empty", torch.empty(0)),
+    ]
     rows = adopt(memory, pairs)
     assert [row.moved for row in rows] == [False, False, False]
     assert all(row.reason for row in rows)
