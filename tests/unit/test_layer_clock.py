@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import LayerId
+from sentinel.core.trace import LayerId, Phase
 from sentinel.profiler.layers import LayerClock
 
-FORWARD = [("a", "forward"), ("b", "forward")]
-BACKWARD = [("loss", "backward"), ("b", "backward"), ("a", "backward")]
-OPTIMIZER = [("optimizer", "optimizer")] * 3
+Ticks = list[tuple[str, Phase]]
+FORWARD: Ticks = [("a", "forward"), ("b", "forward")]
+BACKWARD: Ticks = [("loss", "backward"), ("b", "backward"), ("a", "backward")]
+OPTIMIZER: Ticks = [("optimizer", "optimizer")] * 3
 STEP = [*FORWARD, *BACKWARD, *OPTIMIZER]
 
 
@@ -40,7 +41,8 @@ def test_steps_as_learned_go_round_the_ring(boundary):
     clock = recorded(STEP, boundary=boundary)
     for _ in range(5):
         assert follow(clock, STEP, boundary) == around(8)
-        assert clock.in_step and clock.layer == 0
+        assert clock.in_step
+        assert clock.layer == 0
 
 
 def test_unnamed_ticks_are_told_by_their_number():
@@ -124,7 +126,7 @@ def test_an_accumulation_whose_optimizer_is_skipped_restarts_at_its_first_tick()
     assert follow(clock, [*MICRO * 2, *OPTIMIZER], True) == around(13)
 
 
-GENERATOR = [("1:a", "forward"), ("1:a", "backward"), *[("1:optimizer", "optimizer")] * 2]
+GENERATOR: Ticks = [("1:a", "forward"), ("1:a", "backward"), *[("1:optimizer", "optimizer")] * 2]
 
 
 def test_two_optimizers_at_different_points_of_a_step():
@@ -189,7 +191,8 @@ def test_validation_is_told_from_training_by_grad_mode():
     assert clock.accepts(grad=True)
     assert not clock.accepts(grad=False)
     inference = LayerClock()
-    assert inference.accepts(grad=False) and inference.accepts(grad=True)
+    assert inference.accepts(grad=False)
+    assert inference.accepts(grad=True)
 
 
 def test_a_saved_ring_is_followed_at_once():

@@ -1,0 +1,83 @@
+"""Names and roles of what lives across steps: parameters, buffers, gradients, optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel.core.trace import Role
+from sentinel.profiler.ordinals import prefix
+
+Named = tuple[str, torch.Tensor, Role]
+
+
+def persistent_tensors(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> list[Named]:
+    """(name, tensor, role) of each storage in host memory that models and optimizers hold now, each storage once.
+
+    The first name of a storage counts; `aliases` has the others. Names from the second model on start with its
+    ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on.
+    """
+    seen: set[int] = set()
+    found = []
+    for name, tensor, role in _all(models, optimizers):
+        address = storage_address(tensor)
+        if address and address not in seen:
+            seen.add(address)
+            found.append((name, tensor, role))
+    return found
+
+
+def aliases(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> dict[str, tuple[str, ...]]:
+    """Further names of the storages that have several, by the name that counts."""
+    names: dict[int, list[str]] = {}
+    for name, tensor, _ in _all(models, optimizers):
+        address = storage_address(tensor)
+        if address and name not in names.setdefault(address, []):
+            names[address].append(name)
+    return {held[0]: tuple(held[1:]) for held in names.values() if len(held) > 1}
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Address of the first byte of `tensor`'s storage; 0 if it has none in host memory."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return 0
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else 0
+
+
+def parameters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) of all that models and optimizers hold, each once."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for ordinal, model in enumerate(models):
+        for name, param in model.named_parameters():
+            found.setdefault(id(param), (prefix(ordinal) + name, param))
+    unnamed = 0
+    for optimizer in optimizers:
+        for param in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(param) not in found:
+                found[id(param)] = (f"param.{unnamed}", param)
+                unnamed += 1
+    return list(found.values())
+
+
+def _all(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Named]:
+    known = parameters(models, optimizers)
+    for name, param in known:
+        yield name, param.detach(), "param"
+    for ordinal, model in enumerate(models):
+        for name, param in model.named_parameters(remove_duplicate=False):
+            yield prefix(ordinal) + name, param.detach(), "param"  # tied: further names
+        for name, buffer in model.named_buffers(remove_duplicate=False):
+            yield prefix(ordinal) + name, buffer, "buffer"
+    names = {id(param): name for name, param in known}
+    for optimizer in optimizers:
+        for param, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and id(param) in names:
+                    yield f"{names[id(param)]}.{key}", value, "optimizer"
+    for name, param in known:
+        if param.grad is not None:
+            yield f"{name}.grad", param.grad.detach(), "grad"

@@ -1,0 +1,81 @@
+"""The native recorder of operators: which of them read and wrote which bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+from sentinel.profiler import flops, torch_shim
+
+READ, WRITE, OPERATOR = 2, 3, 4
+OPERATOR_DTYPE = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("address", "<u8"),  # of the storage; OPERATOR: where its words start
+        ("nbytes", "<u8"),  # of the storage; OPERATOR: how many words
+        ("offset", "<u8"),  # of the operand; OPERATOR: CLOCK_MONOTONIC in ns
+        ("span", "<u8"),  # bytes touched; OPERATOR: elements computed
+        ("op", "<i4"),
+        ("kind", "<u1"),
+        ("backward", "<u1"),  # within autograd's backward
+        ("reserved", "u1", (2,)),
+    ]
+)
+"""`sn_operator_event` of shim/recorder.h. The operands of a call come before it, with the same `seq`."""
+
+_U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class OperatorLog:
+    """`flops`: of each event that is an OPERATOR, else 0; -1 unknown. `lost`: calls by other threads."""
+
+    events: NDArray[Any]
+    ops: tuple[str, ...]
+    flops: NDArray[np.int64]
+    lost: int
+
+
+def start() -> None:
+    """Record the operators of this thread from now on. Raises UsageError if they are recorded already."""
+    names = [name.encode() for name in flops.worded()]
+    array = (ctypes.c_char_p * len(names))(*names)
+    if torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR)) != 0:
+        raise UsageError("operators are recorded already", "end the other recording first")
+
+
+def stop() -> None:
+    """Record no more. Does nothing if nothing is recorded."""
+    torch_shim.function("sn_recorder_stop", _INT)()
+
+
+def log() -> OperatorLog:
+    """What was recorded between `start` and `stop`."""
+    events = _copy("sn_recorder_count", "sn_recorder_copy", OPERATOR_DTYPE)
+    words = _copy("sn_recorder_word_count", "sn_recorder_words", np.dtype("<i8"))
+    name_of = torch_shim.function("sn_recorder_op_name", ctypes.c_char_p, _U64)
+    count = torch_shim.function("sn_recorder_op_count", _U64)()
+    ops = tuple(name_of(i).decode() for i in range(count))
+    lost = torch_shim.function("sn_recorder_lost", _U64)()
+    return OperatorLog(events, ops, _flops(events, words, ops), int(lost))
+
+
+def _copy(count: str, copy: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    held = np.empty(torch_shim.function(count, _U64)(), dtype)
+    taken = torch_shim.function(copy, _U64, _U64, _U64, _PTR)(0, len(held), held.ctypes.data)
+    return held[:taken]
+
+
+def _flops(events: NDArray[Any], words: NDArray[Any], ops: tuple[str, ...]) -> NDArray[np.int64]:
+    found = np.where(events["kind"] == OPERATOR, events["span"], 0).astype(np.int64)
+    for index in np.flatnonzero((events["kind"] == OPERATOR) & (events["nbytes"] > 0)).tolist():
+        row = events[index]
+        begin = int(row["address"])
+        of_call = tuple(words[begin : begin + int(row["nbytes"])].tolist())
+        found[index] = flops.flops(ops[int(row["op"])], of_call)
+    return found

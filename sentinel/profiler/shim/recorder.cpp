@@ -1,0 +1,349 @@
+// An observer of operators. Operators nest: an operand counts for the innermost operators that name its storage.
+
+#include "recorder.h"
+
+#include <ATen/record_function.h>
+#include <errno.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "operators.h"
+
+// As in torch/csrc/autograd/graph_task.h, which takes longer to compile than all of this.
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();
+}
+
+namespace {
+
+using sn_shim::Access;
+using sn_shim::Operator;
+using sn_shim::Table;
+
+struct Operand {
+  uint64_t address, nbytes, offset, span, numel, itemsize;
+  uint32_t position;  // of the argument
+  bool reads, writes;
+};
+
+struct Frame {
+  const Operator *about;
+  int32_t op;
+  bool worded;
+  uint64_t first_word;
+  uint64_t rows;  // elements of the second operand
+  std::vector<Operand> operands;
+  std::vector<std::pair<uint64_t, uint8_t>> covered;  // (storage, kind) that operators within have touched
+};
+
+struct Known {
+  int32_t op;
+  Operator about;
+};
+
+struct Recording {
+  std::vector<sn_operator_event> events;
+  std::vector<int64_t> words;
+  std::vector<std::string> names;
+  std::unordered_map<const char *, Known> known;  // by the schema's own string: one for each overload
+  std::unordered_map<std::string, int32_t> by_name;
+  std::unordered_set<std::string> worded;
+  std::vector<Frame> frames;
+  size_t depth = 0;
+  int worded_depth = 0;  // how many of the frames are worded
+};
+
+Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
+std::atomic<const char *> owner{nullptr};
+std::atomic<uint64_t> lost{0};
+thread_local char thread_mark;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+
+bool mine() { return owner.load(std::memory_order_relaxed) == &thread_mark; }
+
+bool measure(const at::Tensor &tensor, Operand *out) {
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu() || tensor.numel() == 0) return false;
+  const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+  const auto address = reinterpret_cast<uint64_t>(storage->data());  // const: makes no copy-on-write copy
+  if (address == 0 || storage->nbytes() == 0) return false;
+  const auto itemsize = static_cast<uint64_t>(tensor.itemsize());
+  uint64_t extent = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    extent += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  out->address = address;
+  out->nbytes = storage->nbytes();
+  out->offset = static_cast<uint64_t>(tensor.storage_offset()) * itemsize;
+  out->numel = static_cast<uint64_t>(tensor.numel());
+  out->itemsize = itemsize;
+  out->span = std::min(extent, out->numel) * itemsize;
+  return true;
+}
+
+template <typename Visit>
+void each_tensor(const c10::IValue &value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue &part : value.toListRef()) {
+      if (!part.isTensor() && !part.isNone()) return;  // a list of numbers
+      if (part.isTensor()) visit(part.toTensor());
+    }
+  }
+}
+
+void put_words(const c10::IValue &value, std::vector<int64_t> *out) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    const auto sizes = value.toTensor().sizes();
+    out->push_back(1);
+    out->push_back(static_cast<int64_t>(sizes.size()));
+    out->insert(out->end(), sizes.begin(), sizes.end());
+  } else if (value.isInt() || value.isBool()) {
+    out->push_back(2);
+    out->push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
+  } else if (value.isIntList() || value.isBoolList()) {
+    const auto parts = value.toListRef();
+    out->push_back(3);
+    out->push_back(static_cast<int64_t>(parts.size()));
+    for (const c10::IValue &part : parts) out->push_back(part.isInt() ? part.toInt() : part.toBool());
+  } else if (value.isList()) {
+    const auto parts = value.toListRef();
+    out->push_back(4);
+    out->push_back(static_cast<int64_t>(parts.size()));
+    for (const c10::IValue &part : parts) put_words(part, out);
+  } else {
+    out->push_back(0);
+  }
+}
+
+template <typename Values>
+void put_all(const Values &values, std::vector<int64_t> *out) {
+  out->push_back(static_cast<int64_t>(values.size()));
+  for (const c10::IValue &value : values) put_words(value, out);
+}
+
+const Known *lookup(Recording &r, const at::RecordFunction &fn) {
+  const char *key = fn.name();
+  const auto found = r.known.find(key);
+  if (found != r.known.end()) return &found->second;
+  const auto schema = fn.operator_schema();
+  if (!schema) return nullptr;  // not an operator; its name may not outlive it
+  const std::string &full = schema->name();
+  const auto colons = full.find("::");
+  const std::string name = full.substr(0, 6) == "aten::" ? full.substr(colons + 2) : full;
+  auto [entry, fresh] = r.by_name.try_emplace(name, static_cast<int32_t>(r.names.size()));
+  if (fresh) r.names.push_back(name);
+  Known known{entry->second, sn_shim::describe(*schema)};
+  known.about.worded = r.worded.count(full) != 0;
+  return &r.known.emplace(key, std::move(known)).first->second;
+}
+
+Frame &push(Recording &r) {
+  if (r.depth == r.frames.size()) r.frames.emplace_back();
+  Frame &frame = r.frames[r.depth++];
+  frame.about = nullptr;
+  frame.worded = false;
+  frame.rows = 0;
+  frame.operands.clear();
+  frame.covered.clear();
+  return frame;
+}
+
+void take_inputs(const at::RecordFunction &fn, Frame &frame) {
+  uint32_t position = 0;
+  for (const c10::IValue &value : fn.inputs()) {
+    Access access;
+    if (position < frame.about->arguments.size()) access = frame.about->arguments[position];
+    each_tensor(value, [&](const at::Tensor &tensor) {
+      Operand operand{};
+      if (position == 1 && tensor.defined()) frame.rows = static_cast<uint64_t>(tensor.numel());
+      if (measure(tensor, &operand)) {
+        operand.position = position;
+        operand.reads = access.reads;
+        operand.writes = access.writes;
+        if (frame.about->table == Table::kRows && position == 0 && tensor.dim() > 0) {
+          operand.numel = static_cast<uint64_t>(tensor.numel() / tensor.size(0));  // of a row
+        }
+        frame.operands.push_back(operand);
+      }
+    });
+    ++position;
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
+  if (!mine()) {
+    lost.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  Recording &r = *recording;
+  Frame &frame = push(r);
+  const Known *known = lookup(r, fn);
+  if (known == nullptr) return nullptr;
+  frame.about = &known->about;
+  frame.op = known->op;
+  if (known->about.touches) take_inputs(fn, frame);
+  if (known->about.worded) {
+    frame.worded = r.worded_depth++ == 0;
+    if (frame.worded) {
+      frame.first_word = r.words.size();
+      put_all(fn.inputs(), &r.words);
+    }
+  }
+  return nullptr;
+}
+
+// Results that are not operands passed on are written; `given` sums their bytes, `computed` their elements.
+void take_outputs(const at::RecordFunction &fn, Frame &frame, uint64_t *given, uint64_t *computed, bool *passed_on) {
+  const size_t inputs = frame.operands.size();
+  for (const c10::IValue &value : fn.outputs()) {
+    each_tensor(value, [&](const at::Tensor &tensor) {
+      Operand operand{};
+      if (!measure(tensor, &operand)) return;
+      *given += operand.span;
+      *computed += operand.numel;
+      for (size_t i = 0; i < inputs; ++i) {
+        if (frame.operands[i].address == operand.address) {
+          *passed_on = true;
+          return;
+        }
+      }
+      operand.position = std::numeric_limits<uint32_t>::max();
+      operand.writes = true;
+      frame.operands.push_back(operand);
+    });
+  }
+}
+
+void narrow(Frame &frame, uint64_t given) {
+  uint64_t most = 0;
+  for (const Operand &operand : frame.operands) {
+    if (operand.position != 0) most = std::max(most, operand.numel);
+  }
+  for (Operand &operand : frame.operands) {
+    if (operand.position != 0) continue;
+    uint64_t touched = given;
+    if (frame.about->table == Table::kRows) touched = frame.rows * operand.numel * operand.itemsize;
+    if (frame.about->table == Table::kScatter) touched = most * operand.itemsize;
+    operand.span = std::min(operand.span, touched);
+  }
+}
+
+bool covers(const Frame &frame, uint64_t address, uint8_t kind) {
+  return std::find(frame.covered.begin(), frame.covered.end(), std::make_pair(address, kind)) != frame.covered.end();
+}
+
+void finish(Recording &r, Frame &frame, uint64_t computed) {
+  const uint64_t seq = sn_next_seq();
+  const uint8_t backward = torch::autograd::get_current_graph_task_id() != -1;
+  const bool within = !frame.covered.empty();
+  bool touched = false;
+  for (const Operand &o : frame.operands) {
+    for (const uint8_t kind : {SN_OPERAND_READ, SN_OPERAND_WRITE}) {
+      if (!(kind == SN_OPERAND_READ ? o.reads : o.writes)) continue;
+      if (!within || !covers(frame, o.address, kind)) {
+        touched = true;
+        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, kind, backward, {}});
+      }
+      frame.covered.emplace_back(o.address, kind);
+    }
+  }
+  if (!touched && !frame.worded) return;
+  const uint64_t count = frame.worded ? r.words.size() - frame.first_word : 0;
+  const uint64_t elements = within || r.worded_depth > 0 ? 0 : computed;
+  r.events.push_back({seq, frame.worded ? frame.first_word : 0, count, sn_now_ns(), elements, frame.op,
+                      SN_OPERATOR, backward, {}});
+}
+
+void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
+  if (!mine()) return;
+  Recording &r = *recording;
+  if (r.depth == 0) return;  // it began before the recording did
+  Frame &frame = r.frames[r.depth - 1];
+  if (frame.about != nullptr) {
+    if (frame.worded) put_all(fn.outputs(), &r.words);
+    if (frame.about->touches) {
+      uint64_t given = 0, computed = 0;
+      bool passed_on = false;
+      take_outputs(fn, frame, &given, &computed, &passed_on);
+      const bool writes = std::any_of(frame.operands.begin(), frame.operands.end(), [](auto &o) { return o.writes; });
+      if (frame.about->table != Table::kNone) narrow(frame, given);
+      if (writes || !passed_on) finish(r, frame, computed);  // else it gave back what it got, as a view does
+    } else if (frame.worded) {
+      finish(r, frame, 0);
+    }
+    if (frame.about->worded) --r.worded_depth;
+  }
+  --r.depth;
+  if (r.depth > 0) {
+    auto &outer = r.frames[r.depth - 1].covered;
+    outer.insert(outer.end(), frame.covered.begin(), frame.covered.end());
+  }
+}
+
+template <typename T>
+uint64_t copy_out(const std::vector<T> &from, uint64_t first, uint64_t count, T *out) {
+  if (first >= from.size()) return 0;
+  const uint64_t taken = std::min<uint64_t>(count, from.size() - first);
+  std::copy_n(from.begin() + static_cast<ptrdiff_t>(first), taken, out);
+  return taken;
+}
+
+}  // namespace
+
+extern "C" {
+
+int sn_recorder_start(uint64_t count, const char *const *worded) {
+  if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
+  if (recording == nullptr) recording = new Recording;
+  Recording &r = *recording;
+  r = Recording{};
+  r.events.reserve(1 << 16);
+  r.words.reserve(1 << 14);
+  r.frames.resize(64);
+  for (uint64_t i = 0; i < count; ++i) r.worded.insert(worded[i]);
+  lost = 0;
+  owner = &thread_mark;
+  handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                     .needsInputs(true)
+                                     .needsOutputs(true)
+                                     .scopes({at::RecordScope::FUNCTION}));
+  return 0;
+}
+
+int sn_recorder_stop(void) {
+  if (handle == at::INVALID_CALLBACK_HANDLE) return 0;
+  at::removeCallback(handle);
+  handle = at::INVALID_CALLBACK_HANDLE;
+  owner = nullptr;
+  return 0;
+}
+
+uint64_t sn_recorder_count(void) { return recording == nullptr ? 0 : recording->events.size(); }
+
+uint64_t sn_recorder_lost(void) { return lost; }
+
+uint64_t sn_recorder_copy(uint64_t first, uint64_t count, sn_operator_event *out) {
+  return recording == nullptr ? 0 : copy_out(recording->events, first, count, out);
+}
+
+uint64_t sn_recorder_op_count(void) { return recording == nullptr ? 0 : recording->names.size(); }
+
+const char *sn_recorder_op_name(uint64_t op) {
+  return op < sn_recorder_op_count() ? recording->names[op].c_str() : nullptr;
+}
+
+uint64_t sn_recorder_word_count(void) { return recording == nullptr ? 0 : recording->words.size(); }
+
+uint64_t sn_recorder_words(uint64_t first, uint64_t count, int64_t *out) {
+  return recording == nullptr ? 0 : copy_out(recording->words, first, count, out);
+}
+
+}  // extern "C"

@@ -1,0 +1,42 @@
+// Which operators of the owner's thread read and wrote which bytes of which storages.
+//
+// Calls return 0 or -errno unless they say otherwise. One recording at a time; start, stop and copy on the
+// thread that trains, between operators.
+#pragma once
+
+#include <stdint.h>
+
+#include "sentinel.h"
+
+extern "C" {
+
+enum { SN_OPERAND_READ = 2, SN_OPERAND_WRITE = 3, SN_OPERATOR = 4 };
+
+// One operand, or the operator that the operands before it with the same seq belong to.
+typedef struct sn_operator_event {
+  uint64_t seq;      // of the operator's end, in the order of the allocation log
+  uint64_t address;  // first byte of the storage;  operator: where its words start, see sn_recorder_words
+  uint64_t nbytes;   // of the storage;             operator: how many words
+  uint64_t offset;   // of the operand in it;       operator: CLOCK_MONOTONIC
+  uint64_t span;     // bytes touched;              operator: elements computed, 0 where words or other operators tell
+  int32_t op;        // index of its name
+  uint8_t kind;      // SN_OPERAND_READ, SN_OPERAND_WRITE or SN_OPERATOR
+  uint8_t backward;  // 1: within autograd's backward
+  uint8_t reserved[2];
+} sn_operator_event;
+
+// The calling thread's operators are recorded from now on; older records are forgotten. The words of the
+// operators named in `worded` (without overload) are kept, of the outermost where they nest. -EBUSY: started already.
+SN_API int sn_recorder_start(uint64_t count, const char *const *worded);
+SN_API int sn_recorder_stop(void);
+SN_API uint64_t sn_recorder_count(void);
+SN_API uint64_t sn_recorder_lost(void);  // operators of other threads
+SN_API uint64_t sn_recorder_copy(uint64_t first, uint64_t count, sn_operator_event *out);
+SN_API uint64_t sn_recorder_op_count(void);
+SN_API const char *sn_recorder_op_name(uint64_t op);  // NULL: there is none; valid until the next start
+// Arguments and results: count of arguments, each; count of results, each. One is 0 (of no interest),
+// 1 dims sizes... (a tensor), 2 value (a number), 3 count values..., or 4 count and so many of these (a list).
+SN_API uint64_t sn_recorder_word_count(void);
+SN_API uint64_t sn_recorder_words(uint64_t first, uint64_t count, int64_t *out);
+
+}  // extern "C"
