@@ -93,6 +93,7 @@ struct sn_mover {
   bool running[2] = {false, false};
   bool link_busy = false;            // half duplex: one emulated job at a time
   uint64_t link_free_ns[2] = {0, 0};  // by the link's own clock; half duplex uses the first
+  uint64_t room_since_ns = 0;         // by the same clock: when fast room was last given back
   std::unordered_set<uint64_t> unfinished;
   std::deque<sn_moved> results;
   std::atomic<uint64_t> ended{0};
@@ -151,15 +152,15 @@ int sleep_to(uint64_t deadline_ns) {
       sn_system(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, sn::arg(&deadline), 0, 0, 0));
 }
 
-// Sleeps until the job would have ended on a link that does one after the other. 0 or a positive errno.
+// Sleeps until the job would have ended on a link that does one after the other, with at least one system call
+// (so that a test can fail it). 0 or a positive errno.
 int sleep_through(const sn_mover &m, uint64_t stop_ns) {
-  for (;;) {
-    const uint64_t now = sn_now_ns();
-    if (now >= stop_ns) return 0;
+  do {
     if (m.stopping.load(std::memory_order_relaxed)) return ECANCELED;
-    const int error = sleep_to(std::min(stop_ns, now + kSliceNs));
+    const int error = sleep_to(std::min(stop_ns, sn_now_ns() + kSliceNs));
     if (error != 0 && error != -EINTR) return -error;
-  }
+  } while (sn_now_ns() < stop_ns);
+  return 0;
 }
 
 sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
@@ -218,7 +219,8 @@ void run_head(sn_mover &m, int direction) {
   m.queue[direction].pop_front();
   const bool emulated = job.spec.kind == SN_MOVE_EMULATED;
   uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
-  const uint64_t start_ns = std::max(free_ns, job.ready_ns);
+  uint64_t start_ns = std::max(free_ns, job.ready_ns);
+  if (direction == SN_PROMOTE) start_ns = std::max(start_ns, m.room_since_ns);
   if (emulated) free_ns = start_ns + job.spec.duration_ns;
   m.running[direction] = true;
   if (emulated) m.link_busy = true;
@@ -229,6 +231,7 @@ void run_head(sn_mover &m, int direction) {
   const sn_moved moved = emulated ? run_emulated(m, job, start_ns) : run_node(m, job);
   pthread_mutex_lock(&m.mutex);
   settle(m, job, moved);
+  if (direction == SN_DEMOTE) m.room_since_ns = moved.stop_ns;
   if (emulated && moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
   if (emulated && moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
   m.running[direction] = false;
@@ -419,6 +422,7 @@ extern "C" int sn_mover_release(sn_mover *m, uint64_t nbytes) {
   Lock lock(&m->mutex);
   if (nbytes > m->accounts.held.fast_bytes) return -EINVAL;
   m->accounts.give_fast(nbytes);
+  m->room_since_ns = sn_now_ns();
   pthread_cond_broadcast(&m->changed);
   return 0;
 }

@@ -340,6 +340,7 @@ class Engine:
             self._mover.release(fast_bytes)
         if slow_bytes:
             self._mover.hold_slow(-slow_bytes)
+        self._mover.held(restart=True)  # the layer that begins never held them
         return waited
 
     def _send_home(self, block: int) -> None:

@@ -1,0 +1,271 @@
+"""The engine on an emulated tier: what it moves, when, within which budget, and what it writes down."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.laws import check
+from sentinel.core.machine import Link
+from sentinel.core.plan import block_uses
+from sentinel.migration.engine import Engine
+from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS
+from sentinel.simulator import simulate
+from tests.builders import GB, MIB, act, make_machine, make_profile, param, persistent_plan
+from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
+
+pytestmark = pytest.mark.needs("compiler")
+
+# Two tensors take turns in a fast tier that holds one of them and a third that stays.
+SWAP = make_profile([param("a", 4 * MIB, [1, 2]), param("b", 4 * MIB, [5, 6]), param("c", MIB, range(8))], 8)
+SWAP_PLAN = persistent_plan(
+    SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB
+)
+
+
+def steps(running: Running, times: int) -> None:
+    """Steps in which what begins with layer 0 is under way by the next tick, and the rest lands within the step."""
+    for _ in range(times):
+        running.let_start()
+        running.tick(1, 2, 3, 4, 5, 6, 7)
+        running.let_land()
+        running.tick(0)
+
+
+def test_a_plan_without_migrations_moves_delays_and_stalls_nothing() -> None:
+    profile = make_profile([param("a", MIB, [1]), act("x", MIB, 1, 2)], 4)
+    plan = transient_plan(profile, [0, 0], fast_bytes=4 * MIB)
+    with applied(plan, profile, emulated_machine(4 * MIB), strict=True) as running:
+        running.step(3)
+        run = running.engine.end_run()
+    assert len(run.migrations) == 0
+    assert run.layers["slow_ns"].sum() == run.counters["injected_ns"] == 0
+    assert run.counters["steps"] == len(run.steps) == 3
+    assert run.counters["served_fast_bytes"] == run.counters["touched_bytes"] == 3 * 2 * MIB
+    assert run.layers["fast_bytes"].reshape(3, 4).tolist() == [[MIB, 2 * MIB, MIB, MIB]] * 3
+    assert running.said == []
+    assert run.events == ()
+    assert run.emulated
+    assert run.kind == "executed"
+
+
+def test_what_lives_in_slow_memory_is_delayed_by_what_its_accesses_cost() -> None:
+    # 8 MiB read at 1 GB/s instead of 100: 8,304,722 ns in each of two layers
+    profile = make_profile([param("a", 8 * MIB, [1, 3])], 5)
+    plan = persistent_plan(profile, [1])
+    began = time.monotonic_ns()
+    with applied(plan, profile, emulated_machine(64 * MIB, slow_bw=GB), strict=True) as running:
+        running.step(3)
+        run = running.engine.end_run()
+    took = time.monotonic_ns() - began
+    cost = round(8 * MIB * (1 - 0.01))
+    assert run.layers["slow_ns"].reshape(3, 5).tolist() == [[0, cost, 0, cost, 0]] * 3
+    assert took >= run.counters["injected_ns"] >= 3 * 2 * cost
+    assert run.layers["duration_ns"].sum() >= 3 * 2 * cost
+    assert run.counters["served_fast_bytes"] == 0
+
+
+def test_short_delays_add_up_and_none_is_lost() -> None:
+    # 1,009 layers of 3,104 ns each: none worth a sleep, together 3.1 ms
+    profile = make_profile([param("a", 4096, range(1009))], 1009)
+    plan = persistent_plan(profile, [1])
+    with applied(plan, profile, emulated_machine(64 * MIB, slow_bw=4096 * 10**9 // 3145), strict=True) as running:
+        running.step(2)
+        run = running.engine.end_run()
+    owed = run.counters["slow_ns"]
+    assert owed == 2 * 1009 * 3104
+    assert run.counters["injected_ns"] >= owed - 50_000
+
+
+def test_tensors_take_turns_in_a_budget_that_is_never_exceeded() -> None:
+    machine = emulated_machine(5 * MIB, promote=4 * GB, demote=4 * GB)
+    check(SWAP_PLAN, SWAP, machine)
+    with applied(SWAP_PLAN, SWAP, machine, strict=True) as running:
+        running.engine._trials.wait = lambda layer: True  # type: ignore[method-assign]  # each transfer is let end
+        running.step(3)
+        run = running.engine.end_run()
+    assert run.layers["fast_bytes"].max() == run.steps["fast_peak_bytes"].max() == 5 * MIB
+    assert run.counters["overflow_bytes"] == 0
+    moves = run.migrations[run.migrations["moved_bytes"] > 0]
+    down = {row["stop_ns"] for row in moves[moves["target"] == 1]}
+    for row in moves[moves["target"] == 0][1:]:  # the first one found the tier empty
+        assert any(stop <= row["start_ns"] for stop in down)
+    assert (moves["stop_ns"] - moves["start_ns"] == -(-4 * MIB * 10**9 // (4 * GB))).all()
+    assert run.counters["served_fast_bytes"] == run.counters["touched_bytes"] == 3 * (4 * 4 + 8) * MIB
+    assert run.layers["slow_bytes"].max() <= 8 * MIB
+
+
+def test_an_executed_step_equals_the_simulated_one_where_time_plays_no_part() -> None:
+    machine = emulated_machine(5 * MIB, promote=INSTANT, demote=INSTANT, slow_bw=GB)
+    profile = make_profile(
+        [
+            param("a", 4 * MIB, [1, 2, 5]),
+            param("b", 4 * MIB, [5, 6]),
+            param("c", MIB, range(8)),
+            act("x", MIB, 2, 5, [4]),
+        ],
+        8,
+        layer_ns=10**6,
+    )
+    plan = transient_plan(
+        profile,
+        [1, 1, 0, 1],
+        [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)],
+        fast_bytes=5 * MIB,
+    )
+    check(plan, profile, machine)
+    said = simulate(plan, profile, machine)
+    with applied(plan, profile, machine, strict=True) as running:
+        running.engine._trials.wait = lambda layer: True  # type: ignore[method-assign]
+        running.step(3)
+        did = running.engine.end_run()
+    assert said.layers["slow_ns"].sum() > 0
+    steady = did.layers[did.layers["step"] == 2]
+    assert abs(steady["slow_ns"] - said.layers["slow_ns"]).max() <= 2  # each rounds in its own way
+    assert steady["served_fast_bytes"].tolist() == said.layers["served_fast_bytes"].tolist()
+    assert steady["touched_bytes"].tolist() == said.layers["touched_bytes"].tolist()
+    mine, theirs = (
+        sorted(zip(table["layer"].tolist(), table["block"].tolist(), table["target"].tolist(), strict=True))
+        for table in (did.migrations[did.migrations["step"] == 2], said.migrations)
+    )
+    assert mine == theirs
+
+
+def test_late_promotions_are_tried_once_with_and_once_without_waiting() -> None:
+    # 4 MiB at 0.1 GB/s take 42 ms; a layer takes nothing: always late, and waiting costs more than slow reads
+    machine = emulated_machine(5 * MIB, promote=GB // 10, demote=INSTANT, slow_bw=50 * GB)
+    plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
+    with applied(plan, SWAP, machine, strict=True) as running:
+        for _ in range(11):
+            running.let_start()
+            running.step()
+        run = running.engine.end_run()
+    assert run.counters["case3"] + run.counters.get("case1", 0) == 11
+    assert run.counters["trials"] == 1
+    ((step, sentence),) = run.events
+    assert step >= 2
+    assert "leaves the rest in slow memory" in sentence
+    assert "layer1" in sentence
+    waited = run.steps["stall_ns"]
+    assert waited[0] >= 20 * 10**6  # the first one waits: for nearly all of 42 ms
+    assert (waited > 0).sum() == 1
+
+
+def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
+    # 4 MiB at 0.1 GB/s take 42 ms; a slow read of it takes 210
+    machine = emulated_machine(5 * MIB, promote=GB // 10, demote=INSTANT, slow_bw=GB // 50)
+    plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
+    with applied(plan, SWAP, machine, strict=True) as running:
+        steps(running, 4)
+        run = running.engine.end_run()
+    assert run.counters["trials"] == 1
+    assert "waits for them" in run.events[0][1]
+    assert (run.steps["stall_ns"][[0, 2, 3]] >= 20 * 10**6).all()
+    assert run.layers["served_fast_bytes"].reshape(4, 8)[[0, 2, 3], 1].tolist() == [5 * MIB] * 3
+
+
+def test_what_the_slow_tier_cannot_serve_in_place_is_always_waited_for() -> None:
+    machine = emulated_machine(5 * MIB, promote=GB // 10, demote=INSTANT, addressable=False)
+    plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
+    with applied(plan, SWAP, machine, strict=True) as running:
+        steps(running, 4)
+        run = running.engine.end_run()
+    assert run.counters["case3"] == 4
+    assert "trials" not in run.counters
+    assert (run.layers["served_fast_bytes"].reshape(4, 8)[:, 1] == 5 * MIB).all()
+
+
+def test_transients_take_room_at_birth_and_give_it_back_at_death() -> None:
+    profile = make_profile([act("x", 2 * MIB, 1, 3, [2]), act("y", 2 * MIB, 3, 5, [4]), act("z", MIB, 2, 4, [3])], 6)
+    plan = transient_plan(profile, [0, 0, 1], fast_bytes=2 * MIB)
+    with applied(plan, profile, emulated_machine(2 * MIB), strict=True) as running:
+        running.step(3)
+        run = running.engine.end_run()
+    fast, slow = (run.layers[name].reshape(3, 6)[1].tolist() for name in ("fast_bytes", "slow_bytes"))
+    assert fast == [0, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 0]
+    assert slow == [0, 0, MIB, MIB, 0, 0]
+    assert run.counters["overflow_bytes"] == 0
+    assert "born_slow" not in run.counters
+
+
+def test_a_birth_without_room_is_born_slow_and_said() -> None:
+    profile = make_profile([act("x", 2 * MIB, 1, 3, [2]), act("y", 2 * MIB, 2, 4, [3])], 6)
+    plan = transient_plan(profile, [0, 0], fast_bytes=3 * MIB)  # breaks law 1: 4 MiB in layer 2
+    with applied(plan, profile, emulated_machine(3 * MIB, slow_bw=GB)) as running:
+        running.step(3)
+        run = running.engine.end_run()
+    assert run.counters["born_slow"] == 3
+    assert run.counters["overflow_bytes"] == 0
+    assert run.steps["fast_peak_bytes"].max() == 2 * MIB
+    assert len(run.events) == 1
+    assert "y was born in slow memory" in run.events[0][1]
+    slow = run.layers["slow_ns"].reshape(3, 6)
+    assert (slow[:, 2:4] > 0).all()
+    assert not slow[:, [0, 1, 4, 5]].any()
+
+
+def test_a_transient_that_wraps_around_the_step_is_held_from_the_start() -> None:
+    profile = make_profile([act("g", 2 * MIB, 4, 8, [0])], 6)
+    plan = transient_plan(profile, [0], fast_bytes=2 * MIB)
+    with applied(plan, profile, emulated_machine(2 * MIB), strict=True) as running:
+        running.step(2)
+        run = running.engine.end_run()
+    assert (run.layers["fast_bytes"].reshape(2, 6) > 0).tolist() == [[True, True, False, False, True, True]] * 2
+
+
+def test_a_saved_plan_needs_no_profile() -> None:
+    plan = replace(SWAP_PLAN, uses=block_uses(SWAP_PLAN, SWAP))
+    runs = []
+    for given, profile in ((plan, None), (SWAP_PLAN, SWAP)):
+        machine = emulated_machine(5 * MIB, promote=INSTANT, demote=INSTANT)
+        with applied(given, profile, machine, strict=True) as running:
+            running.engine._trials.wait = lambda layer: True  # type: ignore[method-assign]
+            running.step(2)
+            runs.append(running.engine.end_run())
+    assert runs[0].counters["touched_bytes"] == runs[1].counters["touched_bytes"] > 0
+    assert np.array_equal(runs[0].layers["served_fast_bytes"], runs[1].layers["served_fast_bytes"])
+
+
+def test_a_long_run_keeps_the_first_and_last_steps_and_totals_of_all() -> None:
+    profile = make_profile([param("a", 4096, [0, 1])], 2)
+    plan = persistent_plan(profile, [0], [(0, 0, 1, 1, 2), (0, 1, 0, 0, 1)])
+    with applied(plan, profile, emulated_machine(MIB, promote=INSTANT, demote=INSTANT)) as running:
+        running.step(199)
+        run = running.engine.end_run()
+    assert run.counters["steps"] == 199
+    assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(199 - LAST_STEPS, 199)]
+    assert len(run.layers) == 2 * len(run.steps)
+    assert run.counters["migrations"] >= 199 > len(run.steps)
+    assert run.counters["touched_bytes"] == 199 * 2 * 4096
+
+
+def test_a_forked_child_ticks_without_an_effect() -> None:
+    with applied(SWAP_PLAN, SWAP, emulated_machine(5 * MIB, promote=GB, demote=GB)) as running:
+        running.tick(1, 2)
+        child = os.fork()
+        if child == 0:
+            running.step(2)
+            running.engine.end_run()
+            running.engine.restore()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        running.tick(3, 4, 5, 6, 7, 0)
+        assert running.engine.end_run().counters["steps"] == 1
+
+
+def test_a_described_tier_cannot_be_applied() -> None:
+    with pytest.raises(CapabilityError, match=r"described only.*emulated:PRESET"):
+        Engine(SWAP_PLAN, SWAP, make_machine(5 * MIB), ranges=lambda block: [], warn=print)
+
+
+def test_a_plan_for_another_number_of_tiers_is_refused() -> None:
+    machine = emulated_machine(5 * MIB)
+    third = replace(machine.tiers[1], name="slower")
+    three = replace(machine, tiers=(*machine.tiers, third), links=(*machine.links, Link(0, 2, GB), Link(2, 0, GB)))
+    with pytest.raises(UsageError, match=r"2 tiers.*has 3"):
+        Engine(SWAP_PLAN, SWAP, three, ranges=lambda block: [], warn=print)
