@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.decision import MOVE_DTYPE, Decision, whole_parts
+from sentinel.planner.episodes import Choice, Episodes, episodes_of, gaps
 from sentinel.planner.reserve import Reserve
 from sentinel.planner.workload import Workload
 
 PREFETCH, EVICT, MID_INTERVAL = 0, 1, 2
-
-
-@dataclass(frozen=True, eq=False)
-class Episodes:
-    """Stretches of units in fast memory, one row each; layers unrolled, `held_from` in (-L, 2L).
-
-    Room is held in [held_from, held_until). `promote`: a promotion runs in [held_from, begin), else the unit is born
-    in fast or stays there for good. `demote`: a demotion runs in [end, held_until). `value_ns`: extra time saved.
-    """
-
-    unit: NDArray[np.int64]
-    held_from: NDArray[np.int64]
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
-    held_until: NDArray[np.int64]
-    promote: NDArray[np.bool_]
-    demote: NDArray[np.bool_]
-    value_ns: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.unit)
 
 
 def interval_cuts(length: int, mil: int) -> NDArray[np.int64]:
@@ -46,64 +24,10 @@ def make_episodes(work: Workload, cuts: NDArray[np.int64]) -> Episodes:
     Promoted while the interval before the use runs; demoted in mid-interval, from the layer after the last use to
     the interval's end. A gap too short for both is bridged.
     """
-    length, units = work.n_layers, work.units
-    unit, layer = work.use_unit, work.use_layer
-    m = len(unit)
-    if m == 0:
-        return _empty()
-    row = np.arange(m)
-    first, last = work.first_use[unit], work.first_use[unit + 1] - 1
-    wraps = (row == last) & units.persistent[unit]
-    follower = np.where(row == last, first, row + 1)
-    next_layer = layer[follower] + np.where(wraps, length, 0)
-    leave, left, arrive, arrived = _windows(layer, next_layer, cuts, length)
-    parts = ((row != last) | wraps) & (left <= arrive)
-    before = np.where(row == first, last, row - 1)  # of a transient's first row: unused
-    born = (row == first) & ~units.persistent[unit]
-    head = born | (parts[before] & ((row != first) | units.persistent[unit]))
-    # rows of a persistent unit ahead of its first head continue its last episode round the ring
-    group = np.cumsum(head) - 1
-    heads = np.flatnonzero(head)
-    orphan = (group < 0) | (unit[heads[np.maximum(group, 0)]] != unit) if len(heads) else np.ones(m, bool)
-    last_group = group[last]
-    ringed = orphan & (last_group >= 0) & (len(heads) > 0)
-    if len(heads):
-        ringed &= unit[heads[np.maximum(last_group, 0)]] == unit
-    group[ringed] = last_group[ringed]
-    whole = orphan & ~ringed  # persistent and never parted: there for good
-    kept = ~whole
-    value = np.bincount(group[kept], work.use_ns[kept], len(heads)) if len(heads) else np.zeros(0)
-    shift = np.where(row == first, length, 0)
-    h = heads
-    tail_of = np.full(len(h), -1, np.int64)
-    tails = np.flatnonzero(kept & (parts | ((row == last) & ~units.persistent[unit])))
-    tail_of[group[tails]] = tails
-    is_born = born[h]
-    held_from = np.where(is_born, layer[h], arrive[before[h]] - shift[h])
-    begin = np.where(is_born, layer[h], arrived[before[h]] - shift[h])
-    turn = np.where(tail_of < h, length, 0)
-    dies = ~parts[tail_of]
-    end = np.where(dies, units.stop[unit[h]], leave[tail_of] + turn)
-    until = np.where(dies, units.stop[unit[h]], left[tail_of] + turn)
-    stays = np.unique(unit[whole])
-    total = np.bincount(unit, work.use_ns, len(units))[stays]
-    zero, full = np.zeros(len(stays), np.int64), np.full(len(stays), length)
-    none = np.zeros(len(stays), bool)
-    return Episodes(
-        unit=np.append(unit[h], stays),
-        held_from=np.append(held_from, zero),
-        begin=np.append(begin, zero),
-        end=np.append(end, full),
-        held_until=np.append(until, full),
-        promote=np.append(~is_born, none),
-        demote=np.append(~dies, none),
-        value_ns=np.append(value, total),
-    )
-
-
-def _empty() -> Episodes:
-    i, b, f = np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0)
-    return Episodes(i, i, i, i, i, b, b, f)
+    _, next_layer, has_gap = gaps(work)
+    leave, left, arrive, arrived = _windows(work.use_layer, next_layer, cuts, work.n_layers)
+    everywhere = np.ones(len(leave), bool)
+    return episodes_of(work, Choice(everywhere, has_gap & (left <= arrive), leave, left, arrive, arrived))
 
 
 def _windows(

@@ -17,7 +17,8 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision
-from sentinel.planner.intervals import Episodes, choose, decide, interval_cuts, make_episodes
+from sentinel.planner.episodes import Episodes
+from sentinel.planner.intervals import choose, decide, interval_cuts, make_episodes
 from sentinel.planner.reserve import Reserve, reserve
 from sentinel.planner.simple import footprint_bytes, one_tier
 from sentinel.planner.workload import Workload, make_workload

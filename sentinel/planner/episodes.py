@@ -1,0 +1,110 @@
+"""Episodes: stretches of units in fast memory, and what they hold and move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import ring_sum
+from sentinel.planner.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Per use (row of `Workload.use_*`): whether fast memory serves it, and what happens in the gap behind it.
+
+    `parted[r]`: between two fast uses the unit goes to slow memory and comes back. A unit that leaves does so in
+    layers [leave, left), one that comes in [arrive, arrived); all unrolled from the use's own layer.
+    """
+
+    fast: NDArray[np.bool_]
+    parted: NDArray[np.bool_]
+    leave: NDArray[np.int64]
+    left: NDArray[np.int64]
+    arrive: NDArray[np.int64]
+    arrived: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """One row each; layers unrolled, `held_from` in (-L, 2L).
+
+    Room is held in [held_from, held_until). `promote`: a promotion runs in [held_from, begin), else the unit is born
+    in fast or stays there for good. `demote`: a demotion runs in [end, held_until). `value_ns`: extra time saved.
+    """
+
+    unit: NDArray[np.int64]
+    held_from: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    held_until: NDArray[np.int64]
+    promote: NDArray[np.bool_]
+    demote: NDArray[np.bool_]
+    value_ns: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+
+def gaps(work: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Per use: (row of the unit's next use, its unrolled layer, whether there is one). Rings close for persistent units."""
+    unit, layer = work.use_unit, work.use_layer
+    row = np.arange(len(unit))
+    first, last = work.first_use[unit], work.first_use[unit + 1] - 1
+    wraps = (row == last) & work.units.persistent[unit]
+    follower = np.where(row == last, first, row + 1)
+    return follower, layer[follower] + np.where(wraps, work.n_layers, 0), (row != last) | wraps
+
+
+def episodes_of(work: Workload, choice: Choice) -> Episodes:
+    """The episodes of a choice for every unit."""
+    length, units = work.n_layers, work.units
+    unit, layer, fast = work.use_unit, work.use_layer, choice.fast
+    m = len(unit)
+    if not m:
+        none, flags = np.zeros(0, np.int64), np.zeros(0, bool)
+        return Episodes(none, none, none, none, none, flags, flags, np.zeros(0))
+    row = np.arange(m)
+    first, last = work.first_use[unit], work.first_use[unit + 1] - 1
+    follower, _, has_gap = gaps(work)
+    linked = fast & fast[follower] & ~choice.parted & has_gap
+    before = np.where(row == first, last, row - 1)
+    born = (row == first) & ~units.persistent[unit]
+    heads = np.flatnonzero(fast & (born | ~linked[before]))
+    tails = np.flatnonzero(fast & ~linked)
+    at = np.searchsorted(tails, heads)
+    tail = tails[np.minimum(at, len(tails) - 1)] if len(tails) else np.zeros(0, np.int64)
+    round_ring = (at >= len(tails)) | (unit[tail] != unit[heads]) if len(heads) else np.zeros(0, bool)
+    tail = np.where(round_ring, tails[np.searchsorted(tails, first[heads])] if len(heads) else tail, tail)
+    total = np.append(0.0, np.cumsum(work.use_ns))
+    value = total[tail + 1] - total[heads]
+    value += np.where(round_ring, total[last[heads] + 1] - total[first[heads]], 0.0)
+    is_born, dies = born[heads], ~has_gap[tail]
+    shift = np.where(row == first, length, 0)[heads]
+    turn = np.where(round_ring, length, 0)
+    whole = np.flatnonzero(np.bincount(unit, fast & linked, len(units)) == np.diff(work.first_use))
+    whole = whole[(np.diff(work.first_use)[whole] > 0)]
+    zero, full = np.zeros(len(whole), np.int64), np.full(len(whole), length)
+    never = np.zeros(len(whole), bool)
+    return Episodes(
+        unit=np.append(unit[heads], whole),
+        held_from=np.append(np.where(is_born, layer[heads], choice.arrive[before[heads]] - shift), zero),
+        begin=np.append(np.where(is_born, layer[heads], choice.arrived[before[heads]] - shift), zero),
+        end=np.append(np.where(dies, units.stop[unit[heads]], choice.leave[tail] + turn), full),
+        held_until=np.append(np.where(dies, units.stop[unit[heads]], choice.left[tail] + turn), full),
+        promote=np.append(~is_born, never),
+        demote=np.append(~dies, never),
+        value_ns=np.append(np.rint(value), np.bincount(unit, work.use_ns, len(units))[whole]),
+    )
+
+
+def room_bytes(work: Workload, episodes: Episodes, weight: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """(L,) bytes that episodes hold in fast memory; `weight`: the share of each that happens."""
+    nbytes = work.units.nbytes[episodes.unit].astype(np.float64)
+    if weight is not None:
+        nbytes = nbytes * weight
+    row = np.zeros(len(episodes), np.int64)
+    whole = np.rint(nbytes).astype(np.int64)
+    return ring_sum(row, episodes.held_from, episodes.held_until, whole, 1, work.n_layers)[0].astype(np.float64)
