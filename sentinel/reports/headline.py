@@ -1,0 +1,180 @@
+"""The headline: a dict of the figures that a reader compares. Unknown is None, never a string or 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.run import REASONS, Run
+from sentinel.reports.setup import Done, Setup
+
+_ONCE = [REASONS.index("initial"), REASONS.index("restore")]
+"""Moved when a plan begins or ends, not in every step."""
+
+
+def headline_of(
+    profile: Profile | None,
+    plan: Plan | None,
+    machine: Machine | None,
+    executed: Run | None,
+    simulated: Run | None,
+    setup: Setup,
+) -> dict[str, Any]:
+    """See docs/measurement.md for what each figure means, in what unit, with what error."""
+    run = shown(executed, simulated)
+    predicted = simulated.step_ns if simulated is not None else None
+    if predicted is None and plan is not None:
+        predicted = plan.predicted_step_ns
+    managed, live = coverage(profile)
+    return {
+        "kind": kind_of(executed, simulated, setup),
+        "slow": setup.slow or slow_of(machine),
+        "tracker": setup.tracker or (profile.quality.tracker if profile else None),
+        "policy": plan.policy if plan else None,
+        "fast": setup.fast,
+        "peak_bytes": plan.footprint_bytes if plan else None,
+        "live_peak_bytes": (profile.live_peak_bytes or None) if profile else None,
+        "managed_bytes": managed,
+        "live_bytes": live,
+        "unmanaged_bytes": _unmanaged(profile, executed),
+        "fast_capacity_bytes": plan.capacity_bytes[0] if plan else run.fast_capacity_bytes if run else None,
+        "fast_peak_bytes": _fast_peak(plan, run),
+        "fast_needed_bytes": plan.fast_needed_bytes if plan else None,
+        "fast_served_fraction": served_fraction(run),
+        "migrated_bytes_per_step": _migrated(plan, run),
+        "stall_ns_per_step": _stall(run),
+        "step_ns_plain": profile.step_ns_plain if profile else None,
+        "step_ns_plain_is_measured": profile.step_ns_is_measured if profile and profile.step_ns_plain else None,
+        "step_ns_profiled": profile.step_ns_profiled if profile else None,
+        "step_ns_applied": executed.step_ns if executed else None,
+        "step_ns_predicted": predicted,
+        "step_ns_bound": plan.bound_step_ns if plan else None,
+        "optimality_gap": _gap(plan, predicted),
+        "setup_ns": setup.setup_ns,
+        "plan_ns": setup.plan_ns,
+        "mil": _whole(plan.details.get("mil")) if plan else None,
+        "cases": _cases(plan, run),
+        "steps": len(run.steps) if run else None,
+        "layers": profile.n_layers if profile else plan.n_layers if plan else None,
+        "tensors": len(profile.names) if profile else None,
+    }
+
+
+def shown(executed: Run | None, simulated: Run | None) -> Run | None:
+    """The run that the report is about: the executed one if it has a step, else the simulated one."""
+    if executed is not None and len(executed.steps):
+        return executed
+    return simulated
+
+
+def kind_of(executed: Run | None, simulated: Run | None, setup: Setup) -> Done | None:
+    """What was done, by what is there; None if there is no run at all."""
+    if executed is not None and len(executed.steps):
+        return "emulated" if executed.emulated else "executed"
+    if setup.kind == "declared":
+        return "declared"
+    return "simulated" if simulated is not None else None
+
+
+def slow_of(machine: Machine | None) -> str | None:
+    """The first slower tier, as the argument `slow` would name it."""
+    if machine is None:
+        return None
+    tier = machine.tiers[1]
+    return f"numa:{tier.node}" if tier.kind == "node" and tier.node is not None else f"{tier.kind}:{tier.name}"
+
+
+def steady_steps(run: Run) -> list[int]:
+    """Numbers of the steps that ran as planned."""
+    found: list[int] = run.steps["step"][run.steps["in_step"]].tolist()
+    return found
+
+
+def migrated_by_step(run: Run) -> dict[int, int]:
+    """Bytes moved in each step of the run, without what is moved once only."""
+    rows = run.migrations[~np.isin(run.migrations["reason"], _ONCE)]
+    found = dict.fromkeys(run.steps["step"].tolist(), 0)
+    for step, moved in zip(rows["step"].tolist(), rows["moved_bytes"].tolist(), strict=True):
+        if step in found:  # not of a step that is still under way
+            found[step] += moved
+    return found
+
+
+def served_fraction(run: Run | None) -> float | None:
+    """Bytes touched in the fast tier over bytes touched, over the steps that ran as planned."""
+    if run is None:
+        return None
+    rows = run.layers[np.isin(run.layers["step"], steady_steps(run))]
+    touched = int(rows["touched_bytes"].sum())
+    return int(rows["served_fast_bytes"].sum()) / touched if touched else None
+
+
+def coverage(profile: Profile | None) -> tuple[int | None, int | None]:
+    """(managed bytes, all bytes) alive in the layer in which most is alive."""
+    if profile is None or not len(profile.tensors):
+        return None, None
+    managed, live = live_by_layer(profile)
+    peak = int(live.argmax())
+    return int(managed[peak]), int(live[peak])
+
+
+def live_by_layer(profile: Profile) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """(L,) managed bytes alive in each layer, and (L,) all bytes alive."""
+    from sentinel.core.plan import ring_sum
+
+    rows = profile.tensors
+    per = ring_sum(rows["managed"].astype(np.int64), rows["start"], rows["stop"], rows["nbytes"], 2, profile.n_layers)
+    return per[1], per.sum(axis=0)
+
+
+def _unmanaged(profile: Profile | None, executed: Run | None) -> int | None:
+    if executed is not None and len(executed.steps):
+        return int(executed.steps["unmanaged_bytes"].max())
+    return profile.unmanaged_peak_bytes if profile else None
+
+
+def _fast_peak(plan: Plan | None, run: Run | None) -> int | None:
+    if run is not None and len(run.steps):
+        return max(int(run.steps["fast_peak_bytes"].max()), run.counters.get("fast_peak_bytes", 0))
+    return plan.fast_peak_bytes if plan else None
+
+
+def _migrated(plan: Plan | None, run: Run | None) -> int | None:
+    if run is not None:
+        by_step, steady = migrated_by_step(run), steady_steps(run)
+        return int(np.median([by_step[step] for step in steady])) if steady else None
+    return plan.migrated_bytes_per_step if plan else None
+
+
+def _stall(run: Run | None) -> int | None:
+    if run is None:
+        return None
+    rows = run.steps["stall_ns"][run.steps["in_step"]]
+    return int(np.median(rows)) if len(rows) else None
+
+
+def _gap(plan: Plan | None, predicted: int | None) -> float | None:
+    """How far the predicted step lies above the bound, as a share of the bound."""
+    if plan is None:
+        return None
+    told = plan.details.get("optimality_gap")
+    if isinstance(told, int | float) and not isinstance(told, bool):
+        return float(told)
+    if plan.bound_step_ns and predicted is not None:
+        return predicted / plan.bound_step_ns - 1
+    return None
+
+
+def _cases(plan: Plan | None, run: Run | None) -> dict[str, int] | None:
+    if run is not None and any(f"case{case}" in run.counters for case in (1, 2, 3)):
+        return {str(case): int(run.counters.get(f"case{case}", 0)) for case in (1, 2, 3)}
+    told = plan.details.get("cases") if plan else None
+    return {str(case): int(told.get(str(case), 0)) for case in (1, 2, 3)} if isinstance(told, dict) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,88 @@
+"""The largest tensors over the layers: where each is alive, where it is touched, and from which memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes
+from sentinel.reports.html.columns import Columns
+from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, text
+
+MAX_TENSORS = 40
+
+_ROW = 13
+_DEAD, _ALIVE, _TOUCHED, _FROM_SLOW = range(4)
+_PAINT = {_ALIVE: 'class="alive"', _TOUCHED: 'class="touched"', _FROM_SLOW: 'fill="url(#hatch)"'}
+
+
+def heat(profile: Profile, plan: Plan | None, columns: Columns) -> str:
+    """One row a tensor, one column a layer."""
+    largest = np.argsort(-profile.tensors["nbytes"], kind="stable")[:MAX_TENSORS]
+    states = _states(profile, plan, largest)
+    frame = Frame(268, 8, WIDTH - 268 - 12, len(largest) * _ROW, 1)
+    n, body = profile.n_layers, columns.axis(frame)
+    for row, tensor in enumerate(largest):
+        y, name, nbytes = frame.top + row * _ROW, profile.names[tensor], int(profile.tensors["nbytes"][tensor])
+        words = f"{name}\n{format_bytes(nbytes)}"
+        body += text(frame.left - 8, y + 10, _short(name), class_="tick", text_anchor="end", data_t=words)
+        shown = columns.largest(states[row]).astype(int)
+        for kind, paint in _PAINT.items():
+            path = "".join(
+                f"M{frame.x(columns.edges[a] / n):.1f} {y + 1:.0f}H{frame.x(columns.edges[b] / n):.1f}v{_ROW - 2}"
+                f"H{frame.x(columns.edges[a] / n):.1f}z"
+                for a, b in _runs(shown == kind)
+            )
+            if path:
+                body += f'<path d="{path}" {paint} data-t="{escape(words)}"/>'
+    slow = int((states == _FROM_SLOW).sum())
+    touched = slow + int((states == _TOUCHED).sum())
+    told = f"; {slow} of {touched} touches by layer are served from slow memory" if plan is not None else ""
+    says = f"The {len(largest)} largest of {len(profile.names)} tensors{told}."
+    entries = [
+        ('class="touched"', "touched, in fast memory" if plan else "touched"),
+        ('class="alive"', "alive, not touched"),
+    ]
+    if plan is not None:
+        entries.insert(1, ('fill="url(#hatch)"', "touched, in slow memory"))
+    return figure("Tensors over layers", says, body, frame.bottom + 44, legend(entries))
+
+
+def _states(profile: Profile, plan: Plan | None, which: NDArray[np.int64]) -> NDArray[np.int8]:
+    """(tensors, layers) what each is in each layer; touched from slow as soon as a part of it is in slow memory."""
+    n = profile.n_layers
+    states = np.zeros((len(which), n), np.int8)
+    row_of = {int(tensor): row for row, tensor in enumerate(which)}
+    for row, tensor in enumerate(which):
+        start, stop = int(profile.tensors["start"][tensor]), int(profile.tensors["stop"][tensor])
+        states[row, np.arange(start, stop) % n] = _ALIVE
+    slow = _in_slow(plan, row_of, n) if plan is not None else np.zeros((len(which), n), np.bool_)
+    mine = np.isin(profile.accesses["tensor"], which)
+    for tensor, layer in zip(
+        profile.accesses["tensor"][mine].tolist(), profile.accesses["layer"][mine].tolist(), strict=True
+    ):
+        row = row_of[tensor]
+        states[row, layer] = _FROM_SLOW if slow[row, layer] else _TOUCHED
+    return states
+
+
+def _in_slow(plan: Plan, row_of: dict[int, int], n: int) -> NDArray[np.bool_]:
+    slow = np.zeros((len(row_of), n), np.bool_)
+    for block, tier, start, stop, _, _ in plan.spans[plan.spans["tier"] > 0].tolist():
+        for tensor in plan.blocks[block].tensors:
+            row = row_of.get(tensor)
+            if row is not None and tier:
+                slow[row, np.arange(start, stop) % n] = True
+    return slow
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[start, stop) of each stretch of true."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:18]}…{name[-21:]}"

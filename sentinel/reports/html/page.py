@@ -1,0 +1,213 @@
+"""The page: caveats on top, the headline, then the pictures and tables. One file, no network, no library."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.caveats import done_sentence
+from sentinel.reports.html import by_layer
+from sentinel.reports.html.columns import Columns
+from sentinel.reports.html.heat import heat
+from sentinel.reports.html.lanes import lanes
+from sentinel.reports.html.svg import PATTERNS, escape, tag
+from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, of_ns, pairs, plain, table, yes_no
+from sentinel.reports.text import headline_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sentinel.reports.report import Report
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""Content security policy: nothing is fetched, from anywhere."""
+
+
+def page(report: Report) -> str:
+    """The whole document."""
+    files = resources.files("sentinel.reports.html")
+    style, script = ((files / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    title = f"Sentinel report · {report.setup.script}" if report.setup.script else "Sentinel report"
+    body = "".join((_header(report), _caveats(report), _headline(report), *_pictures(report), *_tables(report)))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
+        f'<main>{body}</main><div id="tip" role="status" hidden></div><script>\n{script}</script></body></html>\n'
+    )
+
+
+def _section(title: str, *parts: str, note: str = "") -> str:
+    content = "".join(parts)
+    if not content:
+        return ""
+    said = tag("p", escape(note), class_="note") if note else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{content}</section>"
+
+
+def _header(report: Report) -> str:
+    kind = report.headline["kind"] or "profiled only"
+    script = tag("p", escape(report.setup.script), class_="script") if report.setup.script else ""
+    badge = tag("span", escape(kind), class_=f"badge {kind.split()[0]}")
+    sentence = tag("p", escape(done_sentence(report.headline)), class_="done-sentence")
+    return f"<header><h1>Migration report {badge}</h1>{script}{sentence}</header>"
+
+
+def _caveats(report: Report) -> str:
+    if not report.caveats:
+        return ""
+    items = "".join(tag("li", escape(caveat)) for caveat in report.caveats)
+    return (
+        f'<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2><ul>{items}</ul></section>'
+    )
+
+
+def _headline(report: Report) -> str:
+    rows = headline_rows(report.headline)
+    return (
+        f'<section><h2>Headline</h2><div class="cards">{"".join(_cards(report.headline))}</div>'
+        f"<details><summary>All figures</summary>{pairs(rows, 'Headline')}</details></section>"
+    )
+
+
+def _cards(h: dict[str, Any]) -> list[str]:
+    applied, plain_ns, predicted = h["step_ns_applied"], h["step_ns_plain"], h["step_ns_predicted"]
+    step = applied if applied is not None else predicted
+    what = "Step, applied" if applied is not None else "Step, predicted"
+    against = f"{step / plain_ns:.3f} × plain ({format_ns(plain_ns)})" if step and plain_ns else ""
+    capacity, peak, fast = h["fast_capacity_bytes"], h["peak_bytes"], h["fast_peak_bytes"]
+    share = f"{capacity / peak:.1%} of {format_bytes(peak)}" if capacity is not None and peak else ""
+    served = h["fast_served_fraction"]
+    live = h["live_bytes"]
+    managed = f"of {format_bytes(live)} live" if live else ""
+    near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied else ""
+    return [
+        _card(what, None if step is None else format_ns(step), against),
+        _card("Predicted", None if predicted is None else format_ns(predicted), near),
+        _card("Stall a step", None if h["stall_ns_per_step"] is None else format_ns(h["stall_ns_per_step"]), ""),
+        _card("Migrated a step", _bytes(h["migrated_bytes_per_step"]), ""),
+        _card("Fast budget", _bytes(capacity), share),
+        _card("Fast peak", _bytes(fast), "most held at one time", fast / capacity if fast and capacity else None),
+        _card("Served from fast", None if served is None else f"{served:.1%}", "of the bytes touched", served),
+        _card("Managed", _bytes(h["managed_bytes"]), managed, h["managed_bytes"] / live if live else None),
+    ]
+
+
+def _card(name: str, value: str | None, remark: str, share: float | None = None) -> str:
+    number = value if value is not None else "unknown"
+    meter = ""
+    if share is not None:
+        meter = f'<div class="meter" aria-hidden="true"><i style="width:{min(max(share, 0), 1):.1%}"></i></div>'
+    low = ' class="unknown"' if value is None else ""
+    title, small = tag("h3", escape(name)), tag("small", escape(remark))
+    return f'<div class="card">{title}<p{low}>{escape(number)}</p>{small}{meter}</div>'
+
+
+def _bytes(nbytes: int | None) -> str | None:
+    return None if nbytes is None else format_bytes(nbytes)
+
+
+def _pictures(report: Report) -> list[str]:
+    profile, plan, run = report.profile, report.plan, report.run
+    ids = profile.layers if profile else plan.layers if plan else ()
+    if not ids:
+        return []
+    columns, layers = Columns(ids), report.frames()["layers"]
+    word = report.headline["kind"] or "profiled"
+    word = "simulated" if word == "declared" else word
+    found = []
+    if profile is not None:
+        found.append(_section("Footprint", by_layer.footprint(profile, columns)))
+    if plan is not None:
+        found.append(_section("Occupancy of the tiers", by_layer.occupancy(plan, layers, columns)))
+    if run is not None:
+        found.append(_section("Migrations on a timeline", lanes(run, plan, ids)))
+        found.append(_section("Predicted and executed, by layer", by_layer.times(layers, columns, word)))
+    if profile is not None and len(profile.tensors):
+        found.append(_section("The largest tensors over the layers", heat(profile, plan, columns)))
+    return found
+
+
+def _tables(report: Report) -> list[str]:
+    frames = report.frames()
+    found = [_section("Migrations", _migrations(frames["migrations"]))]
+    if "tensors" in frames:
+        found.append(_section("Tensors", _tensors(frames["tensors"], _unit(report))))
+    place: list[Column] = [("tensor", "tensor", str), ("nbytes", "bytes", of_bytes), ("reason", "reason", str)]
+    for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc")):
+        if len(frames[key]):
+            columns = [column for column in place if column[0] in frames[key]]
+            found.append(_section(title, table(frames[key].sort_values("nbytes", ascending=False), columns, title)))
+    found.append(_section("Quality and origin", _quality(report)))
+    return found
+
+
+def _unit(report: Report) -> str:
+    """What the tracker's counts count."""
+    return report.profile.quality.counts if report.profile else "counts"
+
+
+def _tensors(frame: pd.DataFrame, unit: str) -> str:
+    columns: list[Column] = [
+        ("tensor", "tensor", str),
+        ("role", "role", str),
+        ("nbytes", "bytes", of_bytes),
+        ("first_layer", "first layer", plain),
+        ("last_layer", "last layer", plain),
+        ("touched_layers", "touched layers", plain),
+        ("reads", f"reads ({unit})", plain),
+        ("writes", f"writes ({unit})", plain),
+        ("tier", "tier", str),
+        ("migrations", "migrations a step", plain),
+        ("managed", "managed", yes_no),
+    ]
+    largest = frame.sort_values(["nbytes", "tensor"], ascending=[False, True]).head(MAX_ROWS)
+    return table(largest, columns, "Tensors, largest first", total=len(frame))
+
+
+def _migrations(frame: pd.DataFrame) -> str:
+    if not len(frame):
+        return tag("p", "The plan has no migrations.", class_="note")
+    keys = ["source", "target", "reason", "outcome"]
+    grouped = frame.groupby(keys, dropna=False, sort=True)
+    summary = grouped.agg(
+        count=("nbytes", "size"), nbytes=("nbytes", "sum"), moved=("moved_bytes", "sum")
+    ).reset_index()
+    summary["count"] = summary["count"].astype("Int64")
+    if frame["moved_bytes"].isna().all():
+        summary["moved"] = summary["moved"].where(summary["moved"].isna())
+    columns: list[Column] = [
+        ("source", "from", str),
+        ("target", "to", str),
+        ("reason", "reason", str),
+        ("outcome", "outcome", str),
+        ("count", "count", plain),
+        ("nbytes", "bytes to move", of_bytes),
+        ("moved", "bytes moved", of_bytes),
+    ]
+    steps = frame["step"].nunique()
+    return table(summary, columns, f"Migrations over {steps} steps" if steps else "Migrations planned for each step")
+
+
+def _quality(report: Report) -> str:
+    words = {True: "proved by digest", False: "not the one shown here", None: "not recorded"}
+    rows = [(f"{what} made from this {source}", words[state], "") for what, source, state in report.provenance]
+    quality = report.profile.quality if report.profile else None
+    if quality is not None:
+        rows += [
+            ("tracker", quality.tracker, ""),
+            ("what a count means", quality.counts, f"one of {quality.period} counted"),
+            ("sees", " and ".join(quality.sees) or "nothing", ""),
+            ("granularity", format_bytes(quality.granularity_bytes), ""),
+            ("lost; attributed late", f"{quality.lost:,}; {quality.late:,}", "events"),
+            ("own cost in the profiled step", of_ns(quality.overhead_ns), "taken off the layers' times"),
+            ("blind to", ", ".join(quality.blind_to) or "nothing known", ""),
+        ]
+    run = report.run
+    if run is not None:
+        rows += [
+            (name.replace("_", " "), f"{count:,}", "counted in the run") for name, count in sorted(run.counters.items())
+        ]
+    return pairs(rows, "Quality and origin") if rows else ""

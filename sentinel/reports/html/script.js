@@ -1,0 +1,45 @@
+"use strict";
+// What the pointer is on, in words. The same numbers stand in the tables and captions.
+const tip = document.getElementById("tip");
+document.addEventListener("pointermove", event => {
+  const mark = event.target.closest("[data-t]");
+  tip.hidden = !mark;
+  if (!mark) return;
+  tip.textContent = mark.dataset.t;
+  const box = tip.getBoundingClientRect();
+  const left = event.clientX + 14, top = event.clientY + 14;
+  tip.style.left = Math.max(4, Math.min(left, innerWidth - box.width - 8)) + "px";
+  tip.style.top = (top + box.height > innerHeight ? event.clientY - box.height - 10 : top) + "px";
+});
+document.addEventListener("keydown", event => { if (event.key === "Escape") tip.hidden = true; });
+
+// A click on a heading sorts by that column, a second one turns the order round. Unknown values come last.
+for (const table of document.querySelectorAll("table.sorts")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => head.firstChild.addEventListener("click", () => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const number = head.classList.contains("n");
+    const key = row => {
+      const cell = row.cells[column];
+      if (cell.querySelector(".unknown")) return null;
+      return number ? Number(cell.dataset.v) : cell.textContent;
+    };
+    const rows = [...table.tBodies[0].rows].map(row => [key(row), row]);
+    rows.sort(([a], [b]) => {
+      if (a === null || b === null) return (a === null) - (b === null);
+      const order = number ? a - b : a.localeCompare(b, undefined, {numeric: true});
+      return down ? -order : order;
+    });
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  }));
+}
+
+for (const input of document.querySelectorAll(".filter input")) {
+  const body = input.closest("section").querySelector("tbody");
+  input.addEventListener("input", () => {
+    const word = input.value.toLowerCase();
+    for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(word);
+  });
+}

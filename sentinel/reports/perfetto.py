@@ -1,0 +1,82 @@
+"""A timeline in the Trace Event Format: layers, migrations by direction, bytes held. Opens in ui.perfetto.dev."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.plan import Plan
+from sentinel.core.run import OUTCOMES, REASONS, Run
+from sentinel.core.trace import LayerId
+
+if TYPE_CHECKING:
+    from sentinel.reports.report import Report
+
+_LAYERS = 1
+_FIRST_MOVER = 2
+
+Event = dict[str, Any]
+
+
+def timeline(report: Report) -> dict[str, Any]:
+    """One process a run (and one for the profile if there is no run); times in µs, as the format wants them."""
+    ids = report.profile.layers if report.profile else report.plan.layers if report.plan else ()
+    events: list[Event] = []
+    process = 0
+    first = "emulated" if _emulated(report) else "executed"
+    for run, word in ((report.executed, first), (report.simulated, "simulated")):
+        if run is not None and len(run.steps):
+            process += 1
+            events += _process(process, word) + _run(run, ids, report.plan, process)
+    if not process and report.profile is not None:
+        events += _process(1, "profiled, trackers' cost taken off") + _profiled(report.profile.layer_ns.tolist(), ids)
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": report.caveats}}
+
+
+def _emulated(report: Report) -> bool:
+    return report.executed is not None and report.executed.emulated
+
+
+def _process(process: int, name: str) -> list[Event]:
+    return [_named(process, 0, "process_name", name), _named(process, _LAYERS, "thread_name", "layers")]
+
+
+def _named(process: int, thread: int, what: str, name: str) -> Event:
+    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def _span(process: int, thread: int, name: str, start_ns: int, duration_ns: int, args: Event) -> Event:
+    times = {"ts": start_ns / 1000, "dur": max(duration_ns, 0) / 1000}
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, **times, "args": args}
+
+
+def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int) -> list[Event]:
+    events: list[Event] = []
+    for row in run.layers:
+        layer, start = int(row["layer"]), int(row["start_ns"])
+        label = str(ids[layer]) if layer < len(ids) else f"layer {layer}"
+        args: Event = {name: int(row[name]) for name in ("step", "layer", "stall_ns", "slow_ns", "touched_bytes")}
+        events.append(_span(process, _LAYERS, label, start, int(row["duration_ns"]), args))
+        held = {"fast": int(row["fast_bytes"]), "slow": int(row["slow_bytes"])}
+        events.append({"ph": "C", "pid": process, "name": "bytes held", "ts": start / 1000, "args": held})
+    lanes: dict[tuple[int, int], int] = {}
+    for row in run.migrations:
+        pair = (int(row["source"]), int(row["target"]))
+        if pair not in lanes:
+            lanes[pair] = _FIRST_MOVER + len(lanes)
+            name = f"{run.tier_names[pair[0]]} → {run.tier_names[pair[1]]}"
+            events.append(_named(process, lanes[pair], "thread_name", name))
+        block, start = int(row["block"]), int(row["start_ns"])
+        label = plan.blocks[block].name if plan is not None and plan.blocks[block].name else f"block {block}"
+        args = {name: int(row[name]) for name in ("step", "layer", "block", "nbytes", "moved_bytes")}
+        words = {"outcome": OUTCOMES[row["outcome"]], "reason": REASONS[row["reason"]]}
+        events.append(_span(process, lanes[pair], label, start, int(row["stop_ns"]) - start, args | words))
+    return events
+
+
+def _profiled(layer_ns: list[int], ids: Sequence[LayerId]) -> list[Event]:
+    events, start = [], 0
+    for layer, (identity, took) in enumerate(zip(ids, layer_ns, strict=True)):
+        events.append(_span(1, _LAYERS, str(identity), start, took, {"layer": layer}))
+        start += took
+    return events

@@ -1,0 +1,170 @@
+"""Sums that must agree before anything is shown. Each check compares two ways to the same number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sentinel.core.errors import SentinelError
+from sentinel.core.plan import Plan, ring_sum
+from sentinel.core.profile import Profile
+from sentinel.core.run import OUTCOMES, Run
+
+
+class ReportError(SentinelError):
+    """Two sums that must agree do not: the report refuses rather than show either."""
+
+    def __init__(self, what: str, left: str, right: str) -> None:
+        self.what, self.left, self.right = what, left, right
+        super().__init__(
+            f"report refused: {what}: {left}, but {right}; the inputs do not belong together, or one is damaged:"
+            " draw the report from the files of one session"
+        )
+
+
+def reconcile(profile: Profile | None, plan: Plan | None, runs: tuple[Run, ...]) -> None:
+    """Raise ReportError at the first pair of sums that differs."""
+    if profile is not None:
+        _footprint(profile)
+    if profile is not None and plan is not None and profile.n_layers != plan.n_layers:
+        raise ReportError("layers of a step", f"the profile has {profile.n_layers}", f"the plan is for {plan.n_layers}")
+    if plan is not None:
+        _held(plan)
+    for run in runs:
+        _run_alone(run)
+        if plan is not None:
+            _run_of_plan(run, plan)
+
+
+def _footprint(profile: Profile) -> None:
+    """Bytes alive by role against bytes alive by tensor."""
+    rows = profile.tensors
+    by_role = profile.live_bytes_by_role()
+    zero = np.zeros(len(rows), np.int64)
+    by_tensor = ring_sum(zero, rows["start"], rows["stop"], rows["nbytes"], 1, profile.n_layers)[0]
+    total = by_role.sum(axis=0)
+    wrong = np.flatnonzero(total != by_tensor)
+    if len(wrong):
+        layer = int(wrong[0])
+        raise ReportError(
+            f"footprint in layer {layer}",
+            f"the roles add up to {total[layer]} bytes",
+            f"the tensors to {by_tensor[layer]}",
+        )
+    if total.shape[0] and profile.live_peak_bytes > int(total.max()):
+        raise ReportError(
+            "live peak",
+            f"the profile says {profile.live_peak_bytes} bytes",
+            f"no layer has more than {total.max()} alive",
+        )
+
+
+def _held(plan: Plan) -> None:
+    """What the plan's blocks hold against its budgets, and its migrations against their blocks."""
+    held = plan.held_bytes.max(axis=1, initial=0)
+    for tier, capacity in enumerate(plan.capacity_bytes):
+        if held[tier] > capacity:
+            raise ReportError(
+                f"tier {plan.tier_names[tier]}",
+                f"the plan's blocks hold {held[tier]} bytes",
+                f"its budget is {capacity}",
+            )
+    for move in plan.migrations:
+        if move.nbytes != plan.blocks[move.block].nbytes:
+            raise ReportError(
+                f"block {move.block}",
+                f"a migration moves {move.nbytes} bytes",
+                f"the block has {plan.blocks[move.block].nbytes}",
+            )
+
+
+def _run_alone(run: Run) -> None:
+    moves, layers, steps = run.migrations, run.layers, run.steps
+    bad = np.flatnonzero((moves["moved_bytes"] > moves["nbytes"]) | (moves["moved_bytes"] < 0))
+    if len(bad):
+        row = moves[bad[0]]
+        raise ReportError(
+            f"migration of block {row['block']} in step {row['step']}",
+            f"{row['moved_bytes']} bytes were moved",
+            f"{row['nbytes']} were to be",
+        )
+    done = (moves["outcome"] == OUTCOMES.index("done")) & (moves["moved_bytes"] != moves["nbytes"])
+    if done.any():
+        row = moves[np.flatnonzero(done)[0]]
+        raise ReportError(
+            f"migration of block {row['block']} in step {row['step']}",
+            f"it is called done with {row['moved_bytes']} bytes",
+            f"{row['nbytes']} were to be moved",
+        )
+    over = np.flatnonzero(layers["served_fast_bytes"] > layers["touched_bytes"])
+    if len(over):
+        row = layers[over[0]]
+        raise ReportError(
+            f"layer {row['layer']} of step {row['step']}",
+            f"{row['served_fast_bytes']} bytes were served from the fast tier",
+            f"{row['touched_bytes']} were touched",
+        )
+    _capacity_of_run(run)
+    _steps_of_run(run)
+    if len(steps) != len(set(steps["step"].tolist())):
+        raise ReportError("steps of a run", f"it has {len(steps)} rows", f"{len(set(steps['step'].tolist()))} numbers")
+
+
+def _capacity_of_run(run: Run) -> None:
+    """No layer holds more than the budget, unless the run itself tells of it (then it is a caveat)."""
+    told = any(run.counters.get(name, 0) for name in ("overflows", "overflow_bytes"))
+    over = np.flatnonzero(run.layers["fast_bytes"] > run.fast_capacity_bytes)
+    if len(over) and not told:
+        row = run.layers[over[0]]
+        raise ReportError(
+            f"fast tier in layer {row['layer']} of step {row['step']}",
+            f"the {run.kind} run held {row['fast_bytes']} bytes",
+            f"the budget is {run.fast_capacity_bytes} and the run counted no overflow",
+        )
+
+
+def _steps_of_run(run: Run) -> None:
+    """Stalls, peaks and times of a step against those of its layers."""
+    layers = run.layers
+    for step in run.steps[run.steps["in_step"]]:
+        rows = layers[layers["step"] == step["step"]]
+        if not len(rows):
+            continue
+        number, stalls = int(step["step"]), int(rows["stall_ns"].sum())
+        if stalls > step["stall_ns"] + len(rows):
+            raise ReportError(
+                f"stalls of step {number}", f"its layers waited {stalls} ns", f"the step {step['stall_ns']} ns"
+            )
+        peak = int(rows["fast_bytes"].max())
+        if peak > step["fast_peak_bytes"]:
+            raise ReportError(
+                f"fast peak of step {number}", f"a layer held {peak} bytes", f"the step says {step['fast_peak_bytes']}"
+            )
+        took, whole = int(rows["duration_ns"].sum()), int(step["duration_ns"])
+        slack = len(rows) if run.kind == "simulated" else whole // 100 + 1_000_000  # clocks are read one after another
+        if took > whole + slack or (run.kind == "simulated" and took < whole - slack):
+            raise ReportError(f"time of step {number}", f"its layers took {took} ns", f"the step {whole} ns")
+
+
+def _run_of_plan(run: Run, plan: Plan) -> None:
+    if run.tier_names != plan.tier_names:
+        raise ReportError("tiers", f"the run has {', '.join(run.tier_names)}", f"the plan {', '.join(plan.tier_names)}")
+    if len(run.layers) and int(run.layers["layer"].max()) >= plan.n_layers:
+        raise ReportError(
+            "layers of a step",
+            f"the run has layer {run.layers['layer'].max()}",
+            f"the plan is for {plan.n_layers} layers",
+        )
+    moves = run.migrations
+    if not len(moves):
+        return
+    if int(moves["block"].max()) >= len(plan.blocks):
+        raise ReportError("blocks", f"the run moved block {moves['block'].max()}", f"the plan has {len(plan.blocks)}")
+    sizes = np.array([block.nbytes for block in plan.blocks], np.int64)
+    bad = np.flatnonzero(moves["nbytes"] > sizes[moves["block"]])
+    if len(bad):
+        row = moves[bad[0]]
+        raise ReportError(
+            f"block {row['block']}",
+            f"a migration of the run has {row['nbytes']} bytes",
+            f"the block {sizes[row['block']]}",
+        )
