@@ -170,7 +170,7 @@ typedef struct sn_span {
 
 typedef struct sn_job {
   uint64_t nbytes;      /* the whole block */
-  uint64_t fast_bytes;  /* of them, what the fast tier holds already */
+  uint64_t fast_bytes;  /* of them, what the fast tier holds already; after `after`: what it is expected to */
   uint64_t duration_ns; /* emulated: on an idle link */
   uint64_t bytes_per_s; /* node: no faster than this; 0: as fast as it goes */
   uint64_t after;       /* starts when this job has ended, with the fast_bytes that it left; 0: none. It

@@ -334,6 +334,9 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
   order.spec.spans = nullptr;
   Lock lock(&m->mutex);
   if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
+  if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
+    for (const sn_moved &moved : m->results)
+      if (moved.id == job->after) order.spec.fast_bytes = moved.fast_bytes;
   order.id = ++m->last_id;
   const int64_t id = static_cast<int64_t>(order.id);
   m->unfinished.insert(order.id);

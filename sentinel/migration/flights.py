@@ -62,7 +62,8 @@ class Flights:
         """Begin to move `block`. None if it is not (or not to be) at `source`, or is under way to `target` already."""
         flight = Flight(0, step, layer, block, source, target, self._blocks[block].nbytes, reason)
         pending = self._by_block.get(block)
-        if pending and pending[-1].target != target and self._mover.cancel(pending[-1].job):
+        if pending and pending[-1].target != target:
+            self._mover.cancel(pending[-1].job)  # gone if it had not started
             self.collect()
             pending = self._by_block.get(block)
         here = pending[-1].target if pending else self._residence.tier[block]
@@ -71,8 +72,10 @@ class Flights:
             return pending[-1] if pending and here == target else None
         away = self._tiers[max(source, target)]
         assert away is not None
-        held = HeldBlock(block, flight.nbytes, self._residence.fast_bytes[block], lambda: self._ranges(block))
-        after = pending[-1].job if pending else 0
+        after, fast_bytes = 0, self._residence.fast_bytes[block]
+        if pending:
+            after, fast_bytes = pending[-1].job, 0 if here else flight.nbytes
+        held = HeldBlock(block, flight.nbytes, fast_bytes, lambda: self._ranges(block))
         flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
         self._by_job[flight.job] = flight
         self._by_block.setdefault(block, []).append(flight)

@@ -18,8 +18,9 @@ Transfer = NewType("Transfer", int)
 
 
 class HeldBlock(NamedTuple):
-    """Block number `number` as the engine holds it. `fast_bytes`: of it, in the fast tier now. `ranges()`: (address,
-    nbytes) of its pieces in this process, whole pages; asked for only where addresses matter."""
+    """Block number `number` as the engine holds it. `fast_bytes`: of it, in the fast tier (as the transfer before
+    leaves it, if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for
+    only where addresses matter."""
 
     number: int
     nbytes: int

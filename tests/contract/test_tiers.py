@@ -1,0 +1,185 @@
+"""What every tier does, whatever it is made of. A new tier is a fixture here."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import USE_DTYPE
+from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.system import numa
+from sentinel.system.topology import topology
+from sentinel.tiers import HeldBlock, Tier, open_tiers
+from tests.builders import GB, MIB, make_machine
+
+pytestmark = pytest.mark.needs("compiler")
+
+CAPACITY = 4 * MIB
+
+
+class Memory:
+    """Pages of this process with known bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.map = mmap.mmap(-1, nbytes)
+        self.map[:] = bytes(i % 251 for i in range(4096)) * (nbytes // 4096)
+        self.expected = bytes(self.map)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.map)
+        self.address = ctypes.addressof(self._anchor)
+        self.nbytes = nbytes
+
+    def close(self) -> None:
+        self._anchor = None
+        self.map.close()
+
+
+@dataclass
+class Case:
+    """A tier, its mover and a block of two pieces that begins in fast memory."""
+
+    tier: Tier
+    mover: NativeMover
+    memory: Memory
+
+    def block(self, fast_bytes: int | None = None) -> HeldBlock:
+        half, address = self.memory.nbytes // 2, self.memory.address
+        pieces = [(address, half), (address + half, half)]
+        held = self.memory.nbytes if fast_bytes is None else fast_bytes
+        return HeldBlock(0, self.memory.nbytes, held, lambda: pieces)
+
+    def ended(self, job: int) -> Moved:
+        assert self.mover.wait(job)
+        (moved,) = self.mover.results()
+        assert moved.job == job
+        return moved
+
+
+def _emulated() -> Machine:
+    machine = make_machine(CAPACITY, promote=GB, demote=GB, slow_bytes=64 * MIB)
+    return replace(machine, tiers=(machine.tiers[0], replace(machine.tiers[1], kind="emulated")))
+
+
+def _node(slow: int) -> Machine:
+    machine = _emulated()
+    fast = replace(machine.tiers[0], kind="node", node=topology().fast)
+    return replace(machine, tiers=(fast, replace(machine.tiers[1], kind="node", node=slow)))
+
+
+# On a host with one node, a node tier on that node: all is there already, the rest of the contract holds.
+MACHINES = {
+    "emulated": _emulated,
+    "same node": lambda: _node(topology().fast),
+    "slower node": lambda: _node(topology().slower[0]),
+}
+_TWO = pytest.mark.needs("two nodes")
+
+
+@pytest.fixture(params=["emulated", "same node", pytest.param("slower node", marks=_TWO)])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    machine = MACHINES[request.param]()
+    mover = NativeMover(CAPACITY)
+    tier = open_tiers(machine, mover)[1]
+    assert tier is not None
+    memory = Memory(2 * MIB)
+    yield Case(tier, mover, memory)
+    tier.close()
+    mover.close()
+    memory.close()
+
+
+def test_a_tier_says_what_it_is(case: Case) -> None:
+    assert case.tier.spec.name == "slow"
+    assert case.tier.spec.capacity_bytes == 64 * MIB
+    assert case.tier.room_bytes() == 64 * MIB
+
+
+def test_what_is_admitted_leaves_fast_memory_and_takes_room_here(case: Case) -> None:
+    assert case.mover.reserve(2 * MIB)
+    moved = case.ended(case.tier.admit(case.block()))
+    assert moved.outcome in (Outcome.DONE, Outcome.ALREADY)
+    assert (moved.fast_bytes, moved.errno) == (0, 0)
+    assert case.mover.held().fast_bytes == 0
+    assert case.tier.room_bytes() == 62 * MIB
+
+
+def test_what_is_recalled_is_back_with_every_byte(case: Case) -> None:
+    assert case.mover.reserve(2 * MIB)
+    case.ended(case.tier.admit(case.block()))
+    moved = case.ended(case.tier.recall(case.block(0)))
+    assert moved.outcome in (Outcome.DONE, Outcome.ALREADY)
+    assert moved.fast_bytes == case.mover.held().fast_bytes == 2 * MIB
+    assert case.tier.room_bytes() == 64 * MIB
+    assert bytes(case.memory.map) == case.memory.expected
+
+
+def test_bytes_stay_right_wherever_they_are(case: Case) -> None:
+    assert case.mover.reserve(2 * MIB)
+    case.ended(case.tier.admit(case.block()))
+    assert bytes(case.memory.map) == case.memory.expected
+    case.memory.map[:4096] = b"\x05" * 4096
+    case.ended(case.tier.recall(case.block(0)))
+    assert bytes(case.memory.map[:8192]) == b"\x05" * 4096 + case.memory.expected[4096:8192]
+
+
+def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
+    assert case.mover.reserve(3 * MIB)
+    case.mover.hold_slow(2 * MIB)
+    job = case.tier.recall(case.block(0))
+    assert not case.mover.wait(job)
+    assert case.mover.held().starved
+    case.mover.release(3 * MIB)
+    assert case.ended(job).fast_bytes == 2 * MIB
+    assert case.mover.held().most_fast_bytes <= CAPACITY
+
+
+def test_transfers_go_one_after_the_other_where_asked(case: Case) -> None:
+    assert case.mover.reserve(2 * MIB)
+    down = case.tier.admit(case.block())
+    while not case.mover.held().in_flight_bytes and not case.mover.ended():
+        pass
+    up = case.tier.recall(case.block(0), down)
+    assert case.mover.wait(up)
+    first, second = case.mover.results()
+    assert (first.job, second.job) == (down, up)
+    assert second.start_ns >= first.stop_ns
+    assert second.fast_bytes == case.mover.held().fast_bytes == 2 * MIB
+
+
+def test_delays_are_whole_and_never_negative(case: Case) -> None:
+    uses = np.zeros(3, USE_DTYPE)
+    uses["read_bytes"], uses["written_bytes"] = [0, 10**6, 0], [0, 0, 10**6]
+    delays = case.tier.delay_ns(uses)
+    assert delays.dtype == np.int64
+    assert delays.shape == (3,)
+    if case.tier.spec.kind == "emulated":  # 10 GB/s instead of 100
+        assert delays.tolist() == [0, 90_000, 90_000]
+    else:
+        assert delays.tolist() == [0, 0, 0]
+
+
+@pytest.mark.needs("two nodes")
+def test_pages_are_on_the_node_that_the_tier_stands_for() -> None:
+    machine = _node(topology().slower[0])
+    fast, slow = machine.fast.node, machine.tiers[1].node
+    assert fast is not None
+    assert slow is not None
+    mover, memory = NativeMover(CAPACITY), Memory(2 * MIB)
+    tier = open_tiers(machine, mover)[1]
+    assert tier is not None
+    case = Case(tier, mover, memory)
+    assert mover.reserve(2 * MIB)
+    pages = [(memory.address, memory.nbytes)]
+    for turn in range(3):
+        moved = case.ended(tier.admit(case.block()))
+        assert numa.bytes_on(slow, pages) == moved.moved_bytes == 2 * MIB, turn
+        moved = case.ended(tier.recall(case.block(0)))
+        assert numa.bytes_on(fast, pages) == moved.moved_bytes == 2 * MIB, turn
+    assert bytes(memory.map) == memory.expected
+    mover.close()
+    memory.close()

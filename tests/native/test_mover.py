@@ -1,0 +1,144 @@
+"""The native mover seen from Python; its own test (kernel_profiler/tests/test_mover.cpp) has the rest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sentinel.core.errors import NativeError
+from sentinel.migration.mover import NativeMover, Outcome, sleep_until
+from sentinel.tiers.tier import DEMOTE, PROMOTE, Job
+
+pytestmark = pytest.mark.needs("compiler")
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def mover() -> Iterator[NativeMover]:
+    made = NativeMover(100)
+    yield made
+    made.close()
+
+
+def test_a_mover_that_was_given_nothing_has_done_nothing(mover: NativeMover) -> None:
+    assert mover.ended() == 0
+    assert mover.results() == []
+    assert mover.errors() == {}
+    assert set(mover.held()) == {0}
+
+
+def test_more_results_than_fit_a_batch_come_all_in_order(mover: NativeMover) -> None:
+    jobs = [mover.submit(Job(DEMOTE, 0, 0)) for _ in range(211)]
+    assert mover.wait(jobs[-1])
+    assert [moved.job for moved in mover.results()] == jobs
+    assert mover.ended() == 211
+
+
+def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMover) -> None:
+    mover.hold_slow(60)
+    job = mover.submit(Job(PROMOTE, 60, 0, duration_ns=30 * MS))
+    while not mover.held().in_flight_bytes and not mover.ended():
+        time.sleep(0.0002)
+    if not mover.ended():
+        held = mover.held()
+        assert (held.fast_bytes, held.slow_bytes) == (60, 60)
+    assert mover.wait(job)
+    (moved,) = mover.results()
+    assert moved.outcome is Outcome.DONE
+    assert moved.stop_ns - moved.start_ns == 30 * MS
+    assert mover.held()[:3] == (60, 60, 0)
+
+
+def test_a_promotion_that_was_dropped_never_ran(mover: NativeMover) -> None:
+    assert mover.reserve(100)
+    job = mover.submit(Job(PROMOTE, 10, 0))
+    assert not mover.wait(job)
+    assert mover.cancel(job)
+    assert not mover.cancel(job)
+    (moved,) = mover.results()
+    assert moved.outcome is Outcome.CANCELLED
+    assert moved.start_ns == moved.moved_bytes == 0
+
+
+@pytest.mark.parametrize("node", [1000, 1 << 20])
+def test_pages_for_a_node_that_is_not_there_stay_and_say_why(mover: NativeMover, node: int) -> None:
+    import numpy as np
+
+    memory = np.ones(3 * 4096, np.uint8)
+    first = -(-memory.ctypes.data // 4096) * 4096
+    mover.set_capacity(1 << 20)
+    assert mover.reserve(8192)
+    job = mover.submit(Job(DEMOTE, 8192, 8192, node=node, spans=[(first, 8192)]))
+    assert mover.wait(job)
+    (moved,) = mover.results()
+    assert moved.outcome is Outcome.FAILED
+    assert moved.errno in (errno.ENODEV, errno.EINVAL)
+    assert moved.fast_bytes == mover.held().fast_bytes == 8192
+    assert sum(mover.errors().values()) == 2
+    assert memory.all()
+
+
+def test_force_is_counted_where_reserve_is_refused(mover: NativeMover) -> None:
+    assert mover.reserve(90)
+    assert not mover.reserve(20)
+    mover.force(20)
+    held = mover.held()
+    assert (held.fast_bytes, held.overflow_bytes, held.overflows) == (110, 10, 1)
+    mover.release(110)
+    with pytest.raises(NativeError, match="sn_mover_release"):
+        mover.release(1)
+
+
+def test_a_wait_lets_signals_through(mover: NativeMover) -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        job = mover.submit(Job(PROMOTE, 10, 0, duration_ns=60_000 * MS))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Alarm):
+            mover.wait(job)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Alarm):
+            sleep_until(time.monotonic_ns() + 60_000 * MS)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_closed_mover_says_so(mover: NativeMover) -> None:
+    mover.close()
+    mover.close()
+    assert mover.ended() == 0
+    with pytest.raises(NativeError, match="was closed"):
+        mover.held()
+
+
+def test_a_child_finds_it_inert_and_the_parent_goes_on(mover: NativeMover) -> None:
+    job = mover.submit(Job(PROMOTE, 10, 0, duration_ns=20 * MS))
+    child = os.fork()
+    if child == 0:
+        try:
+            mover.wait(job)
+        except NativeError as error:
+            mover.close()
+            os._exit(0 if error.errno == errno.ECHILD else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert mover.wait(job)
+
+
+def test_a_sleep_is_never_short() -> None:
+    for nap in (0, 1_000, 50_000, 300_000, 2 * MS):
+        deadline = time.monotonic_ns() + nap
+        sleep_until(deadline)
+        assert time.monotonic_ns() >= deadline
