@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("numpy", "sentinel-hm", "torch", "transformers")
+ROOT = Path(__file__).resolve().parents[1]
 THP = Path("/sys/kernel/mm/transparent_hugepage")
 
 
@@ -44,10 +45,12 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def child(program: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON object that `program` prints as its last line, run in a fresh process."""
-    command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+def child(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON object that `module` prints as its last line, run in a fresh process."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

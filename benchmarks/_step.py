@@ -38,7 +38,8 @@ def forget_peak() -> None:
 def train(model_name: str, variant: str, warmup: int, steps: int) -> dict[str, Any]:
     """Step times in ns after `warmup` steps, and the two peaks."""
     import torch
-    from _models import JOBS
+
+    from benchmarks._models import JOBS
 
     torch.manual_seed(0)
     job = JOBS[model_name]()

@@ -5,7 +5,7 @@ it faults no page twice (else that gain would hide what managing costs), and Sen
 of step times after warm-up; ratios are taken round by round. The goals: at most 1.00 of stock, at most 1.02 of
 tuned, peak resident memory at most that of stock, an inactive add_layer() under 100 ns.
 
-    python benchmarks/overhead.py --models gpt2 lstm --rounds 5 > overhead.json
+    python -m benchmarks.overhead --models gpt2 lstm --rounds 5 > overhead.json
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import argparse
 import statistics
 import sys
 import timeit
-from pathlib import Path
 from typing import Any
 
-import _bench
+from benchmarks import _bench
 
 MODELS = ("gpt2", "resnet50", "bert", "mobilenetv2", "lstm")
 VARIANTS = ("stock", "tuned", "sentinel")
-STEP = Path(__file__).with_name("_step.py")
+STEP = "benchmarks._step"
 
 
 def inactive_add_layer_ns() -> dict[str, Any]:

@@ -19,10 +19,11 @@ class Dlrm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES))
-        self.bottom = nn.Sequential(nn.Linear(DENSE, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.ReLU())
-        for table in self.tables:
+        tables = [nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES)]
+        for table in tables:
             nn.init.normal_(table.weight, std=0.05)
+        self.tables = nn.ModuleList(tables)
+        self.bottom = nn.Sequential(nn.Linear(DENSE, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.ReLU())
         pairs = (TABLES + 1) * TABLES // 2
         self.top = nn.Sequential(
             nn.Linear(WIDTH + pairs, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1)
