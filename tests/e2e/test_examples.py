@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def train(example: Path, out: Path, *, slow: str, fast: str = "20%") -> tuple[di
     done = subprocess.run(
         [sys.executable, "-W", "error", str(PROGRAM), str(example), str(out), str(STEPS), fast, slow],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=250,
