@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr size_t kBatch = 1024;  // pages a call: beyond 512 the call's fixed cost no longer shows
-constexpr uint64_t kAttempts = 4;
+constexpr uint64_t kAttempts = 4;  // in a row that move nothing
 constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is busy while someone holds it
 constexpr long kMove = 2;  // MPOL_MF_MOVE: pages that only this process maps
 
@@ -84,8 +84,10 @@ void move_batch(Batch &batch, int node, sn::PageFate &fate, uint64_t *errors) {
   std::vector<int> why;
   int error = query(batch);
   if (error == 0) settle(batch, node, fate.present_bytes, fate.absent_bytes);
-  for (uint64_t attempt = 0; attempt < kAttempts && !batch.pages.empty() && error == 0; ++attempt) {
-    if (attempt > 0) sn_nap_until(sn_now_ns() + attempt * kPauseNs);
+  uint64_t idle = 0;
+  while (idle < kAttempts && !batch.pages.empty() && error == 0) {
+    if (idle > 0) sn_nap_until(sn_now_ns() + idle * kPauseNs);
+    const size_t before = batch.pages.size();
     const int call_error = move_once(batch, node, why);
     error = query(batch);
     if (error != 0) break;
@@ -95,6 +97,7 @@ void move_batch(Batch &batch, int node, sn::PageFate &fate, uint64_t *errors) {
       if (batch.status[i] != node && !absent(batch.status[i])) why[kept++] = why[i];
     why.resize(kept);
     settle(batch, node, fate.moved_bytes, fate.absent_bytes);
+    idle = batch.pages.size() < before ? 0 : idle + 1;
     if (!worth_another_try(call_error)) break;
     if (std::none_of(why.begin(), why.end(), worth_another_try)) break;
   }

@@ -1,0 +1,252 @@
+// Page moves against a kernel of two nodes that does what real ones do: lies about huge pages, leaves tails
+// untried, finds pages busy, shared or untouched. What the mover says must be what that kernel holds.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "sentinel.h"
+
+#define CHECK(truth)                                                            \
+  do {                                                                          \
+    if (!(truth)) {                                                             \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #truth);       \
+      exit(1);                                                                  \
+    }                                                                           \
+  } while (0)
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kBase = 0x100000000;  // never touched: the kernel here is ours
+
+struct Kernel {
+  std::mutex mutex;
+  std::map<uint64_t, int> node;       // page -> node; absent: never touched
+  std::map<uint64_t, int> busy;       // page -> calls during which it stays
+  std::map<uint64_t, int> barred;     // page -> errno for ever
+  bool leaves_tail = false;           // the last third of each call is not tried, and reported by a positive result
+  bool huge_lie = false;              // -EBUSY for every page that moved but the first of 512
+  int untouched = -ENOENT;
+  uint64_t room[2] = {1u << 30, 1u << 30};  // pages
+  std::vector<uint64_t> batches;      // pages of each move
+} kernel;
+
+long move(uint64_t count, const uint64_t *pages, const int *nodes, int *status) {
+  kernel.batches.push_back(count);
+  const uint64_t tried = kernel.leaves_tail ? count - count / 3 : count;
+  long left = static_cast<long>(count - tried);
+  for (uint64_t i = 0; i < tried; ++i) {
+    const uint64_t page = pages[i];
+    auto at = kernel.node.find(page);
+    if (at == kernel.node.end()) {
+      status[i] = kernel.untouched;
+    } else if (kernel.barred.count(page)) {
+      status[i] = -kernel.barred[page];
+    } else if (kernel.busy.count(page) && kernel.busy[page]-- > 0) {
+      status[i] = -EBUSY;
+      ++left;
+    } else if (kernel.room[nodes[i]] == 0) {
+      return -ENOMEM;
+    } else {
+      kernel.room[nodes[i]] -= 1;
+      kernel.room[at->second] += 1;
+      at->second = nodes[i];
+      status[i] = kernel.huge_lie && page / kPage % 512 != 0 ? -EBUSY : nodes[i];
+    }
+  }
+  return left;
+}
+
+long system_call(long number, const long a[6]) {
+  if (number == SYS_clock_nanosleep)
+    return -clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, reinterpret_cast<const timespec *>(a[2]), nullptr);
+  CHECK(number == SYS_move_pages);
+  const std::lock_guard<std::mutex> lock(kernel.mutex);
+  const uint64_t count = static_cast<uint64_t>(a[1]);
+  const uint64_t *pages = reinterpret_cast<const uint64_t *>(a[2]);
+  const int *nodes = reinterpret_cast<const int *>(a[3]);
+  int *status = reinterpret_cast<int *>(a[4]);
+  CHECK(count > 0 && count <= 4096);
+  if (nodes != nullptr) return nodes[0] > 1 ? -ENODEV : move(count, pages, nodes, status);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto at = kernel.node.find(pages[i]);
+    status[i] = at == kernel.node.end() ? kernel.untouched : at->second;
+  }
+  return 0;
+}
+
+void reset(uint64_t pages) {
+  kernel.node.clear();
+  kernel.busy.clear();
+  kernel.barred.clear();
+  kernel.batches.clear();
+  kernel.leaves_tail = false;
+  kernel.huge_lie = false;
+  kernel.untouched = -ENOENT;
+  kernel.room[0] = kernel.room[1] = 1u << 30;
+  for (uint64_t i = 0; i < pages; ++i) kernel.node[kBase + i * kPage] = 0;
+}
+
+uint64_t on(int node) {
+  uint64_t count = 0;
+  for (const auto &entry : kernel.node) count += entry.second == node;
+  return count;
+}
+
+struct Result {
+  sn_moved moved;
+  std::vector<uint64_t> errors;
+};
+
+// Demotes `pages` pages from node 0 to `node`; checks that the accounts are the kernel's truth.
+Result demote(uint64_t pages, int node = 1, uint64_t bytes_per_s = 0) {
+  sn_mover *mover = nullptr;
+  CHECK(sn_mover_create(pages * kPage, 0, &mover) == 0);
+  CHECK(sn_mover_reserve(mover, pages * kPage, 0) == 0);
+  const sn_span spans[] = {{kBase, 7 * kPage}, {kBase + 7 * kPage, (pages - 7) * kPage}};
+  sn_job job{};
+  job.nbytes = job.fast_bytes = pages * kPage;
+  job.direction = SN_DEMOTE;
+  job.kind = SN_MOVE_NODE;
+  job.node = node;
+  job.spans = spans;
+  job.span_count = 2;
+  job.bytes_per_s = bytes_per_s;
+  CHECK(sn_mover_wait(mover, static_cast<uint64_t>(sn_mover_submit(mover, &job)), UINT64_MAX) == 0);
+  Result result{{}, std::vector<uint64_t>(SN_ERRNO_COUNT)};
+  CHECK(sn_mover_results(mover, &result.moved, 1) == 1);
+  CHECK(sn_mover_errors(mover, result.errors.data()) == 0);
+  sn_held held;
+  CHECK(sn_mover_held(mover, &held, 0) == 0);
+  CHECK(held.fast_bytes == result.moved.fast_bytes && held.in_flight_bytes == 0);
+  CHECK(held.fast_bytes + held.slow_bytes == pages * kPage);
+  CHECK(held.fast_bytes == on(0) * kPage);
+  sn_mover_destroy(mover);
+  return result;
+}
+
+constexpr uint64_t kPages = 2503;  // prime, and more than two batches
+
+void all_pages_arrive() {
+  reset(kPages);
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.error == 0);
+  CHECK(result.moved.moved_bytes == kPages * kPage && on(1) == kPages);
+  CHECK(kernel.batches == (std::vector<uint64_t>{1024, 1024, 455}));
+}
+
+void what_is_there_is_not_asked_for_again() {
+  reset(kPages);
+  for (uint64_t i = 0; i < 100; ++i) kernel.node[kBase + i * 13 * kPage] = 1;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.moved_bytes == (kPages - 100) * kPage);
+  uint64_t asked = 0;
+  for (const uint64_t batch : kernel.batches) asked += batch;
+  CHECK(asked == kPages - 100);
+}
+
+void huge_pages_lie_and_are_not_believed() {
+  reset(kPages);
+  kernel.huge_lie = true;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.moved_bytes == kPages * kPage);
+  CHECK(result.errors[EBUSY] == 0 && kernel.batches.size() == 3);  // no second try either
+}
+
+void a_tail_that_was_not_tried_is_tried_again() {
+  reset(kPages);
+  kernel.leaves_tail = true;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && on(1) == kPages);
+  CHECK(kernel.batches.size() > 3);
+}
+
+void a_page_busy_for_a_while_comes_later() {
+  reset(kPages);
+  kernel.busy[kBase + 5 * kPage] = 2;
+  CHECK(demote(kPages).moved.outcome == SN_MOVE_DONE);
+  reset(kPages);
+  kernel.busy[kBase + 5 * kPage] = 1000;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.error == EBUSY);
+  CHECK(result.errors[EBUSY] == 1 && result.moved.fast_bytes == kPage);
+}
+
+void shared_pages_stay_and_are_not_asked_twice() {
+  reset(kPages);
+  for (uint64_t i = 0; i < 17; ++i) kernel.barred[kBase + i * kPage] = EACCES;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.error == EACCES);
+  CHECK(result.errors[EACCES] == 17 && result.moved.fast_bytes == 17 * kPage);
+  CHECK(kernel.batches.size() == 3);
+}
+
+void untouched_pages_are_nowhere_in_every_kernels_words() {
+  for (const int word : {-ENOENT, -EFAULT}) {
+    reset(kPages);
+    kernel.untouched = word;
+    for (uint64_t i = 0; i < 23; ++i) kernel.node.erase(kBase + i * 3 * kPage);
+    const Result result = demote(kPages);
+    CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.error == 0);
+    CHECK(result.moved.moved_bytes == (kPages - 23) * kPage && result.moved.fast_bytes == 0);
+  }
+}
+
+void a_full_node_takes_what_it_can() {
+  reset(kPages);
+  kernel.room[1] = 1500;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.error == ENOMEM);
+  CHECK(on(1) == 1500 && result.errors[ENOMEM] == kPages - 1500);
+}
+
+void a_node_that_is_not_there_moves_nothing() {
+  reset(kPages);
+  const Result result = demote(kPages, 5);
+  CHECK(result.moved.outcome == SN_MOVE_FAILED && result.moved.error == ENODEV && on(0) == kPages);
+}
+
+// Each system call of a move fails in turn, once: whatever comes of it, the accounts are the kernel's truth.
+void any_call_may_fail() {
+  bool failed = true;
+  for (uint64_t nth = 1; failed; ++nth) {
+    CHECK(nth < 100);
+    reset(kPages);
+    sn_system_fail(SYS_move_pages, nth, EINTR);
+    const Result result = demote(kPages);
+    failed = sn_system_fail(SYS_move_pages, 0, 0) == 0;
+    CHECK(result.moved.outcome == SN_MOVE_DONE || result.moved.outcome == SN_MOVE_PARTIAL);
+    if (!failed) CHECK(result.moved.outcome == SN_MOVE_DONE);
+  }
+}
+
+void a_rate_limit_is_kept() {
+  reset(kPages);
+  const Result result = demote(kPages, 1, kPages * kPage * 20);  // a twentieth of a second
+  CHECK(result.moved.stop_ns - result.moved.start_ns >= 50000000 && on(1) == kPages);
+}
+
+}  // namespace
+
+int main() {
+  sn_system_replace(system_call);
+  all_pages_arrive();
+  what_is_there_is_not_asked_for_again();
+  huge_pages_lie_and_are_not_believed();
+  a_tail_that_was_not_tried_is_tried_again();
+  a_page_busy_for_a_while_comes_later();
+  shared_pages_stay_and_are_not_asked_twice();
+  untouched_pages_are_nowhere_in_every_kernels_words();
+  a_full_node_takes_what_it_can();
+  a_node_that_is_not_there_moves_nothing();
+  any_call_may_fail();
+  a_rate_limit_is_kept();
+  sn_system_replace(nullptr);
+  return 0;
+}
