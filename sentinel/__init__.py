@@ -74,7 +74,8 @@ def end_profile() -> Plan:
 
     If optimizer state was born in this step the plan is provisional, and the next whole step is profiled by itself.
     """
-    return _session().end_profile()
+    made: Plan = _session().end_profile()
+    return made
 
 
 def annotate(
@@ -84,17 +85,20 @@ def annotate(
     blocks: Sequence[torch.nn.Module | str] | None = None,
 ) -> Annotation:
     """Tick by itself: per block forward and backward, and within the optimizer's step. Undo with `.remove()`."""
-    return _session().annotate(model, optimizer, blocks=blocks)
+    annotation: Annotation = _session().annotate(model, optimizer, blocks=blocks)
+    return annotation
 
 
 def stop() -> Run:
     """End applying: memory stays valid, stock allocation is back. Returns what was executed."""
-    return _session().stop()
+    done: Run = _session().stop()
+    return done
 
 
 def report() -> Report:
     """The report of the running session, or of the last one."""
-    return _session().report()
+    drawn: Report = _session().report()
+    return drawn
 
 
 def active() -> bool:

@@ -145,6 +145,11 @@ class Engine:
             self._count_accounts()
         return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
 
+    def so_far(self) -> Run:
+        """What was executed in the steps that have ended, while the plan goes on being applied."""
+        self._count_accounts()
+        return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
+
     def restore(self) -> None:
         """Bring every block that lives on to where it would be without a plan, and end the movers."""
         if self._inert:

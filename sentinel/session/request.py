@@ -74,7 +74,8 @@ def machine_of(request: Request) -> Machine:
         return described
     if len(described.tiers) != len(applied.tiers):
         raise UsageError(
-            f"machine {described.name} has {len(described.tiers)} tiers, slow={request.slow!r} gives {len(applied.tiers)}",
+            f"machine {described.name} has {len(described.tiers)} tiers,"
+            f" slow={request.slow!r} gives {len(applied.tiers)}",
             "give a machine with as many tiers",
         )
     merged = tuple(_where(costs, place) for costs, place in zip(described.tiers, applied.tiers, strict=True))

@@ -32,7 +32,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan, block_uses
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
-from sentinel.core.trace import Phase, Trace
+from sentinel.core.trace import LayerId, Phase, Trace
 from sentinel.core.units import format_bytes, parse_budget
 from sentinel.migration.adopt import adopt
 from sentinel.migration.engine import Engine
@@ -87,6 +87,8 @@ class Session:
         self._counters: MemoryCounters | None = None  # at the end
         self._engine: Engine | None = None
         self._in_step = False
+        self._heard: list[tuple[str, Phase]] = []  # ticks while TRYING
+        self._heard_boundary = False
 
     # ---- the user's calls -------------------------------------------------------------------------------
 
@@ -161,9 +163,8 @@ class Session:
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink."""
-        if source == "add_layer":
-            if not self._clock.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
-                return
+        if source == "add_layer" and not self._clock.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+            return
         identity = self._clock.identify(name, phase)
         if self.state is State.RECORDING:
             layer = self._clock.layer
@@ -175,12 +176,13 @@ class Session:
         self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
         if self.state is State.APPLYING:
             self._apply_tick(layer)
-        elif self.state is not State.DECLARED:
-            self._watch_tick(layer)
+        else:
+            self._watch_tick(layer, identity)
 
     def step_boundary(self) -> None:
         """See TickSink."""
         self._clock.boundary()
+        self._heard_boundary = True
 
     def _apply_tick(self, layer: int | None) -> None:
         engine = self._engine
@@ -196,12 +198,14 @@ class Session:
         if layer == 0:
             self._end_step()
 
-    def _watch_tick(self, layer: int | None) -> None:
+    def _watch_tick(self, layer: int | None, identity: LayerId) -> None:
         """WAITING, RING or TRYING: look for the whole step that is wanted."""
         first = 1 % len(self._clock.ring)
         if self.state is State.TRYING:
-            if layer == 0:
+            again = bool(self._heard) and (identity.name, identity.phase) == self._heard[0]
+            if layer == 0 or (again and self._heard_boundary):
                 self._settle_trial()
+            self._heard.append((identity.name, identity.phase))
         elif layer is None:
             self.state = State.WAITING
         elif self.state is State.RING:
@@ -229,7 +233,6 @@ class Session:
         """Give up the present plan and record the next whole step."""
         self._notes.append(f"{why}; the step was profiled anew")
         self._end_engine()
-        self._clock.record() if not self._clock.ring else None
         self._memory.record()
         self.state = State.WAITING
 
@@ -240,7 +243,7 @@ class Session:
         self._models += [m for m in annotated_models if not any(m is other for other in self._models)]
         self._optimizers += [o for o in annotated_optimizers if not any(o is other for other in self._optimizers)]
 
-    def _persistent(self) -> list[tuple[str, torch.Tensor, str]]:
+    def _persistent(self) -> list[names.Named]:
         return names.persistent_tensors(self._models, self._optimizers)
 
     def _adopt(self) -> None:
@@ -262,7 +265,7 @@ class Session:
         """Start to record: at a step boundary, or (`ring`) at the ring's first tick."""
         self._memory.record()
         self._recorder = StepRecorder()
-        self._recorder.start()
+        self._recorder.start(self._models, self._optimizers)
         self._memory.tick(1 % len(self._clock.ring) if ring else 0)
         self.state = State.RING if ring else State.RECORDING
 
@@ -325,7 +328,7 @@ class Session:
         """From now on the plan's migrations are carried out; layer 0, or the first after it, has begun."""
         if not _applicable(self._machine):
             self._notes.append(
-                f"nothing was applied: this host has no slower tier, and {self._machine.tiers[1].name} is declared only;"
+                f"nothing was applied: this host has no slower tier, {self._machine.tiers[1].name} is declared only;"
                 f' use slow="emulated:PRESET" to run with injected delays'
             )
             self._close(State.DECLARED)
@@ -355,6 +358,7 @@ class Session:
         if len(plan.tier_names) != len(self.machine.tiers):
             raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(self.machine.tiers)}")
         self._clock = LayerClock(plan.layers)
+        self._heard, self._heard_boundary = [], False
         self._place(plan)
         self.state = State.TRYING
         self._in_step = True
@@ -367,13 +371,15 @@ class Session:
         assert self.plan is not None
         self._adopt()
         why = self._mismatch(self.plan)
-        if why:
-            self._again(f"the saved plan does not match this step ({why})")
-            self._clock.record()
-            self.plan = None
-            self._record(ring=False)
-        else:
+        if not why:
             self._apply(self.plan)
+            return
+        self.plan = None
+        self._clock = LayerClock()
+        for name, phase in self._heard:  # what this step ticked is the ring to record
+            self._clock.identify(name, phase)
+        self._clock.learn()
+        self._again(f"the saved plan does not match this step ({why})")
 
     def _mismatch(self, plan: Plan) -> str:
         """Why `plan` is not this step's; "" if it is."""
@@ -418,6 +424,7 @@ class Session:
         finally:
             self._counters = self._memory.counters()
             self._memory.uninstall()
+            self._models, self._optimizers = [], []
             self.state = state
 
     def _setup(self) -> Setup:
