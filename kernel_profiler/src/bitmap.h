@@ -1,6 +1,7 @@
-// Granules taken and free: claimed and cleared by any thread, in whole ranges.
+// Granules taken and free. One thread, the owner, claims most ranges; others claim few; anyone clears.
 #pragma once
 
+#include <sched.h>
 #include <stdint.h>
 
 #include <atomic>
@@ -9,19 +10,31 @@ namespace sn {
 
 class Bitmap {
  public:
-  explicit Bitmap(std::atomic<uint64_t> *words = nullptr) : words_(words) {}
+  void reset(std::atomic<uint64_t> *words) {
+    words_ = words;
+    owner_claims_.store(false);
+    others_.store(0);
+  }
 
-  // Takes [first, first + count) if all of it is free.
-  bool claim(uint64_t first, uint64_t count) {
-    const uint64_t end = first + count, last_word = (end - 1) / 64;
-    for (uint64_t word = first / 64; word <= last_word; word++)
-      if ((words_[word].load(std::memory_order_relaxed) & mask(word, first, end)) != 0) return false;
-    for (uint64_t word = first / 64; word <= last_word; word++)
-      if (!claim_word(word, mask(word, first, end))) {
-        if (word > first / 64) clear(first, word * 64 - first);
-        return false;
-      }
-    return true;
+  // Takes [first, first + count) if all of it is free. Only the owner.
+  bool claim_as_owner(uint64_t first, uint64_t count) {
+    if (count < kGatedGranules) return claim(first, count);
+    // A compare-and-swap for each word of a large range would cost more than the rest of the allocation. While
+    // no other thread claims, words that are zero stay zero: the gate sees to that, in the order of Dekker.
+    owner_claims_.store(true, std::memory_order_seq_cst);
+    const bool alone = others_.load(std::memory_order_seq_cst) == 0;
+    const bool claimed = alone ? claim_alone(first, count) : claim(first, count);
+    owner_claims_.store(false, std::memory_order_release);
+    return claimed;
+  }
+
+  // The same for any other thread.
+  bool claim_as_other(uint64_t first, uint64_t count) {
+    others_.fetch_add(1, std::memory_order_seq_cst);
+    while (owner_claims_.load(std::memory_order_seq_cst)) sched_yield();
+    const bool claimed = claim(first, count);
+    others_.fetch_sub(1, std::memory_order_release);
+    return claimed;
   }
 
   void clear(uint64_t first, uint64_t count) {
@@ -46,11 +59,43 @@ class Bitmap {
   }
 
  private:
+  static constexpr uint64_t kGatedGranules = 512;
+
   static uint64_t mask(uint64_t word, uint64_t first, uint64_t end) {
     uint64_t bits = ~uint64_t{0};
     if (word == first / 64) bits &= ~uint64_t{0} << (first % 64);
     if (word == (end - 1) / 64) bits &= ~uint64_t{0} >> (63 - (end - 1) % 64);
     return bits;
+  }
+
+  bool is_free(uint64_t first, uint64_t end) const {
+    for (uint64_t word = first / 64; word <= (end - 1) / 64; word++)
+      if ((words_[word].load(std::memory_order_acquire) & mask(word, first, end)) != 0) return false;
+    return true;
+  }
+
+  bool claim(uint64_t first, uint64_t count) {
+    const uint64_t end = first + count, last_word = (end - 1) / 64;
+    if (!is_free(first, end)) return false;
+    for (uint64_t word = first / 64; word <= last_word; word++)
+      if (!claim_word(word, mask(word, first, end))) {
+        if (word > first / 64) clear(first, word * 64 - first);
+        return false;
+      }
+    return true;
+  }
+
+  bool claim_alone(uint64_t first, uint64_t count) {
+    const uint64_t end = first + count, last_word = (end - 1) / 64;
+    if (!is_free(first, end)) return false;
+    for (uint64_t word = first / 64; word <= last_word; word++) {
+      const uint64_t bits = mask(word, first, end);
+      if (bits == ~uint64_t{0})
+        words_[word].store(bits, std::memory_order_relaxed);
+      else
+        words_[word].fetch_or(bits, std::memory_order_relaxed);  // others clear their bits of it
+    }
+    return true;
   }
 
   bool claim_word(uint64_t word, uint64_t bits) {
@@ -62,7 +107,9 @@ class Bitmap {
     return true;
   }
 
-  std::atomic<uint64_t> *words_;
+  std::atomic<uint64_t> *words_ = nullptr;
+  std::atomic<bool> owner_claims_{false};
+  std::atomic<int> others_{0};
 };
 
 }  // namespace sn

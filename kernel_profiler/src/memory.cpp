@@ -77,6 +77,7 @@ void after_fork_in_child() {
   owned.store(false);
   logging.store(false);
   mode.store(SN_PASS_THROUGH);
+  sn::placement_after_fork();
 }
 
 void *from_malloc(uint64_t nbytes, int why) {

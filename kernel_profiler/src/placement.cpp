@@ -41,7 +41,6 @@ struct Arena {
   std::atomic<uint64_t> *words = nullptr;
   uint64_t *sizes = nullptr;  // bytes as requested, at a tenant's first granule
   uint64_t words_bytes = 0, sizes_bytes = 0;
-  sn::Bitmap bitmap{nullptr};
   std::unique_ptr<Table> table;
   const Layer *layer = nullptr;  // nullptr: unsynchronised, or a layer without slots
   bool synchronised = false;
@@ -49,12 +48,13 @@ struct Arena {
 };
 
 Arena arena;
+sn::Bitmap bitmap;
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
 
 void *serve(const Slot &slot, uint64_t nbytes) {
   const uint64_t first = slot.offset / kGranule;
-  if (!arena.bitmap.claim(first, granules(nbytes))) return nullptr;
+  if (!bitmap.claim_as_owner(first, granules(nbytes))) return nullptr;
   arena.sizes[first] = nbytes;
   return reinterpret_cast<void *>(arena.base + slot.offset);
 }
@@ -145,7 +145,7 @@ int placement_create(uint64_t base, uint64_t nbytes) {
   arena.sizes = reinterpret_cast<uint64_t *>(sizes);
   arena.words_bytes = count / 8;
   arena.sizes_bytes = count * sizeof(uint64_t);
-  arena.bitmap = Bitmap(arena.words);
+  bitmap.reset(arena.words);
   arena.table = std::make_unique<Table>();
   return 0;
 }
@@ -200,12 +200,14 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
   return look_around(std::max(layer->first_slot, index - kBack), std::min(layer->end_slot, index + kAhead), nbytes);
 }
 
+void placement_after_fork() { bitmap.reset(arena.words); }
+
 uint64_t placement_free(uint64_t address) {
   const uint64_t first = (address - arena.base) / kGranule;
   const uint64_t nbytes = arena.sizes[first];
   if (nbytes == 0) return 0;
   arena.sizes[first] = 0;
-  arena.bitmap.clear(first, granules(nbytes));
+  bitmap.clear(first, granules(nbytes));
   return nbytes;
 }
 
@@ -219,16 +221,16 @@ extern "C" int sn_placement_range(sn_range *out) {
 
 extern "C" int sn_reserve(uint64_t offset, uint64_t nbytes) {
   if (!granular(offset, nbytes)) return -EINVAL;
-  return arena.bitmap.claim(offset / kGranule, nbytes / kGranule) ? 0 : -EBUSY;
+  return bitmap.claim_as_other(offset / kGranule, nbytes / kGranule) ? 0 : -EBUSY;
 }
 
 extern "C" int sn_release(uint64_t offset, uint64_t nbytes) {
   if (!granular(offset, nbytes)) return -EINVAL;
-  arena.bitmap.clear(offset / kGranule, nbytes / kGranule);
+  bitmap.clear(offset / kGranule, nbytes / kGranule);
   return 0;
 }
 
 extern "C" uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes) {
   if (!granular(offset, nbytes)) return 0;
-  return arena.bitmap.taken(offset / kGranule, nbytes / kGranule) * kGranule;
+  return bitmap.taken(offset / kGranule, nbytes / kGranule) * kGranule;
 }

@@ -17,4 +17,6 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why);
 
 uint64_t placement_free(uint64_t address);  // any thread; bytes as requested
 
+void placement_after_fork();  // in the child: nobody is claiming
+
 }  // namespace sn
