@@ -64,20 +64,21 @@ def parameters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()
 
 
 def _all(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Named]:
+    # The tensors themselves, no detached copies: who moves a storage must account for every reference to it.
     known = parameters(models, optimizers)
     for name, param in known:
-        yield name, param.detach(), "param"
+        yield name, param, "param"
     for ordinal, model in enumerate(models):
-        for name, param in model.named_parameters(remove_duplicate=False):
-            yield prefix(ordinal) + name, param.detach(), "param"  # tied: further names
+        for name, tied in model.named_parameters(remove_duplicate=False):
+            yield prefix(ordinal) + name, tied, "param"
         for name, buffer in model.named_buffers(remove_duplicate=False):
             yield prefix(ordinal) + name, buffer, "buffer"
     names = {id(param): name for name, param in known}
     for optimizer in optimizers:
-        for param, state in optimizer.state.items():
+        for owner, state in optimizer.state.items():
             for key, value in state.items():
-                if isinstance(value, torch.Tensor) and id(param) in names:
-                    yield f"{names[id(param)]}.{key}", value, "optimizer"
+                if isinstance(value, torch.Tensor) and id(owner) in names:
+                    yield f"{names[id(owner)]}.{key}", value, "optimizer"
     for name, param in known:
         if param.grad is not None:
-            yield f"{name}.grad", param.grad.detach(), "grad"
+            yield f"{name}.grad", param.grad, "grad"

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from sentinel.core.errors import UsageError
 from sentinel.profiler import flops, torch_shim
 
-READ, WRITE, OPERATOR = 2, 3, 4
+READ, WRITE, OPERATOR, MADE = 2, 3, 4, 5
+"""Kinds. MADE: an outermost operator gave a storage that operators within it wrote."""
+
 OPERATOR_DTYPE = np.dtype(
     [
         ("seq", "<u8"),

@@ -27,6 +27,8 @@ using sn_shim::Access;
 using sn_shim::Operator;
 using sn_shim::Table;
 
+constexpr uint32_t kResult = std::numeric_limits<uint32_t>::max();  // position of a result
+
 struct Operand {
   uint64_t address, nbytes, offset, span, numel, itemsize;
   uint32_t position;  // of the argument
@@ -215,7 +217,7 @@ void take_outputs(const at::RecordFunction &fn, Frame &frame, uint64_t *given, u
           return;
         }
       }
-      operand.position = std::numeric_limits<uint32_t>::max();
+      operand.position = kResult;
       operand.writes = true;
       frame.operands.push_back(operand);
     });
@@ -251,6 +253,9 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
       if (!within || !covers(frame, o.address, kind)) {
         touched = true;
         r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, kind, backward, {}});
+      }
+      if (within && r.depth == 1 && o.position == kResult && kind == SN_OPERAND_WRITE) {
+        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, SN_OPERAND_MADE, backward, {}});
       }
       frame.covered.emplace_back(o.address, kind);
     }

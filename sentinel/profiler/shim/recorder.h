@@ -10,7 +10,8 @@
 
 extern "C" {
 
-enum { SN_OPERAND_READ = 2, SN_OPERAND_WRITE = 3, SN_OPERATOR = 4 };
+// MADE: an outermost operator gave this storage, which operators within it wrote.
+enum { SN_OPERAND_READ = 2, SN_OPERAND_WRITE = 3, SN_OPERATOR = 4, SN_OPERAND_MADE = 5 };
 
 // One operand, or the operator that the operands before it with the same seq belong to.
 typedef struct sn_operator_event {
@@ -20,7 +21,7 @@ typedef struct sn_operator_event {
   uint64_t offset;   // of the operand in it;       operator: CLOCK_MONOTONIC
   uint64_t span;     // bytes touched;              operator: elements computed, 0 where words or other operators tell
   int32_t op;        // index of its name
-  uint8_t kind;      // SN_OPERAND_READ, SN_OPERAND_WRITE or SN_OPERATOR
+  uint8_t kind;      // SN_OPERAND_... or SN_OPERATOR
   uint8_t backward;  // 1: within autograd's backward
   uint8_t reserved[2];
 } sn_operator_event;

@@ -1,0 +1,219 @@
+"""Trace -> Profile: each tensor's lifetime on the circle of the step, and its accesses by layer. Pure.
+
+A recorded step is cut out of an endless row of equal ones, so its ends are joined: what is still alive at
+the end and was born in the step dies where its like, born a step earlier, died in this one (gradients: at
+zero_grad); without such a like it lives a whole period. What was alive before and after is persistent.
+
+Layer 0 is the stretch after the ring's last tick and the one before its first; a recording may begin
+anywhere in the ring. Positions on the circle count births, from the start of layer 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.lifetimes import PREVIOUS, Circle, Entity, entities
+from sentinel.core.page_touches import Touches, attribute_pages, ranges
+from sentinel.core.plan import ring_sum
+from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
+from sentinel.core.units import PAGE_BYTES
+
+__all__ = ["PREVIOUS", "attribute"]
+
+_PAGE_WEIGHT = 7
+"""Observing a page touch takes about as long as recording so many operators."""
+_LEAST_SHARE = 0.05
+"""Of a layer's time that is left, whatever the tracker is thought to have taken."""
+
+
+def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
+    """The digest of one recorded step. `step_ns_plain`: wall time of a step that ran stock, if one was measured.
+
+    Raises UsageError if the trace is not one round of its ring.
+    """
+    circle = Circle.of(trace)
+    found = entities(trace, circle)
+    tensors = _tensors(trace, found)
+    owner = np.full(len(trace.tensors) + 1, -1, np.int64)  # the last one: of events without a tensor
+    for index, entity in enumerate(found):
+        owner[list(entity.members)] = index
+    accesses, unknown = _accesses(trace, owner, tensors)
+    notes = [f"{unknown} operator accesses belong to no known tensor"] if unknown else []
+    parts = np.zeros(0, RANGE_DTYPE)
+    if len(trace.pages):
+        used = set(zip(accesses["tensor"].tolist(), accesses["layer"].tolist(), strict=True))
+        rows, touches = attribute_pages(trace, found, used)
+        accesses = _with_pages(accesses, rows, touches, tensors, circle.length)
+        parts = ranges(rows, touches, -(-tensors["nbytes"] // PAGE_BYTES))
+        notes += _page_notes(len(rows), touches)
+    layer_ns = _plain_ns(trace)
+    live, unmanaged = _peaks(tensors, circle.n_events)
+    return Profile(
+        layers=trace.layers,
+        layer_ns=layer_ns,
+        flops=_flops(trace),
+        names=_unique([trace.tensors[e.members[0]].name for e in found]),
+        tensors=tensors,
+        accesses=accesses,
+        n_events=circle.n_events,
+        quality=trace.quality,
+        unmanaged_peak_bytes=unmanaged,
+        live_peak_bytes=live,
+        step_ns_profiled=int(trace.layer_ns.sum()),
+        step_ns_plain=int(layer_ns.sum()) if step_ns_plain is None else step_ns_plain,
+        step_ns_is_measured=step_ns_plain is not None,
+        provisional=_state_was_born(trace, found),
+        ranges=parts,
+        notes=tuple(notes),
+    )
+
+
+def _tensors(trace: Trace, found: Sequence[Entity]) -> NDArray[Any]:
+    rows = np.zeros(len(found), TENSOR_DTYPE)
+    for row, entity in zip(rows, found, strict=True):
+        tensor = trace.tensors[entity.members[0]]
+        key = None if entity.persistent else tensor.key
+        row["role"], row["nbytes"] = ROLES.index(tensor.role), tensor.nbytes
+        row["start"], row["stop"], row["persistent"] = entity.start, entity.stop, entity.persistent
+        row["managed"] = tensor.managed and (entity.persistent or (entity.plannable and key is not None))
+        row["key_layer"], row["key_ordinal"] = key if key is not None and entity.plannable else (-1, -1)
+        row["born_event"], row["died_event"] = entity.born, entity.died
+    return rows
+
+
+def _accesses(trace: Trace, owner: NDArray[np.int64], tensors: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """One row a tensor and layer, and how many accesses were of no known tensor."""
+    kinds = trace.events["kind"]
+    events = trace.events[(kinds == READ) | (kinds == WRITE)]
+    whose = owner[events["tensor"]]
+    unknown = int((whose < 0).sum())
+    events, whose = events[whose >= 0], whose[whose >= 0]
+    length = len(trace.layers)
+    key, inverse = np.unique(whose * length + events["layer"], return_inverse=True)
+    rows = np.zeros(len(key), ACCESS_DTYPE)
+    rows["tensor"], rows["layer"] = key // length, key % length
+    rows["pages_touched"] = rows["pages_written"] = -1
+    for kind, count, nbytes in ((READ, "reads", "read_bytes"), (WRITE, "writes", "written_bytes")):
+        of_kind = events["kind"] == kind
+        np.add.at(rows[count], inverse[of_kind], 1)
+        np.add.at(rows[nbytes], inverse[of_kind], events["nbytes"][of_kind])
+    distinct = _union_bytes(inverse, events["offset"], events["nbytes"], len(key))
+    rows["touched_bytes"] = np.minimum(distinct, tensors["nbytes"][rows["tensor"]])
+    return rows, unknown
+
+
+def _union_bytes(group: NDArray[Any], offset: NDArray[Any], nbytes: NDArray[Any], groups: int) -> NDArray[np.int64]:
+    """(groups,) bytes in the union of the ranges [offset, offset + nbytes) of each group."""
+    total = np.zeros(groups, np.int64)
+    if not len(group):
+        return total
+    apart = np.int64(int((offset + nbytes).max()) + 1)
+    begin = group * apart + offset
+    order = np.argsort(begin, kind="stable")
+    begin, end, group = begin[order], (begin + nbytes)[order], group[order]
+    reached = np.concatenate([[np.int64(0)], np.maximum.accumulate(end)[:-1]])
+    np.add.at(total, group, np.maximum(end - np.maximum(begin, reached), 0))
+    return total
+
+
+def _with_pages(
+    accesses: NDArray[Any], rows: NDArray[Any], touches: Touches, tensors: NDArray[Any], length: int
+) -> NDArray[Any]:
+    """`accesses` with the pages touched; what only the page tracker saw gets rows of its own."""
+    known = touches.owner >= 0
+    rows, owner = rows[known], touches.owner[known]
+    key, inverse = np.unique(owner * length + rows["layer"], return_inverse=True)
+    touched = np.bincount(inverse, minlength=len(key))
+    written, read = (np.bincount(inverse, rows[c] > 0, len(key)).astype(np.int64) for c in ("writes", "reads"))
+    blind = np.bincount(inverse, rows["writes"] < 0, minlength=len(key)) > 0
+    present = accesses["tensor"].astype(np.int64) * length + accesses["layer"]
+    fresh = ~np.isin(key, present)
+    more = np.zeros(int(fresh.sum()), ACCESS_DTYPE)
+    more["tensor"], more["layer"] = key[fresh] // length, key[fresh] % length
+    more["reads"] = more["writes"] = -1
+    nbytes = tensors["nbytes"][more["tensor"]]
+    more["touched_bytes"] = np.minimum(touched[fresh] * PAGE_BYTES, nbytes)
+    seen_read = np.where(blind, touched, read)[fresh]
+    more["read_bytes"] = np.minimum(seen_read * PAGE_BYTES, nbytes)
+    more["written_bytes"] = np.minimum(np.where(blind, 0, written)[fresh] * PAGE_BYTES, nbytes)
+    merged = np.concatenate([accesses, more])
+    merged = merged[np.lexsort((merged["layer"], merged["tensor"]))]
+    at = np.searchsorted(merged["tensor"].astype(np.int64) * length + merged["layer"], key)
+    # In a layer that a tracker watched, a tensor without a touched page was touched in none.
+    merged["pages_touched"] = merged["pages_written"] = 0
+    merged["pages_touched"][at] = touched
+    merged["pages_written"][at] = np.where(blind, -1, written)
+    return merged
+
+
+def _page_notes(total: int, touches: Touches) -> list[str]:
+    notes = []
+    if touches.unknown:
+        notes.append(f"{touches.unknown} of {total} page touches belong to no known tensor")
+    if touches.shared:
+        notes.append(
+            f"{touches.shared} of {total} page touches could be of several tensors that shared a page in that layer"
+        )
+    return notes
+
+
+def _plain_ns(trace: Trace) -> NDArray[np.int64]:
+    """(L,) time of each layer less the tracker's own, which is spread by what it saw in each."""
+    length = len(trace.layers)
+    weight = np.bincount(trace.events["layer"][trace.events["kind"] == OP], minlength=length).astype(np.float64)
+    if len(trace.pages):
+        weight += _PAGE_WEIGHT * np.bincount(trace.pages["layer"], minlength=length)
+    if not weight.any():
+        weight[:] = trace.layer_ns
+    taken = trace.quality.overhead_ns * weight / max(float(weight.sum()), 1.0)
+    left: NDArray[np.int64] = np.maximum(trace.layer_ns - taken, trace.layer_ns * _LEAST_SHARE).astype(np.int64)
+    return left
+
+
+def _flops(trace: Trace) -> NDArray[np.int64]:
+    """(L,) floating-point operations, -1 where none is known."""
+    calls = trace.events[trace.events["kind"] == OP]
+    known = calls[calls["nbytes"] >= 0]
+    total = np.zeros(len(trace.layers), np.int64)
+    np.add.at(total, known["layer"], known["nbytes"])
+    blind = np.bincount(calls["layer"], minlength=len(total)) > 0
+    blind &= np.bincount(known["layer"], minlength=len(total)) == 0
+    total[blind if len(calls) else slice(None)] = -1
+    return total
+
+
+def _peaks(tensors: NDArray[Any], n_events: int) -> tuple[int, int]:
+    """Most bytes alive at one place of the circle: managed, and not managed."""
+    by_owner = ring_sum(
+        (~tensors["managed"]).astype(np.int64),
+        tensors["born_event"],
+        tensors["died_event"],
+        tensors["nbytes"],
+        2,
+        n_events,
+    )
+    return int(by_owner[0].max()), int(by_owner[1].max())
+
+
+def _state_was_born(trace: Trace, found: Sequence[Entity]) -> bool:
+    return any(
+        entity.persistent
+        and trace.tensors[entity.members[0]].role == "optimizer"
+        and trace.tensors[entity.members[0]].key is not None
+        for entity in found
+    )
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    used: Counter[str] = Counter()
+    found = []
+    for name in names:
+        used[name] += 1
+        found.append(name if used[name] == 1 else f"{name}~{used[name]}")
+    return tuple(found)

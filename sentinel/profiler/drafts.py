@@ -1,0 +1,124 @@
+"""Tensors as a walk along the logs finds them, and the names, roles and groups they get in the end. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.attribution import PREVIOUS
+from sentinel.core.trace import BORN, EVENT_DTYPE, FREED, LayerId, Role, TensorInfo
+
+Row = tuple[int, int, int, int, int, int, int]
+"""An event, in the order of EVENT_DTYPE: kind, layer, tensor, op, nbytes, offset, time_ns."""
+
+SMALL_REASON = "smaller than 1 KiB"
+
+
+@dataclass
+class Draft:
+    """`layer` of birth, -1: before the step. `name` "": to be named by layer and operator.
+
+    `small`: for small storages that did not outlive the stretch they were born in, that stretch.
+    """
+
+    address: int
+    nbytes: int
+    layer: int
+    key: tuple[int, int] | None = None
+    name: str = ""
+    role: Role | None = None
+    aliases: tuple[str, ...] = ()
+    managed: bool = True
+    reason: str = ""
+    small: int | None = None
+    maker: str = ""  # the operator that gave it, else the one that first wrote it
+    made_backward: bool = False
+    read_backward: bool = False
+    read: bool = False
+    written: bool = False
+
+
+def settle(
+    drafts: list[Draft], rows: list[Row], ring: tuple[LayerId, ...]
+) -> tuple[tuple[TensorInfo, ...], NDArray[Any]]:
+    """The tensors and events of a Trace. Small storages that one layer needs count as one tensor."""
+    drafts, rows = _group_small(drafts, rows)
+    for draft in drafts:
+        if draft.role is None:
+            draft.role = _role(draft)
+    names = _names(drafts, ring)
+    tensors = tuple(
+        TensorInfo(name, d.role or "workspace", d.nbytes, d.address, d.key, d.aliases, d.managed, d.reason)
+        for name, d in zip(names, drafts, strict=True)
+    )
+    return tensors, np.array(rows, EVENT_DTYPE)
+
+
+def _role(draft: Draft) -> Role:
+    if draft.layer < 0:
+        return "workspace" if draft.written else "input"
+    return "activation" if draft.read_backward and draft.maker and not draft.made_backward else "workspace"
+
+
+def _names(drafts: list[Draft], ring: tuple[LayerId, ...]) -> list[str]:
+    """Unique and the same in every run: given names first, then layer, operator and number of that kind."""
+    taken = {d.name for d in drafts if d.name and not (d.role == "grad" and d.layer < 0)}
+    used: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
+    names = []
+    for d in drafts:
+        name = d.name
+        if d.role == "grad" and d.layer < 0 and name in taken:
+            name += PREVIOUS
+        if not name:
+            made = f"{ring[d.layer]}/{d.maker or 'unwritten'}" if d.layer >= 0 else d.role or "workspace"
+            name = f"{made}#{numbers[made]}"
+            numbers[made] += 1
+        used[name] += 1
+        names.append(name if used[name] == 1 else f"{name}~{used[name]}")
+    return names
+
+
+def _group_small(drafts: list[Draft], rows: list[Row]) -> tuple[list[Draft], list[Row]]:
+    """Small storages that died in the stretch of their birth become one tensor a stretch, as large as ever."""
+    freed = {row[2] for row in rows if row[0] == FREED}
+    groups: dict[int, int] = {}
+    kept: list[Draft] = []
+    target: list[int] = []
+    for index, draft in enumerate(drafts):
+        if draft.small is None or draft.name or index not in freed:
+            target.append(len(kept))
+            kept.append(draft)
+            continue
+        if draft.small not in groups:
+            groups[draft.small] = len(kept)
+            kept.append(
+                Draft(0, 0, draft.layer, role="workspace", managed=False, reason=SMALL_REASON, maker="small storages")
+            )
+        target.append(groups[draft.small])
+    members = set(groups.values())
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    alive: Counter[int] = Counter()
+    for at, row in enumerate(rows):
+        group = target[row[2]] if row[2] >= 0 else -1
+        if group in members and row[0] in (BORN, FREED):
+            first.setdefault(group, at)
+            last[group] = at
+            alive[group] += row[4] if row[0] == BORN else -row[4]
+            kept[group].nbytes = max(kept[group].nbytes, alive[group])
+    merged: list[Row] = []
+    for at, (kind, layer, tensor, op, nbytes, offset, time_ns) in enumerate(rows):
+        to = target[tensor] if tensor >= 0 else -1
+        if to not in members:
+            merged.append((kind, layer, to, op, nbytes, offset, time_ns))
+        elif kind in (BORN, FREED):
+            if at in (first[to], last[to]):
+                merged.append((kind, layer, to, op, kept[to].nbytes, 0, time_ns))
+        else:
+            merged.append((kind, layer, to, op, min(nbytes, kept[to].nbytes), 0, time_ns))
+    return kept, merged

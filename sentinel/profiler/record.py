@@ -1,0 +1,195 @@
+"""StepRecorder: from a running training step to a Trace."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from sentinel.core.errors import UsageError
+from sentinel.core.trace import PAGE_DTYPE, LayerId, Quality, Trace
+from sentinel.profiler import annotate, names, operators
+from sentinel.profiler.merge import Known, Sighting, Step, merge
+from sentinel.profiler.pages.protocol import PageSamples
+from sentinel.system import native
+
+BLIND_TO = (
+    "memory that operators use without naming a tensor (scratch space, oneDNN's own buffers)",
+    "which bytes within an operand's extent were touched",
+)
+
+
+class StepRecorder:
+    """Records one step: `start`, a `tick` at the end of each layer, then `finish` or `abandon`.
+
+    All on the thread that trains. The step may begin anywhere in the ring: the first tick tells where.
+    """
+
+    def __init__(self) -> None:
+        self._ticks: list[tuple[int, int, int, int]] = []  # seq, layer that ended, how long it took, when
+        self._sightings: list[Sighting] = []
+        self._hooks: list[RemovableHandle] = []
+        self._known: list[Known] = []
+        self._now: Callable[[], int] = native.quick().sn_now_ns
+        self._next_seq: Callable[[], int] = native.quick().sn_next_seq
+        self._first_seq = self._began_ns = self._layer_began_ns = 0
+
+    def start(self, models: Sequence[nn.Module] | None = None, optimizers: Sequence[Optimizer] | None = None) -> None:
+        """Begin at a step boundary. Without `models` and `optimizers`, those that are annotated give the names.
+
+        Raises UsageError if another step is being recorded.
+        """
+        annotated = annotate.annotated()
+        models = annotated[0] if models is None else models
+        optimizers = annotated[1] if optimizers is None else optimizers
+        _operator_ns()  # measured once, before the step
+        self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
+        for name, param in names.parameters(models, optimizers):
+            if param.requires_grad and param.is_leaf:
+                self._hooks.append(param.register_post_accumulate_grad_hook(_Watch(name, self._see)))
+        operators.start()
+        self._first_seq = self._next_seq()
+        self._began_ns = self._layer_began_ns = self._now()
+
+    def tick(self, layer: int) -> None:
+        """Layer `layer` has ended, counted from the ring's first."""
+        now = self._now()
+        self._ticks.append((self._next_seq(), layer, now - self._layer_began_ns, now))
+        self._layer_began_ns = now
+
+    def resume(self) -> None:
+        """What was done since `tick` was not the program's: the next layer's time begins now."""
+        self._layer_began_ns = self._now()
+
+    def finish(
+        self,
+        events: NDArray[Any],
+        ring: Sequence[LayerId],
+        persistent: Sequence[names.Named],
+        samples: PageSamples | None = None,
+    ) -> Trace:
+        """End the step. `events`: the allocation log, by seq. `persistent`: what lives across steps now.
+
+        Raises UsageError if the ticks were not those of one round of `ring`.
+        """
+        ended_ns, last_seq = self._now(), self._next_seq()
+        self._end()
+        layers = [layer for _, layer, _, _ in self._ticks]
+        if not layers or layers != [(layers[0] + i) % len(ring) for i in range(len(ring))]:
+            raise UsageError(f"{len(layers)} ticks are not one round of a ring of {len(ring)}", "record a whole step")
+        layer_ns = np.zeros(len(ring), np.int64)
+        for _, layer, ns, _ in self._ticks:
+            layer_ns[layer] += ns
+        layer_ns[layers[0]] += ended_ns - self._layer_began_ns
+        log = operators.log()
+        step = Step(
+            first_seq=self._first_seq,
+            last_seq=last_seq,
+            began_ns=self._began_ns,
+            tick_seqs=np.array([tick[0] for tick in self._ticks], np.uint64),
+            tick_ns=np.array([tick[3] for tick in self._ticks], np.int64),
+            first_layer=layers[0],
+            ring=tuple(ring),
+            before=tuple(self._known),
+            after=tuple(_known(persistent, {})),
+            sightings=tuple(self._sightings),
+        )
+        tensors, merged = merge(step, events, log, native.quick().sn_memory_contains)
+        return Trace(
+            layers=tuple(ring),
+            layer_ns=layer_ns,
+            tensors=tensors,
+            ops=log.ops,
+            events=merged,
+            quality=self._quality(log, samples),
+            pages=np.zeros(0, PAGE_DTYPE) if samples is None else _fold(samples.pages, len(ring)),
+        )
+
+    def abandon(self) -> None:
+        """End the recording without a Trace. Does nothing if it has ended."""
+        self._end()
+
+    def _end(self) -> None:
+        operators.stop()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _see(self, name: str, address: int) -> None:
+        self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
+
+    def _quality(self, log: operators.OperatorLog, samples: PageSamples | None) -> Quality:
+        calls = int((log.events["kind"] == operators.OPERATOR).sum())
+        own = Quality(
+            tracker="ops",
+            counts="operator accesses",
+            lost=log.lost,
+            overhead_ns=int(calls * _operator_ns()),
+            blind_to=BLIND_TO,
+        )
+        if samples is None:
+            return own
+        pages = samples.quality
+        total = pages.overhead_ns or sum(samples.tracker_ns.values())
+        return replace(pages, overhead_ns=own.overhead_ns + total, blind_to=(*pages.blind_to, *BLIND_TO))
+
+
+class _Watch:
+    """Sees where a parameter's gradient is once it is complete. Holds neither."""
+
+    def __init__(self, name: str, see: Callable[[str, int], None]) -> None:
+        self._name, self._see = name, see
+
+    def __call__(self, param: torch.Tensor) -> None:
+        if param.grad is not None:
+            self._see(self._name, names.storage_address(param.grad))
+
+
+def _known(named: Sequence[names.Named], aliases: dict[str, tuple[str, ...]]) -> list[Known]:
+    return [
+        Known(name, role, names.storage_address(tensor), tensor.untyped_storage().nbytes(), aliases.get(name, ()))
+        for name, tensor, role in named
+    ]
+
+
+def _fold(pages: NDArray[Any], length: int) -> NDArray[Any]:
+    """One row a page and layer: what was touched in both stretches of a layer counts once."""
+    rows = pages[pages["layer"] >= 0].copy()
+    rows["layer"] %= length
+    keys, first, inverse = np.unique(rows[["layer", "page"]], return_index=True, return_inverse=True)
+    folded = rows[first]
+    for column in ("reads", "writes"):
+        most = np.full(len(keys), -1, np.int64)
+        np.maximum.at(most, inverse, rows[column])
+        folded[column] = most
+    return folded
+
+
+@functools.cache
+def _operator_ns() -> float:
+    """What recording adds to one operator call, in ns: the least of a few short trials."""
+    with torch.no_grad():
+        a, b = torch.zeros(4), torch.zeros(4)
+
+        def batch() -> float:
+            began = time.perf_counter_ns()
+            for _ in range(200):
+                a.add_(b)
+            return (time.perf_counter_ns() - began) / 200
+
+        plain = min(batch() for _ in range(5))
+        operators.start()
+        try:
+            recorded = min(batch() for _ in range(5))
+        finally:
+            operators.stop()
+    return max(recorded - plain, 0.0)
