@@ -141,12 +141,12 @@ def keep(arguments: argparse.Namespace) -> int:
         hint = "" if arguments.auto else "; try --auto"
         print(f"sentinel: {arguments.script} trained no step under Sentinel{hint}", file=sys.stderr)
         return 1
+    save_nouns(arguments)
     if arguments.report:
         report.write(arguments.report)
         print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
     else:
         print(report.text(), file=sys.stderr)
-    save_nouns(arguments)
     return 0
 
 
