@@ -55,6 +55,11 @@ def caveats_of(
     return list(dict.fromkeys(found))
 
 
+def counted(n: int, noun: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def _of_plan(plan: Plan) -> list[str]:
     found = []
     if plan.provisional:
@@ -129,7 +134,9 @@ def _of_memory(headline: dict[str, Any], setup: Setup) -> list[str]:
         found.append(f"Up to {format_bytes(unmanaged)} fell back to malloc: the budget does not cover them.")
     if setup.in_place:
         nbytes = sum(nbytes for _, nbytes, _ in setup.in_place)
-        found.append(f"{len(setup.in_place)} tensors ({format_bytes(nbytes)}) stayed where they were; see the list.")
+        found.append(
+            f"{counted(len(setup.in_place), 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."
+        )
     applied, predicted = headline["step_ns_applied"], headline["step_ns_predicted"]
     if applied and predicted and abs(applied / predicted - 1) > 0.25:
         found.append(f"Predicted and executed step differ: {format_ns(predicted)} and {format_ns(applied)}.")

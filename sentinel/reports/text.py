@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.caveats import done_sentence
+from sentinel.reports.caveats import counted, done_sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
     cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
     rows: list[tuple[str, str | None, str]] = [
-        ("what was done", h["kind"] or "profiled and planned only", done_sentence(h)),
+        ("what was done", h["kind"] or "profiled and planned only", _in_short(h["kind"])),
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
         ("tracker", h["tracker"], ""),
@@ -79,6 +79,16 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(what, "unknown" if value is None else value, "" if value is None else note) for what, value, note in rows]
 
 
+def _in_short(kind: str | None) -> str:
+    """The kind in a few words."""
+    return {
+        "executed": "on this host's memory",
+        "emulated": "executed with injected delays, not on slower memory",
+        "simulated": "computed, nothing was applied",
+        "declared": "this host has no slower memory: computed, nothing was applied",
+    }.get(kind or "", "nothing was applied or simulated")
+
+
 def _b(nbytes: int | None) -> str | None:
     return None if nbytes is None else format_bytes(nbytes)
 
@@ -91,7 +101,9 @@ def _title(report: Report) -> str:
     kind = report.headline["kind"]
     label = f" [{kind.upper()}]" if kind and kind != "executed" else ""
     script = f"\n{report.setup.script}" if report.setup.script else ""
-    return f"Sentinel migration report{label}{script}"
+    sentence = done_sentence(report.headline)
+    done = "" if sentence in report.caveats else f"\n{_wrapped(sentence, '')}"
+    return f"Sentinel migration report{label}{script}{done}"
 
 
 def _caveats(report: Report) -> str:
@@ -123,13 +135,13 @@ def sparkline(values: Sequence[float], top: float, width: int = 64) -> str:
     if not len(values) or top <= 0:
         return ""
     parts = np.array_split(np.asarray(values, float), min(width, len(values)))
-    return "".join(_BARS[min(int(part.max() / top * 8), 7)] for part in parts)
+    return "".join(_BARS[min(int(part.max() / top * 8), 7)] if part.max() > 0 else " " for part in parts).rstrip()
 
 
 def _footprint(frames: dict[str, pd.DataFrame]) -> str:
     """Live bytes over layers, by role, and what the plan holds in each tier."""
     rows: list[tuple[str, str, str]] = []
-    if "footprint" in frames:
+    if "footprint" in frames and len(frames["footprint"]):
         table = frames["footprint"].pivot(index="layer", columns="role", values="nbytes").astype("float64")
         total = table.sum(axis=1)
         top = float(total.max())
@@ -155,7 +167,7 @@ def _migrations(table: pd.DataFrame, steps: int | None) -> str:
         source, target, reason, outcome = (str(part) for part in key)  # type: ignore[attr-defined]
         word = "planned" if outcome == "<NA>" else outcome
         rows.append((f"{source} → {target}", reason, word, str(int(row["count"])), format_bytes(float(row["sum"]))))
-    over = f"over {steps} steps" if steps else "planned for each step"
+    over = f"over {counted(steps, 'step')}" if steps else "planned for each step"
     return _table(f"Migrations, {over}", rows)
 
 
@@ -165,7 +177,7 @@ def _tensors(table: pd.DataFrame | None) -> str:
     largest = table.sort_values(["nbytes", "tensor"], ascending=[False, True]).head(TOP)
     rows = [("bytes", "role", "layers", "touched in", "tier", "tensor")]
     for row in largest.astype(object).where(largest.notna(), None).to_dict("records"):
-        layers, touched = f"{row['first_layer']}–{row['last_layer']}", f"{row['touched_layers']} layers"
+        layers, touched = f"{row['first_layer']}–{row['last_layer']}", counted(row["touched_layers"], "layer")
         tier = row["tier"] or "unknown"
         rows.append((format_bytes(row["nbytes"]), row["role"], layers, touched, tier, _shown(row["tensor"])))
     return _table(f"Largest tensors ({len(largest)} of {len(table)})", rows)

@@ -1,4 +1,4 @@
-"""Files that are foreign, hostile, newer or not files at all: an error with path, field and remedy, and nothing else."""
+"""Files that are foreign, hostile, newer or no files at all: an error with path, field and remedy, nothing else."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 from sentinel.core.trace import ROLES
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.columns import Columns, Floats
-from sentinel.reports.html.svg import WIDTH, Frame, byte_ticks, figure, legend, tag, text, time_ticks, y_axis
+from sentinel.reports.html.svg import WIDTH, Frame, byte_ticks, escape, figure, legend, tag, text, time_ticks, y_axis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,8 @@ def footprint(profile: Profile, columns: Columns) -> str:
     for row, role in enumerate(order):
         low = tops[row] - values[row]
         body += columns.steps(frame, low, tops[row], fill=f"var(--{ROLES[role]})", class_="area")
-    body += _labels(frame, [(ROLES[r], float(tops[i, -1] - values[i, -1] / 2)) for i, r in enumerate(order)])
+    middles = [(ROLES[r], float(tops[i, -1] - values[i, -1] / 2)) for i, r in enumerate(order) if values[i, -1]]
+    body += _labels(frame, middles)
     names = [ROLES[role] for role in order]
     body += columns.readers(
         frame,
@@ -103,7 +104,8 @@ def _tier(plan: Plan, tier: int, layers: pd.DataFrame, columns: Columns) -> str:
     entries = [('class="held"', "planned, migrations in flight counted on both sides")]
     if not np.isnan(line).all():
         entries.append(('class="ranswatch"', "run, median of the steps"))
-    return figure(f"Occupancy of tier {name}", says, body, frame.bottom + _BELOW, legend(entries))
+    heading = tag("h3", escape(f"Tier {name}"))
+    return heading + figure(f"Occupancy of tier {name}", says, body, frame.bottom + _BELOW, legend(entries))
 
 
 def times(layers: pd.DataFrame, columns: Columns, word: str) -> str:

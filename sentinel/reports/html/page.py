@@ -6,7 +6,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.caveats import done_sentence
+from sentinel.reports.caveats import counted, done_sentence
 from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
 from sentinel.reports.html.heat import heat
@@ -51,7 +51,8 @@ def _header(report: Report) -> str:
     kind = report.headline["kind"] or "profiled only"
     script = tag("p", escape(report.setup.script), class_="script") if report.setup.script else ""
     badge = tag("span", escape(kind), class_=f"badge {kind.split()[0]}")
-    sentence = tag("p", escape(done_sentence(report.headline)), class_="done-sentence")
+    said = done_sentence(report.headline)
+    sentence = "" if said in report.caveats else tag("p", escape(said), class_="done-sentence")
     return f"<header><h1>Migration report {badge}</h1>{script}{sentence}</header>"
 
 
@@ -139,6 +140,7 @@ def _tables(report: Report) -> list[str]:
     for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc")):
         if len(frames[key]):
             columns = [column for column in place if column[0] in frames[key]]
+            columns = columns if key == "in_place" else columns[::-1]
             found.append(_section(title, table(frames[key].sort_values("nbytes", ascending=False), columns, title)))
     found.append(_section("Quality and origin", _quality(report)))
     return found
@@ -188,7 +190,9 @@ def _migrations(frame: pd.DataFrame) -> str:
         ("moved", "bytes moved", of_bytes),
     ]
     steps = frame["step"].nunique()
-    return table(summary, columns, f"Migrations over {steps} steps" if steps else "Migrations planned for each step")
+    return table(
+        summary, columns, f"Migrations over {counted(steps, 'step')}" if steps else "Migrations planned for each step"
+    )
 
 
 def _quality(report: Report) -> str:
