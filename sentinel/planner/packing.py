@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sentinel.core.plan import ring_sum
 from sentinel.core.units import PAGE_BYTES
 
-SMALL_ALIGN = 64
+SMALL_ALIGN = 512
 """Slots below a page are packed at this alignment, in pages of their own."""
 _BUCKETS = 512
 
@@ -87,7 +87,7 @@ def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: 
 def pack_slots(
     nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
 ) -> tuple[NDArray[np.int64], int]:
-    """(offsets, extent): slots of a page and more at whole pages; below them smaller ones, 64 bytes aligned.
+    """(offsets, extent): slots of a page and more at whole pages; below them smaller ones, 512 bytes aligned (the grain of the allocator).
 
     The smallest, which together hold next to nothing, are stacked without a search.
     """

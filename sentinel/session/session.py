@@ -206,13 +206,14 @@ class Session:
             if layer == 0 or (again and self._heard_boundary):
                 self._settle_trial()
             self._heard.append((identity.name, identity.phase))
-        elif layer is None:
-            self.state = State.WAITING
         elif self.state is State.RING:
-            self._recorder.tick((layer - 1) % len(self._clock.ring))
+            self._recorder.tick(0 if layer == first else len(self._heard))
             if layer == first:
                 self._end_ring()
+            else:
+                self._heard.append((identity.name, identity.phase))
         elif layer == first:
+            self._heard = [(identity.name, identity.phase)]
             self._record(ring=True)
 
     def _end_step(self) -> None:
@@ -270,7 +271,13 @@ class Session:
         self.state = State.RING if ring else State.RECORDING
 
     def _end_ring(self) -> None:
+        """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
         began, planned = time.perf_counter_ns(), self._plan_ns
+        followed = _clock_of(self._heard)
+        if followed.ring != self._clock.ring:
+            first = followed.identify(*self._heard[0])
+            followed.advance(first)
+            self._clock = followed
         trace = self._recorder.finish(self._memory.events(), self._clock.ring, self._persistent())
         self._plan_from(trace, provisional=False)
         self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
@@ -375,10 +382,7 @@ class Session:
             self._apply(self.plan)
             return
         self.plan = None
-        self._clock = LayerClock()
-        for name, phase in self._heard:  # what this step ticked is the ring to record
-            self._clock.identify(name, phase)
-        self._clock.learn()
+        self._clock = _clock_of(self._heard)  # what this step ticked is the ring to record
         self._again(f"the saved plan does not match this step ({why})")
 
     def _mismatch(self, plan: Plan) -> str:
@@ -445,6 +449,15 @@ class Session:
             notes=(*self._notes, *annotate.notes()),
             script=sys.argv[0] or None,
         )
+
+
+def _clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
+    """A clock that follows the ring of these ticks."""
+    clock = LayerClock()
+    for name, phase in heard:
+        clock.identify(name, phase)
+    clock.learn()
+    return clock
 
 
 def _applicable(machine: Machine) -> bool:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import sentinel  # noqa: E402
-from bit_identity_cases import CASES  # noqa: E402
+from tests.torch.bit_identity_cases import CASES  # noqa: E402
 
 STEPS = 10
 
