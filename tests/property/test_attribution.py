@@ -1,0 +1,96 @@
+"""Attribution of any step: nothing is lost, nothing is counted twice, and the profile keeps its own rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel.core.attribution import attribute
+from sentinel.core.trace import BORN, FREED, READ, WRITE
+from tests.traces import Tape, stretches, tapes
+
+
+@given(tapes())
+@settings(max_examples=300, deadline=None)
+def test_every_access_is_attributed(tape: Tape) -> None:
+    profile = attribute(tape.trace())  # checks the profile's own rules
+    seen = profile.accesses[profile.accesses["reads"] >= 0]
+    for kind, count, nbytes in ((READ, "reads", "read_bytes"), (WRITE, "writes", "written_bytes")):
+        rows = [row for row in tape.rows if row[0] == kind]
+        assert int(seen[count].sum()) == len(rows)
+        assert int(seen[nbytes].sum()) == sum(row[4] for row in rows)
+    assert (seen["touched_bytes"] <= seen["read_bytes"] + seen["written_bytes"]).all()
+    assert not any("operator accesses" in note for note in profile.notes)
+
+
+@given(tapes())
+@settings(max_examples=200, deadline=None)
+def test_bytes_born_are_freed_or_alive(tape: Tape) -> None:
+    """Each birth of the step is that of one tensor of the profile; tensors of before are one, or joined."""
+    profile = attribute(tape.trace())
+    nbytes = [t.nbytes for t in tape.tensors]
+    born = {row[2] for row in tape.rows if row[0] == BORN}
+    freed = {row[2] for row in tape.rows if row[0] == FREED}
+    alive_after = (set(range(len(nbytes))) - freed) | (born - freed)
+    total = sum(nbytes)
+    assert total == sum(nbytes[i] for i in freed) + sum(nbytes[i] for i in alive_after)
+    joined = total - int(profile.tensors["nbytes"].sum())
+    ended = [nbytes[i] for i in freed - born]
+    begun = [nbytes[i] for i in born - freed]
+    assert 0 <= joined <= min(sum(ended), sum(begun))
+    names = set(profile.names)
+    assert all(tape.tensors[i].name in names for i in born)
+
+
+@given(tapes())
+@settings(max_examples=200, deadline=None)
+def test_what_lived_and_died_in_the_step_keeps_its_layers(tape: Tape) -> None:
+    profile = attribute(tape.trace())
+    when: dict[int, dict[int, int]] = defaultdict(dict)
+    for stretch, row in stretches(tape):
+        if row[0] in (BORN, FREED):
+            when[row[2]][row[0]] = stretch
+    first = tape.rows[next(i for i, row in enumerate(tape.rows) if row[0] == 5)][1]
+    for index, found in when.items():
+        if len(found) == 2:
+            row = profile.tensors[profile.names.index(tape.tensors[index].name)]
+            assert row["start"] == (first + found[BORN]) % tape.n_layers
+            assert row["stop"] - row["start"] == min(found[FREED] - found[BORN] + 1, tape.n_layers)
+
+
+@given(tapes())
+@settings(max_examples=200, deadline=None)
+def test_page_touches_are_attributed_or_counted_as_unknown(tape: Tape) -> None:
+    trace = tape.trace()
+    profile = attribute(trace)
+    if not len(trace.pages):
+        assert (profile.accesses["pages_touched"] == -1).all()
+        return
+    unknown = [int(note.split()[0]) for note in profile.notes if "page touches belong" in note]
+    assert int(profile.accesses["pages_touched"].sum()) + sum(unknown) == len(trace.pages)
+
+
+@given(tapes(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_where_the_recording_began_does_not_matter(tape: Tape, data: st.DataObject) -> None:
+    """Steps in which nothing crosses the ends: turning the recording by some layers gives the same profile."""
+    n = tape.n_layers
+    plain, turned = Tape(n, 0), Tape(n, data.draw(st.integers(0, n - 1)))
+    weight = plain.before("w", 640), turned.before("w", 640)
+    births = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    for on, index in ((plain, weight[0]), (turned, weight[1])):
+        for _ in range(n):
+            for k in range(births[on.layer]):
+                tensor = on.born(f"{on.layer}.{k}", 64 * (k + 1))
+                on.read(index, 10 * k)
+                on.write(tensor)
+                on.freed(tensor)
+            on.tick()
+    one, other = attribute(plain.trace()), attribute(turned.trace())
+    order = np.argsort(one.names), np.argsort(other.names)
+    assert sorted(one.names) == sorted(other.names)
+    assert np.array_equal(one.tensors[order[0]], other.tensors[order[1]])
+    assert one.accesses["read_bytes"].sum() == other.accesses["read_bytes"].sum()

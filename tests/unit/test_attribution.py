@@ -1,0 +1,346 @@
+"""Lifetimes and accesses of steps whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.attribution import PREVIOUS, attribute
+from sentinel.core.errors import UsageError
+from sentinel.core.trace import Quality
+from tests.traces import Tape
+
+
+def row(profile, name):
+    return profile.tensors[profile.names.index(name)]
+
+
+def span(profile, name):
+    found = row(profile, name)
+    return int(found["start"]), int(found["stop"])
+
+
+def arc(profile, name):
+    found = row(profile, name)
+    return int(found["born_event"]), int(found["died_event"])
+
+
+def access(profile, name, layer):
+    rows = profile.accesses[
+        (profile.accesses["tensor"] == profile.names.index(name)) & (profile.accesses["layer"] == layer)
+    ]
+    assert len(rows) <= 1
+    return rows[0] if len(rows) else None
+
+
+def walk(n_layers, first=0, **events):
+    """A tape with `events` called in stretch i, by name `at_i`."""
+    tape = Tape(n_layers, first)
+    for stretch in range(n_layers + 1):
+        events.get(f"at_{stretch}", lambda tape: None)(tape)
+        if stretch < n_layers:
+            tape.tick()
+    return tape
+
+
+def test_nothing_happened():
+    profile = attribute(walk(3).trace())
+    assert (len(profile.names), len(profile.accesses), profile.n_events) == (0, 0, 1)
+    assert (profile.live_peak_bytes, profile.unmanaged_peak_bytes) == (0, 0)
+
+
+def test_what_is_not_one_round_of_the_ring_is_refused():
+    tape = Tape(3)
+    tape.tick()
+    with pytest.raises(UsageError, match="1 ticks"):
+        attribute(tape.trace())
+    tape.tick()
+    tape.layer = 0
+    tape.tick()
+    with pytest.raises(UsageError, match="not one round"):
+        attribute(tape.trace())
+
+
+def test_a_tensor_lives_from_the_layer_of_its_birth_to_that_of_its_death():
+    tape = Tape(5)
+    tape.tick()
+    short = tape.born("short", 100)
+    tape.freed(short)
+    long = tape.born("long", 200)
+    tape.tick()
+    tape.tick()
+    other = tape.born("other", 300)
+    tape.freed(long)
+    tape.freed(other)
+    tape.tick()
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert (span(profile, "short"), span(profile, "long"), span(profile, "other")) == ((1, 2), (1, 4), (3, 4))
+    assert profile.short_lived().tolist() == [True, False, True]
+    assert (arc(profile, "short"), arc(profile, "long"), arc(profile, "other")) == ((0, 1), (1, 3), (2, 3))
+    assert [tuple(profile.tensors[c].tolist()) for c in ("key_layer", "key_ordinal")] == [(1, 1, 3), (0, 1, 0)]
+    assert profile.live_peak_bytes == 500
+
+
+def test_what_was_there_before_and_after_is_persistent():
+    tape = Tape(3)
+    weight = tape.before("w", 4096)
+    tape.born("x", 64)
+    tape.tick()
+    tape.read(weight)
+    tape.tick()
+    tape.tick()
+    profile = attribute(tape.trace())
+    found = row(profile, "w")
+    assert found["persistent"]
+    assert found["managed"]
+    assert (span(profile, "w"), arc(profile, "w")) == ((0, 3), (0, 1))
+    assert found["key_layer"] == found["key_ordinal"] == -1
+
+
+def gradient_step(n_layers=4):
+    """The gradient of before is freed in layer 1; this step's is born in layer 2."""
+    tape = Tape(n_layers)
+    old = tape.before("w.grad" + PREVIOUS, 512, "grad")
+    tape.tick()
+    tape.read(old)
+    tape.freed(old)
+    tape.tick()
+    new = tape.born("w.grad", 512, "grad")
+    tape.write(new)
+    for _ in range(n_layers - 2):
+        tape.tick()
+    return tape
+
+
+def test_a_gradient_dies_where_the_one_before_it_died():
+    profile = attribute(gradient_step().trace())
+    assert profile.names == ("w.grad",)
+    assert span(profile, "w.grad") == (2, 6)  # through layers 2, 3, 0 and 1
+    assert arc(profile, "w.grad") == (0, 1)
+    assert access(profile, "w.grad", 1)["reads"] == 1
+    assert access(profile, "w.grad", 2)["writes"] == 1
+    assert not row(profile, "w.grad")["persistent"]
+
+
+def test_survivors_without_a_like_live_a_whole_period():
+    tape = Tape(3)
+    tape.tick()
+    tape.born("loss", 64)
+    tape.tick()
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert (span(profile, "loss"), arc(profile, "loss")) == ((1, 4), (0, 1))
+    assert row(profile, "loss")["managed"]
+
+
+def test_unnamed_survivors_are_joined_by_size_in_the_order_of_their_lives():
+    tape = Tape(4)
+    first, second = tape.before("input#0", 640, "input"), tape.before("input#1", 640, "input")
+    third = tape.before("input#2", 65, "input")
+    tape.freed(third)
+    tape.tick()
+    tape.freed(second)
+    tape.tick()
+    tape.freed(first)
+    tape.tick()
+    tape.born("a", 640)
+    tape.born("b", 640)
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert (span(profile, "a"), span(profile, "b")) == ((3, 6), (3, 7))
+    # the one of another size stays by itself; nothing tells where it will be born
+    assert span(profile, "input#2") == (0, 1)
+    assert not row(profile, "input#2")["managed"]
+
+
+def test_what_dies_after_its_like_is_born_lives_a_whole_period_at_most():
+    """Double buffering: the next batch is made before the last one goes."""
+    tape = Tape(2)
+    old = tape.before("batch", 640, "input")
+    tape.born("next", 640)
+    tape.freed(old)
+    tape.tick()
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert (span(profile, "next"), arc(profile, "next")) == ((0, 2), (0, 1))
+
+
+def test_the_stretch_after_the_last_tick_belongs_to_layer_0():
+    tape = Tape(3)
+    head = tape.born("head", 10)
+    tape.write(head)
+    weight = tape.before("w", 4096)
+    tape.read(weight, 100)
+    for _ in range(3):
+        tape.tick()
+    tail = tape.born("tail", 20)
+    tape.write(tail)
+    tape.freed(tail)
+    tape.read(weight, 100)
+    tape.freed(head)
+    profile = attribute(tape.trace())
+    assert (span(profile, "tail"), span(profile, "head")) == ((0, 1), (0, 3))
+    # births are counted from the start of layer 0: the tail's comes first
+    assert (arc(profile, "tail"), arc(profile, "head")) == ((0, 1), (1, 2 + 1))
+    shared = access(profile, "w", 0)
+    assert (shared["reads"], shared["read_bytes"], shared["touched_bytes"]) == (2, 200, 100)
+
+
+def test_a_recording_may_begin_anywhere_in_the_ring():
+    shifted = Tape(4, first=1)
+    old = shifted.before("z", 99, "input")
+    a = shifted.born("a", 10)
+    shifted.freed(old)
+    shifted.tick()
+    shifted.tick()
+    shifted.freed(a)
+    shifted.tick()
+    shifted.born("z", 99)
+    shifted.tick()
+    profile = attribute(shifted.trace())
+    assert (span(profile, "a"), span(profile, "z")) == ((1, 4), (0, 2))
+    assert (arc(profile, "z"), arc(profile, "a")) == ((0, 2), (1, 2))
+
+
+def test_distinct_bytes_are_the_union_of_the_operands():
+    tape = Tape(1)
+    x = tape.before("x", 1000)
+    for offset, nbytes in ((0, 100), (50, 100), (500, 100), (520, 10), (990, 10)):
+        tape.read(x, nbytes, offset)
+    tape.write(x, 5, 0)
+    tape.tick()
+    found = access(attribute(tape.trace()), "x", 0)
+    assert (found["touched_bytes"], found["read_bytes"], found["written_bytes"]) == (260, 320, 5)
+    assert (found["reads"], found["writes"]) == (5, 1)
+    assert found["pages_touched"] == found["pages_written"] == -1
+
+
+def test_operations_are_summed_by_layer_and_unknown_ones_said_so():
+    tape = Tape(4)
+    tape.operator(7)
+    tape.operator(-1)
+    tape.tick()
+    tape.operator(-1)
+    tape.tick()
+    tape.tick()
+    tape.tick()
+    tape.operator(6)
+    assert attribute(tape.trace()).flops.tolist() == [13, -1, 0, 0]
+    assert attribute(walk(2).trace()).flops.tolist() == [-1, -1]
+
+
+def test_the_trackers_time_is_taken_off_where_it_was_spent():
+    tape = Tape(2)
+    for _ in range(3):
+        tape.operator(1)
+    tape.tick()
+    tape.operator(1)
+    tape.tick()
+    quality = Quality(tracker="ops", counts="operator accesses", overhead_ns=400)
+    profile = attribute(tape.trace(1000, quality))
+    assert profile.layer_ns.tolist() == [700, 900]
+    assert (profile.step_ns_profiled, profile.step_ns_plain, profile.step_ns_is_measured) == (2000, 1600, False)
+    measured = attribute(tape.trace(1000, quality), step_ns_plain=1500)
+    assert (measured.step_ns_plain, measured.step_ns_is_measured) == (1500, True)
+
+
+def test_optimizer_state_born_in_the_step_stays_and_makes_the_profile_provisional():
+    tape = Tape(2)
+    tape.tick()
+    tape.born("w.exp_avg", 512, "optimizer")
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert profile.provisional
+    assert row(profile, "w.exp_avg")["persistent"]
+    assert not attribute(gradient_step().trace()).provisional
+
+
+def test_accesses_of_no_known_tensor_are_counted():
+    tape = Tape(1)
+    tape._event(0 + 2, -1, 10)  # a READ of nothing
+    tape.tick()
+    assert "1 operator accesses" in attribute(tape.trace()).notes[0]
+
+
+def test_unmanaged_bytes_are_shown_beside_the_managed_ones():
+    tape = Tape(2)
+    tape.before("numpy", 700, "input", managed=False)
+    small = tape.born("small", 30, managed=False)
+    tape.born("x", 5000)
+    tape.freed(small)
+    tape.tick()
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert (profile.live_peak_bytes, profile.unmanaged_peak_bytes) == (5000, 730)
+
+
+class TestPages:
+    def tape(self):
+        """Two tensors of two pages, and a large one of 100."""
+        tape = Tape(2)
+        tape.before("a", 8192, address=4096 * 10)
+        tape.before("b", 5000, address=4096 * 12)
+        tape.before("large", 4096 * 100, address=4096 * 100)
+        return tape
+
+    def test_pages_are_their_tensors(self):
+        tape = self.tape()
+        for page, reads, writes in ((10, 1, 0), (11, 1, 1), (12, 0, 1), (99, 1, 0)):
+            tape.touch(page, reads, writes)
+        tape.read(0)
+        tape.tick()
+        tape.touch(12, -1, -1)
+        tape.tick()
+        profile = attribute(tape.trace())
+        assert (access(profile, "a", 0)["pages_touched"], access(profile, "a", 0)["pages_written"]) == (2, 1)
+        assert access(profile, "a", 0)["reads"] == 1
+        only_pages = access(profile, "b", 0)  # no operator named it
+        assert (only_pages["pages_touched"], only_pages["pages_written"], only_pages["reads"]) == (1, 1, -1)
+        assert (only_pages["touched_bytes"], only_pages["written_bytes"], only_pages["read_bytes"]) == (4096, 4096, 0)
+        assert access(profile, "b", 1)["pages_written"] == -1
+        assert access(profile, "a", 1) is None
+        assert "1 of 5 page touches" in profile.notes[0]
+
+    def test_parts_of_large_tensors_are_told_apart(self):
+        tape = self.tape()
+        for page in (*range(100, 110), *range(150, 152)):
+            tape.touch(page)
+        tape.touch(152, 1, 1)
+        tape.tick()
+        for page in range(100, 200):
+            tape.touch(page)
+        tape.tick()
+        profile = attribute(tape.trace())
+        columns = ("layer", "first_page", "stop_page", "reads", "writes")
+        assert profile.ranges[list(columns)].tolist() == [(0, 0, 10, 1, 0), (0, 50, 52, 1, 0), (0, 52, 53, 1, 1)]
+        assert access(profile, "large", 1)["pages_touched"] == 100
+
+    def test_tenants_of_one_address_are_told_by_their_layers_and_operators(self):
+        tape = Tape(2)
+        one = tape.born("one", 4096, address=4096 * 7)
+        tape.freed(one)
+        two = tape.born("two", 4096, address=4096 * 7)
+        tape.read(two)
+        tape.touch(7)
+        tape.freed(two)
+        tape.tick()
+        three = tape.born("three", 4096, address=4096 * 7)
+        tape.touch(7)
+        tape.freed(three)
+        tape.tick()
+        profile = attribute(tape.trace())
+        assert access(profile, "two", 0)["pages_touched"] == 1
+        assert access(profile, "one", 0) is None
+        assert access(profile, "three", 1)["pages_touched"] == 1
+        assert "1 of 2 page touches could be" in profile.notes[0]
+
+
+def test_names_that_occur_twice_are_told_apart():
+    tape = Tape(1)
+    tape.before("w", 10)
+    tape.before("w", 20)
+    tape.tick()
+    profile = attribute(tape.trace())
+    assert profile.names == ("w", "w~2")
+    assert np.array_equal(profile.tensors["nbytes"], [10, 20])
