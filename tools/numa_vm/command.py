@@ -14,7 +14,7 @@ from tools.numa_vm import guest, luggage
 from tools.numa_vm.hardware import Hardware, memory_bytes
 from tools.numa_vm.image import Environment, root_image
 from tools.numa_vm.initramfs import initramfs
-from tools.numa_vm.packages import Missing, kernel
+from tools.numa_vm.packages import Missing, kernel, program
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -48,8 +48,12 @@ def _run(hardware: Hardware, series: str, shares: Sequence[Path], timeout_s: flo
     folders = _outermost([PROJECT, *shares])
     if not any(here.is_relative_to(folder) for folder in folders):
         raise Missing(f"{here} is neither in {PROJECT} nor shared, so it is not in the guest; add --share {here}")
+    for name, package in (("qemu-system-x86_64", "qemu-system-x86"), ("mke2fs", "e2fsprogs")):
+        program(name, package)  # before minutes are spent on what else is needed
     environment = Environment.of(PROJECT / ".venv")
     image = root_image(environment)
+    if hardware.cxl and series == "6.1":
+        raise Missing("kernel 6.1 cannot make CXL memory a node; with --cxl use --kernel 6.12")
     booted = kernel(series)
     brought = luggage.Luggage(folders, environment.prefix)
     notes = {
@@ -86,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cxl", action="store_true", help="node 1 is the memory of a CXL type-3 device")
     parser.add_argument("--cpus-on-both", action="store_true", help="one CPU on each node; else node 1 has none")
-    parser.add_argument("--kernel", choices=("6.1", "6.12"), default="6.12", help="Debian's kernel series (%(default)s)")
+    parser.add_argument(
+        "--kernel", choices=("6.1", "6.12"), default="6.12", help="Debian's kernel series (%(default)s)"
+    )
     parser.add_argument(
         "--memory", type=_two_memories, default="512M,1G", metavar="FAST,SLOW", help="per node (%(default)s)"
     )

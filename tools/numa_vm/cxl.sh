@@ -4,7 +4,7 @@ bus=/mnt/root/sys/bus/cxl/devices
 tries=0
 until [ -e $bus/endpoint*/decoder*.0/mode ] && [ -e $bus/decoder0.0/create_ram_region ]; do
     tries=$((tries + 1))
-    [ $tries -lt 500 ] || { echo "numa_vm: no CXL device appeared"; return; }
+    [ $tries -lt 500 ] || { echo "numa_vm: no CXL device appeared"; poweroff -f; }
     usleep 10000
 done
 endpoint=$(basename $(ls -d $bus/endpoint*/decoder*.0 | head -n 1))
@@ -20,4 +20,4 @@ nbytes=$(cat /mnt/root/.run/cxl_bytes)
     echo $endpoint >$bus/$region/target0
     echo 1 >$bus/$region/commit
     echo $region >/mnt/root/sys/bus/cxl/drivers/cxl_region/bind
-} || echo "numa_vm: the CXL region could not be made"
+} || { echo "numa_vm: the CXL region could not be made"; poweroff -f; }

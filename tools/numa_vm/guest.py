@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.numa_vm.packages import program
+from tools.numa_vm.packages import BACKPORTS, Missing, program
 
 _PORTS = ("output", "errors", "verdict")
+_BUS = "bus=pcie.0"  # else a device may land on the CXL bridge, which takes none
 _COMMAND_LINE = "console=ttyS0 quiet panic=-1 mitigations=off no5lvl rdinit=/init"
 
 
@@ -37,13 +38,13 @@ class Disks:
     left: Path
 
     def arguments(self) -> list[str]:
-        common = "if=virtio,format=raw,cache=unsafe,file="
-        root = f"memory-backend-file,id=root,size={self.root.stat().st_size},share=off,mem-path={_quoted(self.root)}"
-        return [
-            *("-object", root, "-device", "virtio-pmem-pci,memdev=root"),
-            *("-drive", f"readonly=on,{common}{_quoted(self.brought)}"),
-            *("-drive", common + _quoted(self.left)),
-        ]
+        memory = f"memory-backend-file,id=root,size={self.root.stat().st_size},share=off,mem-path={_quoted(self.root)}"
+        words = ["-object", memory, "-device", f"virtio-pmem-pci,{_BUS},memdev=root"]
+        for name, path, writable in (("brought", self.brought, False), ("left", self.left, True)):
+            access = "" if writable else ",readonly=on"
+            words += ["-drive", f"if=none,id={name},format=raw,cache=unsafe{access},file={_quoted(path)}"]
+            words += ["-device", f"virtio-blk-pci,{_BUS},drive={name}"]
+        return words
 
 
 def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, console: Path, timeout_s: float) -> int:
@@ -51,6 +52,7 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
 
     Raises:
         GuestFailed: no verdict came.
+        Missing: QEMU is not there, or too old for this hardware.
     """
     reading, writing = _pipes()
     command = [
@@ -60,7 +62,7 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
         *("-kernel", str(kernel), "-initrd", str(initrd), "-append", _COMMAND_LINE),
         *disks.arguments(),
         *("-serial", f"file:{_quoted(console)}"),
-        *("-device", "virtio-serial-pci"),
+        *("-device", f"virtio-serial-pci,{_BUS}"),
     ]
     for number, name in enumerate(_PORTS, start=1):
         command += ["-chardev", f"file,id={name},path=/dev/fd/{writing[name]}"]
@@ -69,10 +71,15 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
         for descriptor in writing.values():
             os.close(descriptor)
         verdict = _stream(reading, time.monotonic() + timeout_s)
+        if verdict is None:
+            raise GuestFailed(f"the guest did not end within {timeout_s:g} s; --timeout gives it longer", 124)
         said = qemu.communicate()[1].decode(errors="replace").strip()
-    if verdict is None:
-        raise GuestFailed(f"the guest did not end within {timeout_s:g} s; --timeout gives it longer", 124)
     word, _, code = verdict.strip().partition(" ")
+    if "volatile-memdev" in said:
+        raise Missing(
+            "this QEMU has no volatile CXL memory, which came with 8.1;"
+            f" on Debian 12: {BACKPORTS} && apt-get install -t bookworm-backports qemu-system-x86"
+        )
     if word != "exit":
         raise GuestFailed(f"the guest ended without a verdict{': ' + said if said else ''}; {_tail(console)}", 125)
     return int(code)

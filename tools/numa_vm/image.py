@@ -123,9 +123,9 @@ def _fill(tree: Tree, environment: Environment) -> None:
     programs += elf_files(environment.prefix, environment.unwanted)
     for library in shared_libraries(programs) | _named_libraries():
         tree.add(library)
-    for path in ("/etc/ld.so.cache", "/lib64/ld-linux-x86-64.so.2"):
-        if os.path.exists(path):
-            tree.add(path)
+    for loader in ("/etc/ld.so.cache", "/lib64/ld-linux-x86-64.so.2"):
+        if os.path.exists(loader):
+            tree.add(loader)
     bash = shutil.which("bash")
     if bash:
         for path in (Path(bash), *shared_libraries([Path(bash)])):

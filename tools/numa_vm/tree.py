@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tools.numa_vm.packages import program
+
 Unwanted = Callable[[Path], bool]
 
 
@@ -91,8 +93,9 @@ def shared_libraries(files: Iterable[Path]) -> set[Path]:
     """The libraries outside the given files' own search paths that the dynamic loader takes for them."""
     found: set[Path] = set()
     names = [str(path) for path in files]
+    ldd = program("ldd", "libc-bin")
     for start in range(0, len(names), 200):
-        listed = subprocess.run(["ldd", *names[start : start + 200]], capture_output=True, text=True, check=False)
+        listed = subprocess.run([ldd, *names[start : start + 200]], capture_output=True, text=True, check=False)
         found.update(Path(name) for name in re.findall(r"(?:=> |^\s+)(/\S+) \(0x", listed.stdout, re.MULTILINE))
     return found
 

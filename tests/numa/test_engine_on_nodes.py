@@ -1,0 +1,141 @@
+"""The engine on real nodes: pages are where the plan has them, and every byte is right."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.run import OUTCOMES
+from sentinel.system import numa
+from sentinel.system.topology import topology
+from tests.builders import MIB, act, make_profile, param
+from tests.unit.engine_builders import Running, applied, emulated_machine, transient_plan
+
+pytestmark = pytest.mark.needs("compiler")
+
+# a and b take turns beside a transient that is demoted while it lives.
+PROFILE = make_profile([param("a", MIB, [1, 2]), param("b", MIB, [5, 6]), act("x", MIB // 2, 2, 7, [6])], 8)
+MOVES = [(0, 0, 1, 3, 4), (2, 0, 1, 3, 4), (1, 1, 0, 4, 5), (2, 1, 0, 5, 6), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)]
+BUDGET = 3 * MIB // 2
+
+
+class Arena:
+    """Memory at the plan's addresses, with known bytes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.map = mmap.mmap(-1, plan.extent_bytes)
+        self.map.madvise(mmap.MADV_NOHUGEPAGE)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.map)
+        self.base = ctypes.addressof(self._anchor)
+        numa.bind(self.base, plan.extent_bytes, topology().fast)
+        self.map[:] = bytes(i % 251 for i in range(4096)) * (plan.extent_bytes // 4096)
+        self.expected = bytes(self.map)
+
+    def ranges(self, block: int) -> list[tuple[int, int]]:
+        spec = self.plan.blocks[block]
+        return [(self.base + spec.offset, spec.nbytes)]
+
+    def discard(self, block: int) -> None:
+        spec = self.plan.blocks[block]
+        self.map.madvise(mmap.MADV_DONTNEED, spec.offset, spec.nbytes)
+
+    def close(self) -> None:
+        self._anchor = None
+        self.map.close()
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return transient_plan(PROFILE, [1, 1, 0], MOVES, fast_bytes=BUDGET)
+
+
+@pytest.fixture
+def arena(plan: Plan) -> Iterator[Arena]:
+    made = Arena(plan)
+    yield made
+    made.close()
+
+
+def node_machine(slow: int) -> Machine:
+    machine = emulated_machine(BUDGET, slow_node=slow)
+    return replace(machine, tiers=(replace(machine.tiers[0], node=topology().fast), machine.tiers[1]))
+
+
+def walk(running: Running, steps: int) -> None:
+    for _ in range(steps):
+        for layer in [*range(1, 8), 0]:
+            running.tick(layer)
+            running.let_land()
+
+
+def test_on_one_node_all_is_there_already_and_the_books_balance(plan: Plan, arena: Arena) -> None:
+    with applied(plan, PROFILE, node_machine(topology().fast), strict=True, ranges=arena.ranges) as running:
+        running.let_land()
+        walk(running, 3)
+        run = running.engine.end_run()
+        held = running.engine._mover.held()
+    outcomes = {OUTCOMES[outcome] for outcome in run.migrations["outcome"]}
+    assert outcomes == {"already there"}
+    assert not run.emulated
+    assert run.counters["migrated_bytes"] == run.counters["slow_ns"] == run.counters["injected_ns"] == 0
+    assert run.layers["fast_bytes"].max() <= BUDGET
+    assert held.fast_bytes + held.slow_bytes == 2 * MIB
+    assert bytes(arena.map) == arena.expected
+
+
+def test_a_node_that_is_not_there_costs_a_warning_and_no_byte(plan: Plan, arena: Arena) -> None:
+    with applied(plan, PROFILE, node_machine(1000), ranges=arena.ranges) as running:
+        running.let_land()
+        walk(running, 2)
+        run = running.engine.end_run()
+    assert bytes(arena.map) == arena.expected
+    assert run.counters["failed"] >= 2
+    assert run.counters["stayed_ENODEV"] >= 2 * MIB // 4096
+    assert run.counters["overflow_bytes"] > 0  # a and b could not leave: said, not hidden
+    assert {int(row["errno"]) for row in run.migrations if row["errno"]} == {errno.ENODEV}
+    assert "No such device" in running.said[0]
+
+
+@pytest.mark.needs("two nodes")
+def test_pages_follow_the_plan_and_come_home_at_the_end(plan: Plan, arena: Arena) -> None:
+    host = topology()
+    fast, slow = host.fast, host.slower[0]
+    engine_args = {"strict": True, "ranges": arena.ranges}
+
+    def places() -> list[int]:
+        return [numa.bytes_on(fast, arena.ranges(block)) for block in range(3)]
+
+    with applied(plan, PROFILE, node_machine(slow), **engine_args) as running:
+        running.let_land()
+        assert places() == [MIB, 0, MIB // 2]  # a was promoted for layer 1, b is slow
+        for _ in range(3):
+            for layer in [*range(1, 8), 0]:
+                running.tick(layer)
+                running.let_land()
+                if layer == 3:
+                    assert places() == [0, 0, 0]
+                if layer == 6:
+                    assert places() == [0, MIB, MIB // 2]
+        run = running.engine.end_run()
+    assert places()[:2] == [MIB, MIB]
+    assert bytes(arena.map) == arena.expected
+    assert run.layers["fast_bytes"].max() <= BUDGET
+    assert run.counters["migrated_bytes"] > 0
+    assert run.counters["overflow_bytes"] == 0
+
+
+@pytest.mark.needs("two nodes")
+def test_a_dead_block_that_had_moved_goes_home_by_discard(arena: Arena) -> None:
+    plan = transient_plan(PROFILE, [1, 1, 0], MOVES[:2] + MOVES[4:], fast_bytes=BUDGET)  # x dies in slow memory
+    with applied(plan, PROFILE, node_machine(topology().slower[0]), strict=True, ranges=arena.ranges) as running:
+        running.let_land()
+        walk(running, 2)
+    assert running.discarded == [2, 2]

@@ -1,0 +1,197 @@
+"""tools/numa_vm: what it promises to those who call it, and that the machine is what it says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.numa_vm.hardware import Hardware
+from tools.numa_vm.packages import Missing, kernel
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "tools" / "numa_vm" / "run"
+
+
+def _missing() -> str:
+    if not shutil.which("qemu-system-x86_64"):
+        return "apt-get install qemu-system-x86 e2fsprogs"
+    try:
+        kernel("6.12")
+    except Missing as problem:
+        return str(problem)
+    return ""
+
+
+def _vm(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, RUN, *words],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture
+def machine() -> None:
+    if problem := _missing():
+        pytest.skip(f"needs numa_vm: {problem}")
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_command_runs_in_its_folder_with_its_shares_and_its_exit_code(tmp_path: Path) -> None:
+    inside = tmp_path / "a folder, shared"
+    inside.mkdir()
+    (inside / "brought").write_text("there\n")
+    (inside / "removed").write_text("stays here\n")
+    script = (
+        "pwd; cat brought; echo $WORD; ls -d /sys/devices/system/node/node*; echo to stderr >&2;"
+        "mkdir new; echo back >new/file; echo more >>brought; rm removed; exit 7"
+    )
+    done = _vm("--share", str(tmp_path), "--", "sh", "-c", script, cwd=inside, WORD='it\'s & "passed"\non')
+    nodes = "/sys/devices/system/node/node0\n/sys/devices/system/node/node1\n"
+    assert done.stdout == f'{inside}\nthere\nit\'s & "passed" on\n{nodes}'
+    assert done.stderr == "to stderr\n"
+    assert done.returncode == 7
+    assert (inside / "new" / "file").read_text() == "back\n"
+    assert (inside / "brought").read_text() == "there\nmore\n"
+    assert (inside / "removed").exists()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("series", ["6.12", "6.1"])
+def test_the_machine_does_what_we_rely_on_in_a_kernel(series: str) -> None:
+    try:
+        kernel(series)
+    except Missing as problem:
+        pytest.skip(f"needs numa_vm {series}: {problem}")
+    pytest_in_it = (".venv/bin/python", "-m", "pytest", "-q", "--no-skips", "nodes", "tests/numa/test_vm_nodes.py")
+    done = _vm("--kernel", series, "--timeout", "250", "--", *pytest_in_it)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.usefixtures("machine")
+def test_both_nodes_have_cpus_if_asked() -> None:
+    done = _vm("--cpus-on-both", "--", "sh", "-c", "cat /sys/devices/system/node/node?/cpulist; nproc")
+    assert (done.stdout, done.returncode) == ("0\n1\n2\n", 0)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_panic_is_no_success() -> None:
+    done = _vm("--", "sh", "-c", "echo before; echo c >/proc/sysrq-trigger")
+    assert done.returncode == 125
+    assert "without a verdict" in done.stderr
+    assert "panic" in done.stderr
+
+
+@pytest.mark.usefixtures("machine")
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), "--", "sh", "-c", "echo ready; sleep 1000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"  # streamed, not kept until the end
+        assert list(tmp_path.iterdir()) != []
+        assert _processes_with(str(tmp_path)) != []
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert _processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_killed_run_takes_its_machine_along(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), "--", "sh", "-c", "echo ready; sleep 1000"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.kill()
+        running.wait()
+    deadline = time.monotonic() + 20
+    while _processes_with(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_time_limit_ends_it() -> None:
+    done = _vm("--timeout", "6", "--", "sleep", "1000")
+    assert done.returncode == 124
+    assert "--timeout" in done.stderr
+
+
+@pytest.mark.usefixtures("machine")
+def test_cxl_memory_is_a_node_in_a_slower_tier() -> None:
+    script = (
+        "cat /sys/devices/system/node/has_memory /sys/devices/system/node/has_cpu;"
+        "cat /sys/devices/virtual/memory_tiering/memory_tier*/nodelist | sort; ls /sys/bus/cxl/devices | grep mem"
+    )
+    done = _vm("--cxl", "--memory", "1G,256M", "--", "sh", "-c", script)
+    if "no volatile CXL memory" in done.stderr:
+        pytest.skip(f"needs CXL in QEMU: {done.stderr.strip()}")
+    assert (done.stdout, done.returncode) == ("0-1\n0\n0\n1\nmem0\n", 0), done.stderr
+
+
+def test_a_folder_that_is_not_there_in_the_guest_is_refused_before_it_boots() -> None:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = _vm("--", "true", cwd=Path(elsewhere))
+    assert done.returncode == 125
+    assert f"--share {os.path.realpath(elsewhere)}" in done.stderr
+
+
+def test_a_missing_program_is_named_with_its_package(tmp_path: Path) -> None:
+    """With an empty path and a cache of its own, the first thing missed is apt's or QEMU's."""
+    done = _vm("--", "true", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 125
+    assert "is missing: apt-get install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--memory", "512"], "not two amounts"),
+        (["--memory", "512M,1T"], "not an amount"),
+        (["--memory", "0M,1G"], "not an amount"),
+        (["--kernel", "5.10"], "invalid choice"),
+        (["--share", "/no/such/folder"], "not a folder"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_words_are_explained(words: list[str], why: str) -> None:
+    done = _vm(*words, *(["--", "true"] if words else []))
+    assert done.returncode == 2
+    assert why in done.stderr
+
+
+def test_a_cxl_device_has_a_size_that_decoders_can_address() -> None:
+    with pytest.raises(ValueError, match="256M"):
+        Hardware((1 << 30, 100 << 20), cxl=True)
+    with pytest.raises(ValueError, match="exclude"):
+        Hardware((1 << 30, 256 << 20), cxl=True, cpus_on_both=True)
+
+
+def _processes_with(word: str) -> list[str]:
+    """The command lines of running machines that name a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "qemu" in line and word in line:
+            found.append(line)
+    return found
