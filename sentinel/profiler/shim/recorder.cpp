@@ -66,6 +66,7 @@ Recording *recording = nullptr;  // never freed: an operator that began in it ma
 std::atomic<const char *> owner{nullptr};
 std::atomic<uint64_t> lost{0};
 thread_local char thread_mark;
+thread_local int foreign_depth = 0;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 
 bool mine() { return owner.load(std::memory_order_relaxed) == &thread_mark; }
@@ -182,7 +183,7 @@ void take_inputs(const at::RecordFunction &fn, Frame &frame) {
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
   if (!mine()) {
-    lost.fetch_add(1, std::memory_order_relaxed);
+    if (foreign_depth++ == 0) lost.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }
   Recording &r = *recording;
@@ -268,7 +269,10 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
 }
 
 void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
-  if (!mine()) return;
+  if (!mine()) {
+    foreign_depth = std::max(foreign_depth - 1, 0);
+    return;
+  }
   Recording &r = *recording;
   if (r.depth == 0) return;  // it began before the recording did
   Frame &frame = r.frames[r.depth - 1];

@@ -31,7 +31,7 @@ typedef struct sn_operator_event {
 SN_API int sn_recorder_start(uint64_t count, const char *const *worded);
 SN_API int sn_recorder_stop(void);
 SN_API uint64_t sn_recorder_count(void);
-SN_API uint64_t sn_recorder_lost(void);  // operators of other threads
+SN_API uint64_t sn_recorder_lost(void);  // operators of other threads, the outermost
 SN_API uint64_t sn_recorder_copy(uint64_t first, uint64_t count, sn_operator_event *out);
 SN_API uint64_t sn_recorder_op_count(void);
 SN_API const char *sn_recorder_op_name(uint64_t op);  // NULL: there is none; valid until the next start
