@@ -77,7 +77,7 @@ def decide(work: Workload, episodes: Episodes, granted: NDArray[np.bool_], short
     moved = np.zeros(len(units), bool)
     moved[moves["part"]] = True
     parts["pooled"] &= ~moved & (parts["tier"] > 0)  # in fast memory, exact layers count for more than shared addresses
-    _tier_at_zero(parts, moves, units.persistent, length)
+    tier_at_zero(parts, moves, units.persistent, length)
     return Decision(parts, moves, short.tier, short.pool)
 
 
@@ -99,7 +99,7 @@ def _moves(episodes: Episodes, rows: NDArray[np.int64], length: int) -> NDArray[
     return np.concatenate(pieces)
 
 
-def _tier_at_zero(parts: NDArray[np.void], moves: NDArray[np.void], persistent: NDArray[np.bool_], length: int) -> None:
+def tier_at_zero(parts: NDArray[np.void], moves: NDArray[np.void], persistent: NDArray[np.bool_], length: int) -> None:
     """Set the tier of persistent parts that move: where their last move of the step has left them as layer 0 begins."""
     order = np.lexsort((moves["start"], moves["part"]))
     part = moves["part"][order]

@@ -1,20 +1,23 @@
-"""`sentinel`: many candidates, every one simulated, the best one taken."""
+"""`sentinel`: several candidates, every one simulated, the best one taken."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
+from sentinel.planner.decision import Decision
+from sentinel.planner.mixed import Effort, mixed
 from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
 from sentinel.planner.reserve import reserve
 from sentinel.planner.simple import FirstTouch, footprint_bytes, one_tier
-from sentinel.planner.workload import make_workload
+from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
-_SIMULATED = 4
+_INTERVAL_CANDIDATES = 2
 
 
 class Sentinel:
@@ -28,14 +31,31 @@ class Sentinel:
         if footprint <= machine.fast.capacity_bytes:
             return one_tier(profile, machine, 0, self.name)
         work = make_workload(profile, machine, footprint)
-        short = reserve(work, work.budget_bytes)
-        ranked = sorted((interval_cost_ns(work, mil, short), mil) for mil in lengths_to_try(work.n_layers))
-        candidates: list[tuple[str, Plan]] = [("first-touch", FirstTouch().plan(profile, machine))]
-        for _, mil in ranked[:_SIMULATED]:
-            decision = replace(by_intervals(work, mil, short), details={"mil": mil})
+        plans: list[tuple[str, Plan]] = []
+        for label, decision in _decisions(work):
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
-            candidates.append((f"mil={mil}", drawn))
-        return best_of(candidates, profile, machine, self.name)
+            plans.append((label, drawn))
+        plans.append((FirstTouch.name, FirstTouch().plan(profile, machine)))
+        return best_of(plans, profile, machine, self.name)
+
+
+def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
+    """Candidates with their labels, the likeliest best first."""
+    found = mixed(work, effort_for(work))
+    if found is not None:
+        decision, told = found
+        yield "mixed", replace(decision, details={"program_ns": int(told["ns"]), "columns": int(told["columns"])})
+    short = reserve(work, work.budget_bytes)
+    ranked = sorted((interval_cost_ns(work, mil, short), mil) for mil in lengths_to_try(work.n_layers))
+    for _, mil in ranked[:_INTERVAL_CANDIDATES]:
+        details = {"mil": mil, "intervals": -(-work.n_layers // mil)}
+        yield f"mil={mil}", replace(by_intervals(work, mil, short), details=details)
+
+
+def effort_for(work: Workload) -> Effort:
+    """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
+    n = len(work.units)
+    return Effort(60, max(min(10, 20_000 // max(n, 1)), 2), 4 if n * work.n_layers < 400_000 else 1)
 
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:

@@ -20,11 +20,14 @@ class Reserve:
     held_bytes: NDArray[np.int64]
 
 
-def reserve(work: Workload, budget: int) -> Reserve:
-    """The reserve within `budget` bytes of fast memory; what packing wastes is made room for."""
+def reserve(work: Workload, budget: int, slow: NDArray[np.bool_] | None = None) -> Reserve:
+    """The reserve within `budget` bytes of fast memory; what packing wastes is made room for.
+
+    `slow`: (short,) tensors that are not to be in it whatever the room.
+    """
     limit = budget
     while True:
-        tier = _chosen(work, limit)
+        tier = _chosen(work, limit, slow)
         pool = make_pool(work.profile, work.units.short[tier == 0])
         held = held_bytes(pool, work.profile)
         over = int(held.max(initial=0)) - budget
@@ -33,7 +36,7 @@ def reserve(work: Workload, budget: int) -> Reserve:
         limit = max(min(limit - over, limit * 15 // 16), 0)
 
 
-def _chosen(work: Workload, budget: int) -> NDArray[np.int64]:
+def _chosen(work: Workload, budget: int, slow: NDArray[np.bool_] | None) -> NDArray[np.int64]:
     """(short,) tier of each short-lived tensor, by live bytes.
 
     All in fast if the fullest layer fits. Else, in each layer that does not fit, the tensors with the least
@@ -42,13 +45,16 @@ def _chosen(work: Workload, budget: int) -> NDArray[np.int64]:
     units, t = work.units, work.profile.tensors
     tier = np.zeros(len(units.short), np.int64)
     peaks = work.short_bytes
+    if slow is not None:
+        tier[slow] = 1
+        peaks = short_peaks(work.profile, units.short[~slow])
     if peaks.max(initial=0) <= budget:
         return tier
     nbytes = t["nbytes"][units.short].astype(np.int64)
     layer = t["start"][units.short]
     density = work.short_ns / nbytes
     for full in np.flatnonzero(peaks > budget).tolist():
-        rows = np.flatnonzero(layer == full)
+        rows = np.flatnonzero((layer == full) & (tier == 0))
         rows = rows[np.argsort(density[rows], kind="stable")]
         low, high = 0, len(rows)  # the least number that must go, by bisection: the peak falls with each
         while low < high:

@@ -23,6 +23,7 @@ class Workload:
     `use_unit, use_layer`: (m,), `use_layer` unrolled in [start, start + L). `use_ns`: extra time if the use
     is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
     `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
+    `pool_ns`: (L,) extra time of those that are in slow memory.
     """
 
     profile: Profile
@@ -36,6 +37,7 @@ class Workload:
     traffic_ns: NDArray[np.float64]
     short_bytes: NDArray[np.int64]
     short_ns: NDArray[np.float64]
+    pool_ns: NDArray[np.float64]
     footprint_bytes: int
 
     @property
@@ -79,6 +81,7 @@ def make_workload(profile: Profile, machine: Machine, footprint_bytes: int, slow
         traffic_ns=traffic,
         short_bytes=short_peaks(profile, units.short),
         short_ns=short_ns[units.short],
+        pool_ns=np.zeros(profile.n_layers),
         footprint_bytes=footprint_bytes,
     )
 

@@ -1,0 +1,100 @@
+"""The heart of `sentinel`: prices, columns, the best mix, made real. Beyond the paper; see docs/how-it-works.md.
+
+Per use, what fast memory saves is weighed against the room and the link time that it costs there and then. Prices
+of room and links by layer come from a descent and are made exact by a master program over the timelines that
+were cheapest at some of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.planner.columns import Columns
+from sentinel.planner.decision import Decision
+from sentinel.planner.descent import descend
+from sentinel.planner.master import Mix, solve
+from sentinel.planner.realise import realise
+from sentinel.planner.reserve import Reserve, reserve
+from sentinel.planner.shorts import Shorts, make_shorts, none_left
+from sentinel.planner.timelines import Pricer
+from sentinel.planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing."""
+
+    rounds: int
+    keep: int
+    repriced: int
+
+
+_ENOUGH = 2e-4
+"""Repricing ends when a round shortens the step by less than this share."""
+
+
+def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] | None:
+    """The decision, and what the program predicts (`ns`); None if the solver fails."""
+    machine = work.machine
+    free = np.full(work.n_layers, float(work.budget_bytes))
+    layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
+    if machine.flops_per_s is None:
+        layer_ns = work.compute_ns + work.traffic_ns
+    per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
+    pricer, columns, shorts = Pricer(work), Columns(work), make_shorts(work)
+    descend(work, pricer, columns, shorts, free, layer_ns, per_s, effort.rounds, effort.keep)
+    mix = _priced(work, pricer, columns, shorts, free, per_s, effort.repriced)
+    if mix is None:
+        return None
+    short = reserve(work, work.budget_bytes, _slow_shorts(work, shorts, mix))
+    fixed = replace(work, pool_ns=_pool_ns(work, short))
+    left = (work.budget_bytes - short.held_bytes).astype(np.float64)
+    final = _priced(fixed, pricer, columns, none_left(shorts), left, per_s, 2)
+    if final is None:
+        return None
+    decision = realise(fixed, columns, final.share, short)
+    return decision, {"ns": final.step_ns, "relaxed_ns": mix.step_ns, "columns": float(columns.n)}
+
+
+def _priced(
+    work: Workload,
+    pricer: Pricer,
+    columns: Columns,
+    shorts: Shorts,
+    free: NDArray[np.float64],
+    per_s: tuple[float, float],
+    rounds: int,
+) -> Mix | None:
+    """Master and pricing in turn, until nothing new helps."""
+    mix = solve(work, columns, shorts, free, per_s)
+    for _ in range(rounds):
+        if mix is None or not columns.add(pricer.best(mix.prices)[0]):
+            break
+        better = solve(work, columns, shorts, free, per_s)
+        if better is None:
+            break
+        gained, mix = mix.step_ns - better.step_ns, better
+        if gained < _ENOUGH * better.step_ns:
+            break
+    return mix
+
+
+def _slow_shorts(work: Workload, shorts: Shorts, mix: Mix) -> NDArray[np.bool_]:
+    """(short,) those that the mix leaves in slow memory: of each group the share that it says, the largest first."""
+    t = work.profile.tensors[work.units.short]
+    slow = np.zeros(len(t), bool)
+    order = np.flatnonzero(shorts.of >= 0)
+    order = order[np.lexsort((order, -t["nbytes"][order], shorts.of[order]))]
+    group, nbytes = shorts.of[order], t["nbytes"][order].astype(np.float64)
+    before = np.cumsum(nbytes) - nbytes
+    before -= before[np.searchsorted(group, group)]
+    slow[order] = before + nbytes / 2 > mix.short[group] * shorts.nbytes[group]
+    return slow
+
+
+def _pool_ns(work: Workload, short: Reserve) -> NDArray[np.float64]:
+    layer = work.profile.tensors["start"][work.units.short]
+    return np.bincount(layer, work.short_ns * (short.tier > 0), work.n_layers)

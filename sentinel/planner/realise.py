@@ -1,0 +1,145 @@
+"""A mix of columns -> a Decision: whole pages, every layer's room exact."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.columns import Columns
+from sentinel.planner.decision import MOVE_DTYPE, PART_DTYPE, Decision
+from sentinel.planner.episodes import Episodes
+from sentinel.planner.intervals import EVICT, PREFETCH, tier_at_zero
+from sentinel.planner.load import spread
+from sentinel.planner.reserve import Reserve
+from sentinel.planner.workload import Workload
+
+_LEAST_PAGES = 4
+"""Parts below this are not worth a migration of their own."""
+
+
+def realise(work: Workload, columns: Columns, share: NDArray[np.float64], short: Reserve) -> Decision:
+    """Give each column its share of the unit's pages as far as room goes, the largest gain a byte and layer first."""
+    owner, episodes = columns.episodes
+    pages = _whole_pages(work, columns.unit, share)
+    room = work.budget_bytes - short.held_bytes
+    granted = _granted(work, columns, owner, episodes, pages, room)
+    parts, column_of_part = _parts(work, columns.unit, granted, _born_fast(columns.n, owner, episodes))
+    moves = _moves(owner, episodes, column_of_part, work.n_layers)
+    moved = np.zeros(len(parts), bool)
+    moved[moves["part"]] = True
+    alone = np.bincount(parts["unit"], minlength=len(work.units))[parts["unit"]] == 1
+    parts["pooled"] = alone & ~moved & (parts["tier"] > 0) & ~work.units.persistent[parts["unit"]]
+    tier_at_zero(parts, moves, work.units.persistent, work.n_layers)
+    return Decision(parts, moves, short.tier, short.pool)
+
+
+def _whole_pages(work: Workload, unit: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(columns,) pages of each: a unit's shares are rounded together, and crumbs go to its largest column."""
+    total = work.units.nbytes // PAGE_BYTES
+    pages = np.zeros(len(unit), np.int64)
+    chosen = np.flatnonzero(share > 1e-6)
+    chosen = chosen[np.lexsort((-share[chosen], unit[chosen]))]
+    edges_of = np.flatnonzero(np.diff(unit[chosen], prepend=-1, append=-1)) if len(chosen) else np.zeros(1, np.int64)
+    for low, high in pairwise(edges_of.tolist()):
+        rows = chosen[low:high]
+        whole = int(total[unit[rows[0]]])
+        edges = np.rint(np.cumsum(share[rows]) * whole).astype(np.int64)
+        given = np.diff(np.minimum(edges, whole), prepend=0)
+        crumbs = (given < _LEAST_PAGES) & (given < whole)
+        crumbs[0] = False
+        given[0] += given[crumbs].sum()
+        given[crumbs] = 0
+        pages[rows] = given
+    return pages
+
+
+def _granted(
+    work: Workload,
+    columns: Columns,
+    owner: NDArray[np.int64],
+    episodes: Episodes,
+    pages: NDArray[np.int64],
+    room: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """(columns,) pages as far as they fit. Rounding may ask for a little more than there is."""
+    layer, which = spread(episodes.held_from, episodes.held_until, work.n_layers)
+    column = owner[which]
+    asked = np.bincount(layer, pages[column] * float(PAGE_BYTES), work.n_layers)
+    over = asked > room
+    if not over.any():
+        return pages
+    pages = pages.copy()
+    left = room - asked
+    value = np.bincount(owner, episodes.value_ns, columns.n) / np.maximum(work.units.nbytes[columns.unit], 1)
+    touching = np.zeros(columns.n, bool)
+    touching[column[over[layer]]] = True
+    order = np.argsort(column, kind="stable")
+    first = np.searchsorted(column[order], np.arange(columns.n + 1))
+    candidates = np.flatnonzero(touching & (pages > 0))
+    for c in candidates[np.lexsort((candidates, value[candidates]))].tolist():
+        layers = layer[order[first[c] : first[c + 1]]]
+        need = -int(left[layers].min())
+        if need > 0:
+            cut = min(int(pages[c]), -(-need // PAGE_BYTES))
+            pages[c] -= cut
+            left[layers] += cut * PAGE_BYTES
+        if (left >= 0).all():
+            break
+    return pages
+
+
+def _born_fast(n: int, owner: NDArray[np.int64], episodes: Episodes) -> NDArray[np.bool_]:
+    """(columns,) whether the first episode is a birth in fast memory, or a stay for good."""
+    born = np.zeros(n, bool)
+    born[owner[~episodes.promote]] = True
+    return born
+
+
+def _parts(
+    work: Workload, unit: NDArray[np.int64], pages: NDArray[np.int64], born: NDArray[np.bool_]
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """The part table, and each part's column, -1 for what stays in slow memory. Parts born in fast memory lie first."""
+    total = work.units.nbytes // PAGE_BYTES
+    taken = np.bincount(unit, pages, len(work.units)).astype(np.int64)
+    chosen = np.flatnonzero(pages > 0)
+    rest = np.flatnonzero(total > taken)
+    units = np.append(unit[chosen], rest)
+    column = np.append(chosen, np.full(len(rest), -1))
+    counts = np.append(pages[chosen], (total - taken)[rest])
+    tier = np.append(np.where(born[chosen], 0, 1), np.ones(len(rest), np.int64))
+    order = np.lexsort((column, tier, units))
+    parts = np.zeros(len(order), PART_DTYPE)
+    parts["unit"], parts["pages"], parts["tier"] = units[order], counts[order], tier[order]
+    running = np.cumsum(parts["pages"]) - parts["pages"]
+    first = np.searchsorted(parts["unit"], parts["unit"])
+    parts["page"] = running - running[first]
+    return parts, column[order]
+
+
+def _moves(
+    owner: NDArray[np.int64], episodes: Episodes, column_of_part: NDArray[np.int64], length: int
+) -> NDArray[np.void]:
+    """The migrations of each part: those of its column."""
+    order = np.argsort(owner, kind="stable")
+    movers = np.flatnonzero(column_of_part >= 0)
+    first = np.searchsorted(owner[order], column_of_part[movers])
+    count = np.searchsorted(owner[order], column_of_part[movers], side="right") - first
+    part = np.repeat(movers, count)
+    row = order[np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)]
+    pieces = []
+    for wanted, start, due, source, reason in (
+        (episodes.demote, episodes.end, episodes.held_until, 0, EVICT),
+        (episodes.promote, episodes.held_from, episodes.begin, 1, PREFETCH),
+    ):
+        mine = np.flatnonzero(wanted[row])
+        moves = np.zeros(len(mine), MOVE_DTYPE)
+        e = row[mine]
+        moves["part"], moves["source"], moves["target"], moves["reason"] = part[mine], source, 1 - source, reason
+        moves["start"] = start[e] % length
+        moves["due"] = moves["start"] + due[e] - start[e]
+        moves["rank"] = -episodes.value_ns[e]
+        pieces.append(moves)
+    return np.concatenate(pieces)
