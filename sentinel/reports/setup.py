@@ -28,7 +28,7 @@ class Setup:
     `kind`: only `"declared"` needs to be told, the others follow from the nouns. `setup_ns`: spent in
     `start_profile` and `end_profile`, planning apart; `plan_ns`: planning. `in_place`: (name, nbytes,
     reason) of tensors whose memory was not taken over. `unmanaged`: why allocations fell back to malloc ->
-    most bytes at one time. `notes`: sentences for the top of the report.
+    bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report.
     """
 
     tracker: str | None = None

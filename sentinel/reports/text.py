@@ -33,7 +33,7 @@ def text_of(report: Report) -> str:
         _migrations(frames["migrations"], report.headline["steps"]),
         _tensors(frames.get("tensors")),
         _in_place(frames["in_place"], "Stayed in place"),
-        _in_place(frames["unmanaged"], "Fell back to malloc"),
+        _in_place(frames["unmanaged"], "Fell back to malloc, all allocations added up"),
         _origins(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"

@@ -137,7 +137,7 @@ def _tables(report: Report) -> list[str]:
     if "tensors" in frames:
         found.append(_section("Tensors", _tensors(frames["tensors"], _unit(report))))
     place: list[Column] = [("tensor", "tensor", str), ("nbytes", "bytes", of_bytes), ("reason", "reason", str)]
-    for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc")):
+    for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc, all allocations added up")):
         if len(frames[key]):
             columns = [column for column in place if column[0] in frames[key]]
             columns = columns if key == "in_place" else columns[::-1]
@@ -209,9 +209,16 @@ def _quality(report: Report) -> str:
             ("own cost in the profiled step", of_ns(quality.overhead_ns), "taken off the layers' times"),
             ("blind to", ", ".join(quality.blind_to) or "nothing known", ""),
         ]
-    run = report.run
-    if run is not None:
-        rows += [
-            (name.replace("_", " "), f"{count:,}", "counted in the run") for name, count in sorted(run.counters.items())
-        ]
+    if report.run is not None:
+        rows += [(*_counter(name, n), "counted in the run") for name, n in sorted(report.run.counters.items())]
     return pairs(rows, "Quality and origin") if rows else ""
+
+
+def _counter(name: str, count: int) -> tuple[str, str]:
+    """A counter's name and value, the unit taken from the name to the value."""
+    words = name.replace("_", " ")
+    if name.endswith("_bytes"):
+        return words.removesuffix(" bytes"), format_bytes(count)
+    if name.endswith("_ns"):
+        return words.removesuffix(" ns"), format_ns(count)
+    return words, f"{count:,}"
