@@ -20,7 +20,8 @@ def _program(*names: str, package: str) -> Callable[[], str]:
 
 
 def _native() -> str:
-    return "" if list((SOURCE / "sentinel").glob("_native*.so")) else "make venv"
+    built = list((SOURCE / "sentinel").glob("_native*.so"))
+    return "" if built or not PROBES["compiler"]() else "make venv"  # with a compiler it is made when first used
 
 
 def _root() -> str:

@@ -18,7 +18,7 @@ from sentinel.system.topology import topology
 from sentinel.tiers import HeldBlock, Tier, open_tiers
 from tests.builders import GB, MIB, make_machine
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = pytest.mark.needs("native")
 
 CAPACITY = 4 * MIB
 

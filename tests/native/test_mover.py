@@ -14,7 +14,7 @@ from sentinel.core.errors import NativeError
 from sentinel.migration.mover import NativeMover, Outcome, sleep_until
 from sentinel.tiers.tier import DEMOTE, PROMOTE, Job
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = pytest.mark.needs("native")
 
 MS = 1_000_000
 

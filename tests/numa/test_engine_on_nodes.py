@@ -18,7 +18,7 @@ from sentinel.system.topology import topology
 from tests.builders import MIB, act, make_profile, param
 from tests.unit.engine_builders import Running, applied, emulated_machine, transient_plan
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = pytest.mark.needs("native")
 
 # a and b take turns beside a transient that is demoted while it lives.
 PROFILE = make_profile([param("a", MIB, [1, 2]), param("b", MIB, [5, 6]), act("x", MIB // 2, 2, 7, [6])], 8)

@@ -19,7 +19,7 @@ from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = pytest.mark.needs("native")
 
 # Two tensors take turns in a fast tier that holds one of them and a third that stays.
 SWAP = make_profile([param("a", 4 * MIB, [1, 2]), param("b", 4 * MIB, [5, 6]), param("c", MIB, range(8))], 8)

@@ -13,7 +13,7 @@ from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
 
-pytestmark = pytest.mark.needs("compiler")
+pytestmark = pytest.mark.needs("native")
 
 CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}[platform.machine()]
 
