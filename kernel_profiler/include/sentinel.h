@@ -108,7 +108,8 @@ SN_API void sn_free(void *address);
  * without an arena it only sets the layer. */
 SN_API int sn_tick(int32_t layer);
 
-/* Modes; owner only (-EPERM). Each drains other threads' frees. Leaving record returns free pages. */
+/* Modes; owner only (-EPERM). Each drains other threads' frees. Leaving record or place returns
+ * the free pages of its arena to the system. */
 SN_API int sn_pass_through(void);
 SN_API int sn_record(void); /* clears the log */
 /* Slot i serves the allocation (layers[i], ordinals[i]) at placement base + offsets[i]. Offsets are multiples
@@ -147,6 +148,8 @@ SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_by
  * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
 SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);
 SN_API int sn_release(uint64_t offset, uint64_t nbytes);
+/* Returns all free pages of the arena to the system, reserving them meanwhile. Bytes, or -errno. Any thread. */
+SN_API int64_t sn_placement_release(void);
 /* Bytes of the range that are taken now, by tenants or reservations; any thread. */
 SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 

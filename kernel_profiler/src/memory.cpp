@@ -131,14 +131,13 @@ void *allocate_foreign(uint64_t nbytes) {
 int start_mode(int wanted) {
   if (space.nbytes == 0) return -ENODEV;
   if (!is_owner()) return -EPERM;
-  const bool was_recording = mode.load() == SN_RECORD;
+  const int before = mode.load();
   drain();
   mode.store(wanted);
   sn::exclusive_keep_free_pages(wanted == SN_RECORD);
-  if (was_recording && wanted != SN_RECORD) {
-    const int64_t released = sn_exclusive_release();
-    if (released < 0) return static_cast<int>(released);
-  }
+  // Where this fails, pages stay resident until they are used again: no reason not to change the mode.
+  if (before == SN_RECORD && wanted != SN_RECORD) sn_exclusive_release();
+  if (before == SN_PLACE && wanted != SN_PLACE) sn_placement_release();
   return 0;
 }
 

@@ -1,6 +1,7 @@
 #include "placement.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -212,6 +213,25 @@ uint64_t placement_free(uint64_t address) {
 }
 
 }  // namespace sn
+
+extern "C" int64_t sn_placement_release(void) {
+  if (arena.nbytes == 0) return -ENODEV;
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) / kGranule;
+  const uint64_t end = arena.committed / kGranule;
+  int64_t nbytes = 0;
+  for (uint64_t first = 0; first < end;) {
+    uint64_t last = first;
+    while (last < end && bitmap.taken(last, page) == 0) last += page;
+    if (last > first && bitmap.claim_as_other(first, last - first)) {
+      const int error = sn::advise(arena.base + first * kGranule, (last - first) * kGranule, MADV_DONTNEED);
+      bitmap.clear(first, last - first);
+      if (error != 0) return error;
+      nbytes += static_cast<int64_t>((last - first) * kGranule);
+    }
+    first = last + page;  // the page at `last` is taken
+  }
+  return nbytes;
+}
 
 extern "C" int sn_placement_range(sn_range *out) {
   if (arena.nbytes == 0) return -ENODEV;

@@ -109,6 +109,23 @@ void a_reservation_excludes_tenants_and_tenants_exclude_it() {
   sn_free(served);
 }
 
+void free_pages_go_back_when_placing_ends() {
+  CHECK(place({0, 0}, {0, 1}, {0, kMiB + 512}, {kMiB, 1024}, 2 * kMiB) == 0);
+  auto *dead = static_cast<unsigned char *>(sn_allocate(kMiB));
+  auto *living = static_cast<unsigned char *>(sn_allocate(1024));
+  fill(dead, kMiB, 8);
+  fill(living, 1024, 9);
+  sn_free(dead);
+  CHECK(holds(dead, kMiB, 8));
+  CHECK(sn_pass_through() == 0);
+  CHECK(holds(dead, kMiB, 0) && holds(living, 1024, 9));
+  CHECK(sn_placement_taken(0, 2 * kMiB) == 1024);
+  sn_system_fail(-1, 1, EAGAIN);
+  CHECK(sn_placement_release() == -EAGAIN && sn_placement_taken(0, 2 * kMiB) == 1024);
+  CHECK(sn_placement_release() >= static_cast<int64_t>(2 * kMiB - 4096));
+  sn_free(living);
+}
+
 // A mover discards what is dead while the owner lives on, and a third thread frees.
 void movers_and_foreign_frees_never_touch_live_bytes() {
   constexpr int kSlots = 61;
@@ -138,7 +155,7 @@ void movers_and_foreign_frees_never_touch_live_bytes() {
       if (void *address = handed.exchange(nullptr)) sn_free(address);
   });
   int served = 0;
-  for (int round = 0; round < 150; round++) {
+  for (int round = 0; round < 53; round++) {
     sn_tick(0);
     std::vector<unsigned char *> live;
     for (int i = 0; i < kSlots; i++) {
@@ -170,6 +187,7 @@ int main() {
   a_new_table_respects_the_tenants_of_the_old();
   bad_tables_are_refused_and_the_old_one_stays();
   a_reservation_excludes_tenants_and_tenants_exclude_it();
+  free_pages_go_back_when_placing_ends();
   movers_and_foreign_frees_never_touch_live_bytes();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);
