@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
@@ -44,6 +45,10 @@ from sentinel.reports import Report, Setup, build_report
 from sentinel.session.binding import Addresses, slot_table
 from sentinel.session.request import Request, load_plan, machine_of
 
+REFINE_STEPS = 4
+"""After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
+REFINE_GAIN = 0.98
+"""A plan made anew with those times is applied if it is predicted to take at most this share of the present one's."""
 REPROFILE_STEPS = 100
 """A new dataflow is profiled again at most every so many steps, and"""
 REPROFILES = 10
@@ -219,6 +224,8 @@ class Session:
     def _end_step(self) -> None:
         """An applied step has ended: a dataflow that the plan does not know is profiled anew."""
         self._steps += 1
+        if self._steps == self._profiled_at + REFINE_STEPS:
+            self._refine()
         share = self._fallback_share()
         if share <= FALLBACK_SHARE or self._steps - self._profiled_at < REPROFILE_STEPS:
             return
@@ -292,10 +299,7 @@ class Session:
         began = time.perf_counter_ns()
         footprint = planner.footprint_bytes(self.profile)
         self.machine = self._with_budget(footprint)
-        plan = planner.plan(self.profile, self.machine, policy=self.request.policy)
-        plan = replace(plan, uses=block_uses(plan, self.profile), provisional=provisional)
-        check(plan, self.profile, self.machine)
-        self.plan = files.with_origin(plan, profile=self.profile, machine=self.machine)
+        self.plan = self._planned(self.profile, self.machine)
         self._plan_ns += time.perf_counter_ns() - began
         self.simulated = simulator.simulate(self.plan, self.profile, self.machine, steps=2)
         if provisional:
@@ -305,6 +309,37 @@ class Session:
         self._profiled_at = self._steps
         self._place(self.plan)
         self._apply(self.plan)
+
+    def _refine(self) -> None:
+        """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
+        engine, plan, machine = self._engine, self.plan, self.machine
+        if engine is None or plan is None or machine is None or self.profile is None:
+            return
+        layer_ns = plain_layer_ns(engine.so_far(), self.profile.n_layers)
+        if layer_ns is None:
+            return
+        began = time.perf_counter_ns()
+        self.profile = replace(self.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
+        better = self._planned(self.profile, machine)
+        kept = simulator.simulate(plan, self.profile, machine, steps=2)
+        self.simulated = simulator.simulate(better, self.profile, machine, steps=2)
+        switch = (self.simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
+        self._plan_ns += time.perf_counter_ns() - began
+        if not switch:
+            self.simulated = kept
+            self.plan = files.with_origin(plan, profile=self.profile, machine=machine)
+            return
+        self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
+        self._end_engine()
+        self.plan = better
+        self._place(better)
+        self._apply(better)
+
+    def _planned(self, profile: Profile, machine: Machine) -> Plan:
+        plan = planner.plan(profile, machine, policy=self.request.policy)
+        plan = replace(plan, uses=block_uses(plan, profile), provisional=profile.provisional)
+        check(plan, profile, machine)
+        return files.with_origin(plan, profile=profile, machine=machine)
 
     def _with_budget(self, footprint_bytes: int) -> Machine:
         if self.request.fast is None:
@@ -449,6 +484,21 @@ class Session:
             notes=(*self._notes, *annotate.notes()),
             script=sys.argv[0] or None,
         )
+
+
+def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
+    """(L,) median time of each layer over the steps that ran as planned but the first, stalls and delays taken off.
+
+    None without such a step.
+    """
+    steps = run.steps["step"][run.steps["in_step"]][1:]
+    rows = run.layers[np.isin(run.layers["step"], steps)]
+    if not len(steps) or len(rows) != len(steps) * length:
+        return None
+    rows = np.sort(rows, order=["step", "layer"]).reshape(len(steps), length)
+    spent = rows["duration_ns"] - rows["stall_ns"] - rows["slow_ns"]
+    times: NDArray[np.int64] = np.maximum(np.median(spent, axis=0), 1).astype(np.int64)
+    return times
 
 
 def _clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
