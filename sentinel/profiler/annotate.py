@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes
@@ -77,9 +78,21 @@ def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
     return _models.alive(), _optimizers.alive()
 
 
+def watch_steps(optimizer: Optimizer) -> RemovableHandle:
+    """Tell the session when `optimizer` has stepped, with no ticks: for one that is named but not annotated."""
+
+    def after(*_: object) -> None:
+        if ticks.sink is not None:
+            ticks.sink.step_boundary()
+
+    return optimizer.register_step_post_hook(after)
+
+
 def notes() -> list[str]:
     """What the annotations in force cannot do, and what that costs, as sentences."""
     found = []
+    if any(hasattr(part, "_orig_mod") for model in _models.alive() for part in model.modules()):
+        found.append("torch.compile: what it compiles is one layer, and of its operators only some are seen")
     for optimizer in _optimizers.alive():
         if not slices.sliceable(optimizer):
             params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -146,13 +159,16 @@ _with_grad: list[bool] = []
 
 class _RootBefore(_Hook):
     def __call__(self, *_: object) -> None:
-        _with_grad.append(torch.is_grad_enabled())
+        if not torch.compiler.is_compiling():
+            _with_grad.append(torch.is_grad_enabled())
 
 
 class _RootAfter(_Hook):
     """Runs after a forward that failed too, then `output` is None."""
 
     def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if _with_grad:
             _with_grad.pop()
         if ticks.sink is not None and torch.is_grad_enabled():
@@ -167,7 +183,7 @@ class _BlockHook(_Hook):
 
     def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
         sink = ticks.sink
-        if sink is None:
+        if sink is None or torch.compiler.is_compiling():  # a compiled graph would replay its ticks afterwards
             return
         grad = torch.is_grad_enabled()
         if backward.graph_task() != -1:  # activation checkpointing computes this block again

@@ -41,7 +41,7 @@ class StepRecorder:
         self._known: list[Known] = []
         self._now: Callable[[], int] = native.quick().sn_now_ns
         self._next_seq: Callable[[], int] = native.quick().sn_next_seq
-        self._first_seq = self._began_ns = self._layer_began_ns = 0
+        self._first_seq = self._last_seq = self._began_ns = self._layer_began_ns = self._ended_ns = 0
 
     def start(self, models: Sequence[nn.Module] | None = None, optimizers: Sequence[Optimizer] | None = None) -> None:
         """Begin at a step boundary. Without `models` and `optimizers`, those that are annotated give the names.
@@ -53,10 +53,10 @@ class StepRecorder:
         optimizers = annotated[1] if optimizers is None else optimizers
         _operator_ns()  # measured once, before the step
         self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
+        operators.start()
         for name, param in names.parameters(models, optimizers):
             if param.requires_grad and param.is_leaf:
                 self._hooks.append(param.register_post_accumulate_grad_hook(_Watch(name, self._see)))
-        operators.start()
         self._first_seq = self._next_seq()
         self._began_ns = self._layer_began_ns = self._now()
 
@@ -70,6 +70,15 @@ class StepRecorder:
         """What was done since `tick` was not the program's: the next layer's time begins now."""
         self._layer_began_ns = self._now()
 
+    def stop(self) -> None:
+        """The step ends here: what is done from now on is not its. `finish` does it too, if it was not done."""
+        if self._began_ns and not self._ended_ns:
+            self._ended_ns, self._last_seq = self._now(), self._next_seq()
+            operators.stop()
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+
     def finish(
         self,
         events: NDArray[Any],
@@ -81,19 +90,18 @@ class StepRecorder:
 
         Raises UsageError if the ticks were not those of one round of `ring`.
         """
-        ended_ns, last_seq = self._now(), self._next_seq()
-        self._end()
+        self.stop()
         layers = [layer for _, layer, _, _ in self._ticks]
         if not layers or layers != [(layers[0] + i) % len(ring) for i in range(len(ring))]:
             raise UsageError(f"{len(layers)} ticks are not one round of a ring of {len(ring)}", "record a whole step")
         layer_ns = np.zeros(len(ring), np.int64)
         for _, layer, ns, _ in self._ticks:
             layer_ns[layer] += ns
-        layer_ns[layers[0]] += ended_ns - self._layer_began_ns
+        layer_ns[layers[0]] += self._ended_ns - self._layer_began_ns
         log = operators.log()
         step = Step(
             first_seq=self._first_seq,
-            last_seq=last_seq,
+            last_seq=self._last_seq,
             began_ns=self._began_ns,
             tick_seqs=np.array([tick[0] for tick in self._ticks], np.uint64),
             tick_ns=np.array([tick[3] for tick in self._ticks], np.int64),
@@ -116,13 +124,7 @@ class StepRecorder:
 
     def abandon(self) -> None:
         """End the recording without a Trace. Does nothing if it has ended."""
-        self._end()
-
-    def _end(self) -> None:
-        operators.stop()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self.stop()
 
     def _see(self, name: str, address: int) -> None:
         self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))

@@ -385,3 +385,21 @@ class TestNothingElseChanges:
             nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         assert notes.seen == []
         assert module_under_test._with_grad == []
+
+    def test_a_compiled_model_runs_and_its_blocks_do_not_tick(self):
+        model = torch.compile(mlp(), backend="eager")
+        with annotate(model), noted() as notes:
+            model(torch.ones(2, 4)).sum().backward()
+            assert notes.take() == backward("loss")
+            assert "torch.compile" in module_under_test.notes()[0]
+
+
+def test_an_optimizer_that_is_only_watched_tells_of_its_steps_and_does_not_tick():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = module_under_test.watch_steps(optimizer)
+    with noted() as notes:
+        optimizer.step()
+        assert (notes.seen, notes.boundaries) == ([], [0])
+    optimizer.step()
+    handle.remove()

@@ -1,81 +1,102 @@
-"""`--auto` finds the step of a training loop that says nothing about itself."""
+"""The loop of a script that knows nothing of Sentinel is found, whatever it does within a step."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="torch is not installed")
 
-from sentinel.session.auto import period_of  # noqa: E402
-
-ROOT = Path(__file__).parents[2]
-
-PLAIN = """
 import torch
+import torch.nn.modules.module as modules
+import torch.optim.optimizer as optimizers
 from torch import nn
-torch.manual_seed(0)
-model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU(inplace=True)) for _ in range(6)), nn.Linear(256, 8))
-other = nn.Linear(8, 8)
-optimizers = [torch.optim.Adam(model.parameters()), torch.optim.SGD(other.parameters(), lr=0.1)][:OPTIMIZERS]
-for step in range(STEPS):
+
+from sentinel.profiler.annotate import annotated
+from sentinel.profiler.auto import AutoLoop
+from tests.torch.ticking import noted
+
+
+class Watch:
+    """What an AutoLoop did, in order."""
+
+    def __init__(self):
+        self.calls = []
+        self.loop = AutoLoop(self._start, lambda: self.calls.append("end"))
+
+    def _start(self, models, optimizers):
+        self.calls.append(("start", len(models), len(optimizers)))
+
+    def close(self):
+        self.loop.remove()
+        if self.loop._annotation:
+            self.loop._annotation.remove()
+
+
+@pytest.fixture
+def watch():
+    made = Watch()
+    yield made
+    made.close()
+    assert annotated() == ([], [])
+    assert not modules._global_forward_pre_hooks
+    assert not modules._global_forward_hooks
+    assert not optimizers._global_optimizer_post_hooks
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
+def test_the_third_step_is_profiled(watch):
+    model, loss = mlp(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    happened = []
+    with noted() as notes:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss(model(torch.ones(2, 4)), torch.zeros(2, 4)).backward()
+            optimizer.step()
+            happened.append((list(watch.calls), len(notes.take())))
+    assert [calls for calls, _ in happened] == [[], [], *[[("start", 1, 1)]], *[[("start", 1, 1), "end"]] * 3]
+    ticks = {count for _, count in happened[2:]}
+    assert happened[0][1] == happened[1][1] == 0
+    assert len(ticks) == 1
+    assert ticks.pop() > 6
+    assert watch.loop.ended
+    assert watch.loop.found == ((model,), (optimizer,))
+
+
+def test_accumulation_validation_and_several_models(watch):
+    generator, critic = mlp(), mlp()
+    first = torch.optim.SGD(critic.parameters(), lr=0.1)
+    second = torch.optim.SGD(generator.parameters(), lr=0.1)
+    for _ in range(4):
+        for _ in range(3):  # micro-steps
+            critic(generator(torch.ones(2, 4)).detach()).sum().backward()
+        first.step()
+        critic(generator(torch.ones(2, 4))).sum().backward()
+        second.step()
+        with torch.no_grad():
+            generator(torch.ones(2, 4))
+    assert watch.calls == [("start", 2, 2), "end"]
+
+
+def test_inference_and_losses_are_no_loop(watch):
+    model = mlp()
     with torch.no_grad():
-        model(torch.randn(4, 256))
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-        loss = other(model(torch.randn(64, 256))).square().mean()
-        loss.backward()
+        for _ in range(5):
+            model(torch.ones(2, 4))
+    nn.MSELoss()(torch.ones(2), torch.zeros(2))
+    assert watch.calls == []
+    assert watch.loop.found == ((), ())
+
+
+def test_a_forward_that_fails_does_not_hide_the_next(watch):
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, 5))
+        model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    print(f"{step} {loss.item().hex()}", flush=True)
-"""
-
-
-def run(folder: Path, arguments: list[str], steps: int, optimizers: int) -> subprocess.CompletedProcess[str]:
-    script = folder / "plain.py"
-    script.write_text(PLAIN.replace("STEPS", str(steps)).replace("OPTIMIZERS", str(optimizers)))
-    return subprocess.run(
-        [sys.executable, *arguments, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("steps", "period"),
-    [([], 0), ([1], 0), ([1, 1], 1), ([1, 2], 0), ([1, 2, 1], 0), ([1, 2, 1, 2], 2), ([3, 1, 2, 1, 2], 2)],
-)
-def test_the_period_is_the_shortest_that_ends_the_sequence_twice(steps: list[int], period: int) -> None:
-    assert period_of(steps) == period
-
-
-@pytest.mark.needs("compiler")
-@pytest.mark.parametrize("optimizers", [1, 2])
-def test_an_unmodified_script_is_placed_and_trains_to_the_same_bits(tmp_path: Path, optimizers: int) -> None:
-    stock = run(tmp_path, [], 9, optimizers)
-    report = tmp_path / "r.json"
-    auto = [
-        "-m",
-        "sentinel",
-        "run",
-        "--auto",
-        "--fast",
-        "30%",
-        "--slow",
-        "emulated:cxl-asic-x8",
-        "--report",
-        str(report),
-    ]
-    placed = run(tmp_path, auto, 9, optimizers)
-    assert stock.returncode == 0, stock.stderr
-    assert placed.returncode == 0, placed.stderr
-    assert len(stock.stdout.splitlines()) == 9
-    assert placed.stdout == stock.stdout
-    assert "emulated" in report.read_text()
-
-
-@pytest.mark.needs("compiler")
-def test_a_loop_too_short_to_profile_is_told(tmp_path: Path) -> None:
-    placed = run(tmp_path, ["-m", "sentinel", "run", "--auto", "--slow", "emulated:cxl-asic-x8"], 2, 1)
-    assert placed.returncode == 1
-    assert "trained no step under Sentinel" in placed.stderr
+    assert watch.calls == [("start", 1, 1), "end"]

@@ -199,6 +199,29 @@ def test_less_than_a_round_is_refused(memory):
     recorder.abandon()
 
 
+def test_a_recorder_that_could_not_start_ends_no_other(memory):
+    one, other = StepRecorder(), StepRecorder()
+    one.start([], [])
+    with pytest.raises(UsageError, match="recorded already"):
+        other.start([], [])
+    other.abandon()
+    x = torch.ones(1000)
+    x.add_(1)
+    one.tick(0)
+    trace = one.finish(memory.events(), [LayerClock().identify("a")], [])
+    assert "add_" in trace.ops
+
+
+def test_the_step_ends_with_stop(memory):
+    recorder = StepRecorder()
+    recorder.start([], [])
+    recorder.tick(0)
+    recorder.stop()
+    torch.ones(1000).add_(1)
+    trace = recorder.finish(memory.events(), [LayerClock().identify("a")], [])
+    assert trace.events["kind"].tolist() == [5]
+
+
 def test_tied_parameters_are_one_tensor_with_two_names():
     model = nn.Module()
     model.one, model.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
