@@ -173,7 +173,11 @@ def _cases(plan: Plan | None, run: Run | None) -> dict[str, int] | None:
     if run is not None and any(f"case{case}" in run.counters for case in (1, 2, 3)):
         return {str(case): int(run.counters.get(f"case{case}", 0)) for case in (1, 2, 3)}
     told = plan.details.get("cases") if plan else None
-    return {str(case): int(told.get(str(case), 0)) for case in (1, 2, 3)} if isinstance(told, dict) else None
+    if not isinstance(told, dict):
+        return None
+    counts = {str(case): _whole(told.get(str(case), 0)) for case in (1, 2, 3)}
+    known = {case: n for case, n in counts.items() if n is not None}
+    return known if len(known) == 3 else None
 
 
 def _whole(value: Any) -> int | None:

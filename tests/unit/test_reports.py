@@ -118,6 +118,17 @@ def test_what_is_unknown_is_none_and_never_a_word_or_zero() -> None:
     assert only_profile["step_ns_plain"] == 81_000_000
 
 
+@pytest.mark.parametrize("odd", [None, "x", {"1": {}}, {"1": "x", "2": 0}, [1, 2, 3], True, {}])
+def test_details_that_are_not_what_they_should_be_are_unknown(odd: Any) -> None:
+    """A plan's details are the policy's own, and may come from a file."""
+    details = {"mil": odd, "cases": odd, "optimality_gap": odd}
+    report = build_report(plan=dataclasses.replace(PLAN, details=details))
+    assert report.headline["mil"] is None
+    assert report.headline["optimality_gap"] is None
+    assert report.headline["cases"] == ({"1": 0, "2": 0, "3": 0} if odd == {} else None)
+    assert "unknown" in report.text()
+
+
 @pytest.mark.parametrize(
     ("given", "setup", "kind", "word"),
     [
