@@ -50,7 +50,7 @@ def _profile() -> Profile:
 
 
 PROFILE = _profile()
-PLAN = with_origin(planner.plan(PROFILE, MACHINE), profile=PROFILE, machine=MACHINE)
+PLAN = with_origin(planner.plan(PROFILE, MACHINE, "sentinel-2021"), profile=PROFILE, machine=MACHINE)
 SIMULATED = with_origin(simulate(PLAN, PROFILE, MACHINE, steps=3), plan=PLAN)
 SETUP = Setup("ops", "emulated:cxl-asic-x8", "50%", None, 7, 11, (("alias.weight", 4096, "shared"),), {"no slot": 4097})
 
