@@ -17,7 +17,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import Decision
-from sentinel.planner.packing import pack
+from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.units import Units
 
@@ -137,7 +137,7 @@ def _arena(
     lowest = np.minimum.reduceat(decision.parts["tier"], first[:-1]) if len(units) else np.zeros(0, np.int64)
     highest = np.maximum.reduceat(decision.parts["tier"], first[:-1]) if len(units) else np.zeros(0, np.int64)
     rows = np.flatnonzero(~units.persistent & ~pooled & (lowest == tier) & (highest == tier))
-    offsets = pack(units.nbytes[rows], units.start[rows], units.stop[rows], profile.n_layers)
+    offsets = pack_pages(units.nbytes[rows], units.start[rows], units.stop[rows], profile.n_layers)
     base = draft.extend(int((offsets + units.nbytes[rows]).max(initial=0)), tier)
     draft.base[rows] = base + offsets
 

@@ -164,7 +164,10 @@ def _solve(program: _Program, time_limit_s: float) -> tuple[float | None, str]:
     if status == highspy.HighsModelStatus.kTimeLimit:
         return None, f"the solver did not end within {time_limit_s:g} s; this is the time with all in fast memory"
     if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kUnknown):
-        return None, f"the solver ended with {solver.modelStatusToString(status)}; this is the time with all in fast memory"
+        return (
+            None,
+            f"the solver ended with {solver.modelStatusToString(status)}; this is the time with all in fast memory",
+        )
     info = solver.getInfo()
     if status == highspy.HighsModelStatus.kUnknown and info.max_primal_infeasibility > 1e-4:
         return None, "the solver did not converge; this is the time with all in fast memory"

@@ -1,6 +1,7 @@
 """The master program: how much of each column happens, so that room and links suffice and the step is shortest.
 
-Dantzig and Wolfe's decomposition: columns come from `timelines` at the prices that this program finds.
+Dantzig and Wolfe's decomposition: columns come from `timelines` at the prices that this program finds. The solver
+keeps its basis from one round to the next.
 """
 
 from __future__ import annotations
@@ -12,126 +13,164 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.columns import Columns
-from sentinel.planner.episodes import Episodes
-from sentinel.planner.load import spread
 from sentinel.planner.shorts import Shorts
 from sentinel.planner.windows import Prices
 from sentinel.planner.workload import Workload
 
 _MOVE_COST = 1e-3
 """ms a GB moved, on top: solutions that shuffle bytes for nothing cost traffic."""
+_SLOW_COST = 1e-5
+"""ms a ms of slow accesses, on top, where they cost no time: what may as well be fast, is."""
+
+Entries = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Mix:
     """`share`: (columns,) of each unit's bytes; `short`: (groups,) of each short-lived group's that are fast.
 
-    `layer_ns`: (L,) time of each layer. `prices`: what room, links and slow time are worth here.
+    `prices`: what room, links and slow time are worth here. `step_ns`: time of the step.
     """
 
     share: NDArray[np.float64]
     short: NDArray[np.float64]
-    layer_ns: NDArray[np.float64]
     prices: Prices
     step_ns: float
 
 
-def solve(
-    work: Workload, columns: Columns, shorts: Shorts, free: NDArray[np.float64], per_s: tuple[float, float]
-) -> Mix | None:
-    """The best mix of columns and short-lived groups in (L,) bytes of `free` room; None if the solver fails."""
-    length, unit = work.n_layers, columns.unit
-    n = columns.n
-    layers = np.arange(length)
-    base, least = layer_base_ms(work, shorts)
-    column, rows = columns.uses
-    entries = [(work.use_layer[rows] % length, length + column, work.use_ns[rows] / 1e6)]
-    owner, episodes = columns.episodes
-    gb = work.units.nbytes[episodes.unit] / 1e9
-    k, links = shorts.exists.shape[1], 2 if work.machine.full_duplex else 1
-    rooms = (np.cumsum(shorts.exists.reshape(-1)) - 1).reshape(length, k)
-    n_rooms = int(shorts.exists.sum())
-    entries += _held_rows(shorts, rooms, length, length + n + len(shorts.layer))
-    link_row, held_row = length + n_rooms, length + n_rooms + links * length
-    held = length + n + len(shorts.layer) + np.arange(length)
-    entries += _held_entries(episodes, owner, gb, length, held_row)
-    entries += [(held_row + layers, held, np.ones(length)), (held_row + layers[1:], held[:-1], -np.ones(length - 1))]
-    for i in range(k):
-        here = shorts.mask[:, i]
-        place = length + n + np.flatnonzero(here)
-        entries.append((length + rooms[shorts.layer[here], i], place, shorts.nbytes[here] / 1e9))
-    groups = np.arange(len(shorts.layer))
-    entries.append((shorts.layer, length + n + groups, shorts.gain_ns / 1e6))
-    cost = np.zeros(length + n + len(groups) + length)
-    cost[:length] = 1.0
-    for way, (wanted, start, stop) in enumerate(
-        ((episodes.promote, episodes.held_from, episodes.begin), (episodes.demote, episodes.end, episodes.held_until))
-    ):
-        moving = np.flatnonzero(wanted)
-        layer = start[moving] % length
-        at = length + n_rooms + (way if work.machine.full_duplex else 0) * length
-        entries.append((at + layer, length + owner[moving], gb[moving] * (1e12 / per_s[way])))
-        np.add.at(cost, length + owner[moving], gb[moving] * _MOVE_COST)
-    ones = np.ones(length)
-    entries.append((layers, layers, ones))
-    entries += [(link_row + link * length + layers, layers, -ones) for link in range(links)]
-    first = held_row + length
-    used, place = np.unique(unit, return_inverse=True)
-    entries.append((first + place, length + np.arange(n), np.ones(n)))
-    row, col, value = (np.concatenate(part) for part in zip(*entries, strict=True))
-    n_rows = first + len(used)
-    low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
-    low[:length], high[:length] = base, np.inf
-    high[length:link_row] = np.broadcast_to(free[:, None], shorts.exists.shape)[shorts.exists] / 1e9
-    low[held_row:first] = 0.0
-    high[first:] = 1.0
-    many = n + len(groups)
-    endless = np.full(length, np.inf)
-    bounds = np.concatenate([least, np.zeros(many + length)]), np.concatenate([endless, np.ones(many), endless])
-    answer = _highs(cost, bounds, (low, high), (row, col, value))
-    if answer is None:
-        return None
-    x, dual, objective = answer
-    slow = np.clip(dual[:length], 0.0, 1.0)
-    moment = np.zeros(shorts.exists.shape)
-    moment[shorts.exists] = np.maximum(-dual[length:link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
-    paid = [np.maximum(-dual[link_row + link * length :][:length], 0.0) for link in range(links)]
-    move = [paid[way % links] * (1e9 / per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
-    prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment)
-    return Mix(x[length : length + n], x[length + n : length + many], x[:length] * 1e6, prices, objective * 1e6)
+class Master:
+    """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once.
 
-
-def _held_rows(
-    shorts: Shorts, rooms: NDArray[np.int64], length: int, first: int
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
-    """What units hold in layer k, column `first + k`, counts at each instant of the layer."""
-    layer, instant = np.nonzero(shorts.exists)
-    return [(length + rooms[layer, instant], first + layer, np.ones(len(layer)))]
-
-
-def _held_entries(
-    episodes: Episodes, owner: NDArray[np.int64], gb: NDArray[np.float64], length: int, row: int
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]:
-    """Rows `row + k` define what units hold: layer 0 by a sum, every other by what begins and ends with it.
-
-    Sums in every row would be dense: most columns hold room in most layers of a long gap.
+    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the short-lived groups; the `Columns`.
     """
-    layer, which = spread(episodes.held_from, episodes.held_until, length)
-    at_zero = which[layer == 0]
-    out = [(np.full(len(at_zero), row), length + owner[at_zero], -gb[at_zero])]
-    for edge, sign in ((episodes.held_from, -1.0), (episodes.held_until, 1.0)):
-        some = np.flatnonzero((edge % length != 0) & (episodes.held_until - episodes.held_from < length))
-        out.append((row + edge[some] % length, length + owner[some], sign * gb[some]))
-    return out
+
+    def __init__(self, work: Workload, columns: Columns, shorts: Shorts, per_s: tuple[float, float]) -> None:
+        self.work, self.columns, self.shorts, self.per_s = work, columns, shorts, per_s
+        self.length = length = work.n_layers
+        self.links = 2 if work.machine.full_duplex else 1
+        self.n_rooms = int(shorts.exists.sum())
+        self.link_row = length + self.n_rooms
+        self.held_row = self.link_row + self.links * length
+        self.unit_row = self.held_row + length
+        self.first = 2 * length + len(shorts.layer)
+        self.added = 0
+        self.highs = highspy.Highs()
+        for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
+            self.highs.setOptionValue(option, setting)
+        self.highs.passModel(self._frame())
+
+    def _frame(self) -> highspy.HighsLp:
+        """The program without columns."""
+        length, shorts, n_rows = self.length, self.shorts, self.unit_row + len(self.work.units)
+        base, least = layer_base_ms(self.work, shorts)
+        layers = np.arange(length)
+        room = (np.cumsum(shorts.exists.reshape(-1)) - 1).reshape(shorts.exists.shape)
+        layer, instant = np.nonzero(shorts.exists)
+        group, moment = np.nonzero(shorts.mask)
+        groups = np.arange(len(shorts.layer))
+        ones = np.ones(length)
+        entries: Entries = [
+            (layers, layers, ones),
+            (shorts.layer, 2 * length + groups, shorts.gain_ns / 1e6),
+            (length + room[layer, instant], length + layer, np.ones(len(layer))),
+            (length + room[shorts.layer[group], moment], 2 * length + group, shorts.nbytes[group] / 1e9),
+            (self.held_row + layers, length + layers, ones),
+            (self.held_row + layers[1:], length + layers[:-1], -ones[1:]),
+        ]
+        entries += [(self.link_row + link * length + layers, layers, -ones) for link in range(self.links)]
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self.first, n_rows
+        endless = np.full(length, np.inf)
+        lp.col_cost_ = np.concatenate([ones, np.zeros(length), -_SLOW_COST * shorts.gain_ns / 1e6])
+        lp.col_lower_ = np.concatenate([least, np.zeros(length + len(groups))])
+        lp.col_upper_ = np.concatenate([endless, endless, np.ones(len(groups))])
+        low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
+        low[:length], high[:length] = base, np.inf
+        high[length : self.link_row] = self.work.budget_bytes / 1e9
+        low[self.held_row : self.unit_row] = 0.0
+        high[self.unit_row :] = 1.0
+        lp.row_lower_, lp.row_upper_ = low, high
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = _colwise(entries, lp.num_col_, n_rows)
+        return lp
+
+    def settle(self, work: Workload, free: NDArray[np.float64]) -> None:
+        """Short-lived tensors are decided: `work.pool_ns` says what they cost, (L,) `free` what room they leave."""
+        length, groups = self.length, len(self.shorts.layer)
+        nobody = np.zeros(groups)
+        self.highs.changeColsBounds(groups, 2 * length + np.arange(groups, dtype=np.int32), nobody, nobody)
+        base, least = layer_base_ms(work, None)
+        room = np.broadcast_to(free[:, None] / 1e9, self.shorts.exists.shape)[self.shorts.exists]
+        for row, low in enumerate(base.tolist()):
+            self.highs.changeRowBounds(row, low, np.inf)
+        for row, high in enumerate(room.tolist()):
+            self.highs.changeRowBounds(length + row, -np.inf, high)
+        layers = np.arange(length, dtype=np.int32)
+        self.highs.changeColsBounds(length, layers, least, np.full(length, np.inf))
+
+    def solve(self) -> Mix | None:
+        """The best mix of all columns there are by now; None if the solver fails."""
+        self._add()
+        self.highs.run()
+        if self.highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        found = self.highs.getSolution()
+        x, dual = np.array(found.col_value), np.array(found.row_dual)
+        length, links = self.length, self.links
+        moment = np.zeros(self.shorts.exists.shape)
+        moment[self.shorts.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
+        paid = [np.maximum(-dual[self.link_row + link * length :][:length], 0.0) for link in range(links)]
+        move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
+        slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
+        prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment)
+        return Mix(x[self.first :], x[2 * length : self.first], prices, float(x[:length].sum()) * 1e6)
+
+    def _add(self) -> None:
+        """Hand the solver the columns that are new."""
+        work, length = self.work, self.length
+        known, n = self.added, self.columns.n
+        if n == known:
+            return
+        self.added = n
+        column, rows = self.columns.uses
+        new = column >= known
+        column, rows = column[new] - known, rows[new]
+        saved = work.use_ns[rows] / 1e6
+        owner, episodes = self.columns.episodes
+        new = owner >= known
+        owner = owner[new] - known
+        gb = work.units.nbytes[episodes.unit[new]] / 1e9
+        start, stop = episodes.held_from[new], episodes.held_until[new]
+        zero = (start % length + stop - start > length) | (start % length == 0)
+        # H[0] is a sum, every other H[k] what begins and ends with it: sums in every row would be dense
+        entries: Entries = [
+            (work.use_layer[rows] % length, column, saved),
+            (np.full(int(zero.sum()), self.held_row), owner[zero], -gb[zero]),
+            (self.unit_row + self.columns.unit[known:], np.arange(n - known), np.ones(n - known)),
+        ]
+        for edge, sign in ((start, -1.0), (stop, 1.0)):
+            some = np.flatnonzero((edge % length != 0) & (stop - start < length))
+            entries.append((self.held_row + edge[some] % length, owner[some], sign * gb[some]))
+        cost = -np.bincount(column, saved, n - known) * _SLOW_COST
+        ways = ((episodes.promote[new], start), (episodes.demote[new], episodes.end[new]))
+        for way, (wanted, layer) in enumerate(ways):
+            moving = np.flatnonzero(wanted)
+            row = self.link_row + (way % self.links) * length + layer[moving] % length
+            entries.append((row, owner[moving], gb[moving] * (1e12 / self.per_s[way])))
+            cost += np.bincount(owner[moving], gb[moving] * _MOVE_COST, n - known)
+        starts, index, value = _colwise(entries, n - known, self.unit_row + len(work.units))
+        none, all_of_it = np.zeros(n - known), np.ones(n - known)
+        self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)
 
 
-def layer_base_ms(work: Workload, shorts: Shorts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def layer_base_ms(work: Workload, shorts: Shorts | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(L,) ms of each layer with everything in slow memory, by traffic; and the least it takes whatever is where.
 
-    Small short-lived tensors count as fast (see `Shorts`).
+    Small short-lived tensors count as fast (see `Shorts`); without `shorts` all of them are settled.
     """
     slow = np.bincount(work.use_layer % work.n_layers, work.use_ns, work.n_layers).astype(np.float64)
-    slow += np.bincount(shorts.layer, shorts.gain_ns, work.n_layers)
+    if shorts is not None:
+        slow += np.bincount(shorts.layer, shorts.gain_ns, work.n_layers)
     roofline = work.machine.flops_per_s is not None
     held = work.traffic_ns + work.pool_ns
     base = held + slow if roofline else work.compute_ns + held + slow
@@ -139,28 +178,11 @@ def layer_base_ms(work: Workload, shorts: Shorts) -> tuple[NDArray[np.float64], 
     return base / 1e6, least / 1e6
 
 
-def _highs(
-    cost: NDArray[np.float64],
-    bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
-    rows: tuple[NDArray[np.float64], NDArray[np.float64]],
-    entries: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float] | None:
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(cost), len(rows[0])
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, bounds[0], bounds[1]
-    lp.row_lower_, lp.row_upper_ = rows
-    row, column, value = entries
-    key, place = np.unique(column * lp.num_row_ + row, return_inverse=True)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_ = np.searchsorted(key // lp.num_row_, np.arange(lp.num_col_ + 1)).astype(np.int32)
-    lp.a_matrix_.index_ = (key % lp.num_row_).astype(np.int32)
-    lp.a_matrix_.value_ = np.bincount(place, value, len(key))
-    solver = highspy.Highs()
-    for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
-        solver.setOptionValue(option, setting)
-    solver.passModel(lp)
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    found = solver.getSolution()
-    return np.array(found.col_value), np.array(found.row_dual), float(solver.getInfo().objective_function_value)
+def _colwise(
+    entries: Entries, n_columns: int, n_rows: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
+    """(starts, row index, value) by column; entries of one place are added up."""
+    row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
+    key, place = np.unique(column * n_rows + row, return_inverse=True)
+    starts = np.searchsorted(key // n_rows, np.arange(n_columns + 1)).astype(np.int32)
+    return starts, (key % n_rows).astype(np.int32), np.bincount(place, value, len(key))

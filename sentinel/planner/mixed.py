@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from sentinel.planner.columns import Columns
 from sentinel.planner.decision import Decision
 from sentinel.planner.descent import descend
-from sentinel.planner.master import Mix, solve
+from sentinel.planner.families import families
+from sentinel.planner.master import Master, Mix
 from sentinel.planner.realise import realise
 from sentinel.planner.reserve import Reserve, reserve
-from sentinel.planner.shorts import Shorts, make_shorts, none_left
+from sentinel.planner.shorts import Shorts, make_shorts
 from sentinel.planner.timelines import Pricer
 from sentinel.planner.workload import Workload
 
@@ -44,36 +45,31 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
     if machine.flops_per_s is None:
         layer_ns = work.compute_ns + work.traffic_ns
     per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
-    pricer, columns, shorts = Pricer(work), Columns(work), make_shorts(work)
-    descend(work, pricer, columns, shorts, free, layer_ns, per_s, effort.rounds, effort.keep)
-    mix = _priced(work, pricer, columns, shorts, free, per_s, effort.repriced)
+    merged, of = families(work)
+    pricer, columns, shorts = Pricer(merged), Columns(merged), make_shorts(work)
+    descend(merged, pricer, columns, shorts, free, layer_ns, per_s, effort.rounds, effort.keep)
+    master = Master(merged, columns, shorts, per_s)
+    mix = _priced(master, pricer, columns, effort.repriced)
     if mix is None:
         return None
     short = reserve(work, work.budget_bytes, _slow_shorts(work, shorts, mix))
-    fixed = replace(work, pool_ns=_pool_ns(work, short))
+    fixed = replace(merged, pool_ns=_pool_ns(work, short))
     left = (work.budget_bytes - short.held_bytes).astype(np.float64)
-    final = _priced(fixed, pricer, columns, none_left(shorts), left, per_s, 2)
+    master.settle(fixed, left)
+    final = _priced(master, pricer, columns, effort.repriced)
     if final is None:
         return None
-    decision = realise(fixed, columns, final.share, short)
+    decision = realise(work, of, columns, final.share, short)
     return decision, {"ns": final.step_ns, "relaxed_ns": mix.step_ns, "columns": float(columns.n)}
 
 
-def _priced(
-    work: Workload,
-    pricer: Pricer,
-    columns: Columns,
-    shorts: Shorts,
-    free: NDArray[np.float64],
-    per_s: tuple[float, float],
-    rounds: int,
-) -> Mix | None:
+def _priced(master: Master, pricer: Pricer, columns: Columns, rounds: int) -> Mix | None:
     """Master and pricing in turn, until nothing new helps."""
-    mix = solve(work, columns, shorts, free, per_s)
+    mix = master.solve()
     for _ in range(rounds):
         if mix is None or not columns.add(pricer.best(mix.prices)[0]):
             break
-        better = solve(work, columns, shorts, free, per_s)
+        better = master.solve()
         if better is None:
             break
         gained, mix = mix.step_ns - better.step_ns, better

@@ -11,6 +11,8 @@ from sentinel.core.units import PAGE_BYTES
 SMALL_ALIGN = 512
 """Slots below a page are packed at this alignment, in pages of their own."""
 _BUCKETS = 512
+_FEW = 4
+"""An arc of fewer buckets is kept in each of them, a longer one apart."""
 
 
 class _Index:
@@ -45,24 +47,26 @@ def pack(
         return offsets
     width = np.minimum(stop - start, period)
     bucket = max(-(-period // _BUCKETS), 1)
-    index = [_Index() for _ in range(-(-period // bucket))]
-    everything = _Index()
+    buckets = [_Index() for _ in range(-(-period // bucket))]
+    long, everything = _Index(), _Index()
     order = np.lexsort((np.arange(n), start, -width, -nbytes))
-    for i in order.tolist():
-        size, begin, wide = int(nbytes[i]), int(start[i]), int(width[i])
-        first, last = begin // bucket, (begin + wide - 1) // bucket
-        if last - first < 2 and last < len(index):
-            found = index[first].placed()
-            if last > first:
-                found = np.concatenate([found, index[last].placed()], axis=1)
-        else:
-            found = everything.placed()
-        offset = _lowest(found, size, begin, wide, period)
+    firsts, lasts = start // bucket, (start + width - 1) // bucket
+    columns = (nbytes, start, width, firsts, lasts)
+    for i, size, begin, wide, first, last in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):
+        near = [b % len(buckets) for b in range(first, last + 1)] if last - first < _FEW else []
+        found = (
+            [index.placed() for index in (*(buckets[b] for b in near), long) if index.n]
+            if near
+            else [everything.placed()]
+        )
+        offset = 0
+        if found:
+            offset = _lowest(found[0] if len(found) == 1 else np.concatenate(found, axis=1), size, begin, wide, period)
         offsets[i] = offset
         row = (offset, offset + size, begin, wide)
         everything.add(row)
-        for where in range(first, min(last, first + len(index) - 1) + 1):
-            index[where % len(index)].add(row)
+        for index in [buckets[b] for b in near] or [long]:
+            index.add(row)
     return offsets
 
 
@@ -82,6 +86,19 @@ def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: 
     gaps = low[1:] - reach[:-1] >= size
     at = int(gaps.argmax()) if len(gaps) else 0
     return int(reach[at]) if len(gaps) and gaps[at] else int(reach[-1])
+
+
+def pack_pages(
+    nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> NDArray[np.int64]:
+    """Offsets as `pack` gives them, for many whole-page sizes: the smallest, next to nothing, are stacked on top."""
+    stacked = _negligible(nbytes, start, stop, period)
+    offsets = np.zeros(len(nbytes), np.int64)
+    extent = 0
+    for rows, place in ((np.flatnonzero(~stacked), pack), (np.flatnonzero(stacked), _stack)):
+        offsets[rows] = extent + place(nbytes[rows], start[rows], stop[rows], period)
+        extent = int((offsets + nbytes)[rows].max(initial=extent))
+    return offsets
 
 
 def pack_slots(

@@ -43,43 +43,46 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     Rows of pages that are occupied in the same layers become one block a run of layers, so a pool that every
     layer fills is one block.
     """
-    length = profile.n_layers
+    low, high, used = _rows(pool, profile)
+    if not len(low):
+        return []
+    run, row_of, begin, width = _runs(used)
     t = profile.tensors[pool.tensors]
-    start, stop, ends = t["start"], t["stop"], pool.offsets + t["nbytes"]
-    blocks = []
-    for low, high, used in _rows(pool, profile):
-        here = np.flatnonzero((pool.offsets < high) & (ends > low))
-        for begin, end in _runs(used):
-            # round the ring: a tenant may have begun in the turn before, or go on into the next
-            tenants = np.zeros(len(here), bool)
-            for turn in (-length, 0, length):
-                tenants |= (start[here] + turn < end) & (stop[here] + turn > begin)
-            members = tuple(pool.tensors[here[tenants]].tolist())
-            blocks.append(Block(base + low, high - low, begin, end, tier, members, f"{name}@{begin}"))
-    return blocks
+    first = np.searchsorted(high, pool.offsets, side="right")
+    count = np.searchsorted(low, pool.offsets + t["nbytes"], side="left") - first
+    tenant = np.repeat(np.arange(len(t)), count)
+    row = np.arange(len(tenant)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    home = run[row, t["start"][tenant]]  # all of a tenant's life is in one run
+    order = np.lexsort((tenant, home))
+    cuts = np.searchsorted(home[order], np.arange(len(begin) + 1)).tolist()
+    members = pool.tensors[tenant[order]].tolist()
+    lows, highs = low[row_of].tolist(), high[row_of].tolist()
+    return [
+        Block(base + a, b - a, k, k + n, tier, tuple(members[cuts[i] : cuts[i + 1]]), f"{name}@{k}")
+        for i, (a, b, k, n) in enumerate(zip(lows, highs, begin.tolist(), width.tolist(), strict=True))
+    ]
 
 
 def held_bytes(pool: Pool, profile: Profile) -> NDArray[np.int64]:
     """(L,) bytes that `layered_blocks` hold."""
-    out = np.zeros(profile.n_layers, np.int64)
-    for low, high, used in _rows(pool, profile):
-        out[used] += high - low
-    return out
+    low, high, used = _rows(pool, profile)
+    return (high - low) @ used if len(low) else np.zeros(profile.n_layers, np.int64)
 
 
-def _rows(pool: Pool, profile: Profile) -> list[tuple[int, int, NDArray[np.bool_]]]:
-    """(first byte, one past the last, (L,) occupied) of each page range, neighbours with one occupancy merged."""
+def _rows(pool: Pool, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """First byte, one past the last, and (rows, L) occupied of each page range; neighbours of one occupancy merged."""
     if pool.extent == 0:
-        return []
+        none = np.zeros(0, np.int64)
+        return none, none, np.zeros((0, profile.n_layers), bool)
     grain = max(-(-pool.extent // (PAGE_BYTES * _ROWS)) * PAGE_BYTES, PAGE_BYTES)
     t = profile.tensors[pool.tensors]
-    used = _occupied(
-        pool, grain, t["start"].astype(np.int64), t["stop"].astype(np.int64), t["nbytes"], profile.n_layers
-    )
+    start, stop = t["start"].astype(np.int64), t["stop"].astype(np.int64)
+    used = _occupied(pool, grain, start, stop, t["nbytes"], profile.n_layers)
     heads = np.flatnonzero(np.append(True, (used[1:] != used[:-1]).any(axis=1)))
     tails = np.append(heads[1:], len(used))
-    rows = zip(heads.tolist(), tails.tolist(), strict=True)
-    return [(h * grain, min(t * grain, pool.extent), used[h]) for h, t in rows if used[h].any()]
+    some = used[heads].any(axis=1)
+    heads, tails = heads[some], tails[some]
+    return heads * grain, np.minimum(tails * grain, pool.extent), used[heads]
 
 
 def _occupied(
@@ -100,14 +103,16 @@ def _occupied(
     return grid.cumsum(axis=0).cumsum(axis=1)[:-1, :-1] > 0
 
 
-def _runs(used: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Runs of layers [start, stop) of a ring, unrolled at its seam, at most one turn each."""
-    length = len(used)
-    if used.all():
-        return [(0, length)]
-    edges = np.flatnonzero(np.diff(used.astype(np.int8), prepend=np.int8(0), append=np.int8(0)))
-    runs = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    if len(runs) > 1 and runs[0][0] == 0 and runs[-1][1] == length:
-        begin, _ = runs.pop()
-        runs[0] = (begin, runs[0][1] + length)
-    return runs
+def _runs(
+    used: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Runs of used layers of each row, round the ring: (rows, L) run of each place, and of each run row, begin, width."""
+    begins = used & ~np.roll(used, 1, axis=1)
+    begins[used.all(axis=1), 0] = True
+    row, begin = np.nonzero(begins)
+    number = np.cumsum(begins.reshape(-1)).reshape(used.shape) - 1
+    last_of_row = np.searchsorted(row, np.arange(len(used)), side="right") - 1
+    ahead = np.cumsum(begins, axis=1) == 0  # before the row's first run begins: its last one goes on
+    number = np.where(ahead, last_of_row[:, None], number)
+    width = np.bincount(number[used], minlength=len(row))
+    return number, row, begin, width

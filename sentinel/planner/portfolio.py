@@ -13,11 +13,13 @@ from sentinel.planner.decision import Decision
 from sentinel.planner.mixed import Effort, mixed
 from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
 from sentinel.planner.reserve import reserve
-from sentinel.planner.simple import FirstTouch, footprint_bytes, one_tier
+from sentinel.planner.simple import by_pages, first_touch_tiers, one_tier
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
 _INTERVAL_CANDIDATES = 2
+_LARGE = 1_000_000
+"""Units times layers from which on candidates that hardly ever win are left out, to plan in about a second."""
 
 
 class Sentinel:
@@ -27,15 +29,18 @@ class Sentinel:
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """The candidate that the simulator finds fastest; all in fast memory where that fits."""
-        footprint = footprint_bytes(profile)
+        all_fast = one_tier(profile, machine, 0, self.name)
+        footprint = all_fast.footprint_bytes
         if footprint <= machine.fast.capacity_bytes:
-            return one_tier(profile, machine, 0, self.name)
+            return all_fast
         work = make_workload(profile, machine, footprint)
         plans: list[tuple[str, Plan]] = []
         for label, decision in _decisions(work):
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
-        plans.append((FirstTouch.name, FirstTouch().plan(profile, machine)))
+        if not plans or not _is_large(work):
+            tiers = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
+            plans.append(("first-touch", by_pages(all_fast, profile, tiers, self.name)))
         return best_of(plans, profile, machine, self.name)
 
 
@@ -45,6 +50,8 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     if found is not None:
         decision, told = found
         yield "mixed", replace(decision, details={"program_ns": int(told["ns"]), "columns": int(told["columns"])})
+    if found is not None and _is_large(work):
+        return
     short = reserve(work, work.budget_bytes)
     ranked = sorted((interval_cost_ns(work, mil, short), mil) for mil in lengths_to_try(work.n_layers))
     for _, mil in ranked[:_INTERVAL_CANDIDATES]:
@@ -54,8 +61,11 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
 
 def effort_for(work: Workload) -> Effort:
     """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
-    n = len(work.units)
-    return Effort(60, max(min(10, 20_000 // max(n, 1)), 2), 4 if n * work.n_layers < 400_000 else 1)
+    return Effort(12, 2, 2) if _is_large(work) else Effort(60, 4, 3)
+
+
+def _is_large(work: Workload) -> bool:
+    return len(work.units) * work.n_layers > _LARGE
 
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:

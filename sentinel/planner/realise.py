@@ -20,13 +20,15 @@ _LEAST_PAGES = 4
 """Parts below this are not worth a migration of their own."""
 
 
-def realise(work: Workload, columns: Columns, share: NDArray[np.float64], short: Reserve) -> Decision:
-    """Give each column its share of the unit's pages as far as room goes, the largest gain a byte and layer first."""
+def realise(
+    work: Workload, of: NDArray[np.int64], columns: Columns, share: NDArray[np.float64], short: Reserve
+) -> Decision:
+    """Give each column its share of its family's pages, as far as room goes. `of`: the family of each unit of `work`."""
     owner, episodes = columns.episodes
-    pages = _whole_pages(work, columns.unit, share)
+    pages = _whole_pages(columns.work, columns.unit, share)
     room = work.budget_bytes - short.held_bytes
-    granted = _granted(work, columns, owner, episodes, pages, room)
-    parts, column_of_part = _parts(work, columns.unit, granted, _born_fast(columns.n, owner, episodes))
+    granted = _granted(columns, owner, episodes, pages, room)
+    parts, column_of_part = _parts(work, of, columns.unit, granted, _born_fast(columns.n, owner, episodes))
     moves = _moves(owner, episodes, column_of_part, work.n_layers)
     moved = np.zeros(len(parts), bool)
     moved[moves["part"]] = True
@@ -57,7 +59,6 @@ def _whole_pages(work: Workload, unit: NDArray[np.int64], share: NDArray[np.floa
 
 
 def _granted(
-    work: Workload,
     columns: Columns,
     owner: NDArray[np.int64],
     episodes: Episodes,
@@ -65,6 +66,7 @@ def _granted(
     room: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """(columns,) pages as far as they fit. Rounding may ask for a little more than there is."""
+    work = columns.work
     layer, which = spread(episodes.held_from, episodes.held_until, work.n_layers)
     column = owner[which]
     asked = np.bincount(layer, pages[column] * float(PAGE_BYTES), work.n_layers)
@@ -99,24 +101,40 @@ def _born_fast(n: int, owner: NDArray[np.int64], episodes: Episodes) -> NDArray[
 
 
 def _parts(
-    work: Workload, unit: NDArray[np.int64], pages: NDArray[np.int64], born: NDArray[np.bool_]
+    work: Workload,
+    of: NDArray[np.int64],
+    family: NDArray[np.int64],
+    pages: NDArray[np.int64],
+    born: NDArray[np.bool_],
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """The part table, and each part's column, -1 for what stays in slow memory. Parts born in fast memory lie first."""
+    """The part table, and each part's column, -1 for what stays in slow memory.
+
+    A family's units lie one after the other; its columns take page ranges of that, those born in fast memory first.
+    Both cut it: a part is a piece of one unit in one column.
+    """
     total = work.units.nbytes // PAGE_BYTES
-    taken = np.bincount(unit, pages, len(work.units)).astype(np.int64)
+    n_families = int(of.max(initial=-1)) + 1
+    whole = np.bincount(of, total, n_families).astype(np.int64)
+    taken = np.bincount(family, pages, n_families).astype(np.int64)
     chosen = np.flatnonzero(pages > 0)
-    rest = np.flatnonzero(total > taken)
-    units = np.append(unit[chosen], rest)
+    rest = np.flatnonzero(whole > taken)
     column = np.append(chosen, np.full(len(rest), -1))
-    counts = np.append(pages[chosen], (total - taken)[rest])
-    tier = np.append(np.where(born[chosen], 0, 1), np.ones(len(rest), np.int64))
-    order = np.lexsort((column, tier, units))
-    parts = np.zeros(len(order), PART_DTYPE)
-    parts["unit"], parts["pages"], parts["tier"] = units[order], counts[order], tier[order]
-    running = np.cumsum(parts["pages"]) - parts["pages"]
-    first = np.searchsorted(parts["unit"], parts["unit"])
-    parts["page"] = running - running[first]
-    return parts, column[order]
+    slow = np.append(~born[chosen], np.ones(len(rest), bool))
+    order = np.lexsort((column, slow, np.append(family[chosen], rest)))
+    column, slow = column[order], slow[order]
+    ends = np.cumsum(np.append(pages[chosen], (whole - taken)[rest])[order])
+    by_family = np.argsort(of, kind="stable")
+    unit_ends = np.cumsum(total[by_family])
+    cuts = np.union1d(ends, unit_ends)
+    starts = np.append(0, cuts)[:-1]
+    piece, place = np.searchsorted(ends, starts, side="right"), np.searchsorted(unit_ends, starts, side="right")
+    parts = np.zeros(len(cuts), PART_DTYPE)
+    parts["unit"] = by_family[place]
+    parts["page"] = starts - (unit_ends - total[by_family])[place]
+    parts["pages"] = cuts - starts
+    parts["tier"] = slow[piece]
+    order = np.lexsort((parts["page"], parts["unit"]))
+    return parts[order], column[piece][order]
 
 
 def _moves(

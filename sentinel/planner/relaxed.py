@@ -132,9 +132,7 @@ def _alive_at(profile: Profile) -> NDArray[np.int64]:
     return out
 
 
-def room_rows(
-    profile: Profile, groups: Groups
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def room_rows(profile: Profile, groups: Groups) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(layer, row, group) of the groups that hold room at each instant; layers without a birth have one instant."""
     length = profile.n_layers
     moments = instants(profile)

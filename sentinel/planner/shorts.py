@@ -62,11 +62,3 @@ def gains(shorts: Shorts, prices: NDArray[np.float64], slow: NDArray[np.float64]
     """(groups,) whether a group is worth its room at (L, k) prices of instants and (L,) prices of slow time."""
     paid = (prices[shorts.layer] * shorts.mask).sum(axis=1) * shorts.nbytes
     return shorts.gain_ns * slow[shorts.layer] > paid
-
-
-def none_left(shorts: Shorts) -> Shorts:
-    """The same without groups, room counted once a layer: for when short-lived tensors are settled."""
-    none = np.zeros(0)
-    length = len(shorts.exists)
-    mask, of = np.zeros((0, 1), bool), np.full_like(shorts.of, -1)
-    return Shorts(none.astype(np.int64), mask, none, none, of, np.ones((length, 1), bool))

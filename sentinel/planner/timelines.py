@@ -115,7 +115,13 @@ class Pricer:
         return best_fast, best_cost
 
     def _choice(
-        self, fast: NDArray[np.bool_], parted: NDArray[np.bool_], leave: Window, arrive: Window, out: Window, back: Window
+        self,
+        fast: NDArray[np.bool_],
+        parted: NDArray[np.bool_],
+        leave: Window,
+        arrive: Window,
+        out: Window,
+        back: Window,
     ) -> Choice:
         """Runs back to uses: within a run a unit stays; behind its last use comes the run's gap."""
         runs, m = self.runs, len(self.work.use_unit)

@@ -86,13 +86,13 @@ def make_units(profile: Profile) -> Units:
 def _layer_sets(profile: Profile) -> NDArray[np.uint64]:
     """(n,) a fingerprint of the exact set of layers in which each tensor is used (same set, same number)."""
     a = profile.accesses
-    mixed = _mix(a["layer"].astype(np.uint64) + np.uint64(1))
+    mixed = mix(a["layer"].astype(np.uint64) + np.uint64(1))
     out = np.zeros(len(profile.names), np.uint64)
     np.add.at(out, a["tensor"], mixed)
     return out
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64: distinct sets of a few thousand layers get distinct sums but for odds of 2**-64 a pair."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
