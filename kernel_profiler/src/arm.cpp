@@ -5,6 +5,7 @@
 #include <linux/memfd.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,9 @@
 namespace {
 
 constexpr uint64_t kChunkBytes = uint64_t{64} << 20;  // copied at a time: what a change of backing takes beyond the data
+constexpr uint64_t kHugeBytes = uint64_t{2} << 20;
+constexpr uint64_t kAheadBytes = uint64_t{256} << 20;  // prepared beyond what is used, renewed when half is left
+constexpr int kCollapse = 25;                          // MADV_COLLAPSE, from 6.1
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 struct Own {
@@ -93,7 +97,55 @@ int share(sn::ArmRange &range, uint64_t to) {
   const long mapped = sn::map(range.base + range.shared_to, to - range.shared_to, kReadWrite,
                               MAP_SHARED | MAP_FIXED | MAP_NORESERVE, range.fd, range.shared_to);
   if (mapped < 0) return static_cast<int>(mapped);
+  sn::advise(range.base + range.shared_to, to - range.shared_to, MADV_NOHUGEPAGE);
   range.shared_to = to;
+  return 0;
+}
+
+// Huge pages must be mapped page by page, or one fault would show 512 pages: only registration sees to that.
+bool may_register() {
+  const long fd = sn_system(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0);
+  if (fd < 0) return false;
+  uffdio_api api = {};
+  api.api = UFFD_API;
+  api.features = UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+  const long error = sn_system(SYS_ioctl, fd, UFFDIO_API, sn::arg(&api), 0, 0, 0);
+  sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  return error == 0;
+}
+
+bool plenty(uint64_t nbytes) {
+  struct sysinfo memory;
+  return sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) == 0 &&
+         static_cast<uint64_t>(memory.freeram) * memory.mem_unit > 4 * nbytes;
+}
+
+// Huge pages for offsets up to `to`. A block needs one page before it can become huge; where the host refuses,
+// small pages do as well.
+void make_huge(sn::ArmRange &range, uint64_t to) {
+  to = std::min(range.nbytes, to) / kHugeBytes * kHugeBytes;
+  const uint64_t from = range.huge_to;
+  if (!range.huge || to <= from || !plenty(to - from)) return;
+  for (uint64_t block = from; block < to; block += kHugeBytes)
+    sn_system(SYS_fallocate, range.fd, 0, sn::arg(block), sn::kArmPage, 0, 0);
+  sn::advise(range.view + from, to - from, kCollapse);
+  sn::advise(range.view + from, to - from, MADV_DONTNEED);
+  range.huge_to = to;
+}
+
+int make_view(sn::ArmRange &range) {
+  const uint64_t nbytes = range.nbytes + kHugeBytes;  // so that huge pages of the file are aligned in it
+  const long room = sn::map(0, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (room < 0) return static_cast<int>(room);
+  const uint64_t aligned = (static_cast<uint64_t>(room) + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
+  const long view = sn::map(aligned, range.nbytes, kReadWrite, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, range.fd);
+  if (view < 0) {
+    sn::unmap(static_cast<uint64_t>(room), nbytes);
+    return static_cast<int>(view);
+  }
+  range.room = static_cast<uint64_t>(room);
+  range.view = aligned;
+  range.huge = range.exclusive && may_register();
   return 0;
 }
 
@@ -102,13 +154,10 @@ int make_memfd(sn::ArmRange &range) {
   if (fd < 0) return static_cast<int>(fd);
   range.fd = static_cast<int>(fd);
   const long sized = sn_system(SYS_ftruncate, fd, sn::arg(range.nbytes), 0, 0, 0, 0);
-  if (sized != 0 || range.policy.mode == 0) return static_cast<int>(sized);
+  if (sized != 0) return static_cast<int>(sized);
+  const int error = make_view(range);
   // A shared policy belongs to the file: set through any mapping, it holds for every one.
-  const long view = sn::map(0, range.nbytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE, range.fd);
-  if (view < 0) return static_cast<int>(view);
-  const int error = sn::policy_apply(range.policy, static_cast<uint64_t>(view), range.nbytes);
-  sn::unmap(static_cast<uint64_t>(view), range.nbytes);
-  return error;
+  return error != 0 ? error : sn::policy_apply(range.policy, range.view, range.nbytes);
 }
 
 int to_shared(sn::ArmRange &range) {
@@ -117,6 +166,7 @@ int to_shared(sn::ArmRange &range) {
   int pagemap = static_cast<int>(
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
   const uint64_t used = sn::arm_used_bytes(range);
+  make_huge(range, used + kAheadBytes);
   while (error == 0 && range.shared_to < used) {
     const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
     error = copy_to_memfd(range, pagemap, range.shared_to, to);
@@ -170,6 +220,8 @@ int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
 }
 
 int unback(sn::ArmRange &range, bool give_back) {
+  if (range.view != 0) sn::unmap(range.room, range.nbytes + kHugeBytes);
+  range.view = 0;
   const int error = sn::arm_to_private(range, give_back);
   if (error != 0) return error;
   shut(range.fd);
@@ -228,6 +280,13 @@ int arm_register() {
   armed.uffd = static_cast<int>(fd);
   if (error != 0) shut(armed.uffd);  // closing ends what was registered
   return static_cast<int>(error);
+}
+
+void arm_prepare() {
+  for (int i = 0; i < armed.count; i++) {
+    const uint64_t used = arm_used_bytes(armed.ranges[i]);
+    if (used + kAheadBytes / 2 > armed.ranges[i].huge_to) make_huge(armed.ranges[i], used + kAheadBytes);
+  }
 }
 
 int arm_zap() {

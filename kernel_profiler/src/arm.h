@@ -25,6 +25,10 @@ struct ArmRange {
   int fd = -1;
   bool exclusive = false;  // lies in the exclusive arena
   MemoryPolicy policy;
+  uint64_t view = 0;  // the whole memfd at another address, never touched: huge pages are made through it
+  uint64_t room = 0;  // where the mapping that holds the view begins
+  bool huge = false;
+  uint64_t huge_to = 0;  // offsets [0, huge_to) have been asked for in huge pages
 };
 
 struct ArmState {
@@ -48,6 +52,9 @@ int arm_to_private(ArmRange &range, bool give_back);
 // Registers all ranges for write protection without protecting anything, so that read faults map one page,
 // read-only. 0, or -errno: then read faults map several pages and a write after a read goes unseen.
 int arm_register();
+// Asks for the memory of the program's next pages, in huge pages: these un-map ten times faster and need no
+// allocation when they are first touched. They are mapped page by page all the same. Best effort.
+void arm_prepare();
 int arm_zap();  // un-maps what is mapped; the data stays
 
 int arm_watch_forks();

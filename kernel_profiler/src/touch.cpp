@@ -195,6 +195,7 @@ extern "C" int sn_touch_mark(int32_t layer) {
   int error = collect();
   session.layer = layer;
   if (error == 0) error = sn::arm_zap();
+  if (error == 0) sn::arm_prepare();
   return error;
 }
 

@@ -55,16 +55,18 @@ long allow_writes(uint64_t page) {
   return control(UFFDIO_WRITEPROTECT, &request);
 }
 
-// From here on the kernel resolves the faults of the page's range by itself: unseen, but nobody hangs.
-void let_go(uint64_t page) {
-  sn::touch_lost++;
+// From here on the kernel resolves faults by itself: unseen, but nobody hangs.
+void let_go() {
   for (int i = 0; i < sn::armed.count; i++) {
-    const sn::ArmRange &range = sn::armed.ranges[i];
-    if (page - range.base >= range.nbytes) continue;
-    uffdio_range all = {range.base, range.nbytes};
+    uffdio_range all = {sn::armed.ranges[i].base, sn::armed.ranges[i].nbytes};
     control(UFFDIO_UNREGISTER, &all);
     control(UFFDIO_WAKE, &all);
   }
+}
+
+void give_up() {
+  sn::touch_lost++;
+  let_go();
 }
 
 void resolve(uint64_t page, bool write, bool protected_page) {
@@ -78,7 +80,7 @@ void resolve(uint64_t page, bool write, bool protected_page) {
       return;
     }
     if (error == -EFAULT && !protected_page && populate(page) == 0) continue;
-    return let_go(page);
+    return give_up();
   }
 }
 
@@ -95,7 +97,7 @@ void note(const uffd_msg &message) {
   }
   const bool protected_page = (flags & UFFD_PAGEFAULT_FLAG_WP) != 0;
   const bool missing = (flags & (UFFD_PAGEFAULT_FLAG_WP | UFFD_PAGEFAULT_FLAG_MINOR)) == 0;
-  if (missing && populate(page) != 0) return let_go(page);
+  if (missing && populate(page) != 0) return give_up();
   resolve(page, write, protected_page);
 }
 
@@ -104,7 +106,7 @@ void serve() {
   pollfd waits[2] = {{sn::armed.uffd, POLLIN, 0}, {wake_up, POLLIN, 0}};
   for (;;) {
     const long ready = sn_system(SYS_poll, sn::arg(waits), 2, -1, 0, 0, 0);
-    if (ready < 0 && ready != -EINTR) return;
+    if (ready < 0 && ready != -EINTR) return give_up();
     const long got = sn_system(SYS_read, sn::armed.uffd, sn::arg(messages), sizeof messages, 0, 0, 0);
     for (long i = 0; i < got / static_cast<long>(sizeof messages[0]); i++) note(messages[i]);
     if (got <= 0 && waits[1].revents != 0) return;  // asked to end, and nobody waits
@@ -170,12 +172,7 @@ int collect() { return 0; }
 
 void stop() {
   if (handler.joinable()) {
-    // unregistered first: from then on nobody can come to wait
-    for (int i = 0; i < sn::armed.count; i++) {
-      uffdio_range all = {sn::armed.ranges[i].base, sn::armed.ranges[i].nbytes};
-      control(UFFDIO_UNREGISTER, &all);
-      control(UFFDIO_WAKE, &all);
-    }
+    let_go();  // first: from then on nobody can come to wait
     const uint64_t one = 1;
     while (sn_system(SYS_write, wake_up, sn::arg(&one), sizeof one, 0, 0, 0) == -EINTR) {
     }

@@ -152,6 +152,37 @@ void a_child_without_its_copy_ends() {
   CHECK(sn_arm_unback() == 0);
 }
 
+// What is allocated after the change is shared too; what was freed costs nothing on the way back.
+void the_exclusive_arena_changes_whole() {
+  CHECK(sn_memory_create(uint64_t{1} << 30, uint64_t{1} << 30) == 0);
+  sn_range arena;
+  CHECK(sn_exclusive_range(&arena) == 0);
+  char *old = static_cast<char *>(sn_allocate_exclusive(17 * kPage + 5));
+  memset(old, 11, 17 * kPage + 5);
+  CHECK(sn_arm_back(arena.base, arena.reserved_bytes) == 0);
+  CHECK(sn_record() == 0);
+  sn_tick(0);
+  char *freed = static_cast<char *>(sn_allocate(101 * kPage));
+  memset(freed, 12, 101 * kPage);
+  char *young = static_cast<char *>(sn_allocate(19 * kPage));
+  memset(young, 13, 19 * kPage);
+  CHECK(sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, arena.reserved_bytes / kPage) == 0);
+  CHECK(sn_touch_mark(-1) == 0 && sn_touch_mark(3) == 0);
+  old[0]++, young[18 * kPage]++;
+  CHECK(sn_touch_stop() == 0);
+  sn_touch_run runs[4];
+  CHECK(sn_touch_runs(0, 4, runs) == 2);
+  CHECK(runs[0].page == reinterpret_cast<uint64_t>(old) / kPage && runs[0].npages == 1 && runs[0].layer == 3);
+  CHECK(runs[1].page == reinterpret_cast<uint64_t>(young) / kPage + 18 && runs[1].npages == 1);
+  sn_free(freed);
+  CHECK(sn_pass_through() == 0);
+  CHECK(sn_arm_unback() == 0);
+  CHECK(old[0] == 12 && old[17 * kPage + 4] == 11 && young[0] == 13 && young[18 * kPage] == 14);
+  sn_free(old);
+  sn_free(young);
+  CHECK(sn_memory_destroy() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -161,5 +192,6 @@ int main() {
   a_child_has_its_own_bytes();
   a_child_without_its_copy_ends();
   CHECK(sn_arm_unmap(base) == 0);
+  the_exclusive_arena_changes_whole();
   return 0;
 }
