@@ -14,7 +14,7 @@ from pathlib import Path
 PAGE = mmap.PAGESIZE
 NODES = Path("/sys/devices/system/node")
 MPOL_BIND, MPOL_PREFERRED_MANY = 2, 5
-_MOVE_PAGES, _MBIND = {"x86_64": (279, 237), "aarch64": (239, 235)}[platform.machine()]
+_MOVE_PAGES, _MBIND, _MIGRATE = {"x86_64": (279, 237, 256), "aarch64": (239, 235, 238)}[platform.machine()]
 _MPOL_MF_MOVE = 2
 _NOT_SET = -999  # statuses are valid only where the kernel wrote them
 
@@ -66,6 +66,12 @@ def move_pages(addresses: Sequence[int], node: int | None) -> list[int]:
     if back < 0:
         raise OSError(ctypes.get_errno(), f"move_pages of {count} pages to node {node}")
     return list(status)
+
+
+def migrate_process(process: int, from_node: int, to_node: int) -> int:
+    """Moves what a process has on one node to another, pages shared with others included."""
+    nodes = [ctypes.byref(ctypes.c_ulong(1 << node)) for node in (from_node, to_node)]
+    return int(_libc.syscall(_MIGRATE, process, ctypes.c_ulong(64), *nodes))
 
 
 def mbind(address: int, nbytes: int, policy: int, nodes: Sequence[int], *, move: bool = False) -> None:

@@ -1,0 +1,204 @@
+"""An independent witness of page migrations: an eBPF program that writes down what the kernel does, whoever asked.
+
+It shares nothing with the mover, so that the engine's claims can be held against it. It needs root, or CAP_BPF and
+CAP_PERFMON, and x86-64; `start` moves one page of its own there and back and refuses unless exactly that was seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.sightings import MOVE_DTYPE, REASONS, RECORD_DTYPE, Frames, Sightings, join
+from sentinel.profiler.pages import bpf_calls
+from sentinel.profiler.pages.bpf_object import Program, read_programs
+from sentinel.system import numa
+
+OBJECT = Path(__file__).with_name("migrations.bpf")
+
+# ebpf/migrations.h
+_CONTROL = struct.Struct("<QQIIQQQ")
+_HEAD_AT, _TAKEN_AT = 32, 40
+_RANGE = struct.Struct("<QQ")
+_MAX_RANGES = 16
+_CONTROL_BYTES = _CONTROL.size + _MAX_RANGES * _RANGE.size
+_TOTALS = struct.Struct("<16Q16QQ")
+
+_WHAT = "watching page migrations by eBPF"
+_RIGHTS = "run as root or with CAP_BPF and CAP_PERFMON"
+_NODES = Path("/sys/devices/system/node")
+
+
+class MigrationWitness:
+    """Watches up to 15 ranges of this process between `start` and `stop`.
+
+    `log_entries`, a power of two: records kept between two reads, two for each page that moves and one for each
+    call of the kernel's migrate_pages() on the machine. What finds no room is counted as lost.
+    """
+
+    def __init__(self, log_entries: int = 1 << 18) -> None:
+        if log_entries < 2 or log_entries & (log_entries - 1):
+            raise UsageError(f"a log of {log_entries} entries", "give a power of two")
+        self._log_entries = log_entries
+        self._fds: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        self._totals = -1
+        self._frames = Frames(1, np.empty(0, np.int32))
+        self._pending = np.empty(0, RECORD_DTYPE)
+
+    def start(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Watches `ranges` of (address, nbytes), whole pages.
+
+        Raises CapabilityError where this host does not allow it, UsageError for more ranges than there is room for.
+        """
+        if len(ranges) >= _MAX_RANGES:
+            raise UsageError(f"watching migrations in {len(ranges)} ranges", f"watch at most {_MAX_RANGES - 1}")
+        if self._fds:
+            raise UsageError("the witness is watching already", "call stop() first")
+        try:
+            self._frames = _frames()
+            self._open()
+            self._prove(ranges)
+        except NativeError as error:
+            self.stop()
+            raise CapabilityError(_WHAT, str(error), _RIGHTS) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def read(self) -> Sightings:
+        """What was seen since `start` or the last `read`; calls that the kernel is still busy with come next time.
+
+        Raises UsageError before `start`.
+        """
+        if not self._fds:
+            raise UsageError("the witness is not watching", "call start() first")
+        records = np.concatenate([self._pending, self._take()])
+        moves, unmatched, self._pending = join(records, self._frames)
+        cpus = [_TOTALS.unpack(value) for value in bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)]
+        totals = [sum(column) for column in zip(*cpus, strict=True)]
+        wide = {reason: (totals[i], totals[16 + i]) for i, reason in enumerate(REASONS) if totals[i] or totals[16 + i]}
+        return Sightings(moves, totals[32], unmatched, wide)
+
+    def stop(self) -> None:
+        """Ends watching; does nothing if it was not."""
+        for descriptor in reversed(self._fds):  # the attachments first
+            os.close(descriptor)
+        for shared in self._maps:
+            shared.close()
+        self._fds, self._maps, self._pending = [], [], np.empty(0, RECORD_DTYPE)
+
+    def _open(self) -> None:
+        fds = {"control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE)}
+        self._fds.append(fds["control"])
+        entries = self._log_entries
+        fds["records"] = bpf_calls.create_map(
+            "records", bpf_calls.ARRAY, RECORD_DTYPE.itemsize, entries, bpf_calls.MMAPABLE
+        )
+        self._fds.append(fds["records"])
+        fds["totals"] = self._totals = bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1)
+        self._fds.append(self._totals)
+        for name, nbytes in (("control", _CONTROL_BYTES), ("records", entries * RECORD_DTYPE.itemsize)):
+            whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._maps.append(mmap.mmap(fds[name], whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+        programs = {program.section.removeprefix("raw_tp/"): program for program in read_programs(OBJECT, "raw_tp/")}
+        for name, program in programs.items():
+            if ":" not in name:
+                self._attach(name, program, fds)
+        try:
+            self._attach("mm_migrate_pages", programs["mm_migrate_pages:8"], fds)
+        except NativeError as error:
+            if error.errno != errno.EINVAL:  # it reads an argument that this kernel's tracepoint does not have
+                raise
+            self._attach("mm_migrate_pages", programs["mm_migrate_pages:7"], fds)
+
+    def _attach(self, name: str, program: Program, fds: dict[str, int]) -> None:
+        loaded = bpf_calls.load_program(program.linked(fds), "Dual BSD/GPL")
+        self._fds.append(loaded)
+        self._fds.append(bpf_calls.attach_raw_tracepoint(name, loaded))
+
+    def _watch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        space = os.stat("/proc/self/ns/pid")
+        device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
+        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
+        plain = _CONTROL.pack(device, space.st_ino, os.getpid(), len(ranges), self._log_entries, head, taken)
+        pages = b"".join(_RANGE.pack(address // PAGE_BYTES, nbytes // PAGE_BYTES) for address, nbytes in ranges)
+        self._maps[0][:_CONTROL_BYTES] = (plain + pages).ljust(_CONTROL_BYTES, b"\0")
+
+    def _prove(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Moves a page of our own away and back: whatever this kernel's entries look like, it must be seen so."""
+        page = mmap.mmap(-1, PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        page[0] = 1
+        anchor = ctypes.c_char.from_buffer(page)
+        address = ctypes.addressof(anchor)
+        home = int(numa.residency(address, PAGE_BYTES)[0])
+        away = next((node for node in _memory_nodes() if node != home), None)
+        if away is None:
+            raise CapabilityError(_WHAT, "this host has one node with memory", "use a host with two, or tools/numa_vm")
+        self._watch([(address, PAGE_BYTES)])
+        for node in (away, home):
+            numa.move(address, PAGE_BYTES, node)
+        seen = self.read()
+        self._watch(ranges)
+        del anchor
+        page.close()
+        known = [(address, 1, *path, REASONS.index("syscall"), True, True) for path in ((home, away), (away, home))]
+        if not np.array_equal(np.sort(seen.moves), np.sort(np.array(known, MOVE_DTYPE))):
+            raise CapabilityError(
+                _WHAT,
+                f"one page that moved from node {home} to {away} and back was seen as {seen.moves.tolist()}",
+                "report this with the kernel's version",
+            )
+
+    def _take(self) -> NDArray[np.void]:
+        """The records written since the last time, oldest first; gaps are records that were lost."""
+        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
+        numbers = np.arange(taken, min(head, taken + self._log_entries), dtype=np.uint64)
+        log = np.frombuffer(self._maps[1], RECORD_DTYPE, self._log_entries)
+        records = log[(numbers % np.uint64(self._log_entries)).astype(np.int64)]  # a copy
+        del log
+        struct.pack_into("<Q", self._maps[0], _TAKEN_AT, head)
+        return records[records["sequence"] == numbers + np.uint64(1)]
+
+
+def _memory_nodes() -> list[int]:
+    with contextlib.suppress(OSError):
+        text = (_NODES / "has_memory").read_text().strip()
+        ends = [part.split("-") for part in text.split(",") if part]
+        return [node for part in ends for node in range(int(part[0]), int(part[-1]) + 1)]
+    return []
+
+
+def _frames() -> Frames:
+    """Which node has which frames, as /sys tells."""
+    if platform.machine() != "x86_64":
+        raise CapabilityError(_WHAT, f"page-table entries of {platform.machine()} are not decoded", "use x86-64")
+    try:
+        block_bytes = int(Path("/sys/devices/system/memory/block_size_bytes").read_text(), 16)
+    except OSError as error:
+        raise CapabilityError(
+            _WHAT, f"the kernel does not list its memory blocks ({error})", "use tools/numa_vm"
+        ) from (error)
+    owners = {
+        int(link.name.removeprefix("memory")): int(node.name.removeprefix("node"))
+        for node in _NODES.glob("node[0-9]*")
+        for link in node.glob("memory[0-9]*")
+        if re.fullmatch(r"memory\d+", link.name)
+    }
+    table = np.full(max(owners, default=-1) + 1, -1, np.int32)
+    for block, node in owners.items():
+        table[block] = node
+    return Frames(block_bytes // PAGE_BYTES, table)

@@ -1,0 +1,152 @@
+"""The witness of migrations, against moves that are known; run in tools/numa_vm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sentinel.core.errors import UsageError
+from sentinel.migration.witness import MigrationWitness
+from tests.numa import vm_calls
+from tests.numa.vm_calls import PAGE, Pages, mbind, move_pages
+
+pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("root")]
+N_PAGES = 211
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    made = Pages(N_PAGES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def witness() -> Iterator[MigrationWitness]:
+    made = MigrationWitness()
+    yield made
+    made.stop()
+
+
+def _span(pages: Pages) -> tuple[int, int]:
+    return pages.address, pages.n_pages * PAGE
+
+
+def test_where_nothing_moves_nothing_is_seen(witness: MigrationWitness, pages: Pages) -> None:
+    witness.start([_span(pages)])
+    assert pages.touch()
+    seen = witness.read()
+    assert (len(seen.moves), seen.lost, seen.unmatched) == (0, 0, 0)
+
+
+def test_each_page_is_seen_with_its_nodes_and_reason(witness: MigrationWitness, pages: Pages) -> None:
+    witness.start([_span(pages)])
+    move_pages(pages.addresses()[:197], 1)
+    move_pages(pages.addresses()[:101], 0)
+    seen = witness.read()
+    assert seen.pages_by_reason() == {"syscall": 298}
+    assert (seen.pages(to_node=1), seen.pages(to_node=0)) == (197, 101)
+    assert seen.pages(own=True) == 298
+    away = seen.moves[seen.moves["to_node"] == 1]
+    assert sorted(away["address"].tolist()) == pages.addresses()[:197]
+    assert set(away["from_node"].tolist()) == {0}
+    assert seen.pages_by_reason() == {"syscall": 298}
+    assert (seen.lost, seen.unmatched) == (0, 0)
+    assert len(witness.read().moves) == 0
+
+
+def test_it_agrees_with_the_kernels_own_count(witness: MigrationWitness, pages: Pages) -> None:
+    witness.start([_span(pages)])
+    before = vm_calls.counter("pgmigrate_success")
+    wide_before = witness.read().machine_wide.get("syscall", (0, 0))[0]
+    move_pages(pages.addresses(), 1)
+    seen = witness.read()
+    assert seen.machine_wide["syscall"][0] - wide_before == N_PAGES
+    assert vm_calls.counter("pgmigrate_success") - before == N_PAGES == seen.pages()
+
+
+def test_pages_outside_of_its_ranges_are_not_its_business(witness: MigrationWitness, pages: Pages) -> None:
+    other = Pages(17)
+    witness.start([(pages.address, 89 * PAGE)])
+    move_pages(pages.addresses(), 1)
+    move_pages(other.addresses(), 1)
+    assert witness.read().pages() == 89
+    other.close()
+
+
+def test_mbind_is_another_reason(witness: MigrationWitness, pages: Pages) -> None:
+    witness.start([_span(pages)])
+    mbind(*_span(pages), vm_calls.MPOL_BIND, [1], move=True)
+    assert witness.read().pages_by_reason() == {"mempolicy_mbind": N_PAGES}
+
+
+def test_a_huge_page_counts_its_pages(witness: MigrationWitness) -> None:
+    huge = Pages(3 * 512, huge=True)
+    witness.start([_span(huge)])
+    move_pages(huge.addresses()[::512], 1)
+    assert huge.nodes() == {1: 1536}
+    seen = witness.read()
+    assert sorted(seen.moves["n_pages"].tolist()) == [512] * 3
+    assert (seen.pages(to_node=1), seen.unmatched) == (1536, 0)
+    huge.close()
+
+
+def test_another_process_that_moves_our_pages_is_not_us(witness: MigrationWitness, pages: Pages) -> None:
+    witness.start([_span(pages)])
+    parent = os.getpid()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:  # the child has our pages too: MOVE_ALL moves what several processes share
+            status = int(vm_calls.migrate_process(parent, 0, 1) < 0)
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    seen = witness.read()
+    assert seen.pages(own=False) == pages.nodes()[1] > 0
+    assert seen.pages(own=True) == 0
+
+
+def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages) -> None:
+    if not vm_calls.has_debugfs():
+        pytest.skip("needs debugfs: run as root")
+    move_pages(pages.addresses(), 1)
+    witness.start([_span(pages)])
+    often = "/sys/kernel/debug/sched/numa_balancing/"
+    with (
+        vm_calls.setting("/proc/sys/kernel/numa_balancing", "1"),
+        vm_calls.setting(often + "scan_delay_ms", "100"),
+        vm_calls.setting(often + "scan_period_min_ms", "100"),
+        vm_calls.setting(often + "scan_period_max_ms", "200"),
+    ):
+        end = time.monotonic() + 120
+        while time.monotonic() < end and pages.nodes()[0] < N_PAGES // 2:
+            assert pages.touch()
+    seen = witness.read()
+    back = pages.nodes()[0]
+    assert back >= N_PAGES // 2
+    assert seen.pages_by_reason() == {"numa_misplaced": back}
+    assert seen.pages(to_node=0) == back
+
+
+def test_a_full_log_says_what_it_lost(pages: Pages) -> None:
+    witness = MigrationWitness(log_entries=64)
+    witness.start([_span(pages)])
+    move_pages(pages.addresses(), 1)
+    seen = witness.read()
+    assert seen.lost > 0
+    assert len(seen.moves) <= 32
+    witness.stop()
+
+
+def test_it_cannot_be_read_before_it_starts_nor_started_twice(witness: MigrationWitness, pages: Pages) -> None:
+    with pytest.raises(UsageError):
+        witness.read()
+    witness.start([_span(pages)])
+    with pytest.raises(UsageError):
+        witness.start([_span(pages)])
+    witness.stop()
+    witness.start([_span(pages)])
