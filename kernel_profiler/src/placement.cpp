@@ -50,6 +50,7 @@ struct Arena {
 
 Arena arena;
 sn::Bitmap bitmap;
+std::atomic<bool> keep_free_pages{false};
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
 
@@ -119,6 +120,14 @@ int commit(uint64_t extent_bytes) {
   const int error = sn::protect(arena.base + arena.committed, extent - arena.committed, PROT_READ | PROT_WRITE);
   if (error == 0) arena.committed = extent;
   return error;
+}
+
+// The whole pages of a range that is claimed still.
+void discard_within(uint64_t first, uint64_t end) {
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  first = (first + page - 1) / page * page;
+  end = end / page * page;
+  if (end > first) sn::advise(first, end - first, MADV_DONTNEED);
 }
 
 bool granular(uint64_t offset, uint64_t nbytes) {
@@ -201,6 +210,8 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
   return look_around(std::max(layer->first_slot, index - kBack), std::min(layer->end_slot, index + kAhead), nbytes);
 }
 
+void placement_keep_free_pages(bool keep) { keep_free_pages.store(keep); }
+
 void placement_after_fork() { bitmap.reset(arena.words); }
 
 uint64_t placement_free(uint64_t address) {
@@ -208,6 +219,7 @@ uint64_t placement_free(uint64_t address) {
   const uint64_t nbytes = arena.sizes[first];
   if (nbytes == 0) return 0;
   arena.sizes[first] = 0;
+  if (!keep_free_pages.load(std::memory_order_relaxed)) discard_within(address, address + nbytes);
   bitmap.clear(first, granules(nbytes));
   return nbytes;
 }

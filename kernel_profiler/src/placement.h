@@ -17,6 +17,7 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why);
 
 uint64_t placement_free(uint64_t address);  // any thread; bytes as requested
 
-void placement_after_fork();  // in the child: nobody is claiming
+void placement_keep_free_pages(bool keep);  // false: what is freed from now on goes back to the system
+void placement_after_fork();                // in the child: nobody is claiming
 
 }  // namespace sn

@@ -110,15 +110,19 @@ void a_reservation_excludes_tenants_and_tenants_exclude_it() {
 }
 
 void free_pages_go_back_when_placing_ends() {
-  CHECK(place({0, 0}, {0, 1}, {0, kMiB + 512}, {kMiB, 1024}, 2 * kMiB) == 0);
+  CHECK(place({0, 0, 0}, {0, 1, 2}, {0, kMiB + 512, kMiB + 2048}, {kMiB, 1024, 20000}, 2 * kMiB) == 0);
   auto *dead = static_cast<unsigned char *>(sn_allocate(kMiB));
   auto *living = static_cast<unsigned char *>(sn_allocate(1024));
   fill(dead, kMiB, 8);
+  auto *later = static_cast<unsigned char *>(sn_allocate(20000));
   fill(living, 1024, 9);
+  fill(later, 20000, 7);
   sn_free(dead);
   CHECK(holds(dead, kMiB, 8));
   CHECK(sn_pass_through() == 0);
-  CHECK(holds(dead, kMiB, 0) && holds(living, 1024, 9));
+  CHECK(holds(dead, kMiB, 0) && holds(living, 1024, 9) && holds(later, 20000, 7));
+  sn_free(later);  // and so does what is freed from then on, but for pages that others live on
+  CHECK(holds(later + 2048, 16384, 0) && holds(living, 1024, 9));
   CHECK(sn_placement_taken(0, 2 * kMiB) == 1024);
   sn_system_fail(-1, 1, EAGAIN);
   CHECK(sn_placement_release() == -EAGAIN && sn_placement_taken(0, 2 * kMiB) == 1024);
