@@ -17,7 +17,7 @@ from sentinel.profiler import ticks
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
 from sentinel.session.request import Overrides, Request, overridden, set_overrides
-from sentinel.session.session import Session
+from sentinel.session.session import Session, State
 
 __all__ = [
     "Annotation",
@@ -74,6 +74,8 @@ def end_profile() -> Plan:
 
 def stop() -> Run:
     """See `sentinel.stop`."""
+    if _last is not None and _last.state is State.DECLARED:
+        return _last.stop()  # there was nothing to apply: it ended by itself
     return _running("stop()", "call sentinel.start_profile() first").stop()
 
 

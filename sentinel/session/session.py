@@ -124,9 +124,13 @@ class Session:
 
     def end_profile(self) -> Plan:
         """See `sentinel.end_profile`."""
+        if self.state is State.TRYING:
+            assert self.plan is not None
+            saved = self.plan
+            self._settle_trial()
+            return self.plan or replace(saved, provisional=True)
         if self.state is not State.RECORDING:
             if self.request.plan is not None and self.plan is not None:
-                self._settle_trial()
                 return self.plan
             raise UsageError(
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
@@ -145,6 +149,8 @@ class Session:
 
     def stop(self) -> Run:
         """See `sentinel.stop`."""
+        if self.state in (State.DECLARED, State.ENDED):
+            return self.executed or _nothing_ran(self.plan)
         if self.state in (State.RECORDING, State.RING):
             self._notes.append("stopped while a step was recorded: nothing was applied")
         self._close()
@@ -208,7 +214,7 @@ class Session:
         first = 1 % len(self._clock.ring)
         if self.state is State.TRYING:
             again = bool(self._heard) and (identity.name, identity.phase) == self._heard[0]
-            if layer == 0 or (again and self._heard_boundary):
+            if again and (layer == first or self._heard_boundary):
                 self._settle_trial()
             self._heard.append((identity.name, identity.phase))
         elif self.state is State.RING:

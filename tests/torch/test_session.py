@@ -1,0 +1,278 @@
+"""The user's calls: their order, what they refuse, and what is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel import files  # noqa: E402
+from sentinel.session import current  # noqa: E402
+from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+ASKED: dict[str, Any] = {"fast": "20%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
+
+
+@pytest.fixture(autouse=True)
+def _end_sessions() -> Iterator[None]:
+    yield
+    if sentinel.active():
+        sentinel.stop()
+
+
+def job(name: str = "plain") -> Job:
+    torch.manual_seed(3)
+    return CASES[name]()
+
+
+def train(work: Job, steps: range, *, profile_at: int | None = 0, **asked: Any) -> list[float]:
+    losses = []
+    for i in steps:
+        if i == profile_at:
+            sentinel.start_profile(**{**ASKED, **asked})
+        losses.append(work.step(i))
+        if i == profile_at:
+            sentinel.end_profile()
+    return losses
+
+
+def test_without_a_session_the_calls_say_which_comes_first() -> None:
+    sentinel.add_layer("nothing")  # no session: nothing happens
+    with pytest.raises(sentinel.UsageError, match="start_profile"):
+        sentinel.end_profile()
+    with pytest.raises(sentinel.UsageError, match="start_profile"):
+        sentinel.stop()
+
+
+def test_a_second_session_is_refused_and_the_first_goes_on() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**ASKED)
+        with pytest.raises(sentinel.UsageError, match=r"running already, and profiling.*end_profile"):
+            sentinel.start_profile(**ASKED)
+        work.step(0)
+        sentinel.end_profile()
+        with pytest.raises(sentinel.UsageError, match=r"applying.*stop"):
+            sentinel.start_profile(**ASKED)
+        with pytest.raises(sentinel.UsageError, match="ended already"):
+            sentinel.end_profile()
+        train(work, range(1, 5), profile_at=None)
+        assert sentinel.stop().step_ns is not None
+
+
+def test_sessions_may_follow_each_other() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        for first in (0, 10):
+            train(work, range(first, first + 5), profile_at=first)
+            assert len(sentinel.stop().steps) > 0
+    assert sentinel.report().headline["kind"] == "emulated"
+
+
+def test_a_step_without_a_layer_is_an_error_that_restores_stock_allocation() -> None:
+    work = job()
+    sentinel.start_profile(**ASKED)
+    work.step(0)
+    with pytest.raises(sentinel.UsageError, match=r"no layer.*add_layer"):
+        sentinel.end_profile()
+    assert not sentinel.active()
+    work.step(1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"fast": "20 percent"}, "20 percent"),
+        ({"fast": -1}, "-1"),
+        ({"slow": "emulated:nothing"}, "cxl-asic-x8"),
+        ({"slow": "numa:77"}, "77"),
+        ({"slow": "file:auto"}, "file"),
+        ({"slow": "tape"}, "tape"),
+        ({"tracker": "crystal-ball"}, "crystal-ball"),
+        ({"policy": "guess"}, "first-touch"),
+        ({"machine": "no-such-machine"}, "no-such-machine"),
+        ({"machine": "missing.json"}, "missing.json"),
+        ({"plan": "missing-plan.json"}, "missing-plan.json"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_changes(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(sentinel.SentinelError, match=says):
+        sentinel.start_profile(**{**ASKED, **asked})
+    assert not sentinel.active()
+
+
+def test_the_first_step_gives_a_provisional_plan_and_the_next_whole_step_the_real_one() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**ASKED)
+        work.step(0)
+        assert sentinel.end_profile().provisional
+        work.step(1)
+        work.step(2)
+        session = current()
+        assert session is not None
+        assert session.plan is not None
+        assert not session.plan.provisional
+        assert "optimizer state was born" in sentinel.report().text()
+
+
+def test_add_layer_alone_is_enough() -> None:
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(256, 256), torch.nn.Linear(256, 16)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    for step in range(6):
+        if step == 1:
+            sentinel.start_profile([first, second], optimizer, **ASKED)
+        hidden = first(torch.ones(64, 256)).relu()
+        sentinel.add_layer()
+        loss = second(hidden).square().mean()
+        sentinel.add_layer()
+        optimizer.zero_grad()
+        loss.backward()
+        sentinel.add_layer("backward")
+        optimizer.step()
+        sentinel.add_layer("optimizer")
+        if step == 1:
+            plan = sentinel.end_profile()
+    assert [str(layer) for layer in plan.layers] == ["layer#0", "layer#1", "backward", "optimizer"]
+    run = sentinel.stop()
+    assert run.steps["in_step"].all()
+    assert len(run.steps) >= 3
+
+
+def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(4), profile_at=1)
+        session = current()
+        assert session is not None
+        files.save(session.plan, tmp_path / "plan.json")
+        sentinel.stop()
+    stock = [job().step(i) for i in range(1)]
+    again = job()
+    with sentinel.annotate(again.models, again.optimizers):
+        losses = train(again, range(8), plan=tmp_path / "plan.json")
+        session = current()
+        assert session is not None
+        assert session.profile is None, "the saved plan was not applied: the step was profiled"
+        assert len(sentinel.stop().steps) >= 5
+    assert losses[:1] == stock
+
+
+def test_a_saved_plan_of_another_step_is_noticed_and_the_step_is_profiled(tmp_path: Path) -> None:
+    other = job("tied_weights")
+    with sentinel.annotate(other.models, other.optimizers):
+        train(other, range(3), profile_at=1)
+        session = current()
+        assert session is not None
+        files.save(session.plan, tmp_path / "plan.json")
+        sentinel.stop()
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        losses = train(work, range(9), plan=tmp_path / "plan.json")
+        session = current()
+        assert session is not None
+        assert session.profile is not None
+        assert len(sentinel.stop().steps) >= 2
+    assert "does not match this step" in sentinel.report().text()
+    stock = job()
+    assert losses == [stock.step(i) for i in range(9)]
+
+
+def test_validation_between_steps_does_not_shift_the_ring() -> None:
+    work = job("validation_between")
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(12), profile_at=1)
+        assert sentinel.stop().steps["in_step"].all()
+
+
+def test_an_exception_between_ticks_costs_that_step_only() -> None:
+    work = job("exception_in_step")
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(10), profile_at=1)
+        in_step = sentinel.stop().steps["in_step"]
+    assert in_step[-2:].all()
+    assert 0 < (~in_step).sum() <= 2
+
+
+def test_the_budget_holds_in_every_layer() -> None:
+    work = job("tied_weights")
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(8), profile_at=1, fast="30%")
+        run = sentinel.stop()
+    assert len(run.layers)
+    assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
+
+
+def test_a_budget_below_the_bound_still_trains_and_says_by_how_much() -> None:
+    work = job()
+    stock = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        losses = train(work, range(6), profile_at=1, fast="64KiB")
+        run = sentinel.stop()
+    assert losses == [stock.step(i) for i in range(6)]
+    headline = sentinel.report().headline
+    assert headline["fast_needed_bytes"] > headline["fast_capacity_bytes"] == 64 << 10
+    assert (run.layers["fast_bytes"] <= 64 << 10).all()
+
+
+def test_everything_fast_needs_no_migration() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(6), profile_at=1, fast="100%")
+        run = sentinel.stop()
+    assert not len(run.migrations)
+    assert sentinel.report().headline["fast_served_fraction"] == 1.0
+
+
+def test_without_a_slower_node_auto_applies_nothing_and_says_so() -> None:
+    if len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) > 1:
+        pytest.skip("needs a host with one NUMA node: here auto finds a slower one")
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(4), profile_at=1, slow="auto")
+        run = sentinel.stop()
+    assert not len(run.steps)
+    report = sentinel.report()
+    assert report.headline["kind"] == "declared"
+    assert report.headline["step_ns_applied"] is None
+    assert report.headline["step_ns_predicted"] > 0
+    assert "nothing was applied" in report.text()
+
+
+def test_ctrl_c_in_a_step_leaves_a_whole_model_and_stock_allocation() -> None:
+    program = """
+import os, signal, sys, torch, sentinel
+from tests.torch.bit_identity_cases import CASES
+torch.manual_seed(3)
+job = CASES["plain"]()
+sentinel.annotate(job.models, job.optimizers)
+try:
+    for i in range(50):
+        if i == 1:
+            sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+        if i == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGINT)
+        job.step(i)
+        if i == 1:
+            sentinel.end_profile()
+except KeyboardInterrupt:
+    sentinel.stop()
+    assert not sentinel.active()
+    job.step(99)
+    total = sum(float(p.sum()) for p in job.models[0].parameters())
+    print("whole", total == total, i)
+"""
+    for at in (1, 6):
+        ran = subprocess.run(
+            [sys.executable, "-c", program, str(at)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ran.stdout.split() == ["whole", "True", str(at)], ran.stderr
