@@ -417,8 +417,16 @@ class Session:
         if self.state is not State.TRYING:
             return
         assert self.plan is not None
+        born = self._state_was_born()
         self._adopt()
         why = self._mismatch(self.plan)
+        if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
+            self._heard, self._heard_boundary = [], False
+            self._fallback_share()
+            return
+        share = self._fallback_share()
+        if not why and share > FALLBACK_SHARE:
+            why = f"{share:.0%} of its bytes found no planned slot"
         if not why:
             self._apply(self.plan)
             return
@@ -434,8 +442,7 @@ class Session:
         for slot in plan.slots:
             if slot.key is None and present.get(slot.name) != slot.nbytes:
                 return f"{slot.name} has {present.get(slot.name, 'no')} bytes, not {slot.nbytes}"
-        share = self._fallback_share()
-        return f"{share:.0%} of its bytes found no planned slot" if share > FALLBACK_SHARE else ""
+        return ""
 
     def _fallback_share(self) -> float:
         """Of the bytes allocated since the last call, the share that should have found a slot and did not."""
