@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from sentinel.core.errors import TierError, UsageError
+from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan, Reason, block_uses
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
-from sentinel.core.schedule import schedule
 from sentinel.core.units import format_bytes
+from sentinel.migration.agenda import Agenda
 from sentinel.migration.delay import Delay
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.ledger import Ledger
+from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.residence import Residence
 from sentinel.migration.trials import Trials
@@ -53,8 +54,7 @@ class Engine:
         unmanaged_bytes: Callable[[], int] | None = None,
     ) -> None:
         _require_fit(plan, machine)
-        self._plan, self._discard, self._unmanaged = plan, discard, unmanaged_bytes
-        self._warn, self._strict = warn, strict
+        self._plan, self._unmanaged, self._warn = plan, unmanaged_bytes, warn
         self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
         self._tiers = open_tiers(machine, self._mover)
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
@@ -64,38 +64,27 @@ class Engine:
             plan.blocks, self._mover, self._tiers, self._where, self._ledger, ranges, warn, strict
         )
         self._emulated = any(tier is not None and tier.spec.kind == "emulated" for tier in self._tiers)
+        self._lives = Lives(
+            plan.blocks,
+            self._mover,
+            self._where,
+            self._flights,
+            self._ledger,
+            emulated=self._emulated,
+            warn=warn,
+            strict=strict,
+            discard=discard,
+        )
+        self._agenda = Agenda(plan)
+        self._trials = Trials(self._agenda.boundaries, self._note_decision)
+        self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
         self._delay = Delay()
-        self._lay_out()
         self._layer, self._step = 0, 0
         self._in_step = self._applying = False
         self._row: tuple[int, int, int] = (0, 0, 0)  # of the layer under way: start, stall, slow
         self._step_began_ns = self._step_stall_ns = self._step_peak_bytes = 0
         self._inert = False
         _engines.add(self)
-
-    def _lay_out(self) -> None:
-        plan = self._plan
-        moves, blocks, length = plan.migrations, plan.blocks, plan.n_layers
-        when = schedule(plan)
-        self._due = when.due_before
-        self._dead, self._born = when.dead_at, when.born_at
-        self._demotions = [tuple(i for i in row if moves[i].target) for row in when.starts_at]
-        self._promotions = [tuple(i for i in row if not moves[i].target) for row in when.starts_at]
-        self._busy = [
-            bool(when.starts_at[k] or when.due_before[k] or when.born_at[k] or when.dead_at[k]) for k in range(length)
-        ]
-        self._expects = [any(not moves[i].target for i in row) for row in when.due_before]
-        boundaries = [layer for layer, expects in enumerate(self._expects) if expects]
-        self._trials = Trials(boundaries, self._note_decision)
-        self._crossing = sorted((i for i, m in enumerate(moves) if m.due > length), key=lambda i: moves[i].target == 0)
-        self._wrapping = [i for i, b in enumerate(blocks) if not (b.persistent or b.fixed) and b.stop > length]
-        self._transient = [i for i, b in enumerate(blocks) if not (b.persistent or b.fixed)]
-        self._lasting = [i for i, b in enumerate(blocks) if b.persistent]
-        self._wanted_at_0 = {i: int(plan.placement[i, 0]) for i in (*self._lasting, *self._wrapping)}
-        self._displaced: set[int] = set()  # dead blocks whose pages are not at home, and stay
-        born_fast = [sum(blocks[i].nbytes for i in row if blocks[i].tier == 0) for row in when.born_at]
-        self._born_fast_bytes = born_fast
-        self._by_move: dict[int, Flight] = {}
 
     # ---- the four calls ---------------------------------------------------------------------------------
 
@@ -105,7 +94,7 @@ class Engine:
         self._place_all()
         self._flights.began_ns = self._step_began_ns = now = time.monotonic_ns()
         self._mover.held(restart=True)
-        self._submit(self._crossing, 0)
+        self._submit(self._agenda.crossing, 0)
         self._start_moves_and_births(0)
         self._open_layer(now, 0)
 
@@ -126,9 +115,9 @@ class Engine:
             if not self._in_step:
                 stall = self._resume()
         self._layer = layer
-        if self._expects[layer]:
+        if self._agenda.expects[layer]:
             self._trials.enter(layer, now)
-        if self._busy[layer]:
+        if self._agenda.busy[layer]:
             stall += self._act(layer)
         self._open_layer(now, stall)
 
@@ -208,16 +197,18 @@ class Engine:
     def _act(self, layer: int) -> int:
         """What the schedule says as `layer` begins. Returns the ns it waited."""
         stall = self._settle_due(layer)
-        if self._dead[layer]:
-            stall += self._die(self._dead[layer])
+        if self._agenda.dead[layer]:
+            stall += self._lives.bury(self._agenda.dead[layer])
         return stall + self._start_moves_and_births(layer)
 
     def _start_moves_and_births(self, layer: int) -> int:
         """Births take their room before promotions of the same layer may: by the law of capacity both fit, and
         where reality lags behind the plan a birth cannot wait while a promotion can."""
-        self._submit(self._demotions[layer], layer)
-        stall = self._bear_all(layer) if self._born[layer] else 0
-        self._submit(self._promotions[layer], layer)
+        agenda = self._agenda
+        self._submit(agenda.demotions[layer], layer)
+        stall = self._lives.bear(agenda.born[layer], agenda.born_fast_bytes[layer]) if agenda.born[layer] else 0
+        self._submit(agenda.newborn_demotions[layer], layer)
+        self._submit(agenda.promotions[layer], layer)
         return stall
 
     def _submit(self, moves: tuple[int, ...] | list[int], layer: int) -> None:
@@ -232,13 +223,13 @@ class Engine:
     def _settle_due(self, layer: int) -> int:
         """Migrations due before `layer`: late promotions are waited for or left, as the trials say."""
         late = []
-        for index in self._due[layer]:
+        for index in self._agenda.due[layer]:
             flight = self._by_move.pop(index, None)
             if flight is not None and self._flights.under_way(flight):
                 flight.late = True
                 if flight.target == 0:
                     late.append(flight)
-        if not self._expects[layer]:
+        if not self._agenda.expects[layer]:
             return 0
         if not late:
             self._ledger.totals["case1"] += 1
@@ -265,94 +256,8 @@ class Engine:
         return time.monotonic_ns() - began
 
     def _note_decision(self, layer: int, sentence: str) -> None:
-        self._ledger.event(self._step, f"{sentence} ({self._plan.layers[layer]})")
+        self._ledger.event(f"{sentence} ({self._plan.layers[layer]})")
         self._ledger.totals["trials"] += 1
-
-    # ---- births and deaths ------------------------------------------------------------------------------
-
-    def _bear_all(self, layer: int) -> int:
-        """The blocks born in `layer` take their room, at once if there is enough. Returns ns waited."""
-        born = self._born[layer]
-        if any(self._where.held[block] or block in self._displaced for block in born):
-            return sum(self._bear(block) for block in born)
-        began = time.monotonic_ns()
-        needed = self._born_fast_bytes[layer]
-        if needed and not self._mover.reserve(needed):
-            return sum(self._bear(block) for block in born)
-        waited = time.monotonic_ns() - began
-        slow = 0
-        for block in born:
-            spec = self._plan.blocks[block]
-            self._where.held[block] = True
-            self._where.settle(block, spec.tier, 0 if spec.tier else spec.nbytes)
-            slow += spec.nbytes if spec.tier else 0
-        if slow:
-            self._mover.hold_slow(slow)
-        return waited
-
-    def _bear(self, block: int) -> int:
-        """One transient block is born: where the plan says, where its pages are, or in slow memory for want of room."""
-        if self._where.held[block]:  # it outlived its death: the ticks were cut short
-            self._die((block,))
-        nbytes, began = self._plan.blocks[block].nbytes, time.monotonic_ns()
-        tier = self._where.tier[block] if block in self._displaced else self._plan.blocks[block].tier
-        self._displaced.discard(block)
-        if tier:
-            self._mover.hold_slow(nbytes)
-        elif not self._mover.reserve(nbytes):
-            tier = self._overflow(block)
-        self._where.held[block] = True
-        self._where.settle(block, tier, 0 if tier else nbytes)
-        return time.monotonic_ns() - began
-
-    def _overflow(self, block: int) -> int:
-        """There is no fast room for a birth. Returns the tier it is born in."""
-        nbytes, totals = self._plan.blocks[block].nbytes, self._ledger.totals
-        name = self._plan.blocks[block].name or f"block {block}"
-        if self._emulated:
-            if not totals["born_slow"]:
-                self._ledger.event(self._step, f"{name} was born in slow memory: {format_bytes(nbytes)} had no room")
-            totals["born_slow"] += 1
-            self._mover.hold_slow(nbytes)
-            return 1
-        self._mover.force(nbytes)
-        sentence = f"{name} was born in fast memory with no room for {format_bytes(nbytes)}: the budget was exceeded"
-        if not totals["overflows"]:
-            self._warn(f"{sentence}; the report says how often and by how much")
-        totals["overflows"] += 1
-        self._ledger.event(self._step, sentence)
-        if self._strict:
-            raise TierError(sentence, tier=self._plan.tier_names[0], block=block)
-        return 0
-
-    def _die(self, blocks: Iterable[int]) -> int:
-        """Lives of transient blocks are over: their room is free, they are born at home again. Returns ns waited."""
-        waited = fast_bytes = slow_bytes = 0
-        for block in blocks:
-            if not self._where.held[block]:
-                continue
-            if self._flights.of(block):
-                began = time.monotonic_ns()
-                self._flights.end(block)
-                waited += time.monotonic_ns() - began
-            spec, fast = self._plan.blocks[block], self._where.fast_bytes[block]
-            fast_bytes += fast
-            slow_bytes += spec.nbytes - fast
-            self._where.held[block] = False
-            if not self._emulated and fast != (0 if spec.tier else spec.nbytes):
-                self._send_home(block)
-        if fast_bytes:
-            self._mover.release(fast_bytes)
-        if slow_bytes:
-            self._mover.hold_slow(-slow_bytes)
-        self._mover.held(restart=True)  # the layer that begins never held them
-        return waited
-
-    def _send_home(self, block: int) -> None:
-        if self._discard is not None:
-            self._discard(block)
-        else:
-            self._displaced.add(block)
 
     # ---- where blocks are as layer 0 begins -------------------------------------------------------------
 
@@ -363,18 +268,18 @@ class Engine:
             if block.fixed:
                 self._hold(index, block.tier)
             elif block.persistent:
-                self._hold(index, self._wanted_at_0[index] if self._emulated else 0)
-        for index in self._lasting:
-            if not self._emulated and self._wanted_at_0[index]:
-                self._flights.submit(index, 0, self._wanted_at_0[index], "initial", 0, 0)
-        for index in self._wrapping:
-            self._hold(index, self._wanted_at_0[index] if self._emulated else self._plan.blocks[index].tier)
+                self._hold(index, self._agenda.wanted[index] if self._emulated else 0)
+        for index in self._agenda.lasting:
+            if not self._emulated and self._agenda.wanted[index]:
+                self._flights.submit(index, 0, self._agenda.wanted[index], "initial", 0, 0)
+        for index in self._agenda.wrapping:
+            self._hold(index, self._agenda.wanted[index] if self._emulated else self._plan.blocks[index].tier)
         self._finish_flights()
         self._mover.set_capacity(self._plan.capacity_bytes[0])
         held = self._mover.held()
         if held.overflows:
             sentence = f"the fast tier begins with {format_bytes(held.overflow_bytes)} beyond its budget"
-            self._ledger.event(0, sentence)
+            self._ledger.event(sentence)
             self._warn(f"{sentence}: some blocks could not be moved; the report lists them")
 
     def _hold(self, index: int, tier: int) -> None:
@@ -390,10 +295,9 @@ class Engine:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""
         self._in_step = True
         self._by_move.clear()
-        wrapping = set(self._wrapping)
-        stall = self._die(block for block in self._transient if block not in wrapping)
+        stall = self._lives.bury(self._agenda.passing)
         for demoting in (True, False):
-            for block, wanted in self._wanted_at_0.items():
+            for block, wanted in self._agenda.wanted.items():
                 here = self._where.tier[block]
                 if not self._where.held[block] or self._flights.of(block) or here == wanted:
                     continue
@@ -402,8 +306,8 @@ class Engine:
                     self._flights.submit(block, here, wanted, reason, self._step, 0)
                     self._ledger.totals["sent_back"] += 1
             if demoting:  # births go before promotions
-                stall += sum(self._bear(block) for block in self._wrapping if not self._where.held[block])
-        self._submit(self._crossing, 0)
+                stall += self._lives.bear_each([b for b in self._agenda.wrapping if not self._where.held[b]])
+        self._submit(self._agenda.crossing, 0)
         return stall
 
     # ---- the end ----------------------------------------------------------------------------------------
@@ -415,6 +319,8 @@ class Engine:
         self._flights.collect()
 
     def _count_accounts(self) -> None:
+        if self._inert:
+            return
         totals = self._ledger.totals
         totals["overflow_bytes"] = self._mover.held().overflow_bytes
         totals["injected_ns"] = self._delay.injected_ns

@@ -156,7 +156,7 @@ class Flights:
             block=flight.block,
             errno=moved.errno,
         )
-        self._ledger.event(flight.step, str(error))
+        self._ledger.event(str(error))
         if not self._warned and not self._strict:
             self._warned = True
             self._warn(f"{error}; training goes on, the report lists all that failed")

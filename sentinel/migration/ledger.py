@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, STEP_DTYPE, Run
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 
 FIRST_STEPS = 4
 LAST_STEPS = 64
@@ -50,10 +50,10 @@ class Ledger:
         totals["migrated_bytes"] += row[6]
         totals[outcome.replace(" ", "_")] += 1
 
-    def event(self, step: int, sentence: str) -> None:
-        """Something happened that a user should know. Beyond MAX_EVENTS only counted."""
+    def event(self, sentence: str) -> None:
+        """Something happened, in the step under way, that a user should know. Beyond MAX_EVENTS only counted."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append((step, sentence))
+            self.events.append((self.totals["steps"], sentence))
         else:
             self.totals["events_dropped"] += 1
 
@@ -92,5 +92,3 @@ class Ledger:
 def _table(rows: list[Row], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.array(rows, dtype)
 
-
-OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}

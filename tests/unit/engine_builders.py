@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from hypothesis import strategies as st
+
+from sentinel.core.errors import PlanError
+from sentinel.core.laws import check
 from sentinel.core.machine import Machine, TierKind
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
-from sentinel.core.units import page_ceil
+from sentinel.core.units import PAGE_BYTES, page_ceil
 from sentinel.migration.engine import Engine
 from tests.builders import make_machine
 
@@ -102,3 +106,46 @@ def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> It
         yield Running(engine, plan.n_layers, said, discarded)
     finally:
         engine.restore()
+
+
+@st.composite
+def migrating_plans(draw: st.DrawFn, profile: Profile) -> Plan:
+    """A lawful plan in which as many blocks migrate as the drawn budget and layers allow.
+
+    In half of them every migration is due one layer after it starts.
+    """
+    length = profile.n_layers
+    capacity = draw(st.integers(1, 200)) * PAGE_BYTES
+    snug = draw(st.booleans())
+    tiers = [1] * len(profile.names)
+    moves: list[tuple[int, int, int, int, int]] = []
+    plan = transient_plan(profile, tiers, fast_bytes=capacity)
+    for block in range(len(tiers)):
+        cuts = sorted(draw(st.lists(st.integers(0, 2 * length), min_size=4, max_size=4)))
+        if snug:
+            cuts[1], cuts[3] = cuts[0] + 1, cuts[2] + 1
+        down_first = draw(st.booleans())
+        for tier in (0, 1):
+            more = _alternating(block, cuts, down_first, length, draw(st.booleans()))
+            tried = [*tiers[:block], tier, *tiers[block + 1 :]]
+            ordered = sorted([*moves, *more], key=lambda move: (move[3], move[2] == 0))
+            candidate = transient_plan(profile, tried, ordered, fast_bytes=capacity)
+            try:
+                check(candidate)
+            except PlanError:
+                continue
+            plan, tiers, moves = candidate, tried, ordered
+            break
+    return plan
+
+
+def _alternating(
+    block: int, cuts: list[int], down_first: bool, length: int, both: bool
+) -> list[tuple[int, int, int, int, int]]:
+    """One or two moves of a block: it starts at one cut and is due at the next."""
+    down, up = (block, 0, 1), (block, 1, 0)
+    first, second = (down, up) if down_first else (up, down)
+    found = [(*first, cuts[0] % length, cuts[0] % length + cuts[1] - cuts[0])]
+    if both:
+        found.append((*second, cuts[2] % length, cuts[2] % length + cuts[3] - cuts[2]))
+    return found

@@ -1,0 +1,48 @@
+"""What the engine does as each layer begins, laid out once: `core.schedule` by direction and life."""
+
+from __future__ import annotations
+
+from sentinel.core.plan import Plan
+from sentinel.core.schedule import schedule
+
+
+class Agenda:
+    """Per layer, indexes into `plan.migrations` or `plan.blocks`.
+
+    `demotions`, `newborn_demotions` (of blocks born in that very layer), `promotions`: what starts. `due`, `dead`,
+    `born`: as in Schedule. `born_fast_bytes`: room that births take. `busy`: whether there is anything to do.
+    `expects`: whether promotions are due. Not per layer: `crossing`, migrations under way as layer 0 begins,
+    demotions first; `wrapping`, transients alive across it; `passing`, the other transients; `lasting`, persistent
+    blocks; `wanted`, block -> tier at layer 0 of the lasting and the wrapping ones.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        moves, blocks, length = plan.migrations, plan.blocks, plan.n_layers
+        when = schedule(plan)
+        self.due, self.dead, self.born = when.due_before, when.dead_at, when.born_at
+        self.demotions: list[tuple[int, ...]] = []
+        self.newborn_demotions: list[tuple[int, ...]] = []
+        self.promotions: list[tuple[int, ...]] = []
+        for starting, born in zip(when.starts_at, when.born_at, strict=True):
+            newborn = set(born)
+            down = [index for index in starting if moves[index].target]
+            self.demotions.append(tuple(index for index in down if moves[index].block not in newborn))
+            self.newborn_demotions.append(tuple(index for index in down if moves[index].block in newborn))
+            self.promotions.append(tuple(index for index in starting if not moves[index].target))
+        self.born_fast_bytes = [sum(blocks[i].nbytes for i in born if not blocks[i].tier) for born in when.born_at]
+        self.expects = [any(not moves[index].target for index in due) for due in when.due_before]
+        rows = zip(when.starts_at, when.due_before, when.born_at, when.dead_at, strict=True)
+        self.busy = [any(row) for row in rows]
+        crossing = (index for index, move in enumerate(moves) if move.due > length)
+        self.crossing = sorted(crossing, key=lambda index: not moves[index].target)
+        transients = [index for index, block in enumerate(blocks) if not (block.persistent or block.fixed)]
+        self.wrapping = [index for index in transients if blocks[index].stop > length]
+        self.passing = [index for index in transients if blocks[index].stop <= length]
+        self.lasting = [index for index, block in enumerate(blocks) if block.persistent]
+        at_zero = plan.placement[:, 0].tolist() if length else []
+        self.wanted: dict[int, int] = {index: at_zero[index] for index in (*self.lasting, *self.wrapping)}
+
+    @property
+    def boundaries(self) -> list[int]:
+        """The layers before which promotions are due."""
+        return [layer for layer, expects in enumerate(self.expects) if expects]
