@@ -13,7 +13,7 @@ import pytest
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import PAGE_DTYPE
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, AddressRange, PageTracker, ReplayTracker, binding, make, obstacle
+from sentinel.profiler.pages import TRACKERS, AddressRange, PageTracker, ReplayTracker, binding, make, obstacle, on_ring
 from tests.contract.page_workload import Memory, layers, seen
 
 PAGES = 1009
@@ -117,6 +117,20 @@ def test_a_layer_marked_twice_counts_a_page_once(memory: Memory) -> None:
     first = memory.owned.start // PAGE_BYTES
     assert [(row["layer"], row["page"] - first) for row in rows] == [(0, 2), (1, 3)]
     assert rows["writes"][0] in (1, -1)
+
+
+def test_the_last_stretch_of_a_ring_is_its_first_layer(memory: Memory) -> None:
+    def body(layer: int) -> None:
+        memory.touch(5, layer == 3)
+        if layer in (0, 3):
+            memory.touch(7 + layer, False)
+
+    samples = on_ring(layers(memory, 4, body), 3)
+    first = memory.owned.start // PAGE_BYTES
+    told = [(row["layer"], row["page"] - first) for row in samples.pages]
+    assert told == [(0, 5), (0, 7), (0, 10), (1, 5), (2, 5)]
+    assert samples.pages["writes"][0] in (1, -1)
+    assert set(samples.tracker_ns) <= {0, 1, 2}
 
 
 def test_what_belongs_to_no_layer_is_not_reported(memory: Memory) -> None:

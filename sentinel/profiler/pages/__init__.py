@@ -2,7 +2,7 @@
 
 from sentinel.profiler.pages.choice import AUTO, TRACKERS, choose, make, obstacle
 from sentinel.profiler.pages.engine import ArmedTracker
-from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
+from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker, on_ring
 from sentinel.profiler.pages.replay import ReplayTracker
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "choose",
     "make",
     "obstacle",
+    "on_ring",
 ]

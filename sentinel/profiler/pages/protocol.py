@@ -49,6 +49,19 @@ class PageSamples:
     tracker_ns: Mapping[int, int] = field(default_factory=dict)
 
 
+def on_ring(samples: PageSamples, n_layers: int) -> PageSamples:
+    """`samples` with layer numbers taken modulo `n_layers`: the stretch after a step's last tick is layer 0.
+
+    A page touched in both stretches of that layer then has one row.
+    """
+    rows = samples.pages
+    pages = page_rows(rows["layer"] % n_layers, rows["page"], rows["reads"], rows["writes"])
+    spent: dict[int, int] = {}
+    for layer, ns in samples.tracker_ns.items():
+        spent[layer % n_layers] = spent.get(layer % n_layers, 0) + ns
+    return PageSamples(pages, samples.quality, spent)
+
+
 class PageTracker(Protocol):
     """Calls come in the order `start`, `mark`..., `stop`; `stop` may follow anything, also a failed `start`."""
 
