@@ -8,12 +8,16 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.planner.bound import Bound, bound
+from sentinel.planner.integer import AutoTm
 from sentinel.planner.portfolio import Sentinel
 from sentinel.planner.published import Sentinel2021
+from sentinel.planner.reactive import Capuchin, Lru, NextUse
 from sentinel.planner.seal import seal
 from sentinel.planner.simple import AllFast, AllSlow, FirstTouch, footprint_bytes
+from sentinel.planner.striped import Interleave, Static, WeightedInterleave
 
-__all__ = ["POLICIES", "Policy", "footprint_bytes", "plan"]
+__all__ = ["POLICIES", "Bound", "Policy", "bound", "footprint_bytes", "plan"]
 
 
 class Policy(Protocol):
@@ -26,7 +30,11 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: dict[str, Policy] = {p.name: p for p in (Sentinel(), Sentinel2021(), FirstTouch(), AllFast(), AllSlow())}
+_ALL: tuple[Policy, ...] = (
+    *(Sentinel(), Sentinel2021(), AutoTm(), Capuchin(), NextUse(), Lru(), Static()),
+    *(WeightedInterleave(), Interleave(), FirstTouch(), AllFast(), AllSlow()),
+)
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
 """By name; `sentinel` is the default."""
 
 

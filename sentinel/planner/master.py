@@ -125,6 +125,22 @@ class Master:
         prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment)
         return Mix(x[self.first :], x[2 * length : self.first], prices, float(x[:length].sum()) * 1e6)
 
+    def solve_whole(self, nodes: int) -> Mix | None:
+        """The best mix found in which every share is 0 or 1, by a search of so many nodes; None if there is none."""
+        kind = highspy.HighsVarType.kInteger
+        for column in range(self.first, self.first + self.added):
+            self.highs.changeColIntegrality(column, kind)
+        for option, setting in (("solver", "choose"), ("mip_max_nodes", nodes), ("mip_rel_gap", 2e-3)):
+            self.highs.setOptionValue(option, setting)
+        self.highs.run()
+        found = self.highs.getSolution()
+        if not found.value_valid:
+            return None
+        x, nothing = np.array(found.col_value), np.zeros(self.length)
+        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.shorts.exists.shape))
+        share = np.rint(x[self.first :])
+        return Mix(share, x[2 * self.length : self.first], prices, float(x[: self.length].sum()) * 1e6)
+
     def _add(self) -> None:
         """Hand the solver the columns that are new."""
         work, length = self.work, self.length

@@ -26,11 +26,15 @@ from sentinel.planner.workload import Workload
 
 @dataclass(frozen=True)
 class Effort:
-    """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing."""
+    """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing.
+
+    `whole_nodes`: units are not split, and the search for that is given so many nodes; 0: they may be split.
+    """
 
     rounds: int
     keep: int
     repriced: int
+    whole_nodes: int = 0
 
 
 _ENOUGH = 2e-4
@@ -45,7 +49,7 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
     if machine.flops_per_s is None:
         layer_ns = work.compute_ns + work.traffic_ns
     per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
-    merged, of = families(work)
+    merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
     pricer, columns, shorts = Pricer(merged), Columns(merged), make_shorts(work)
     descend(merged, pricer, columns, shorts, free, layer_ns, per_s, effort.rounds, effort.keep)
     master = Master(merged, columns, shorts, per_s)
@@ -57,6 +61,8 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
     left = (work.budget_bytes - short.held_bytes).astype(np.float64)
     master.settle(fixed, left)
     final = _priced(master, pricer, columns, effort.repriced)
+    if effort.whole_nodes:
+        final = master.solve_whole(effort.whole_nodes)
     if final is None:
         return None
     decision = realise(work, of, columns, final.share, short)

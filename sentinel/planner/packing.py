@@ -16,7 +16,7 @@ _FEW = 4
 
 
 class _Index:
-    """Growing integer columns of what is placed: first byte, one past the last, arc begin and width."""
+    """Growing integer columns of what is placed, by address: first byte, one past the last, arc begin and width."""
 
     def __init__(self) -> None:
         self.rows = np.zeros((4, 16), np.int64)
@@ -25,7 +25,9 @@ class _Index:
     def add(self, row: tuple[int, int, int, int]) -> None:
         if self.n == self.rows.shape[1]:
             self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
-        self.rows[:, self.n] = row
+        at = int(self.rows[0, : self.n].searchsorted(row[0], side="right"))
+        self.rows[:, at + 1 : self.n + 1] = self.rows[:, at : self.n]
+        self.rows[:, at] = row
         self.n += 1
 
     def placed(self) -> NDArray[np.int64]:
@@ -61,7 +63,8 @@ def pack(
         )
         offset = 0
         if found:
-            offset = _lowest(found[0] if len(found) == 1 else np.concatenate(found, axis=1), size, begin, wide, period)
+            placed = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            offset = _lowest(placed, size, begin, wide, period, len(found) == 1)
         offsets[i] = offset
         row = (offset, offset + size, begin, wide)
         everything.add(row)
@@ -70,7 +73,9 @@ def pack(
     return offsets
 
 
-def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: int) -> int:
+def _lowest(
+    found: NDArray[np.int64], size: int, begin: int, wide: int, period: int, sorted_already: bool
+) -> int:
     """Lowest address at which `size` bytes fit beside those of `found` that share a time with the arc."""
     if found.shape[1] == 0:
         return 0
@@ -79,7 +84,7 @@ def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: 
     clash = found[:2, (ahead < wide) | (ahead + found[3] > period)]
     if clash.shape[1] == 0:
         return 0
-    low, high = clash[:, clash[0].argsort(kind="stable")]
+    low, high = clash if sorted_already else clash[:, clash[0].argsort(kind="stable")]
     reach = np.maximum.accumulate(high)
     if low[0] >= size:
         return 0
@@ -104,7 +109,7 @@ def pack_pages(
 def pack_slots(
     nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
 ) -> tuple[NDArray[np.int64], int]:
-    """(offsets, extent): slots of a page and more at whole pages; below them smaller ones, 512 bytes aligned (the grain of the allocator).
+    """(offsets, extent): slots of a page and more at whole pages; above them smaller ones, `SMALL_ALIGN`ed.
 
     The smallest, which together hold next to nothing, are stacked without a search.
     """

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.plan import ring_sum
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.columns import Columns
 from sentinel.planner.decision import MOVE_DTYPE, PART_DTYPE, Decision
@@ -66,30 +67,27 @@ def _granted(
     room: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """(columns,) pages as far as they fit. Rounding may ask for a little more than there is."""
-    work = columns.work
-    layer, which = spread(episodes.held_from, episodes.held_until, work.n_layers)
-    column = owner[which]
-    asked = np.bincount(layer, pages[column] * float(PAGE_BYTES), work.n_layers)
-    over = asked > room
-    if not over.any():
+    work, length = columns.work, columns.work.n_layers
+    some = np.flatnonzero(pages[owner] > 0)
+    owner, start, stop = owner[some], episodes.held_from[some], episodes.held_until[some]
+    weight = pages[owner] * PAGE_BYTES
+    left = room - ring_sum(np.zeros(len(owner), np.int64), start, stop, weight, 1, length)[0]
+    if (left >= 0).all():
         return pages
     pages = pages.copy()
-    left = room - asked
-    value = np.bincount(owner, episodes.value_ns, columns.n) / np.maximum(work.units.nbytes[columns.unit], 1)
-    touching = np.zeros(columns.n, bool)
-    touching[column[over[layer]]] = True
-    order = np.argsort(column, kind="stable")
-    first = np.searchsorted(column[order], np.arange(columns.n + 1))
-    candidates = np.flatnonzero(touching & (pages > 0))
-    for c in candidates[np.lexsort((candidates, value[candidates]))].tolist():
-        layers = layer[order[first[c] : first[c + 1]]]
+    layer, which = spread(start, stop, length)
+    touching = np.unique(owner[which[left[layer] < 0]])
+    value = np.bincount(owner, episodes.value_ns[some], columns.n) / work.units.nbytes[columns.unit]
+    order = np.argsort(owner, kind="stable")
+    first = np.searchsorted(owner[order], np.arange(columns.n + 1))
+    for c in touching[np.lexsort((touching, value[touching]))].tolist():
+        held = [np.arange(start[e], stop[e]) % length for e in order[first[c] : first[c + 1]]]
+        layers = np.concatenate(held)
         need = -int(left[layers].min())
         if need > 0:
             cut = min(int(pages[c]), -(-need // PAGE_BYTES))
             pages[c] -= cut
             left[layers] += cut * PAGE_BYTES
-        if (left >= 0).all():
-            break
     return pages
 
 

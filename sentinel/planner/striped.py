@@ -1,0 +1,74 @@
+"""Static rivals: pages spread over the tiers, for good. `interleave`, `weighted-interleave`, `static`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.trace import ROLES
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.simple import by_pages, one_tier
+
+_STRIPES = 1024
+"""Pages are dealt in runs, so that a plan has at most so many; a tensor much smaller than a run is in one tier."""
+
+
+class Interleave:
+    """One page here, one there, until fast memory is full (MPOL_INTERLEAVE)."""
+
+    name = "interleave"
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """Half of the pages in fast memory, less where it is full."""
+        plan = one_tier(profile, machine, 0, self.name)
+        return by_pages(plan, profile, dealt(plan.extent_bytes, 0.5, machine.fast.capacity_bytes), self.name)
+
+
+class WeightedInterleave:
+    """Pages by bandwidth (MPOL_WEIGHTED_INTERLEAVE), as far as fast memory goes, evenly over all addresses."""
+
+    name = "weighted-interleave"
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """Fast memory's share of the bandwidth, or of the footprint where that is less, in every run of pages."""
+        plan = one_tier(profile, machine, 0, self.name)
+        fast, slow = machine.fast.read_bytes_per_s, machine.tiers[1].read_bytes_per_s
+        share = min(fast / (fast + slow), machine.fast.capacity_bytes / max(plan.extent_bytes, 1))
+        return by_pages(plan, profile, dealt(plan.extent_bytes, share, machine.fast.capacity_bytes), self.name)
+
+
+class Static:
+    """Optimizer state in fast memory, the rest striped over what is left of it."""
+
+    name = "static"
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """A placement by role: no use is looked at."""
+        plan = one_tier(profile, machine, 0, self.name)
+        pages = plan.extent_bytes // PAGE_BYTES
+        optimizer = np.zeros(pages, bool)
+        role = ROLES.index("optimizer")
+        for slot in plan.slots:
+            if profile.tensors["role"][slot.tensor] == role:
+                optimizer[slot.offset // PAGE_BYTES : -(-(slot.offset + slot.nbytes) // PAGE_BYTES)] = True
+        budget = machine.fast.capacity_bytes // PAGE_BYTES
+        tier = np.ones(pages, np.int64)
+        tier[np.flatnonzero(optimizer)[:budget]] = 0
+        rest = np.flatnonzero(~optimizer)
+        left = max(budget - int(optimizer.sum()), 0)
+        tier[rest] = dealt(len(rest) * PAGE_BYTES, left / max(len(rest), 1), left * PAGE_BYTES)
+        return by_pages(plan, profile, tier, self.name)
+
+
+def dealt(extent: int, share: float, budget: int) -> NDArray[np.int64]:
+    """(pages,) tier of each page when a share of them is fast, evenly spread in runs, within `budget` bytes."""
+    pages = extent // PAGE_BYTES
+    run = max(-(-pages // _STRIPES), 1)
+    number = np.arange(pages) // run
+    tier = (np.floor((number + 1) * share + 1e-9) == np.floor(number * share + 1e-9)).astype(np.int64)
+    fast = np.flatnonzero(tier == 0)
+    tier[fast[budget // PAGE_BYTES :]] = 1
+    return tier
