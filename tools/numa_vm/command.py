@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.numa_vm import guest, luggage
+from tools.numa_vm.compiled import compiled_libraries
 from tools.numa_vm.hardware import Hardware, memory_bytes
 from tools.numa_vm.image import Environment, root_image
 from tools.numa_vm.initramfs import initramfs
@@ -55,7 +56,7 @@ def _run(hardware: Hardware, series: str, shares: Sequence[Path], timeout_s: flo
     if hardware.cxl and series == "6.1":
         raise Missing("kernel 6.1 cannot make CXL memory a node; with --cxl use --kernel 6.12")
     booted = kernel(series)
-    brought = luggage.Luggage(folders, environment.prefix)
+    brought = luggage.Luggage(folders, environment.prefix, compiled_libraries(PROJECT, environment))
     notes = {
         "start": luggage.start_script(command, here, {"PYTHONDONTWRITEBYTECODE": "1", **os.environ}),
         "cxl_bytes": str(hardware.memory_bytes[1]),

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.numa_vm.packages import Missing, busybox, cache_folder, program
 from tools.numa_vm.tree import Tree, elf_files, shared_libraries
 
-_FORMAT = 3  # counted up when the image's making changes, so that no older image is taken
+_FORMAT = 4  # counted up when the image's making changes, so that no older image is taken
 
 # Not needed to run anything, and half of the bytes.
 _UNWANTED_IN_STDLIB = {"test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages"}
@@ -130,6 +130,9 @@ def _fill(tree: Tree, environment: Environment) -> None:
     if bash:
         for path in (Path(bash), *shared_libraries([Path(bash)])):
             tree.add(path)
+    # by name only: Sentinel finds what it has compiled before by the compiler's path, among others
+    for compiler in filter(None, map(shutil.which, ("c++", "g++", "clang++"))):
+        tree.add(compiler)
     _add_busybox(tree)
     tree.write("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n")
     tree.write("/etc/group", "root:x:0:\nnogroup:x:65534:\n")

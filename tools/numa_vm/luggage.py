@@ -26,13 +26,15 @@ class Luggage:
     folders: tuple[Path, ...]
     environment: Path
     """The virtual environment: in the root image already, and never changed from inside."""
+    one_way: tuple[Path, ...] = ()
+    """Folders that are brought, and never changed from inside."""
 
     def pack(self, archive: Path, notes: Mapping[str, str]) -> None:
         """Writes the disk that the guest unpacks: the folders, and `notes` as files of /.run."""
         with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT) as tar:
             for name, text in {**notes, "returned": self._names()}.items():
                 _add(tar, f".run/{name}", text.encode(), 0o644)
-            for folder in self.folders:
+            for folder in (*self.folders, *self.one_way):
                 self._pack_folder(tar, folder)
 
     def empty_return(self, archive: Path) -> None:
