@@ -1,13 +1,13 @@
 """What `make demo` runs: the GPT-2 example with a fifth of its footprint in fast memory.
 
-The first line says where slow memory is: a slower node of this host, or, by name, an emulated one. The last
-line is the path of the HTML report.
+The first line says where slow memory is: a slower node of this host, or, by name, an emulated one. Then come the
+losses and the headline of the report; the last line is the path of the HTML report.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -23,21 +23,30 @@ def slow_tier() -> tuple[str, str]:
     slow = tiers.machine_for("auto").tiers[1]
     if slow.kind == "node":
         return f"numa:{slow.node}", f"NUMA node {slow.node} of this host"
-    return EMULATED, f"{EMULATED} - EMULATED: this host has no slower node, so real delays are injected"
+    return EMULATED, f"{EMULATED} - EMULATED: this host has no slower node, so delays are injected"
 
 
-def main() -> int:
-    """Run the demo; returns its exit code."""
+def main() -> None:
+    """Train, write the report, print its headline and its path."""
     slow, means = slow_tier()
     print(f"Slow memory: {means}", flush=True)
-    folder = ROOT / "runs"
-    folder.mkdir(exist_ok=True)
-    report = folder / "demo.html"
-    example = [str(ROOT / "examples" / "01_gpt2.py"), "--steps", str(STEPS), "--fast", "20%", "--slow", slow]
-    return subprocess.run(
-        [sys.executable, *example, "--report", os.path.relpath(report)], check=False, cwd=Path.cwd()
-    ).returncode
+    sys.path.insert(0, str(ROOT / "examples"))
+    import common
+
+    import sentinel
+    from sentinel.cli.common import print_table
+    from sentinel.reports.text import headline_rows
+
+    train = runpy.run_path(str(ROOT / "examples" / "01_gpt2.py"))["train"]
+    train(common.Options(steps=STEPS, fast="20%", slow=slow))
+    report = sentinel.report()
+    path = ROOT / "runs" / "demo.html"
+    path.parent.mkdir(exist_ok=True)
+    report.write(path)
+    print()
+    print_table(headline_rows(report.headline))
+    print(os.path.relpath(path))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

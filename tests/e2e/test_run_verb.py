@@ -101,6 +101,7 @@ def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_annotated_example_is_placed_from_outside(tmp_path: Path) -> None:
     """--fast and --slow win over the script's own; report, plan and profile are written; the plan serves again."""
     out = {name: tmp_path / name for name in ("r.json", "plan.json", "p.safetensors", "again.json")}
@@ -127,6 +128,7 @@ def test_an_annotated_example_is_placed_from_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_report_is_written_when_the_script_fails(tmp_path: Path) -> None:
     text = EXAMPLE.read_text().replace("    return losses, model", "    raise RuntimeError('late')")
     (tmp_path / "common.py").write_text((EXAMPLE.parent / "common.py").read_text())
