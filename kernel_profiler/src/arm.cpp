@@ -145,7 +145,7 @@ int make_view(sn::ArmRange &range) {
   }
   range.room = static_cast<uint64_t>(room);
   range.view = aligned;
-  range.huge = range.exclusive && may_register();
+  range.huge = range.base % kHugeBytes == 0 && range.nbytes % kHugeBytes == 0 && may_register();
   return 0;
 }
 
@@ -246,18 +246,19 @@ uint64_t arm_used_bytes(const ArmRange &range) {
 }
 
 int arm_to_private(ArmRange &range, bool give_back) {
+  const uint64_t used = arm_used_bytes(range);  // beyond it lies at most what was prepared in vain
   while (range.shared_from < range.shared_to) {
-    const long data = seek(range.fd, range.shared_from, SEEK_DATA);
+    const uint64_t from = range.shared_from;
+    const long data = from < used ? seek(range.fd, from, SEEK_DATA) : -ENXIO;
     if (data < 0 && data != -ENXIO) return static_cast<int>(data);
-    const uint64_t next = data < 0 ? range.shared_to : static_cast<uint64_t>(data);
+    const bool none = data < 0 || static_cast<uint64_t>(data) >= used;
+    const uint64_t next = none ? range.shared_to : static_cast<uint64_t>(data);
     // a stretch without data needs no copy, however long it is; then one chunk
-    const uint64_t to = next > range.shared_from ? std::min(next, range.shared_to)
-                                                 : std::min(range.shared_to, range.shared_from + kChunkBytes);
+    const uint64_t to = next > from ? next : std::min({range.shared_to, used, from + kChunkBytes});
     const int error = privatise(range, next, to);
     if (error != 0) return error;
     if (give_back)  // only lest the copy exist twice in whole: the close frees it anyway
-      sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(range.shared_from),
-                arg(to - range.shared_from), 0, 0);
+      sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(from), arg(to - from), 0, 0);
     range.shared_from = to;
   }
   return 0;
@@ -305,11 +306,20 @@ extern "C" int sn_arm_map(uint64_t nbytes, uint64_t *base) {
   if (nbytes == 0 || nbytes % sn::kArmPage != 0) return -EINVAL;
   std::lock_guard<std::mutex> held(lock);
   if (own_count == sn::kArmRanges) return -ENOSPC;
-  const long mapped = sn::map(0, nbytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  // whole huge pages are aligned like the exclusive arena: what holds there is measured on them
+  const uint64_t slack = nbytes % kHugeBytes == 0 ? kHugeBytes : 0;
+  const long mapped = sn::map(0, nbytes + slack, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (mapped < 0) return static_cast<int>(mapped);
-  sn::advise(static_cast<uint64_t>(mapped), nbytes, MADV_NOHUGEPAGE);
-  own[own_count++] = Own{static_cast<uint64_t>(mapped), nbytes};
-  *base = static_cast<uint64_t>(mapped);
+  uint64_t at = static_cast<uint64_t>(mapped);
+  if (slack != 0) {
+    const uint64_t aligned = (at + slack - 1) / slack * slack;
+    if (aligned != at) sn::unmap(at, aligned - at);
+    if (aligned != at + slack) sn::unmap(aligned + nbytes, at + slack - aligned);
+    at = aligned;
+  }
+  sn::advise(at, nbytes, MADV_NOHUGEPAGE);
+  own[own_count++] = Own{at, nbytes};
+  *base = at;
   return 0;
 }
 

@@ -178,6 +178,12 @@ void the_exclusive_arena_changes_whole() {
   CHECK(sn_pass_through() == 0);
   CHECK(sn_arm_unback() == 0);
   CHECK(old[0] == 12 && old[17 * kPage + 4] == 11 && young[0] == 13 && young[18 * kPage] == 14);
+  unsigned char resident[101];
+  CHECK(mincore(freed, sizeof resident * kPage, resident) == 0);
+  for (unsigned char page : resident) CHECK((page & 1) == 0);
+  CHECK(sn_exclusive_range(&arena) == 0);
+  CHECK(mincore(reinterpret_cast<void *>(arena.base + arena.used_bytes), sizeof resident * kPage, resident) == 0);
+  for (unsigned char page : resident) CHECK((page & 1) == 0);  // nor is what was prepared in vain
   sn_free(old);
   sn_free(young);
   CHECK(sn_memory_destroy() == 0);

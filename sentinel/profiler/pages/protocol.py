@@ -87,12 +87,13 @@ def page_rows(
     layers: NDArray[Any], pages: NDArray[Any], reads: NDArray[Any], writes: NDArray[Any]
 ) -> NDArray[Any]:
     """Rows of PAGE_DTYPE, one a (layer, page), sorted; where a layer was marked twice, its touches are joined."""
-    order = np.lexsort((pages, layers))
-    rows = np.zeros(len(order), PAGE_DTYPE)
+    rows = np.zeros(len(layers), PAGE_DTYPE)
     for name, column in (("layer", layers), ("page", pages), ("reads", reads), ("writes", writes)):
-        rows[name] = column[order]
-    if len(rows) < 2:
-        return rows
+        rows[name] = column
+    later, onward = np.diff(rows["layer"]), np.diff(rows["page"])
+    if ((later > 0) | (later == 0) & (onward > 0)).all():
+        return rows  # as marks come in order, the usual case
+    rows = rows[np.lexsort((rows["page"], rows["layer"]))]
     first = np.concatenate([[True], (np.diff(rows["layer"]) != 0) | (np.diff(rows["page"]) != 0)])
     starts = np.flatnonzero(first)
     joined = rows[starts]
