@@ -191,6 +191,12 @@ class ManagedMemory:
         native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
         return found.base, found.used_bytes
 
+    def exclusive_extent(self) -> tuple[int, int, int]:
+        """Base address of the exclusive arena, bytes ever handed out, and bytes of address space reserved for it."""
+        found = native.Range()
+        native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
+        return found.base, found.used_bytes, found.reserved_bytes
+
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
         return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)

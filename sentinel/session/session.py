@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sentinel import files, planner, simulator
 from sentinel.core.attribution import attribute
@@ -40,6 +41,8 @@ from sentinel.migration.engine import Engine
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import annotate, backward, names, ticks
 from sentinel.profiler.layers import LayerClock
+from sentinel.profiler.pages.choice import TRACKERS, choose
+from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.binding import Addresses, slot_table
@@ -82,6 +85,7 @@ class Session:
         self.executed: Run | None = None
         self.simulated: Run | None = None
         self._models, self._optimizers = list(models), list(optimizers)
+        self._handles: list[RemovableHandle] = []
         self._clock = LayerClock()
         self._stays: list[tuple[str, int, str]] = []
         self._notes: list[str] = []
@@ -94,6 +98,9 @@ class Session:
         self._in_step = False
         self._heard: list[tuple[str, Phase]] = []  # ticks while TRYING
         self._heard_boundary = False
+        self._tracker: PageTracker | None = None
+        self._tracking = False
+        self._untaken: list[str] = []
 
     # ---- the user's calls -------------------------------------------------------------------------------
 
@@ -108,6 +115,7 @@ class Session:
         given = load_plan(self.request)
         self._machine = machine_of(self.request)
         _check_words(self.request, self._machine)
+        self._tracker, self._untaken = _choose(self.request.tracker)
         self._memory = ManagedMemory.install()
         try:
             self._gather()
@@ -138,8 +146,7 @@ class Session:
         began, planned = time.perf_counter_ns(), self._plan_ns
         try:
             ring = self._clock.learn()
-            trace = self._recorder.finish(self._memory.events(), ring, self._persistent())
-            self._plan_from(trace, provisional=self._state_was_born())
+            self._plan_from(self._recorded(ring), provisional=self._state_was_born())
         except BaseException:
             self._close()
             raise
@@ -180,11 +187,11 @@ class Session:
         if self.state is State.RECORDING:
             layer = self._clock.layer
             assert layer is not None
-            self._recorder.tick(layer - 1)
-            self._memory.tick(layer)
+            self._end_layer(layer - 1, layer)
             return
         layer = self._clock.advance(identity)
-        self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
+        if self.state is not State.RING:
+            self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
         if self.state is State.APPLYING:
             self._apply_tick(layer)
         else:
@@ -218,10 +225,11 @@ class Session:
                 self._settle_trial()
             self._heard.append((identity.name, identity.phase))
         elif self.state is State.RING:
-            self._recorder.tick(0 if layer == first else len(self._heard))
             if layer == first:
+                self._recorder.tick(0)
                 self._end_ring()
             else:
+                self._end_layer(len(self._heard), len(self._heard) + 1)
                 self._heard.append((identity.name, identity.phase))
         elif layer == first:
             self._heard = [(identity.name, identity.phase)]
@@ -255,6 +263,8 @@ class Session:
     def _gather(self) -> None:
         annotated_models, annotated_optimizers = annotate.annotated()
         self._models += [m for m in annotated_models if not any(m is other for other in self._models)]
+        watched = [o for o in self._optimizers if not any(o is other for other in annotated_optimizers)]
+        self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
         self._optimizers += [o for o in annotated_optimizers if not any(o is other for other in self._optimizers)]
 
     def _persistent(self) -> list[names.Named]:
@@ -277,11 +287,38 @@ class Session:
 
     def _record(self, *, ring: bool) -> None:
         """Start to record: at a step boundary, or (`ring`) at the ring's first tick."""
+        layer = 1 if ring else 0
         self._memory.record()
         self._recorder = StepRecorder()
         self._recorder.start(self._models, self._optimizers)
-        self._memory.tick(1 % len(self._clock.ring) if ring else 0)
         self.state = State.RING if ring else State.RECORDING
+        if self._tracker is not None:
+            base, _, reserved = self._memory.exclusive_extent()
+            self._tracker.start([AddressRange(base, base + reserved)])
+            self._tracking = True
+            self._tracker.mark(layer)
+        self._memory.tick(layer)
+        self._recorder.resume()
+
+    def _end_layer(self, ended: int, begins: int) -> None:
+        """A tick of the step that is recorded."""
+        self._recorder.tick(ended)
+        self._memory.tick(begins)
+        if self._tracker is not None:
+            self._tracker.mark(begins)
+            self._recorder.resume()
+
+    def _recorded(self, ring: tuple[LayerId, ...]) -> Trace:
+        """End the recording."""
+        self._recorder.stop()
+        samples = self._stop_tracking()
+        return self._recorder.finish(self._memory.events(), ring, self._persistent(), samples)
+
+    def _stop_tracking(self) -> PageSamples | None:
+        if self._tracker is None or not self._tracking:
+            return None
+        self._tracking = False
+        return self._tracker.stop()
 
     def _end_ring(self) -> None:
         """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
@@ -291,8 +328,7 @@ class Session:
             first = followed.identify(*self._heard[0])
             followed.advance(first)
             self._clock = followed
-        trace = self._recorder.finish(self._memory.events(), self._clock.ring, self._persistent())
-        self._plan_from(trace, provisional=False)
+        self._plan_from(self._recorded(self._clock.ring), provisional=False)
         self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
 
     # ---- planning ---------------------------------------------------------------------------------------
@@ -472,11 +508,14 @@ class Session:
         try:
             if self.state in (State.RECORDING, State.RING):
                 self._recorder.abandon()
+                self._stop_tracking()
             self._end_engine()
         finally:
             self._counters = self._memory.counters()
             self._memory.uninstall()
             self._models, self._optimizers = [], []
+            while self._handles:
+                self._handles.pop().remove()
             self.state = state
 
     def _setup(self) -> Setup:
@@ -494,9 +533,18 @@ class Session:
             plan_ns=self._plan_ns,
             in_place=tuple(self._stays),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
-            notes=(*self._notes, *annotate.notes()),
+            notes=(*self._notes, *(f"tracker not taken: {why}" for why in self._untaken), *annotate.notes()),
             script=sys.argv[0] or None,
         )
+
+
+def _choose(tracker: str) -> tuple[PageTracker | None, list[str]]:
+    """The page tracker asked for, None for operators alone; and why more exact ones were not taken."""
+    if tracker == "ops":
+        return None, []
+    if tracker not in ("auto", *TRACKERS):
+        raise UsageError(f"there is no tracker {tracker!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
+    return choose(tracker)
 
 
 def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
