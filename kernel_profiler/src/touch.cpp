@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr uint64_t kAroundPages = 16;  // a read fault maps so many where the ranges can't be registered
+// What one fault maps where the ranges can't be registered: 64 KiB around it, or its huge page.
+constexpr uint64_t kAroundPages = 16, kHugePages = 512;
 
 struct Session {
   bool running = false;
@@ -80,11 +81,11 @@ void append(uint64_t page, uint64_t npages, uint32_t seen) {
 void harvest_cell(uint64_t page, uint64_t last_page, sn::TouchCell cell) {
   if (session.unit_pages == 1) return append(page, 1, meaning(cell));
   // the fault mapped the pages around it too, as far as they lie in the range
-  const uint64_t from = page / kAroundPages * kAroundPages;
+  const uint64_t from = page / session.unit_pages * session.unit_pages;
   const uint64_t begin = session.runs.empty() || session.runs.back().layer != session.layer
                              ? from
                              : std::max(from, session.runs.back().page + session.runs.back().npages);
-  const uint64_t end = std::min(from + kAroundPages, last_page);
+  const uint64_t end = std::min(from + session.unit_pages, last_page);
   if (begin < end) append(begin, end - begin, meaning(cell));
 }
 
@@ -122,6 +123,13 @@ void end() {
   sn::touched.cells = nullptr;
   sn::touched.n_pages = 0;
   session.running = session.own_table = false;
+}
+
+uint64_t unit_of_faults() {
+  if (sn::armed.uffd >= 0) return 1;
+  for (int i = 0; i < sn::armed.count; i++)
+    if (sn::armed.ranges[i].huge_to != 0) return kHugePages;
+  return kAroundPages;
 }
 
 int make_table(void *given, uint64_t n_pages) {
@@ -184,7 +192,7 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   session.reader = reader;
   session.running = true;
   error = reader->start();
-  session.unit_pages = sn::armed.uffd >= 0 ? 1 : kAroundPages;
+  session.unit_pages = unit_of_faults();
   if (error != 0) end();
   return error;
 }

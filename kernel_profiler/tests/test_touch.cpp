@@ -162,6 +162,23 @@ void failed_starts_leave_nothing() {
   }
 }
 
+// Without userfaultfd a read maps its neighbours too: the unit says so, and the units touched are all told.
+void coarser_without_registration() {
+  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  sn_system_fail(SYS_userfaultfd, 1, EPERM);
+  CHECK(sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, kPages) == 0);
+  CHECK(sn_touch_mark(0) == 0);
+  read_page(500);
+  CHECK(sn_touch_stop() == 0);
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.unit_pages == 16 && state.lost == 0);
+  const std::map<uint64_t, Counts> found = counts();
+  CHECK(found.count(500) == 1 && found.size() % 16 == 0 && found.size() < kPages / 2);
+  CHECK(found.begin()->first + base / kPage == (found.begin()->first + base / kPage) / 16 * 16);
+  CHECK(sn_arm_unback() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -173,6 +190,8 @@ int main() {
     }
     failed_starts_leave_nothing();
   }
+  reader = SN_TOUCH_PAGEMAP;
+  coarser_without_registration();
   CHECK(sn_arm_unmap(base) == 0);
   return 0;
 }

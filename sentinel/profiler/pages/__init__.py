@@ -1,4 +1,13 @@
-"""Page trackers: who touched which pages of the profiling arena, in which layer."""
+"""Page trackers: who touched which pages of the profiling arena, in which layer.
+
+    tracker, reasons = choose("auto")           # None: no page tracker works here, operators remain
+    tracker.start([AddressRange(base, base + reserved_bytes)])    # the exclusive arena's whole reservation
+    tracker.mark(0)                             # the step begins; then, as the last thing in each tick:
+    tracker.mark(layer)                         # the layer that begins now; -1 for stretches that do not count
+    samples = on_ring(tracker.stop(), n_layers) # at the step's end: memory is private again
+
+`start` and `stop` change what is under the arena's addresses: call them between steps, from its owner's thread.
+"""
 
 from sentinel.profiler.pages.choice import AUTO, TRACKERS, choose, make, obstacle
 from sentinel.profiler.pages.engine import ArmedTracker

@@ -172,7 +172,7 @@ class ArmedTracker:
     def _quality(self, state: binding.TouchState, lost: int, overhead_ns: int) -> Quality:
         exact = state.unit_pages == 1
         blind = self._reader.blind_to + (() if state.sees_system_calls else ("accesses by system calls",))
-        coarse = "userfaultfd is not permitted here: a read maps 16 pages at once, and these count together"
+        coarse = f"no userfaultfd here: a read maps {state.unit_pages} pages at once, and these count together"
         return Quality(
             tracker=self.name,
             counts=COUNTS,
