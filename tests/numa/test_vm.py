@@ -37,7 +37,7 @@ def _vm(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.Complet
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=480,
         check=False,
     )
 
@@ -68,6 +68,8 @@ def test_a_command_runs_in_its_folder_with_its_shares_and_its_exit_code(tmp_path
     assert (inside / "removed").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("series", ["6.12", "6.1"])
 def test_the_machine_does_what_we_rely_on_in_a_kernel(series: str) -> None:
@@ -75,10 +77,11 @@ def test_the_machine_does_what_we_rely_on_in_a_kernel(series: str) -> None:
         kernel(series)
     except Missing as problem:
         pytest.skip(f"needs numa_vm {series}: {problem}")
-    pytest_in_it = (".venv/bin/python", "-m", "pytest", "-q", "--no-skips", "nodes", "tests/numa/test_vm_nodes.py")
-    done = _vm("--kernel", series, "--timeout", "250", "--", *pytest_in_it)
+    tests = ("tests/numa/test_vm_nodes.py", "tests/numa/test_vm_witness.py")
+    pytest_in_it = (".venv/bin/python", "-m", "pytest", "-q", "--no-skips", "nodes,root,debugfs", *tests)
+    done = _vm("--kernel", series, "--timeout", "450", "--", *pytest_in_it)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
+    assert "17 passed" in done.stdout
     assert "skipped" not in done.stdout
 
 

@@ -1,0 +1,37 @@
+"""Training on two real nodes: nothing changes but where bytes are, and the witness saw what the engine claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.needs("two nodes", "root", "torch", "native")
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.numa.vm_training"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=480,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["same_losses"]
+    assert told["same_parameters"]
+    assert told["learned"]
+    assert told["claimed_steps"] >= 4
+    assert told["seen_pages"] == told["claimed_pages"] > 100
+    assert told["seen_to_node_1"] > 50
+    assert told["unaccounted"] == [0, 0]

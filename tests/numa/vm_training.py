@@ -1,0 +1,58 @@
+"""Trains a small model twice, on stock PyTorch and with Sentinel on node 1; prints what happened as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+import sentinel
+from sentinel.migration.witness import MigrationWitness
+
+STEPS = 7
+ALL_ADDRESSES = (0, 1 << 47)
+
+
+def train(*, stock: bool) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses and final parameters."""
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, targets = torch.randn(64, 128), torch.randint(0, 10, (64,))
+    if not stock:
+        sentinel.annotate(model, optimizer)
+    losses = []
+    for step in range(STEPS):
+        if step == 1 and not stock:
+            sentinel.start_profile(model, optimizer, fast="20%", slow="numa:1")
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step == 1 and not stock:
+            sentinel.end_profile()
+    return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+if __name__ == "__main__":
+    losses, parameters = train(stock=True)
+    witness = MigrationWitness()
+    witness.start([ALL_ADDRESSES])
+    our_losses, our_parameters = train(stock=False)
+    seen = witness.read()
+    run = sentinel.stop()
+    witness.stop()
+    told = {
+        "same_losses": losses == our_losses,
+        "same_parameters": all(map(torch.equal, parameters, our_parameters)),
+        "learned": losses[-1] < losses[0],
+        "claimed_pages": int(run.migrations["moved_bytes"].sum()) // 4096,
+        "claimed_steps": len(set(run.migrations["step"].tolist())),
+        "seen_pages": seen.pages(reason="syscall", own=True),
+        "seen_to_node_1": seen.pages(reason="syscall", to_node=1),
+        "unaccounted": [seen.lost, seen.unmatched],
+    }
+    print(json.dumps(told))
