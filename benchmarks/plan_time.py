@@ -42,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan(profile, machine)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    print(
-        f"{given.tensors} tensors, {given.layers} layers: {plan_s:.2f} s, {format_bytes(peak)}, {len(made.blocks)} blocks"
-    )
+    size = f"{given.tensors} tensors, {given.layers} layers"
+    print(f"{size}: {plan_s:.2f} s, {format_bytes(peak)}, {len(made.blocks)} blocks")
     if given.json:
         told = {"tensors": given.tensors, "layers": given.layers, "plan_s": plan_s, "peak_bytes": peak}
         print(json.dumps({**told, "blocks": len(made.blocks), "migrations": len(made.migrations)}))

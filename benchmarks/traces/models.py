@@ -61,7 +61,7 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 1000))
 
 
-def _classify(batch: int, side: int, classes: int):  # type: ignore[no-untyped-def]
+def _classify(batch: int, side: int):  # type: ignore[no-untyped-def]
     def loss(model: nn.Module) -> Iterator[torch.Tensor]:
         x, y = torch.empty(batch, 3, side, side), torch.empty(batch, dtype=torch.long)
         yield f.cross_entropy(model(x), y)
@@ -262,7 +262,7 @@ _LLAMA = tf.LlamaConfig(
 _T5 = tf.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12, use_cache=False)
 
 MODELS: dict[str, Job] = {
-    "resnet32": Job(resnet32, _classify(4096, 32, 10), _leaves(Unit, nn.Linear), adam=False),
+    "resnet32": Job(resnet32, _classify(4096, 32), _leaves(Unit, nn.Linear), adam=False),
     "bert-large": Job(
         lambda: tf.BertForMaskedLM(_BERT),
         _tokens(32, 256, 30522),
@@ -270,7 +270,7 @@ MODELS: dict[str, Job] = {
     ),
     "lstm": Job(Lstm, _lstm_loss, lambda m: [m.embed, m.cells, m.head], adam=False),
     "dcgan": Job(Dcgan, _dcgan_loss, _dcgan_blocks),
-    "mobilenet": Job(mobilenet, _classify(256, 224, 1000), _leaves(Unit, nn.Linear), adam=False),
+    "mobilenet": Job(mobilenet, _classify(256, 224), _leaves(Unit, nn.Linear), adam=False),
     "gpt2": Job(
         lambda: tf.GPT2LMHeadModel(_GPT2),
         _tokens(8, 512, 50257),
@@ -281,7 +281,7 @@ MODELS: dict[str, Job] = {
         _tokens(4, 512, 32000),
         lambda m: [m.model.embed_tokens, *_parts(m.model.layers), m.lm_head],
     ),
-    "vit": Job(Vit, _classify(128, 224, 1000), lambda m: [m.patches, *m.layers, m.head]),
+    "vit": Job(Vit, _classify(128, 224), lambda m: [m.patches, *m.layers, m.head]),
     "t5": Job(lambda: tf.T5ForConditionalGeneration(_T5), _t5_loss, lambda m: [*m.encoder.block, *m.decoder.block]),
     "dlrm": Job(Dlrm, _dlrm_loss, lambda m: [*m.bottom, *m.bags, *m.top], adam=False),
     "moe": Job(Moe, _tokens(8, 512, 32000), _moe_blocks),

@@ -1,10 +1,12 @@
 """A bound that no plan can beat: a linear relaxation, solved by HiGHS.
 
-Relaxed: every tensor may be split at will, and moved during any layer in any part. Kept: room in each layer, the
-links' bandwidth, births wherever one likes, the ring. y[g, k] is the fraction of group g that fast memory
-holds as layer k begins to compute (its births done); p[g, k] is what is promoted from then until layer k + 1
-begins, T[k] the time that takes. What a simulated run did, read at those instants, is a solution; so the least
-sum of T is at most the time of any run. Solved by interior point without crossover (4-7 times faster).
+Relaxed: every tensor may be split at will, and moved during any layer in any part, also in one that uses it. Kept:
+room in each layer, the links' bandwidth, births wherever one likes, the ring. y[g, k] is the fraction of group g
+that may move and that fast memory holds as layer k begins to compute (its births done); p[g, k] is what is
+promoted from then until layer k + 1 begins, T[k] the time that takes; q[g] is born in fast memory and never moves.
+What may move holds room in all layers of its life (law 1), what never moves shares it by events. What a simulated
+run did, read at those instants, is a solution; so the least sum of T is at most the time of any run. Solved by
+interior point without crossover (4-7 times faster).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> 
 
 
 class _Program:
-    """The rows and columns. Columns: T[k], then y and p of each group in each layer of its life. Units: GB, ms."""
+    """The rows and columns. Columns: T[k]; q of each group; y and p of it in each layer of its life. Units: GB, ms."""
 
     def __init__(
         self,
@@ -61,10 +63,11 @@ class _Program:
         self.length = profile.n_layers
         self.groups = groups
         width = groups.stop - groups.start
-        self.first = self.length + np.append(0, np.cumsum(width))  # y of group g in its life's j-th layer: first[g] + j
+        self.begin = self.length + len(width)
+        self.first = self.begin + np.append(0, np.cumsum(width))  # y of group g in its life's j-th layer: first[g] + j
         self.n_y = int(width.sum())
         self.group_of = np.repeat(np.arange(len(width)), width)
-        self.age = np.arange(self.n_y) - np.repeat(self.first[:-1] - self.length, width)
+        self.age = np.arange(self.n_y) - np.repeat(self.first[:-1] - self.begin, width)
         self.layer_of = (groups.start[self.group_of] + self.age) % self.length
         self.gb = groups.nbytes / 1e9
         self.entries: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
@@ -96,25 +99,34 @@ class _Program:
         self._put(first + layers, layers, 1.0)
         column = self.first[g.use_group] + (g.use_layer - g.start[g.use_group]) % self.length
         self._put(first + g.use_layer, column, g.use_ns / 1e6)
+        self._put(first + g.use_layer, self.length + g.use_group, g.use_ns / 1e6)
+        once = self._rows(len(g.use_group), np.array(-np.inf), np.array(1.0))
+        for part in (column, self.length + g.use_group):
+            self._put(once + np.arange(len(part)), part, 1.0)
 
     def _room(self, profile: Profile, machine: Machine) -> None:
         """At chosen instants of each layer, what is alive and in fast memory fits."""
-        layer, row, group = room_rows(profile, self.groups)
-        first = self._rows(int(row.max(initial=-1)) + 1, np.array(-np.inf), np.array(machine.fast.capacity_bytes / 1e9))
-        age = (layer - self.groups.start[group]) % self.length
+        room = room_rows(profile, self.groups)
+        first = self._rows(room.n_rows, np.array(-np.inf), np.array(machine.fast.capacity_bytes / 1e9))
+        row, group, age = room.moving
         self._put(first + row, self.first[group] + age, self.gb[group])
+        row, group = room.staying
+        self._put(first + row, self.length + group, self.gb[group])
+        width = self.groups.stop - self.groups.start
+        self.no_q = np.flatnonzero(self.groups.persistent)
+        self.no_y = self.first[:-1][~self.groups.persistent & (width == 1)]
 
     def _moves(self, machine: Machine) -> None:
         """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1] within T[k]."""
         g = self.groups
         last = self.age == (g.stop - g.start)[self.group_of] - 1
         moving = np.flatnonzero(~last | g.persistent[self.group_of])
-        y = self.length + moving
+        y = self.begin + moving
         after = np.where(last[moving], self.first[self.group_of[moving]], y + 1)
         one = after == y  # a ring of one layer: nothing can move
         moving, y, after = moving[~one], y[~one], after[~one]
-        p = self.length + self.n_y + np.arange(len(moving))
-        self.n_columns = self.length + self.n_y + len(moving)
+        p = self.begin + self.n_y + np.arange(len(moving))
+        self.n_columns = self.begin + self.n_y + len(moving)
         first = self._rows(len(moving), np.array(0.0), np.array(np.inf))
         rows = first + np.arange(len(moving))
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
@@ -140,6 +152,7 @@ def _solve(program: _Program, time_limit_s: float) -> tuple[float | None, str]:
     cost, low, high = np.zeros(lp.num_col_), np.zeros(lp.num_col_), np.ones(lp.num_col_)
     cost[: program.length] = 1.0
     low[: program.length], high[: program.length] = program.least_ms, np.inf
+    high[program.length + program.no_q] = high[program.no_y] = 0.0
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, low, high
     lp.row_lower_, lp.row_upper_ = np.concatenate(program.low), np.concatenate(program.high)
     row, column, value = (np.concatenate(parts) for parts in zip(*program.entries, strict=True))

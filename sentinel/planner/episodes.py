@@ -49,7 +49,7 @@ class Episodes:
 
 
 def gaps(work: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Per use: (row of the unit's next use, its unrolled layer, whether there is one). Rings close for persistent units."""
+    """Per use: (row of the unit's next use, its unrolled layer, whether there is one). Persistent units go round."""
     unit, layer = work.use_unit, work.use_layer
     row = np.arange(len(unit))
     first, last = work.first_use[unit], work.first_use[unit + 1] - 1

@@ -73,9 +73,7 @@ def pack(
     return offsets
 
 
-def _lowest(
-    found: NDArray[np.int64], size: int, begin: int, wide: int, period: int, sorted_already: bool
-) -> int:
+def _lowest(found: NDArray[np.int64], size: int, begin: int, wide: int, period: int, sorted_already: bool) -> int:
     """Lowest address at which `size` bytes fit beside those of `found` that share a time with the arc."""
     if found.shape[1] == 0:
         return 0

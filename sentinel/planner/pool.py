@@ -106,7 +106,7 @@ def _occupied(
 def _runs(
     used: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Runs of used layers of each row, round the ring: (rows, L) run of each place, and of each run row, begin, width."""
+    """Runs of used layers of each row, round the ring: (rows, L) run at each place; of each run row, begin, width."""
     begins = used & ~np.roll(used, 1, axis=1)
     begins[used.all(axis=1), 0] = True
     row, begin = np.nonzero(begins)

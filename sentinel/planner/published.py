@@ -15,16 +15,20 @@ from numpy.typing import NDArray
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.run import Run
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision
 from sentinel.planner.episodes import Episodes
 from sentinel.planner.intervals import choose, decide, interval_cuts, make_episodes
 from sentinel.planner.reserve import Reserve, reserve
 from sentinel.planner.simple import footprint_bytes, one_tier
+from sentinel.planner.trial import test_and_trial
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
 _MOST_LENGTHS = 40
+_TESTED = 3
+"""So many interval lengths of least cost are tested; the goal is an estimate."""
 
 
 class Sentinel2021:
@@ -44,15 +48,28 @@ class Sentinel2021:
         short = reserve(work, work.budget_bytes)
         lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers)
         tried = [(interval_cost_ns(work, mil, short), mil) for mil in lengths]
-        _cost, mil = min(tried)
-        decision = replace(
-            by_intervals(work, mil, short),
-            details={"mil": mil, "intervals": -(-work.n_layers // mil), "mil_cost_ns": {str(m): c for c, m in tried}},
-        )
-        plan = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
-        run = simulate(plan, profile, machine)
+        found = [self._tested(work, mil, short) for _, mil in sorted(tried)[:_TESTED]]
+        run, plan = min(found, key=lambda pair: int(pair[0].step_ns or 0))
         cases = {key.removeprefix("case"): n for key, n in run.counters.items()}
-        return replace(plan, predicted_step_ns=run.step_ns, details={**plan.details, "cases": cases})
+        told = {**plan.details, "cases": cases, "mil_cost_ns": {str(mil): cost for cost, mil in tried}}
+        return replace(plan, predicted_step_ns=run.step_ns, details=told)
+
+    def _tested(self, work: Workload, mil: int, short: Reserve) -> tuple[Run, Plan]:
+        """The plan of one interval length after test and trial."""
+        profile, machine = work.profile, work.machine
+        episodes = make_episodes(work, interval_cuts(work.n_layers, mil))
+        told = {"mil": mil, "intervals": -(-work.n_layers // mil)}
+
+        def draw(granted: NDArray[np.bool_]) -> Plan:
+            decision = replace(decide(work, episodes, granted, short), details=told)
+            return assemble(
+                decision, work.units, profile, machine, policy=self.name, footprint_bytes=work.footprint_bytes
+            )
+
+        starts = np.where(episodes.promote, episodes.held_from % work.n_layers, -1)
+        granted = grant(work, episodes, short)
+        _, plan, run = test_and_trial(granted, starts, draw, lambda plan: simulate(plan, profile, machine))
+        return run, plan
 
 
 def lengths_to_try(n_layers: int) -> list[int]:

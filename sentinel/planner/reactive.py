@@ -198,5 +198,3 @@ def _used_bytes(work: Workload) -> NDArray[np.int64]:
     """(L,) bytes of the units that each layer uses."""
     nbytes = work.units.nbytes[work.use_unit].astype(np.float64)
     return np.bincount(work.use_layer % work.n_layers, nbytes, work.n_layers).astype(np.int64)
-
-

@@ -24,7 +24,7 @@ _LEAST_PAGES = 4
 def realise(
     work: Workload, of: NDArray[np.int64], columns: Columns, share: NDArray[np.float64], short: Reserve
 ) -> Decision:
-    """Give each column its share of its family's pages, as far as room goes. `of`: the family of each unit of `work`."""
+    """Give each column its share of its family's pages, as far as room goes. `of`: family of each unit of `work`."""
     owner, episodes = columns.episodes
     pages = _whole_pages(columns.work, columns.unit, share)
     room = work.budget_bytes - short.held_bytes

@@ -132,8 +132,19 @@ def _alive_at(profile: Profile) -> NDArray[np.int64]:
     return out
 
 
-def room_rows(profile: Profile, groups: Groups) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(layer, row, group) of the groups that hold room at each instant; layers without a birth have one instant."""
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Rows of room, one an instant. Who holds some: (row, group, layers since the group's birth) of groups that may
+    move, which hold it in every layer of their life, and (row, group) of what never moves, which shares it by events.
+    """
+
+    n_rows: int
+    moving: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    staying: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def room_rows(profile: Profile, groups: Groups) -> Room:
+    """The room of every layer at its instants; layers without a birth have one. A group of one layer only stays."""
     length = profile.n_layers
     moments = instants(profile)
     rows = np.full(moments.shape, -1, np.int64)
@@ -148,16 +159,18 @@ def room_rows(profile: Profile, groups: Groups) -> tuple[NDArray[np.int64], NDAr
     group = np.repeat(np.arange(len(width)), width)
     age = np.arange(len(group)) - np.repeat(np.cumsum(width) - width, width)
     layer = (groups.start[group] + age) % length
-    sample = t[first[group]]
-    out = []
-    edge = ((age == 0) | (age == width[group] - 1)) & ~groups.persistent[group]
+    born, died = t["born_event"][first[group]], t["died_event"][first[group]]
+    edge = (age == 0) | (age == width[group] - 1)
+    moves, stays = groups.persistent | (width > 1), ~groups.persistent
+    moving, staying = [], []
     for i in range(_INSTANTS):
         event = moments[layer, i]
-        alive = ((event >= sample["born_event"]) & (event < sample["died_event"])) | (
-            event + profile.n_events < sample["died_event"]
-        )
+        alive = ((event >= born) & (event < died)) | (event + profile.n_events < died)
+        here = exists[layer, i]
+        held = here & moves[group]
+        moving.append(np.stack([rows[layer, i][held], group[held], age[held]]))
         # away from the ends of its life a tensor is alive all through the layer
-        counted = exists[layer, i] & (~edge | (alive & (event >= 0)))
-        out.append(np.stack([layer[counted], rows[layer, i][counted], group[counted]]))
-    found = np.concatenate(out, axis=1)
-    return found[0], found[1], found[2]
+        held = here & stays[group] & (~edge | (alive & (event >= 0)))
+        staying.append(np.stack([rows[layer, i][held], group[held]]))
+    a, b = np.concatenate(moving, axis=1), np.concatenate(staying, axis=1)
+    return Room(int(exists.sum()), (a[0], a[1], a[2]), (b[0], b[1]))

@@ -93,7 +93,11 @@ def short_peaks(profile: Profile, tensors: NDArray[np.int64]) -> NDArray[np.int6
     out = np.zeros(profile.n_layers, np.int64)
     if not len(t):
         return out
-    sizes = np.where(t["nbytes"] < PAGE_BYTES, -(-t["nbytes"] // SMALL_ALIGN) * SMALL_ALIGN, -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES)
+    sizes = np.where(
+        t["nbytes"] < PAGE_BYTES,
+        -(-t["nbytes"] // SMALL_ALIGN) * SMALL_ALIGN,
+        -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES,
+    )
     row = np.zeros(len(t), np.int64)
     alive = ring_sum(row, t["born_event"], t["died_event"], sizes, 1, profile.n_events)[0]
     np.maximum.at(out, t["start"], alive[t["born_event"]])  # a peak is reached at a birth

@@ -1,0 +1,183 @@
+"""All policies on all traces, machines and shares of fast memory: `python benchmarks/policies.py --json`.
+
+Speed is told as a share of fast-only speed and as a share of the bound, which no plan can beat. A cell is one trace
+on one machine at one share. Bounds are kept in build/bounds, since they depend on trace, machine and share only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import traces
+from sentinel import machines
+from sentinel.core.cost import base_ns
+from sentinel.core.errors import PlanError
+from sentinel.core.machine import Machine
+from sentinel.core.profile import Profile
+from sentinel.core.units import parse_budget
+from sentinel.files import digest
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+
+FAST = ("10%", "20%", "40%", "60%")
+MACHINES = ("optane-m5", "cxl-m5", "numa-m5")
+BOUNDS = Path(__file__).parents[1] / "build" / "bounds"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the table, print it, and end with one JSON object if asked."""
+    given = _parser().parse_args(arguments)
+    cells = list(_cells(given))
+    print(_table(cells))
+    if given.json:
+        print(json.dumps(_summary(cells)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    lists = (
+        ("--machines", MACHINES, "described machines, by file stem"),
+        ("--fast", FAST, "shares of the footprint"),
+        ("--traces", traces.NAMES, "profiles"),
+        ("--policies", tuple(POLICIES), "policies"),
+    )
+    for flag, default, what in lists:
+        parser.add_argument(
+            flag, type=lambda text: tuple(text.split(",")), default=default, help=f"{what}, with commas"
+        )
+    parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each bound")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    return parser
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    """One row a trace, machine and share: fractions by policy."""
+    for trace in given.traces:
+        profile = traces.load(trace)
+        footprint = footprint_bytes(profile)
+        for name in given.machines:
+            for fast in given.fast:
+                machine = machines.load(name).with_fast_capacity(parse_budget(fast, footprint))
+                yield _cell(trace, profile, name, machine, fast, given)
+
+
+def _cell(
+    trace: str, profile: Profile, name: str, machine: Machine, fast: str, given: argparse.Namespace
+) -> dict[str, Any]:
+    compute, traffic = base_ns(profile, machine)
+    fast_ns = float(np.maximum(compute, traffic).sum())
+    least = _bound(trace, profile, name, machine, fast, given.time_limit)
+    cell: dict[str, Any] = {
+        "trace": trace,
+        "machine": name,
+        "fast": fast,
+        "fast_only_ns": fast_ns,
+        "bound_ns": least["step_ns"],
+        "bound_fraction": fast_ns / least["step_ns"],
+        "loose": least["loose"],
+        "fraction": {},
+        "of_bound": {},
+        "plan_s": {},
+    }
+    for policy in given.policies:
+        if policy == "all-fast":
+            continue  # it is what the others are a fraction of
+        begin = time.perf_counter()
+        try:
+            step_ns = plan(profile, machine, policy).predicted_step_ns
+        except PlanError as error:
+            cell.setdefault("refused", {})[policy] = str(error)
+            continue
+        assert step_ns is not None
+        cell["plan_s"][policy] = time.perf_counter() - begin
+        cell["fraction"][policy] = fast_ns / step_ns
+        cell["of_bound"][policy] = least["step_ns"] / step_ns
+    print(
+        f"{trace} {name} {fast}: bound {cell['bound_fraction']:.3f}, of it", _shares(cell), file=sys.stderr, flush=True
+    )
+    return cell
+
+
+def _shares(cell: dict[str, Any]) -> str:
+    return ", ".join(f"{policy} {share:.3f}" for policy, share in cell["of_bound"].items())
+
+
+def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
+    """The bound of a cell, from the store if it is there; a loose one is not stored."""
+    mark = hashlib.sha256(f"{digest(profile)} {digest(machine)}".encode()).hexdigest()[:16]
+    path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}-{mark}.json"
+    if path.exists():
+        return dict(json.loads(path.read_text()))
+    found = bound(profile, machine, time_limit_s=time_limit_s)
+    told = {"step_ns": found.step_ns, "loose": found.loose}
+    if not found.loose:
+        BOUNDS.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(told))
+    return told
+
+
+def _mean(cells: list[dict[str, Any]], table: str) -> dict[str, dict[str, dict[str, float]]]:
+    """machine -> policy -> share -> mean over the paper's five families (those of them that were run)."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for cell in cells:
+        if cell["trace"] in traces.PAPER:
+            for policy, value in cell[table].items():
+                by_fast = found.setdefault(cell["machine"], {}).setdefault(policy, {})
+                by_fast.setdefault(cell["fast"], []).append(value)
+    return {
+        m: {p: {f: sum(v) / len(v) for f, v in by_fast.items()} for p, by_fast in by_policy.items()}
+        for m, by_policy in found.items()
+    }
+
+
+def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    worst: dict[str, dict[str, dict[str, Any]]] = {}
+    behind = []
+    for cell in cells:
+        for policy, share in cell["of_bound"].items():
+            by_fast = worst.setdefault(cell["machine"], {}).setdefault(policy, {})
+            if cell["fast"] not in by_fast or share < by_fast[cell["fast"]]["share"]:
+                by_fast[cell["fast"]] = {"share": share, "trace": cell["trace"]}
+            ours = cell["of_bound"].get("sentinel")
+            if ours is not None and share > ours * 1.005:
+                behind.append(
+                    {k: cell[k] for k in ("trace", "machine", "fast")} | {"rival": policy, "by": share / ours}
+                )
+    return {
+        "mean_fraction": _mean(cells, "fraction"),
+        "mean_of_bound": _mean(cells, "of_bound"),
+        "worst_of_bound": worst,
+        "sentinel_behind": behind,
+        "cells": cells,
+    }
+
+
+def _table(cells: list[dict[str, Any]]) -> str:
+    """Mean share of the bound over the five families, policies by machine and share of fast memory."""
+    means, lines = _mean(cells, "of_bound"), []
+    for machine, by_policy in means.items():
+        shares = list(dict.fromkeys(cell["fast"] for cell in cells))
+        lines.append(
+            f"{machine}: share of the bound, mean of the paper's families" + "".join(f"{f:>9}" for f in shares)
+        )
+        for policy, by_fast in by_policy.items():
+            lines.append(f"  {policy:<57}" + "".join(f"{by_fast.get(f, float('nan')):9.3f}" for f in shares))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
