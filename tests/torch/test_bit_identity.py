@@ -63,6 +63,14 @@ def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_training_is_bit_identical_with_pages_watched(name: str) -> None:
+    """By the most exact tracker that this host allows."""
+    stock = _train(name, profile_at=None)
+    ours = _train(name, profile_at=1, fast="20%", slow="emulated:cxl-asic-x8", tracker="auto")
+    _assert_same(stock, ours)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
     stock = _train(name, profile_at=None)
     ours = _train(name, profile_at=1, stop_at=5, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
