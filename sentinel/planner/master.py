@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.columns import Columns
-from sentinel.planner.shorts import Shorts
+from sentinel.planner.shorts import Stays
 from sentinel.planner.windows import Prices
 from sentinel.planner.workload import Workload
 
@@ -27,13 +27,13 @@ Entries = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """`share`: (columns,) of each unit's bytes; `short`: (groups,) of each short-lived group's that are fast.
+    """`share`: (columns,) of each unit's bytes; `stay`: (groups,) of each group's of `Stays`.
 
     `prices`: what room, links and slow time are worth here. `step_ns`: time of the step.
     """
 
     share: NDArray[np.float64]
-    short: NDArray[np.float64]
+    stay: NDArray[np.float64]
     prices: Prices
     step_ns: float
 
@@ -41,18 +41,18 @@ class Mix:
 class Master:
     """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once.
 
-    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the short-lived groups; the `Columns`.
+    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the `Stays`; the `Columns`.
     """
 
-    def __init__(self, work: Workload, columns: Columns, shorts: Shorts, per_s: tuple[float, float]) -> None:
-        self.work, self.columns, self.shorts, self.per_s = work, columns, shorts, per_s
+    def __init__(self, work: Workload, columns: Columns, stays: Stays, per_s: tuple[float, float]) -> None:
+        self.work, self.columns, self.stays, self.per_s = work, columns, stays, per_s
         self.length = length = work.n_layers
         self.links = 2 if work.machine.full_duplex else 1
-        self.n_rooms = int(shorts.exists.sum())
+        self.n_rooms = int(stays.exists.sum())
         self.link_row = length + self.n_rooms
         self.held_row = self.link_row + self.links * length
         self.unit_row = self.held_row + length
-        self.first = 2 * length + len(shorts.layer)
+        self.first = 2 * length + len(stays)
         self.added = 0
         self.highs = highspy.Highs()
         for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
@@ -61,27 +61,27 @@ class Master:
 
     def _frame(self) -> highspy.HighsLp:
         """The program without columns."""
-        length, shorts, n_rows = self.length, self.shorts, self.unit_row + len(self.work.units)
-        base, least = layer_base_ms(self.work, shorts)
+        length, stays, n_rows = self.length, self.stays, self.unit_row + len(self.work.units)
+        base, least = layer_base_ms(self.work, stays)
         layers = np.arange(length)
-        room = (np.cumsum(shorts.exists.reshape(-1)) - 1).reshape(shorts.exists.shape)
-        layer, instant = np.nonzero(shorts.exists)
-        group, moment = np.nonzero(shorts.mask)
-        groups = np.arange(len(shorts.layer))
+        groups = np.arange(len(stays))
+        long = np.flatnonzero(stays.family >= 0)
         ones = np.ones(length)
         entries: Entries = [
             (layers, layers, ones),
-            (shorts.layer, 2 * length + groups, shorts.gain_ns / 1e6),
-            (length + room[layer, instant], length + layer, np.ones(len(layer))),
-            (length + room[shorts.layer[group], moment], 2 * length + group, shorts.nbytes[group] / 1e9),
+            (stays.use_layer, 2 * length + stays.use_group, stays.use_ns / 1e6),
+            (length + np.arange(self.n_rooms), length + stays.row_layer, np.ones(self.n_rooms)),
+            (length + stays.row, 2 * length + stays.row_group, stays.row_bytes / 1e9),
+            (self.unit_row + stays.family[long], 2 * length + long, np.ones(len(long))),
             (self.held_row + layers, length + layers, ones),
             (self.held_row + layers[1:], length + layers[:-1], -ones[1:]),
         ]
         entries += [(self.link_row + link * length + layers, layers, -ones) for link in range(self.links)]
+        saved = np.bincount(stays.use_group, stays.use_ns, len(stays))
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.first, n_rows
         endless = np.full(length, np.inf)
-        lp.col_cost_ = np.concatenate([ones, np.zeros(length), -_SLOW_COST * shorts.gain_ns / 1e6])
+        lp.col_cost_ = np.concatenate([ones, np.zeros(length), -_SLOW_COST * saved / 1e6])
         lp.col_lower_ = np.concatenate([least, np.zeros(length + len(groups))])
         lp.col_upper_ = np.concatenate([endless, endless, np.ones(len(groups))])
         low, high = np.full(n_rows, -np.inf), np.zeros(n_rows)
@@ -94,17 +94,20 @@ class Master:
         lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = _colwise(entries, lp.num_col_, n_rows)
         return lp
 
-    def settle(self, work: Workload, free: NDArray[np.float64]) -> None:
-        """Short-lived tensors are decided: `work.pool_ns` says what they cost, (L,) `free` what room they leave."""
-        length, groups = self.length, len(self.shorts.layer)
+    def settle(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
+        """What stays is decided: `work.pool_ns` says what it costs, (L,) `free` what room it leaves to the rest, and
+        `left` what share of each family is not among it."""
+        length, groups = self.length, len(self.stays)
         nobody = np.zeros(groups)
         self.highs.changeColsBounds(groups, 2 * length + np.arange(groups, dtype=np.int32), nobody, nobody)
         base, least = layer_base_ms(work, None)
-        room = np.broadcast_to(free[:, None] / 1e9, self.shorts.exists.shape)[self.shorts.exists]
+        room = free[self.stays.row_layer] / 1e9
         for row, low in enumerate(base.tolist()):
             self.highs.changeRowBounds(row, low, np.inf)
         for row, high in enumerate(room.tolist()):
             self.highs.changeRowBounds(length + row, -np.inf, high)
+        for family in np.flatnonzero(left < 1.0).tolist():
+            self.highs.changeRowBounds(self.unit_row + family, -np.inf, float(left[family]))
         layers = np.arange(length, dtype=np.int32)
         self.highs.changeColsBounds(length, layers, least, np.full(length, np.inf))
 
@@ -117,8 +120,8 @@ class Master:
         found = self.highs.getSolution()
         x, dual = np.array(found.col_value), np.array(found.row_dual)
         length, links = self.length, self.links
-        moment = np.zeros(self.shorts.exists.shape)
-        moment[self.shorts.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
+        moment = np.zeros(self.stays.exists.shape)
+        moment[self.stays.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
         paid = [np.maximum(-dual[self.link_row + link * length :][:length], 0.0) for link in range(links)]
         move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
         slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
@@ -137,7 +140,7 @@ class Master:
         if not found.value_valid:
             return None
         x, nothing = np.array(found.col_value), np.zeros(self.length)
-        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.shorts.exists.shape))
+        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.stays.exists.shape))
         share = np.rint(x[self.first :])
         return Mix(share, x[2 * self.length : self.first], prices, float(x[: self.length].sum()) * 1e6)
 
@@ -179,18 +182,20 @@ class Master:
         self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)
 
 
-def layer_base_ms(work: Workload, shorts: Shorts | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def layer_base_ms(work: Workload, stays: Stays | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(L,) ms of each layer with everything in slow memory, by traffic; and the least it takes whatever is where.
 
-    Small short-lived tensors count as fast (see `Shorts`); without `shorts` all of them are settled.
+    Small short-lived tensors count as fast (see `Stays`); without `stays` all of them are settled.
     """
     slow = np.bincount(work.use_layer % work.n_layers, work.use_ns, work.n_layers).astype(np.float64)
-    if shorts is not None:
-        slow += np.bincount(shorts.layer, shorts.gain_ns, work.n_layers)
+    if stays is not None:
+        short = stays.family[stays.use_group] < 0
+        slow += np.bincount(stays.use_layer[short], stays.use_ns[short], work.n_layers)
     roofline = work.machine.flops_per_s is not None
-    held = work.traffic_ns + work.pool_ns
-    base = held + slow if roofline else work.compute_ns + held + slow
-    least = np.maximum(work.compute_ns, held) if roofline else work.compute_ns + held
+    base = work.traffic_ns + work.pool_ns + slow
+    least = np.maximum(work.compute_ns, work.traffic_ns)
+    if not roofline:
+        base, least = base + work.compute_ns, work.compute_ns + work.traffic_ns
     return base / 1e6, least / 1e6
 
 

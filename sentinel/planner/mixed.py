@@ -19,7 +19,7 @@ from sentinel.planner.families import families
 from sentinel.planner.master import Master, Mix
 from sentinel.planner.realise import realise
 from sentinel.planner.reserve import Reserve, reserve
-from sentinel.planner.shorts import Shorts, make_shorts
+from sentinel.planner.shorts import Stays, make_stays
 from sentinel.planner.timelines import Pricer
 from sentinel.planner.workload import Workload
 
@@ -50,16 +50,18 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
         layer_ns = work.compute_ns + work.traffic_ns
     per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
     merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
-    pricer, columns, shorts = Pricer(merged), Columns(merged), make_shorts(work)
-    descend(merged, pricer, columns, shorts, free, layer_ns, per_s, effort.rounds, effort.keep)
-    master = Master(merged, columns, shorts, per_s)
+    pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of)
+    descend(merged, pricer, columns, stays, free, layer_ns, per_s, effort.rounds, effort.keep)
+    master = Master(merged, columns, stays, per_s)
     mix = _priced(master, pricer, columns, effort.repriced)
     if mix is None:
         return None
-    short = reserve(work, work.budget_bytes, _slow_shorts(work, shorts, mix))
+    pooled = _staying_units(work, of, stays, mix)
+    short = reserve(work, work.budget_bytes, _slow_shorts(work, stays, mix), pooled)
     fixed = replace(merged, pool_ns=_pool_ns(work, short))
     left = (work.budget_bytes - short.held_bytes).astype(np.float64)
-    master.settle(fixed, left)
+    inside = np.bincount(of[short.pooled], work.units.nbytes[short.pooled], len(merged.units))
+    master.settle(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
     final = _priced(master, pricer, columns, effort.repriced)
     if effort.whole_nodes:
         final = master.solve_whole(effort.whole_nodes)
@@ -84,19 +86,37 @@ def _priced(master: Master, pricer: Pricer, columns: Columns, rounds: int) -> Mi
     return mix
 
 
-def _slow_shorts(work: Workload, shorts: Shorts, mix: Mix) -> NDArray[np.bool_]:
+def _staying_units(work: Workload, of: NDArray[np.int64], stays: Stays, mix: Mix) -> NDArray[np.int64]:
+    """Units that the mix keeps in fast memory all their life: of each family as many as come nearest to its share."""
+    share = np.zeros(int(of.max(initial=-1)) + 1)
+    long = stays.family >= 0
+    share[stays.family[long]] = mix.stay[long]
+    return _nearest(of, work.units.nbytes.astype(np.float64), share)
+
+
+def _nearest(group: NDArray[np.int64], nbytes: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Members, of each group as many as come nearest to its share of bytes, the largest first."""
+    order = np.lexsort((np.arange(len(group)), -nbytes, group))
+    sizes = nbytes[order]
+    before = np.cumsum(sizes) - sizes
+    before -= before[np.searchsorted(group[order], group[order])] if len(order) else 0
+    total = np.bincount(group, nbytes, len(share))
+    return order[before + sizes / 2 < (share * total)[group[order]]]
+
+
+def _slow_shorts(work: Workload, stays: Stays, mix: Mix) -> NDArray[np.bool_]:
     """(short,) those that the mix leaves in slow memory: of each group the share that it says, the largest first."""
     t = work.profile.tensors[work.units.short]
     slow = np.zeros(len(t), bool)
-    order = np.flatnonzero(shorts.of >= 0)
-    order = order[np.lexsort((order, -t["nbytes"][order], shorts.of[order]))]
-    group, nbytes = shorts.of[order], t["nbytes"][order].astype(np.float64)
-    before = np.cumsum(nbytes) - nbytes
-    before -= before[np.searchsorted(group, group)]
-    slow[order] = before + nbytes / 2 > mix.short[group] * shorts.nbytes[group]
+    counted = np.flatnonzero(stays.of >= 0)
+    slow[counted] = True
+    slow[counted[_nearest(stays.of[counted], t["nbytes"][counted].astype(np.float64), mix.stay)]] = False
     return slow
 
 
 def _pool_ns(work: Workload, short: Reserve) -> NDArray[np.float64]:
+    """(L,) extra time of short-lived tensors in slow memory, less what the units that stay in fast memory save."""
     layer = work.profile.tensors["start"][work.units.short]
-    return np.bincount(layer, work.short_ns * (short.tier > 0), work.n_layers)
+    slow = np.bincount(layer, work.short_ns * (short.tier > 0), work.n_layers)
+    inside = np.isin(work.use_unit, short.pooled)
+    return slow - np.bincount(work.use_layer[inside] % work.n_layers, work.use_ns[inside], work.n_layers)

@@ -29,12 +29,16 @@ def realise(
     pages = _whole_pages(columns.work, columns.unit, share)
     room = work.budget_bytes - short.held_bytes
     granted = _granted(columns, owner, episodes, pages, room)
+    of = of.copy()
+    of[short.pooled] = len(columns.work.units)  # a family of its own, without columns
     parts, column_of_part = _parts(work, of, columns.unit, granted, _born_fast(columns.n, owner, episodes))
     moves = _moves(owner, episodes, column_of_part, work.n_layers)
     moved = np.zeros(len(parts), bool)
     moved[moves["part"]] = True
     alone = np.bincount(parts["unit"], minlength=len(work.units))[parts["unit"]] == 1
     parts["pooled"] = alone & ~moved & (parts["tier"] > 0) & ~work.units.persistent[parts["unit"]]
+    inside = np.isin(parts["unit"], short.pooled)
+    parts["pooled"][inside], parts["tier"][inside] = True, 0
     tier_at_zero(parts, moves, work.units.persistent, work.n_layers)
     return Decision(parts, moves, short.tier, short.pool)
 

@@ -13,26 +13,45 @@ from sentinel.planner.workload import Workload, short_peaks
 
 @dataclass(frozen=True, eq=False)
 class Reserve:
-    """`tier` of each short-lived tensor, the packed `pool` of those in fast memory, and the (L,) bytes it holds."""
+    """`tier` of each short-lived tensor, the packed `pool` of what is in fast memory, the (L,) bytes it holds, and the
+    units that are in it as well."""
 
     tier: NDArray[np.int64]
     pool: Pool
     held_bytes: NDArray[np.int64]
+    pooled: NDArray[np.int64]
 
 
-def reserve(work: Workload, budget: int, slow: NDArray[np.bool_] | None = None) -> Reserve:
+def reserve(
+    work: Workload,
+    budget: int,
+    slow: NDArray[np.bool_] | None = None,
+    others: NDArray[np.int64] | None = None,
+) -> Reserve:
     """The reserve within `budget` bytes of fast memory; what packing wastes is made room for.
 
-    `slow`: (short,) tensors that are not to be in it whatever the room.
+    `slow`: (short,) tensors that are not to be in it whatever the room. `others`: units that are to be in it too.
+    Units that do not fit are left out, the largest first; then short-lived tensors go to slow memory.
     """
-    limit = budget
+    limit, units = budget, work.units
+    pooled = np.zeros(len(units), bool)
+    pooled[others if others is not None else []] = True
     while True:
         tier = _chosen(work, limit, slow)
-        pool = make_pool(work.profile, work.units.short[tier == 0])
+        inside = units.tensors[pooled[units.unit_of[units.tensors]]]
+        pool = make_pool(work.profile, np.append(units.short[tier == 0], inside))
         held = held_bytes(pool, work.profile)
         over = int(held.max(initial=0)) - budget
         if over <= 0:
-            return Reserve(tier, pool, held)
+            return Reserve(tier, pool, held, np.flatnonzero(pooled))
+        if pooled.any():
+            full = int(held.argmax())
+            there = pooled & ((full - units.start) % work.n_layers < units.stop - units.start)
+            suspects = np.flatnonzero(there if there.any() else pooled)
+            order = suspects[np.argsort(-units.nbytes[suspects], kind="stable")]
+            gone = np.searchsorted(np.cumsum(units.nbytes[order]), over) + 1
+            pooled[order[:gone]] = False
+            continue
         limit = max(min(limit - over, limit * 15 // 16), 0)
 
 
