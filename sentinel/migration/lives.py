@@ -86,8 +86,11 @@ class Lives:
             fast_bytes += fast
             slow_bytes += spec.nbytes - fast
             self._where.held[block] = False
-            if not self._emulated and fast != (0 if spec.tier else spec.nbytes):
-                self._send_home(block)
+            if not self._emulated:
+                if fast != (0 if spec.tier else spec.nbytes):
+                    self._send_home(block)
+                elif fast and self._discard is not None:
+                    self._discard(block)  # else the dead pages stay in fast memory, where nobody counts them
         if fast_bytes:
             self._mover.release(fast_bytes)
         if slow_bytes:

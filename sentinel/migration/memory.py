@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,6 +198,18 @@ class ManagedMemory:
         native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
         return found.base, found.used_bytes, found.reserved_bytes
 
+    def discard(self, offset: int, nbytes: int) -> bool:
+        """Drop the pages of [placement_base + offset, + nbytes) if no tensor is there; whether it was done.
+
+        Their next tenant's pages are born by the arena's memory policy. Whole pages; any thread.
+        """
+        if self._native.sn_reserve(offset, nbytes) != 0:
+            return False
+        try:
+            return int(_madvise(self.placement_base + offset, nbytes, mmap.MADV_DONTNEED)) == 0
+        finally:
+            self._native.sn_release(offset, nbytes)
+
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
         return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)
@@ -212,6 +225,8 @@ class ManagedMemory:
             raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
 
 
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _OWNER = "call it from the thread that installed the memory, not in a forked child"
 
 

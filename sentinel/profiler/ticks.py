@@ -5,9 +5,10 @@ This module imports no torch: `sentinel.add_layer` stays in scripts that run whe
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sentinel.core.trace import Phase
+if TYPE_CHECKING:
+    from sentinel.core.trace import Phase
 
 
 class TickSink(Protocol):

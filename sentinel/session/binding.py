@@ -23,6 +23,8 @@ class SlotTable:
     offsets: NDArray[np.int64]
     nbytes: NDArray[np.int64]
     extent_bytes: int
+    homes: tuple[tuple[int, int, int], ...]
+    """(offset, nbytes, tier): whose pages are born in which tier."""
 
 
 def arena_start(plan: Plan) -> int:
@@ -40,6 +42,11 @@ def slot_table(plan: Plan) -> SlotTable:
         offsets=np.array([slot.offset - start for slot in slots], np.int64),
         nbytes=np.array([slot.nbytes for slot in slots], np.int64),
         extent_bytes=max(plan.extent_bytes - start, 0),
+        homes=tuple(
+            (max(s.offset, start) - start, s.offset + s.nbytes - max(s.offset, start), s.tier)
+            for s in plan.segments
+            if s.offset + s.nbytes > start
+        ),
     )
 
 

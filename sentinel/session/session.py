@@ -45,8 +45,9 @@ from sentinel.profiler.pages.choice import TRACKERS, choose
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.reports import Report, Setup, build_report
-from sentinel.session.binding import Addresses, slot_table
+from sentinel.session.binding import Addresses, arena_start, slot_table
 from sentinel.session.request import Request, load_plan, machine_of
+from sentinel.system import numa
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
@@ -119,6 +120,9 @@ class Session:
         self._memory = ManagedMemory.install()
         try:
             self._gather()
+            if self._machine.fast.node is not None:
+                base, _, reserved = self._memory.exclusive_extent()
+                numa.bind(base, reserved, self._machine.fast.node)
             self._adopt()
             if given is None:
                 self._record(ring=False)
@@ -167,13 +171,13 @@ class Session:
         """See `sentinel.report`."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        engine = self._engine
+        executed = self._engine.so_far() if self._engine is not None else self.executed
         return build_report(
             profile=self.profile,
             plan=self.plan,
             machine=self.machine,
-            executed=engine.so_far() if engine is not None else self.executed,
-            simulated=self.simulated,
+            executed=executed and files.with_origin(executed, plan=self.plan or ""),
+            simulated=self.simulated and files.with_origin(self.simulated, plan=self.plan or ""),
             setup=self._setup(),
         )
 
@@ -365,7 +369,8 @@ class Session:
         better = self._planned(self.profile, machine)
         kept = simulator.simulate(plan, self.profile, machine, steps=2)
         self.simulated = simulator.simulate(better, self.profile, machine, steps=2)
-        switch = (self.simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
+        # On real nodes a switch would bring all bytes home first, beyond the budget: there the plan stays.
+        switch = machine.fast.node is None and (self.simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
         self._plan_ns += time.perf_counter_ns() - began
         if not switch:
             self.simulated = kept
@@ -404,6 +409,10 @@ class Session:
             return
         table = slot_table(plan)
         self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes)
+        for offset, nbytes, tier in table.homes:  # what is born where; a range with a policy is not balanced away
+            node = self._machine.tiers[tier].node
+            if node is not None:
+                numa.bind(self._memory.placement_base + offset, nbytes, node)
         self._memory.tick(self._clock.layer if self._clock.layer is not None else -1)
         self._memory.reset_peaks()
         self._memory.trim()
@@ -426,6 +435,7 @@ class Session:
             self.machine,
             ranges=mapped.ranges,
             warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
+            discard=self._discard,
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
         )
         self._engine.start()
@@ -434,6 +444,12 @@ class Session:
             self._engine.out_of_step()
         self._step_began = self._memory.counters()
         self.state = State.APPLYING
+
+    def _discard(self, block: int) -> None:
+        """The pages of a dead transient block go, so that its next tenant's are born at home."""
+        assert self.plan is not None
+        dead = self.plan.blocks[block]
+        self._memory.discard(dead.offset - arena_start(self.plan), dead.nbytes)
 
     def _try(self, plan: Plan) -> None:
         """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
