@@ -1,0 +1,172 @@
+"""Plans whose answer is known without a planner."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sentinel.core.errors import Infeasible, PlanError, UsageError
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner.packing import live_peak_bytes, pack_slots
+from sentinel.planner.published import Sentinel2021
+from sentinel.simulator import simulate
+from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param
+
+MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
+
+
+def network(n: int = 8, mib: int = 4):
+    """Forward, backward and optimizer of n layers: weights, one moment, activations, gradients, workspaces."""
+    size = mib * MIB
+    specs = []
+    for i in range(n):
+        back, update = 2 * n - 1 - i, 2 * n + i
+        weight = {i: (size, 0), back: (size, 0), update: (size, size)}
+        specs += [
+            TensorSpec(f"w{i}", size, uses=weight, persistent=True, role="param"),
+            TensorSpec(f"m{i}", size, uses={update: (size, size)}, persistent=True, role="optimizer"),
+            act(f"a{i}", 2 * size, i, back + 1, [back]),
+            TensorSpec(f"g{i}", size, back, update + 1, {back: (0, size), update: (size, 0)}, role="grad"),
+            *(act(f"t{i}.{k}", size // 2, k, k + 1, [k]) for k in (i, back, update)),
+        ]
+    return make_profile(specs, 3 * n, layer_ns=3_000_000)
+
+
+def fast_only_ns(profile):
+    return int(profile.layer_ns.sum())
+
+
+@pytest.mark.parametrize("policy", MAY_CHOOSE)
+def test_a_step_that_fits_stays_in_fast_memory_and_nothing_moves(policy):
+    profile = network()
+    made = plan(profile, make_machine(footprint_bytes(profile)), policy)
+    assert made.migrations == ()
+    assert {block.tier for block in made.blocks} == {0}
+    assert made.predicted_step_ns == fast_only_ns(profile)
+    assert made.fast_peak_bytes == made.footprint_bytes == footprint_bytes(profile)
+
+
+def test_all_fast_says_what_it_would_need():
+    profile = network()
+    with pytest.raises(Infeasible) as caught:
+        plan(profile, make_machine(footprint_bytes(profile) - 4096), "all-fast")
+    assert caught.value.needed_bytes == footprint_bytes(profile)
+
+
+def test_all_slow_uses_no_fast_memory_and_pays_for_every_access():
+    profile = network()
+    machine = make_machine(64 * MIB)
+    made = plan(profile, machine, "all-slow")
+    assert made.fast_peak_bytes == 0
+    extra = (profile.accesses["read_bytes"] + profile.accesses["written_bytes"]).sum() * (1 / 10 - 1 / 100)
+    assert made.predicted_step_ns == pytest.approx(fast_only_ns(profile) + extra, abs=len(profile.layers))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.4, 0.7])
+def test_no_rival_beats_sentinel_and_none_beats_the_bound(share):
+    profile = network()
+    machine = make_machine(int(share * footprint_bytes(profile)), promote=5 * GB, demote=5 * GB)
+    least = bound(profile, machine)
+    times = {name: plan(profile, machine, name).predicted_step_ns for name in POLICIES if name != "all-fast"}
+    assert least.loose == ""
+    assert all(time >= least.step_ns for time in times.values())
+    assert times["sentinel"] <= min(times.values()) * 1.005
+    assert times["sentinel"] < times["all-slow"]  # the control: something was gained
+
+
+def test_links_too_slow_to_be_of_use_are_not_used():
+    profile = network()
+    made = plan(profile, make_machine(20 * MIB, promote=10**6, demote=10**6))
+    assert made.migrations == ()
+
+
+def test_the_least_useful_bytes_are_the_ones_left_in_slow_memory():
+    hot, cold = param("hot", 4 * MIB, range(6)), param("cold", 4 * MIB, [2])
+    made = plan(make_profile([cold, hot], 6), make_machine(4 * MIB, promote=10**6, demote=10**6))
+    assert {block.tensors: block.tier for block in made.blocks} == {(0,): 1, (1,): 0}
+
+
+def test_a_tensor_larger_than_fast_memory_is_placed_in_part():
+    profile = make_profile([param("a", 8 * MIB, [0, 1])], 2)
+    made = plan(profile, make_machine(3 * MIB))
+    assert made.fast_peak_bytes == 3 * MIB
+    assert sorted((block.nbytes, block.tier) for block in made.blocks) == [(3 * MIB, 0), (5 * MIB, 1)]
+
+
+def test_dead_data_is_never_copied():
+    profile = network()
+    made = plan(profile, make_machine(int(0.2 * footprint_bytes(profile)), promote=5 * GB, demote=5 * GB))
+    last = dict(zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True))
+    for move in made.migrations:
+        block = made.blocks[move.block]
+        if not block.persistent:
+            assert move.start < max(last[t] for t in block.tensors)
+
+
+def test_a_budget_below_the_papers_bound_is_planned_and_the_shortfall_told():
+    profile = network()
+    made = plan(profile, make_machine(MIB))
+    assert made.fast_needed_bytes == 2 * MIB + 8 * MIB  # one workspace, one activation
+    assert made.details["shortfall_bytes"] == 9 * MIB
+    assert 0 < made.fast_peak_bytes <= MIB
+
+
+def test_unmanaged_tensors_have_no_slot_and_no_block():
+    profile = make_profile([param("ours", MIB, [0]), param("theirs", MIB, [0], managed=False)], 2)
+    made = plan(profile, make_machine(MIB))
+    assert [slot.name for slot in made.slots] == ["ours"]
+    assert footprint_bytes(profile) == MIB
+
+
+def test_details_are_json_and_tell_what_was_tried():
+    profile = network()
+    made = plan(profile, make_machine(int(0.2 * footprint_bytes(profile))))
+    told = json.loads(json.dumps(made.details))
+    assert {"mil", "cases", "intervals", "alternatives", "rs_bytes", "shortfall_bytes"} <= set(told)
+    assert set(told["cases"]) == {"1", "2", "3"}
+    assert told["alternatives"][told["chosen"]] == made.predicted_step_ns == min(told["alternatives"].values())
+    assert told["rs_bytes"] == 2 * MIB
+
+
+def test_the_published_interval_has_an_optimum_inside():
+    profile = network(n=12)
+    machine = make_machine(int(0.3 * footprint_bytes(profile)), promote=5 * GB, demote=5 * GB)
+    times = {mil: Sentinel2021(mil).plan(profile, machine).predicted_step_ns for mil in (1, 2, 3, 4, 6, 12, 36)}
+    assert min(times.values()) < times[36]
+    assert plan(profile, machine, "sentinel-2021").predicted_step_ns == min(times.values())
+
+
+def test_every_pool_slot_is_aligned_and_large_ones_share_no_page_with_small_ones():
+    rng = np.random.default_rng(11)
+    nbytes = rng.integers(1, 40_000, 499)
+    start = np.sort(rng.integers(0, 499, 499))
+    stop = start + rng.integers(1, 60, 499)
+    offsets, extent = pack_slots(nbytes, start, stop, 499)
+    large = nbytes >= 4096
+    assert (offsets[large] % 4096 == 0).all()
+    assert (offsets[~large] % 64 == 0).all()
+    assert offsets[~large].min() >= (offsets + nbytes)[large].max()
+    sizes = -(-nbytes[large] // 4096) * 4096
+    assert extent <= 1.02 * live_peak_bytes(sizes, start[large], stop[large], 499) + sum(nbytes[~large]) // 8
+
+
+def test_an_unknown_policy_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError, match="sentinel-2021"):
+        plan(network(), make_machine(), "best")
+
+
+def test_the_integer_program_refuses_what_is_too_large_for_it():
+    many = make_profile([param(f"p{i}", MIB, [i % 5]) for i in range(601)], 5)
+    with pytest.raises(PlanError, match="at most 600"):
+        plan(many, make_machine(MIB), "autotm")
+
+
+def test_simulating_the_plan_gives_what_the_plan_predicts():
+    profile = network()
+    machine = make_machine(int(0.2 * footprint_bytes(profile)), promote=5 * GB, demote=5 * GB)
+    made = plan(profile, machine)
+    run = simulate(made, profile, machine, steps=2)
+    assert run.step_ns == made.predicted_step_ns
+    assert run.layers["fast_bytes"].max() <= machine.fast.capacity_bytes

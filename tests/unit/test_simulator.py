@@ -1,0 +1,121 @@
+"""The simulator against schedules computed by hand. One layer takes 1 ms; 1 MB over the link takes 1 ms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.laws import check
+from sentinel.core.run import OUTCOMES
+from sentinel.simulator import simulate
+from tests.builders import GB, make_machine, make_profile, param, persistent_plan
+
+MB = 256 * 4096  # 1,048,576 bytes: 1,048,576 ns at 1 GB/s
+SLOW_EXTRA = MB / 10 - MB / 100  # 10 GB/s instead of 100 GB/s, in ns
+LAYER = 1_000_000
+
+
+def run(profile, plan, machine, **more):
+    check(plan, profile, machine)
+    return simulate(plan, profile, machine, **more)
+
+
+def test_everything_in_fast_memory_takes_the_layers_and_nothing_else():
+    profile = make_profile([param("a", MB, [1])], 3)
+    run_ = run(profile, persistent_plan(profile, [0]), make_machine())
+    assert run_.step_ns == 3 * LAYER
+    assert len(run_.migrations) == 0
+    assert run_.layers["stall_ns"].sum() == run_.layers["slow_ns"].sum() == 0
+    assert run_.layers["served_fast_bytes"].sum() == run_.layers["touched_bytes"].sum() == MB
+
+
+def test_an_access_to_slow_memory_adds_the_difference_of_the_tiers():
+    profile = make_profile([param("a", MB, [1])], 3)
+    run_ = run(profile, persistent_plan(profile, [1]), make_machine())
+    assert run_.step_ns == 3 * LAYER + round(SLOW_EXTRA)
+    assert run_.layers["slow_ns"].tolist() == [0, round(SLOW_EXTRA), 0]
+    assert run_.layers["served_fast_bytes"].sum() == 0
+
+
+def test_a_transfer_that_fits_behind_layers_costs_nothing():
+    profile = make_profile([param("a", MB, [3])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 3), (0, 0, 1, 4, 6)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB))
+    assert run_.step_ns == 8 * LAYER
+    up, down = run_.migrations
+    assert (up["start_ns"], up["stop_ns"]) == (1 * LAYER, 1 * LAYER + MB)
+    assert (down["start_ns"], down["stop_ns"]) == (4 * LAYER, 4 * LAYER + MB)
+    assert run_.counters == {"case1": 1, "case2": 0, "case3": 0}
+
+
+def test_a_late_transfer_stalls_the_layer_that_needs_it():
+    profile = make_profile([param("a", 3 * MB, [2])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 2), (0, 0, 1, 3, 7)], fast_bytes=3 * MB)
+    run_ = run(profile, plan, make_machine(3 * MB))
+    stall = 3 * MB - LAYER
+    assert run_.step_ns == 8 * LAYER + stall
+    assert run_.layers["stall_ns"].tolist() == [0, 0, stall, 0, 0, 0, 0, 0]
+    assert run_.migrations["outcome"].tolist() == [OUTCOMES.index("late"), OUTCOMES.index("done")]
+    assert run_.counters == {"case1": 0, "case2": 0, "case3": 1}
+
+
+def test_one_mover_a_direction_takes_jobs_in_order():
+    profile = make_profile([param("a", MB, [4]), param("b", MB, [5])], 10)
+    moves = [(0, 1, 0, 1, 4), (1, 1, 0, 1, 5), (0, 0, 1, 6, 9), (1, 0, 1, 6, 9)]
+    run_ = run(profile, persistent_plan(profile, [1, 1], moves, fast_bytes=2 * MB), make_machine(2 * MB))
+    assert run_.migrations["start_ns"].tolist() == [LAYER, LAYER + MB, 6 * LAYER, 6 * LAYER + MB]
+
+
+@pytest.mark.parametrize(("full_duplex", "starts"), [(True, LAYER), (False, LAYER + MB)])
+def test_a_half_duplex_link_carries_one_direction_at_a_time_demotions_first(full_duplex, starts):
+    profile = make_profile([param("a", MB, [8]), param("b", MB, [5])], 10)
+    moves = [(0, 0, 1, 1, 4), (1, 1, 0, 1, 4), (1, 0, 1, 6, 8), (0, 1, 0, 6, 8)]
+    plan = persistent_plan(profile, [0, 1], moves, fast_bytes=2 * MB)
+    run_ = run(profile, plan, make_machine(2 * MB, full_duplex=full_duplex))
+    first_up = run_.migrations[(run_.migrations["target"] == 0) & (run_.migrations["layer"] == 1)][0]
+    assert first_up["start_ns"] == starts
+
+
+def test_what_is_in_flight_is_served_by_the_slower_side():
+    profile = make_profile([param("a", MB, [1, 2, 3])], 6)
+    plan = persistent_plan(profile, [0], [(0, 0, 1, 2, 4), (0, 1, 0, 4, 6)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB))
+    assert run_.layers["slow_ns"].tolist() == [0, 0, round(SLOW_EXTRA), round(SLOW_EXTRA), 0, 0]
+
+
+def test_transfers_across_the_end_of_the_step_settle():
+    profile = make_profile([param("a", MB, [2])], 6)
+    plan = persistent_plan(profile, [1], [(0, 0, 1, 3, 4), (0, 1, 0, 5, 7)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB), steps=3)
+    assert np.unique(run_.steps["duration_ns"]).tolist() == [6 * LAYER + (MB - LAYER)]  # the demotion of layer 3 is late
+    assert run_.steps["step"].tolist() == [0, 1, 2]
+
+
+def test_a_layer_on_a_described_machine_takes_the_larger_of_flops_and_traffic():
+    profile = make_profile([param("a", MB, [0, 1])], 2, flops=[10**9, 0])
+    run_ = run(profile, persistent_plan(profile, [0]), make_machine(flops_per_s=1e12))
+    assert run_.layers["duration_ns"].tolist() == [1_000_000, round(MB / 100)]
+
+
+def test_reads_and_writes_have_speeds_of_their_own():
+    profile = make_profile([param("a", MB, [0])], 1)
+    a = profile.accesses
+    a["read_bytes"], a["written_bytes"] = 0, MB
+    plan = persistent_plan(profile, [1])
+    fast_write = run(profile, plan, make_machine(slow_bw=10 * GB)).step_ns
+    slow_write = run(profile, plan, make_machine(slow_bw=10 * GB, slow_write_bw=2 * GB)).step_ns
+    assert slow_write - fast_write == pytest.approx(MB / 2 - MB / 10, abs=1)
+
+
+def test_a_plan_without_room_is_told_not_waited_for():
+    profile = make_profile([param("a", MB, [1]), param("b", MB, [2])], 4)
+    plan = persistent_plan(profile, [0, 1], [(1, 1, 0, 0, 2), (1, 0, 1, 2, 3)], fast_bytes=MB)
+    with pytest.raises(PlanError, match="room that never comes"):
+        simulate(plan, profile, make_machine(MB))
+
+
+def test_a_plan_of_another_profile_is_refused():
+    profile, other = make_profile([param("a", MB, [1])], 3), make_profile([param("a", MB, [1])], 4)
+    with pytest.raises(UsageError, match="simulate a plan with the profile"):
+        simulate(persistent_plan(profile, [0]), other, make_machine())
