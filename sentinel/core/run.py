@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 
+TRIAL = "test and trial: "
+"""Events of a Run that begin so are decisions about late promotions: normal, and many."""
+
 Kind = Literal["simulated", "executed"]
 OUTCOMES = ("done", "late", "failed", "skipped", "partial", "already there")
 """What became of a migration. `late`: done, but after it was due. `skipped`: not started."""

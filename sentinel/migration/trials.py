@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sentinel.core.run import TRIAL
 from sentinel.core.units import format_ns
 
 
@@ -66,6 +67,6 @@ class Trials:
         verdict = "waits for them" if record.waits else "leaves the rest in slow memory"
         self._decided(
             layer,
-            f"migrations due before layer {layer} come late: with waiting it takes {format_ns(record.wait_ns)} to the"
+            f"{TRIAL}migrations due before layer {layer} come late: with waiting it takes {format_ns(record.wait_ns)} to the"
             f" next interval, without {format_ns(record.leave_ns)}; from now on it {verdict}",
         )

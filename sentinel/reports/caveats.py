@@ -9,7 +9,7 @@ import numpy as np
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.run import OUTCOMES, Run
+from sentinel.core.run import OUTCOMES, TRIAL, Run
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.setup import Setup
 
@@ -90,7 +90,12 @@ def _of_run(run: Run) -> list[str]:
         found.append(f"{astray} of {len(run.steps)} recorded steps did not tick as planned; medians leave them out.")
     if run.kind == "executed" and len(run.steps) and astray == len(run.steps):
         found.append("No step ran as planned: figures per step are unknown.")
-    told = [f"Step {step}: {sentence}" for step, sentence in run.events]
+    told = [f"Step {step}: {sentence}" for step, sentence in run.events if not sentence.startswith(TRIAL)]
+    tried = len(run.events) - len(told)
+    if tried:
+        found.append(
+            f"Promotions came late at {tried} places; test and trial chose to wait or to leave the rest in slow memory."
+        )
     found += told[:MAX_EVENTS]
     more = len(told) - MAX_EVENTS + run.counters.get("events_dropped", 0)
     if more > 0:
