@@ -93,7 +93,8 @@ class Profile:
         """(n, L) whether each tensor is alive in each layer. Small profiles only: it is dense."""
         layer = np.arange(self.n_layers)
         start, stop = self.tensors["start"][:, None], self.tensors["stop"][:, None]
-        return ((layer >= start) & (layer < stop)) | (layer + self.n_layers < stop)
+        found: NDArray[np.bool_] = ((layer >= start) & (layer < stop)) | (layer + self.n_layers < stop)
+        return found
 
     def short_lived(self) -> NDArray[np.bool_]:
         """(n,) whether each tensor lives at most one layer."""

@@ -28,6 +28,15 @@ EVENT_DTYPE = np.dtype(
         ("time_ns", "<i8"),  # since the step began
     ]
 )
+PAGE_DTYPE = np.dtype(
+    [
+        ("layer", "<i4"),
+        ("page", "<i8"),  # address // 4096
+        ("reads", "<i4"),  # -1: the reader cannot tell
+        ("writes", "<i4"),
+    ]
+)
+
 BORN, FREED, READ, WRITE, OP, TICK = range(6)
 """Event kinds. OP precedes the READs and WRITEs of one operator call; its nbytes column holds FLOPs.
 TICK *ends* `layer`."""
@@ -118,13 +127,3 @@ class Trace:
                 raise UsageError("a trace's event names a tensor or operator that is not there", "check the tables")
             if ev["kind"].max() > TICK:
                 raise UsageError("a trace's event has an unknown kind", f"kinds are 0..{TICK}")
-
-
-PAGE_DTYPE = np.dtype(
-    [
-        ("layer", "<i4"),
-        ("page", "<i8"),  # address // 4096
-        ("reads", "<i4"),  # -1: the reader cannot tell
-        ("writes", "<i4"),
-    ]
-)
