@@ -67,6 +67,6 @@ class Trials:
         verdict = "waits for them" if record.waits else "leaves the rest in slow memory"
         self._decided(
             layer,
-            f"{TRIAL}migrations due before layer {layer} come late: with waiting it takes {format_ns(record.wait_ns)} to"
-            f" the next interval, without {format_ns(record.leave_ns)}; from now on it {verdict}",
+            f"{TRIAL}migrations due before layer {layer} come late: with waiting it takes"
+            f" {format_ns(record.wait_ns)} to the next interval, without {format_ns(record.leave_ns)}; from now on it {verdict}",
         )
