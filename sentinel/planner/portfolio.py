@@ -10,6 +10,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision
+from sentinel.planner.fetched import all_addressable, fetched_plans
 from sentinel.planner.mixed import Effort, mixed
 from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
 from sentinel.planner.reserve import reserve
@@ -33,6 +34,8 @@ class Sentinel:
         footprint = all_fast.footprint_bytes
         if footprint <= machine.fast.capacity_bytes:
             return all_fast
+        if not all_addressable(machine):
+            return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
         plans: list[tuple[str, Plan]] = []
         for label, decision in _decisions(work):

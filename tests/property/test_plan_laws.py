@@ -1,0 +1,113 @@
+"""The laws of a plan, for every policy on odd profiles and machines."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel.core.errors import Infeasible
+from sentinel.core.laws import check
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner.packing import pack
+from sentinel.simulator import simulate
+from tests.builders import machines, profiles
+
+MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
+few = settings(max_examples=60, deadline=None)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@few
+@given(profile=profiles(), machine=machines())
+def test_every_policy_keeps_the_laws_and_the_budget(policy, profile, machine):
+    try:
+        made = plan(profile, machine, policy)
+    except Infeasible:
+        assert policy == "all-fast"
+        return
+    check(made, profile, machine)
+    run = simulate(made, profile, machine, steps=2)
+    assert made.footprint_bytes == footprint_bytes(profile)
+    assert run.layers["fast_bytes"].max() <= machine.fast.capacity_bytes
+    assert run.step_ns == made.predicted_step_ns
+    assert (run.layers["served_fast_bytes"] <= run.layers["touched_bytes"]).all()
+    slots = {slot.tensor for slot in made.slots}
+    assert slots == set(np.flatnonzero(profile.tensors["managed"]).tolist())
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@few
+@given(profile=profiles(), machine=machines())
+def test_no_run_beats_the_bound(policy, profile, machine):
+    try:
+        made = plan(profile, machine, policy)
+    except Infeasible:
+        return
+    least = bound(profile, machine)
+    assert made.predicted_step_ns >= least.step_ns - profile.n_layers  # each layer's time is rounded to a ns
+
+
+@few
+@given(profile=profiles(), machine=machines())
+def test_the_same_inputs_give_the_same_plan(profile, machine):
+    first, second = plan(profile, machine), plan(profile, machine)
+    for one, other in zip(_values(first), _values(second), strict=True):
+        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+def _values(made):
+    parts = ("slots", "blocks", "migrations", "segments")
+    return [*(tuple(map(astuple, getattr(made, part))) for part in parts), made.uses, made.details]
+
+
+@few
+@given(profile=profiles(), machine=machines(), policy=st.sampled_from(MAY_CHOOSE))
+def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, machine, policy):
+    enough = machine.with_fast_capacity(footprint_bytes(profile))
+    made = plan(profile, enough, policy)
+    run = simulate(made, profile, enough)
+    assert not made.migrations
+    assert run.layers["slow_ns"].sum() == run.layers["stall_ns"].sum() == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(profile=profiles(), machine=machines())
+def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
+    whole = footprint_bytes(profile)
+    times = [
+        plan(profile, machine.with_fast_capacity(whole * share // 100)).predicted_step_ns
+        for share in (0, 10, 20, 40, 60, 80, 100)
+    ]
+    assert all(later <= before * 1.02 + 2 for before, later in zip(times, times[1:], strict=False))
+
+
+@given(
+    arcs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 19), st.integers(1, 20)), max_size=24),
+)
+def test_packed_arcs_that_share_a_time_share_no_byte(arcs):
+    period = 20
+    columns = np.array(arcs, np.int64).reshape(-1, 3)
+    nbytes, start, width = columns[:, 0], columns[:, 1], columns[:, 2]
+    offsets = pack(nbytes, start, start + width, period)
+    alive = [{(s + i) % period for i in range(w)} for s, w in zip(start.tolist(), width.tolist(), strict=True)]
+    for i in range(len(arcs)):
+        for j in range(i):
+            apart = offsets[i] + nbytes[i] <= offsets[j] or offsets[j] + nbytes[j] <= offsets[i]
+            assert apart or not alive[i] & alive[j]
+
+
+@few
+@given(profile=profiles(), machine=machines())
+def test_a_slow_tier_that_cannot_be_addressed_is_never_used_in_place(profile, machine):
+    barred = replace(machine, tiers=(machine.tiers[0], replace(machine.tiers[1], addressable=False)))
+    try:
+        made = plan(profile, barred)
+    except Infeasible as error:
+        assert error.needed_bytes > error.available_bytes == machine.fast.capacity_bytes
+        return
+    check(made, profile, barred)
+    assert simulate(made, profile, barred).layers["slow_ns"].sum() == 0
