@@ -115,7 +115,8 @@ def _pool(
         return
     layered = tier == 0 and decision.fast_pool is not None
     pool = decision.fast_pool if layered and decision.fast_pool else make_pool(profile, tensors)
-    base = draft.extend(pool.extent, tier)
+    base = draft.extend(pool.cap, tier)
+    draft.extend(pool.extent - pool.cap, tier + 1)
     draft.offset[pool.tensors] = base + pool.offsets
     name = f"pool:{machine.tiers[tier].name}"
     if layered:

@@ -111,6 +111,10 @@ class Master:
         layers = np.arange(length, dtype=np.int32)
         self.highs.changeColsBounds(length, layers, least, np.full(length, np.inf))
 
+    def limit_stays(self, groups: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+        """Bound the shares of these groups."""
+        self.highs.changeColsBounds(len(groups), (2 * self.length + groups).astype(np.int32), low, high)
+
     def solve(self) -> Mix | None:
         """The best mix of all columns there are by now; None if the solver fails."""
         self._add()

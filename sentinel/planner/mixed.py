@@ -18,7 +18,7 @@ from sentinel.planner.descent import descend
 from sentinel.planner.families import families
 from sentinel.planner.master import Master, Mix
 from sentinel.planner.realise import realise
-from sentinel.planner.reserve import Reserve, reserve
+from sentinel.planner.reserve import pool_ns, reserve
 from sentinel.planner.shorts import Stays, make_stays
 from sentinel.planner.timelines import Pricer
 from sentinel.planner.workload import Workload
@@ -28,15 +28,19 @@ from sentinel.planner.workload import Workload
 class Effort:
     """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing.
 
-    `whole_nodes`: units are not split, and the search for that is given so many nodes; 0: they may be split.
+    `dives`: rounds in which the share of units that stay is made whole. `whole_nodes`: units are not split, and the
+    search for that is given so many nodes; 0: they may be split.
     """
 
     rounds: int
     keep: int
     repriced: int
+    dives: int = 0
     whole_nodes: int = 0
 
 
+_UP, _DOWN = 0.75, 0.15
+"""Parts of a unit from which on a dive rounds up, and up to which it rounds down, at once."""
 _ENOUGH = 2e-4
 """Repricing ends when a round shortens the step by less than this share."""
 
@@ -56,9 +60,10 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
     mix = _priced(master, pricer, columns, effort.repriced)
     if mix is None:
         return None
+    mix = _dive(master, mix, np.bincount(of, minlength=len(merged.units)), effort.dives)
     pooled = _staying_units(work, of, stays, mix)
     short = reserve(work, work.budget_bytes, _slow_shorts(work, stays, mix), pooled)
-    fixed = replace(merged, pool_ns=_pool_ns(work, short))
+    fixed = replace(merged, pool_ns=pool_ns(work, short))
     left = (work.budget_bytes - short.held_bytes).astype(np.float64)
     inside = np.bincount(of[short.pooled], work.units.nbytes[short.pooled], len(merged.units))
     master.settle(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
@@ -69,6 +74,38 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
         return None
     decision = realise(work, of, columns, final.share, short)
     return decision, {"ns": final.step_ns, "relaxed_ns": mix.step_ns, "columns": float(columns.n)}
+
+
+def _dive(master: Master, mix: Mix, members: NDArray[np.int64], dives: int) -> Mix:
+    """A mix in which of each family a whole number of units stays, or nearly: bounds are drawn closer in turn.
+
+    A unit in the pool is there whole, since its addresses are shared. Near wholes are fixed, the nearest of the others
+    is rounded up, and the rest finds its place around it.
+    """
+    stays = master.stays
+    long = np.flatnonzero(stays.family >= 0)
+    m = members[stays.family[long]].astype(np.float64)
+    low, high = np.zeros(len(long)), np.ones(len(long))
+    for _ in range(dives):
+        count = mix.stay[long] * m
+        part = count - np.floor(count + 1e-6)
+        open_ = np.flatnonzero((part > 1e-3) & (high > low))
+        if not len(open_):
+            break
+        up = open_[(part[open_] >= _UP) | (part[open_] == part[open_].max())]
+        down = np.setdiff1d(open_[part[open_] <= _DOWN], up)
+        low[up] = np.minimum(np.ceil(count[up]) / m[up], 1.0)
+        high[down] = np.floor(count[down]) / m[down]
+        master.limit_stays(long, low, high)
+        deeper = master.solve()
+        if deeper is None:  # no room for what was rounded up
+            low[up], high[up] = 0.0, np.floor(count[up]) / m[up]
+            master.limit_stays(long, low, high)
+            deeper = master.solve()
+        if deeper is None:
+            break
+        mix = deeper
+    return mix
 
 
 def _priced(master: Master, pricer: Pricer, columns: Columns, rounds: int) -> Mix | None:
@@ -112,11 +149,3 @@ def _slow_shorts(work: Workload, stays: Stays, mix: Mix) -> NDArray[np.bool_]:
     slow[counted] = True
     slow[counted[_nearest(stays.of[counted], t["nbytes"][counted].astype(np.float64), mix.stay)]] = False
     return slow
-
-
-def _pool_ns(work: Workload, short: Reserve) -> NDArray[np.float64]:
-    """(L,) extra time of short-lived tensors in slow memory, less what the units that stay in fast memory save."""
-    layer = work.profile.tensors["start"][work.units.short]
-    slow = np.bincount(layer, work.short_ns * (short.tier > 0), work.n_layers)
-    inside = np.isin(work.use_unit, short.pooled)
-    return slow - np.bincount(work.use_layer[inside] % work.n_layers, work.use_ns[inside], work.n_layers)

@@ -18,18 +18,27 @@ _ROWS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Packed tensors: `offsets` of `tensors` within `extent` bytes."""
+    """Packed tensors: `offsets` of `tensors` within `extent` bytes, of which the first `cap` are in fast memory.
+
+    A tensor that lies across the cap is in both tiers, for good.
+    """
 
     tensors: NDArray[np.int64]
     offsets: NDArray[np.int64]
     extent: int
+    cap: int
+
+    def slow_share(self, profile: Profile) -> NDArray[np.float64]:
+        """Of each tensor the share of its bytes above the cap."""
+        nbytes = profile.tensors["nbytes"][self.tensors]
+        return np.clip((self.offsets + nbytes - self.cap) / nbytes, 0.0, 1.0)
 
 
-def make_pool(profile: Profile, tensors: NDArray[np.int64]) -> Pool:
-    """Pack tensors by the events of their birth and death."""
+def make_pool(profile: Profile, tensors: NDArray[np.int64], cap: int | None = None) -> Pool:
+    """Pack tensors by the events of their birth and death. `cap`: whole pages; None: all is in fast memory."""
     t = profile.tensors[tensors]
     offsets, extent = pack_slots(t["nbytes"], t["born_event"], t["died_event"], profile.n_events)
-    return Pool(tensors, offsets, extent)
+    return Pool(tensors, offsets, extent, extent if cap is None else min(cap, extent))
 
 
 def fixed_block(pool: Pool, base: int, length: int, tier: int, name: str) -> Block:
@@ -44,12 +53,13 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     layer fills is one block.
     """
     low, high, used = _rows(pool, profile)
+    above = _above(pool, profile, base, tier + 1, name)
     if not len(low):
-        return []
+        return above
     run, row_of, begin, width = _runs(used)
     t = profile.tensors[pool.tensors]
     first = np.searchsorted(high, pool.offsets, side="right")
-    count = np.searchsorted(low, pool.offsets + t["nbytes"], side="left") - first
+    count = np.maximum(np.searchsorted(low, pool.offsets + t["nbytes"], side="left") - first, 0)
     tenant = np.repeat(np.arange(len(t)), count)
     row = np.arange(len(tenant)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
     home = run[row, t["start"][tenant]]  # all of a tenant's life is in one run
@@ -60,7 +70,16 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     return [
         Block(base + a, b - a, k, k + n, tier, tuple(members[cuts[i] : cuts[i + 1]]), f"{name}@{k}")
         for i, (a, b, k, n) in enumerate(zip(lows, highs, begin.tolist(), width.tolist(), strict=True))
-    ]
+    ] + above
+
+
+def _above(pool: Pool, profile: Profile, base: int, tier: int, name: str) -> list[Block]:
+    """What lies above the cap: one block in the slower tier."""
+    if pool.extent <= pool.cap:
+        return []
+    inside = pool.tensors[pool.offsets + profile.tensors["nbytes"][pool.tensors] > pool.cap]
+    nbytes, length = pool.extent - pool.cap, profile.n_layers
+    return [Block(base + pool.cap, nbytes, 0, length, tier, tuple(inside.tolist()), f"{name}:rest", fixed=True)]
 
 
 def held_bytes(pool: Pool, profile: Profile) -> NDArray[np.int64]:
@@ -71,10 +90,10 @@ def held_bytes(pool: Pool, profile: Profile) -> NDArray[np.int64]:
 
 def _rows(pool: Pool, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """First byte, one past the last, and (rows, L) occupied of each page range; neighbours of one occupancy merged."""
-    if pool.extent == 0:
+    if pool.cap == 0:
         none = np.zeros(0, np.int64)
         return none, none, np.zeros((0, profile.n_layers), bool)
-    grain = max(-(-pool.extent // (PAGE_BYTES * _ROWS)) * PAGE_BYTES, PAGE_BYTES)
+    grain = max(-(-pool.cap // (PAGE_BYTES * _ROWS)) * PAGE_BYTES, PAGE_BYTES)
     t = profile.tensors[pool.tensors]
     start, stop = t["start"].astype(np.int64), t["stop"].astype(np.int64)
     used = _occupied(pool, grain, start, stop, t["nbytes"], profile.n_layers)
@@ -82,7 +101,7 @@ def _rows(pool: Pool, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.i
     tails = np.append(heads[1:], len(used))
     some = used[heads].any(axis=1)
     heads, tails = heads[some], tails[some]
-    return heads * grain, np.minimum(tails * grain, pool.extent), used[heads]
+    return heads * grain, np.minimum(tails * grain, pool.cap), used[heads]
 
 
 def _occupied(
@@ -94,8 +113,9 @@ def _occupied(
     length: int,
 ) -> NDArray[np.bool_]:
     """(rows, L) whether a tenant of a row of pages is alive in a layer."""
-    grid = np.zeros((-(-pool.extent // grain) + 1, length + 1), np.int32)
-    low, high = pool.offsets // grain, -(-(pool.offsets + nbytes) // grain)
+    rows = -(-pool.cap // grain)
+    grid = np.zeros((rows + 1, length + 1), np.int32)
+    low, high = np.minimum(pool.offsets // grain, rows), np.minimum(-(-(pool.offsets + nbytes) // grain), rows)
     for begin, end in ((start, np.minimum(stop, length)), (np.zeros_like(start), np.maximum(stop - length, 0))):
         for row, sign in ((low, 1), (high, -1)):
             np.add.at(grid, (row, begin), sign)

@@ -18,6 +18,8 @@ from sentinel.planner.simple import by_pages, first_touch_tiers, one_tier
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
+_MIDDLING = 60_000
+"""Units times layers up to which several roundings are tried."""
 _INTERVAL_CANDIDATES = 2
 _LARGE = 1_000_000
 """Units times layers from which on candidates that hardly ever win are left out, to plan in about a second."""
@@ -49,10 +51,13 @@ class Sentinel:
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     """Candidates with their labels, the likeliest best first."""
-    found = mixed(work, effort_for(work))
-    if found is not None:
-        decision, told = found
-        yield "mixed", replace(decision, details={"program_ns": int(told["ns"]), "columns": int(told["columns"])})
+    found = None
+    for effort in efforts_for(work):
+        found = mixed(work, effort)
+        if found is not None:
+            decision, told = found
+            details = {"program_ns": int(told["ns"]), "columns": int(told["columns"])}
+            yield f"mixed/{effort.dives}", replace(decision, details=details)
     if found is not None and _is_large(work):
         return
     short = reserve(work, work.budget_bytes)
@@ -62,9 +67,13 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
         yield f"mil={mil}", replace(by_intervals(work, mil, short), details=details)
 
 
-def effort_for(work: Workload) -> Effort:
+def efforts_for(work: Workload) -> tuple[Effort, ...]:
     """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
-    return Effort(12, 2, 2) if _is_large(work) else Effort(60, 4, 3)
+    if _is_large(work):
+        return (Effort(12, 2, 2),)
+    if len(work.units) * work.n_layers > _MIDDLING:
+        return (Effort(60, 4, 3, dives=12),)
+    return tuple(Effort(60, 4, 3, dives=dives) for dives in (0, 6, 12, 24))
 
 
 def _is_large(work: Workload) -> bool:

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from sentinel.planner.pool import Pool, held_bytes, make_pool
 from sentinel.planner.workload import Workload, short_peaks
 
+_ROUNDS = 6
+_MOSTLY = 0.5
+
 
 @dataclass(frozen=True, eq=False)
 class Reserve:
@@ -28,31 +31,47 @@ def reserve(
     slow: NDArray[np.bool_] | None = None,
     others: NDArray[np.int64] | None = None,
 ) -> Reserve:
-    """The reserve within `budget` bytes of fast memory; what packing wastes is made room for.
+    """The reserve within `budget` bytes of fast memory; what packing puts above that is in slow memory.
 
-    `slow`: (short,) tensors that are not to be in it whatever the room. `others`: units that are to be in it too.
-    Units that do not fit are left out, the largest first; then short-lived tensors go to slow memory.
+    `slow`: (short,) tensors that are not to be in it whatever the room. `others`: units that are to be in it too,
+    but for those of which most would lie above the budget.
     """
-    limit, units = budget, work.units
+    units, tier = work.units, _chosen(work, budget, slow)
     pooled = np.zeros(len(units), bool)
     pooled[others if others is not None else []] = True
-    while True:
-        tier = _chosen(work, limit, slow)
+    for _ in range(_ROUNDS):
         inside = units.tensors[pooled[units.unit_of[units.tensors]]]
-        pool = make_pool(work.profile, np.append(units.short[tier == 0], inside))
-        held = held_bytes(pool, work.profile)
-        over = int(held.max(initial=0)) - budget
-        if over <= 0:
-            return Reserve(tier, pool, held, np.flatnonzero(pooled))
-        if pooled.any():
-            full = int(held.argmax())
-            there = pooled & ((full - units.start) % work.n_layers < units.stop - units.start)
-            suspects = np.flatnonzero(there if there.any() else pooled)
-            order = suspects[np.argsort(-units.nbytes[suspects], kind="stable")]
-            gone = np.searchsorted(np.cumsum(units.nbytes[order]), over) + 1
-            pooled[order[:gone]] = False
-            continue
-        limit = max(min(limit - over, limit * 15 // 16), 0)
+        pool = make_pool(work.profile, np.append(units.short[tier == 0], inside), budget)
+        cut = _slow_units(work, pool)
+        lost = pooled & (cut > _MOSTLY)
+        if not lost.any():
+            break
+        pooled &= ~lost
+    return Reserve(tier, pool, held_bytes(pool, work.profile), np.flatnonzero(pooled))
+
+
+def _slow_units(work: Workload, pool: Pool) -> NDArray[np.float64]:
+    """(units,) share of each unit's bytes that lies above the pool's cap."""
+    units, nbytes = work.units, work.profile.tensors["nbytes"]
+    mine = units.unit_of[pool.tensors] >= 0
+    of, size = units.unit_of[pool.tensors[mine]], nbytes[pool.tensors[mine]]
+    over = np.bincount(of, size * pool.slow_share(work.profile)[mine], len(units))
+    return np.asarray(over / np.maximum(np.bincount(of, size, len(units)), 1))
+
+
+def pool_ns(work: Workload, short: Reserve) -> NDArray[np.float64]:
+    """(L,) extra time of short-lived tensors in slow memory, less what the units that stay in fast memory save."""
+    slow = (short.tier > 0).astype(np.float64)
+    place = np.full(len(work.profile.names), -1)
+    place[work.units.short] = np.arange(len(slow))
+    mine = place[short.pool.tensors] >= 0
+    slow[place[short.pool.tensors[mine]]] = short.pool.slow_share(work.profile)[mine]
+    layer = work.profile.tensors["start"][work.units.short]
+    out = np.bincount(layer, work.short_ns * slow, work.n_layers)
+    kept = np.zeros(len(work.units))
+    kept[short.pooled] = 1.0 - _slow_units(work, short.pool)[short.pooled]
+    saved = np.bincount(work.use_layer % work.n_layers, work.use_ns * kept[work.use_unit], work.n_layers)
+    return np.asarray(out - saved, np.float64)
 
 
 def _chosen(work: Workload, budget: int, slow: NDArray[np.bool_] | None) -> NDArray[np.int64]:
