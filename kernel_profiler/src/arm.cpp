@@ -166,12 +166,13 @@ int to_shared(sn::ArmRange &range) {
   int pagemap = static_cast<int>(
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
   const uint64_t used = sn::arm_used_bytes(range);
-  make_huge(range, used + kAheadBytes);
   while (error == 0 && range.shared_to < used) {
     const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
+    make_huge(range, to);  // chunk by chunk: the private pages go as they are copied
     error = copy_to_memfd(range, pagemap, range.shared_to, to);
     if (error == 0) error = share(range, to);
   }
+  if (error == 0) make_huge(range, used + kAheadBytes);
   if (error == 0 && range.shared_to < range.nbytes) error = share(range, range.nbytes);
   if (pagemap >= 0) shut(pagemap);
   return error;
