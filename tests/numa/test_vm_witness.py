@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +132,33 @@ def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages)
     assert back >= N_PAGES // 2
     assert seen.pages_by_reason() == {"numa_misplaced": back}
     assert seen.pages(to_node=0) == back
+
+
+def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitness) -> None:
+    """Reclaim without swap space has one way to empty node 0: the kernel demotes what it takes for cold."""
+    reclaim = Path("/sys/fs/cgroup/memory.reclaim")
+    if not reclaim.exists():
+        pytest.skip("needs memory.reclaim: mount cgroup2 at /sys/fs/cgroup")
+    if len(list(Path("/sys/devices/virtual/memory_tiering").glob("memory_tier*"))) < 2:
+        pytest.skip("needs tiers: this kernel (6.1 does) takes all nodes for one memory tier, and demotes nothing")
+    crowd = Pages(8_191)
+    with vm_calls.setting("/sys/kernel/mm/numa/demotion_enabled", "true"):
+        witness.start([_span(crowd)])
+        before = _demoted()
+        with contextlib.suppress(BlockingIOError):  # less could be reclaimed than asked for
+            reclaim.write_text("400M")
+        seen = witness.read()
+        demoted = _demoted() - before
+    assert seen.pages(reason="demotion", to_node=1) == crowd.nodes()[1] > 0
+    assert seen.pages_by_reason().keys() == {"demotion"}
+    assert seen.machine_wide["demotion"][0] == demoted
+    assert (seen.lost, seen.unmatched) == (0, 0)
+    assert crowd.touch()
+    crowd.close()
+
+
+def _demoted() -> int:
+    return vm_calls.counter("pgdemote_kswapd") + vm_calls.counter("pgdemote_direct")
 
 
 def test_a_full_log_says_what_it_lost(pages: Pages) -> None:

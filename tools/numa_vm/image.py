@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.numa_vm.packages import Missing, busybox, cache_folder, program
 from tools.numa_vm.tree import Tree, elf_files, shared_libraries
 
-_FORMAT = 4  # counted up when the image's making changes, so that no older image is taken
+_FORMAT = 5  # counted up when the image's making changes, so that no older image is taken
 
 # Not needed to run anything, and half of the bytes.
 _UNWANTED_IN_STDLIB = {"test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages"}
@@ -100,6 +100,7 @@ def _make(environment: Environment, image: Path) -> None:
         unfinished = image.with_suffix(".part")
         unfinished.unlink(missing_ok=True)
         make = [program("mke2fs", "e2fsprogs"), "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-m", "0"]
+        make += ["-b", "4096"]  # only whole pages can be mapped in place
         # 128 MiB: the unit in which the kernel maps persistent memory
         room_mib = 128 * (nbytes * 21 // 20 // (128 << 20) + 1)
         done = subprocess.run(

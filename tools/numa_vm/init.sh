@@ -6,11 +6,15 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
+fail() { # without a verdict, so that the host shows this console
+    echo "numa_vm: $*"
+    poweroff -f
+}
 for module in /modules/*.ko; do insmod "$module" || echo "numa_vm: insmod $module failed"; done
 tries=0
 until [ -b /dev/pmem0 ] && [ -b /dev/vdb ] && [ -c /dev/vport*p3 ]; do
     tries=$((tries + 1))
-    [ $tries -lt 500 ] || { echo "numa_vm: the guest's devices did not appear"; poweroff -f; }
+    [ $tries -lt 500 ] || fail "the guest's devices did not appear"
     usleep 10000
 done
 port=$(echo /dev/vport*p3)
@@ -18,8 +22,8 @@ port=${port%3}
 
 mount -t tmpfs -o size=90% upper /mnt
 mkdir /mnt/image /mnt/brought /mnt/changed /mnt/work /mnt/root
-mount -o ro,dax /dev/pmem0 /mnt/image
-tar xf /dev/vda -C /mnt/brought
+mount -o ro,dax /dev/pmem0 /mnt/image || fail "the root image could not be mounted"
+tar xf /dev/vda -C /mnt/brought || fail "what the run brings does not fit into the guest's memory"
 mount -t overlay -o lowerdir=/mnt/brought:/mnt/image,upperdir=/mnt/changed,workdir=/mnt/work root /mnt/root
 cd /mnt/root
 for folder in proc sys dev; do mount -o bind /$folder $folder; done
@@ -35,7 +39,7 @@ ln -s /proc/self/fd/1 dev/stdout
 ln -s /proc/self/fd/2 dev/stderr
 ifconfig lo 127.0.0.1 up
 hostname numa-vm
-[ ! -d /cxl ] || [ -z "$(ls /cxl)" ] || sh /cxl.sh
+[ ! -d /cxl ] || [ -z "$(ls /cxl)" ] || . /cxl.sh
 
 # pipes between, for a port has one reader and cannot be opened again as /dev/stdout
 mkfifo /out /err
