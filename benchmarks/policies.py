@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import traces
-from sentinel import machines
+from sentinel import machines, planner
 from sentinel.core.cost import base_ns
 from sentinel.core.errors import PlanError
 from sentinel.core.machine import Machine
@@ -118,7 +118,8 @@ def _shares(cell: dict[str, Any]) -> str:
 
 def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
     """The bound of a cell, from the store if it is there; a loose one is not stored."""
-    mark = hashlib.sha256(f"{digest(profile)} {digest(machine)}".encode()).hexdigest()[:16]
+    source = b"".join((Path(planner.__file__).parent / part).read_bytes() for part in ("bound.py", "relaxed.py"))
+    mark = hashlib.sha256(f"{digest(profile)} {digest(machine)}".encode() + source).hexdigest()[:16]
     path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}-{mark}.json"
     if path.exists():
         return dict(json.loads(path.read_text()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from sentinel.core.errors import UsageError
@@ -17,7 +19,7 @@ from sentinel.planner.seal import seal
 from sentinel.planner.simple import AllFast, AllSlow, FirstTouch, footprint_bytes
 from sentinel.planner.striped import Interleave, Static, WeightedInterleave
 
-__all__ = ["POLICIES", "Bound", "Policy", "bound", "footprint_bytes", "plan"]
+__all__ = ["POLICIES", "Bound", "Policy", "bound", "footprint_bytes", "plan", "plan_curve"]
 
 
 class Policy(Protocol):
@@ -46,3 +48,18 @@ def plan(profile: Profile, machine: Machine, policy: str = "sentinel") -> Plan:
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(POLICIES))}")
     return seal(POLICIES[policy].plan(profile, machine), profile, machine)
+
+
+def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:
+    """The plans of one policy for several amounts of fast memory in bytes, one each, in the order given.
+
+    More fast memory never makes a plan slower: where it would, the plan of the next smaller budget is used again.
+    """
+    found: dict[int, Plan] = {}
+    best: Plan | None = None
+    for budget in sorted(set(budgets)):
+        made = plan(profile, machine.with_fast_capacity(budget), policy)
+        if best is not None and (best.predicted_step_ns or 0) < (made.predicted_step_ns or 0):
+            made = replace(best, capacity_bytes=(budget, *best.capacity_bytes[1:]))
+        found[budget] = best = made
+    return [found[budget] for budget in budgets]

@@ -192,4 +192,4 @@ def _summed(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Entries by row and column, those of one place added up."""
     key, place = np.unique(row * n_columns + column, return_inverse=True)
-    return key // n_columns, key % n_columns, np.bincount(place, value, len(key))
+    return key // n_columns, key % n_columns, np.bincount(place, value, len(key)).astype(np.float64)

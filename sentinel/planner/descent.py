@@ -72,7 +72,8 @@ def _moved(work: Workload, episodes: Episodes) -> list[NDArray[np.float64]]:
     """(L,) bytes promoted and demoted."""
     nbytes = work.units.nbytes[episodes.unit].astype(np.float64)
     ways = ((episodes.promote, episodes.held_from), (episodes.demote, episodes.end))
-    return [np.bincount(start[w] % work.n_layers, nbytes[w], work.n_layers) for w, start in ways]
+    length = work.n_layers
+    return [np.bincount(start[w] % length, nbytes[w], length).astype(np.float64) for w, start in ways]
 
 
 def _layer_ns(

@@ -100,11 +100,7 @@ def episodes_of(work: Workload, choice: Choice) -> Episodes:
     )
 
 
-def room_bytes(work: Workload, episodes: Episodes, weight: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """(L,) bytes that episodes hold in fast memory; `weight`: the share of each that happens."""
-    nbytes = work.units.nbytes[episodes.unit].astype(np.float64)
-    if weight is not None:
-        nbytes = nbytes * weight
-    row = np.zeros(len(episodes), np.int64)
-    whole = np.rint(nbytes).astype(np.int64)
-    return ring_sum(row, episodes.held_from, episodes.held_until, whole, 1, work.n_layers)[0].astype(np.float64)
+def room_bytes(work: Workload, episodes: Episodes) -> NDArray[np.int64]:
+    """(L,) bytes that episodes hold in fast memory."""
+    row, nbytes = np.zeros(len(episodes), np.int64), work.units.nbytes[episodes.unit]
+    return np.asarray(ring_sum(row, episodes.held_from, episodes.held_until, nbytes, 1, work.n_layers)[0])

@@ -38,7 +38,7 @@ def families(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
     # the j-th use of a unit is the j-th use of its family
     ordinal = np.arange(len(work.use_unit)) - work.first_use[work.use_unit]
     first_use = np.searchsorted(heads, np.arange(len(first) + 1))
-    total = np.bincount(first_use[of[work.use_unit]] + ordinal, work.use_ns, len(uses))
+    total = np.bincount(first_use[of[work.use_unit]] + ordinal, work.use_ns, len(uses)).astype(np.float64)
     merged = replace(
         units,
         nbytes=np.bincount(of, units.nbytes, len(first)).astype(np.int64),

@@ -210,4 +210,4 @@ def _colwise(
     row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
     key, place = np.unique(column * n_rows + row, return_inverse=True)
     starts = np.searchsorted(key // n_rows, np.arange(n_columns + 1)).astype(np.int32)
-    return starts, (key % n_rows).astype(np.int32), np.bincount(place, value, len(key))
+    return starts, (key % n_rows).astype(np.int32), np.bincount(place, value, len(key)).astype(np.float64)

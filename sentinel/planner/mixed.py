@@ -19,7 +19,7 @@ from sentinel.planner.families import families
 from sentinel.planner.master import Master, Mix
 from sentinel.planner.realise import realise
 from sentinel.planner.reserve import pool_ns, reserve
-from sentinel.planner.shorts import Stays, make_stays
+from sentinel.planner.shorts import MOST_ENTRIES, Stays, make_stays
 from sentinel.planner.timelines import Pricer
 from sentinel.planner.workload import Workload
 
@@ -28,7 +28,8 @@ from sentinel.planner.workload import Workload
 class Effort:
     """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing.
 
-    `dives`: rounds in which the share of units that stay is made whole. `whole_nodes`: units are not split, and the
+    `dives`: rounds in which the share of units that stay is made whole. `stays`: long-lived units may stay, as far as
+    so many entries go; 0: all of them count by layers. `whole_nodes`: units are not split, and the
     search for that is given so many nodes; 0: they may be split.
     """
 
@@ -36,6 +37,7 @@ class Effort:
     keep: int
     repriced: int
     dives: int = 0
+    stays: int = MOST_ENTRIES
     whole_nodes: int = 0
 
 
@@ -54,7 +56,7 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
         layer_ns = work.compute_ns + work.traffic_ns
     per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
     merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
-    pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of)
+    pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of, most_entries=effort.stays)
     descend(merged, pricer, columns, stays, free, layer_ns, per_s, effort.rounds, effort.keep)
     master = Master(merged, columns, stays, per_s)
     mix = _priced(master, pricer, columns, effort.repriced)

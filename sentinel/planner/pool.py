@@ -31,7 +31,7 @@ class Pool:
     def slow_share(self, profile: Profile) -> NDArray[np.float64]:
         """Of each tensor the share of its bytes above the cap."""
         nbytes = profile.tensors["nbytes"][self.tensors]
-        return np.clip((self.offsets + nbytes - self.cap) / nbytes, 0.0, 1.0)
+        return np.asarray(np.clip((self.offsets + nbytes - self.cap) / nbytes, 0.0, 1.0), np.float64)
 
 
 def make_pool(profile: Profile, tensors: NDArray[np.int64], cap: int | None = None) -> Pool:

@@ -18,7 +18,7 @@ from sentinel.planner.simple import by_pages, first_touch_tiers, one_tier
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
-_MIDDLING = 60_000
+_MIDDLING = 150_000
 """Units times layers up to which several roundings are tried."""
 _INTERVAL_CANDIDATES = 2
 _LARGE = 1_000_000
@@ -57,7 +57,8 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
         if found is not None:
             decision, told = found
             details = {"program_ns": int(told["ns"]), "columns": int(told["columns"])}
-            yield f"mixed/{effort.dives}", replace(decision, details=details)
+            label = f"mixed, {effort.dives} dives" if effort.stays else "mixed by layers"
+            yield label, replace(decision, details=details)
     if found is not None and _is_large(work):
         return
     short = reserve(work, work.budget_bytes)
@@ -72,8 +73,8 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
     if _is_large(work):
         return (Effort(12, 2, 2),)
     if len(work.units) * work.n_layers > _MIDDLING:
-        return (Effort(60, 4, 3, dives=12),)
-    return tuple(Effort(60, 4, 3, dives=dives) for dives in (0, 6, 12, 24))
+        return (Effort(60, 4, 3, dives=12), Effort(60, 4, 3, stays=0))
+    return (*(Effort(60, 4, 3, dives=dives) for dives in (0, 6, 12, 24)), Effort(60, 4, 3, stays=0))
 
 
 def _is_large(work: Workload) -> bool:

@@ -167,7 +167,7 @@ def _behind_uses(
                 rows.append((unit, start, begin, end, until, not born, not dies, value))
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     kinds = (np.int64, np.int64, np.int64, np.int64, np.int64, np.bool_, np.bool_, np.float64)
-    return Episodes(*(np.array(c, k) for c, k in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]
+    return Episodes(*(np.array(c, k) for c, k in zip(columns, kinds, strict=True)))
 
 
 def _within_link(work: Workload, episodes: Episodes, granted: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -56,7 +56,7 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     of = np.full(n, -1, np.int64)
     of[rows] = place.reshape(-1)
     head = rows[first]
-    total = np.bincount(of[rows], nbytes[rows], len(head))
+    total = np.bincount(of[rows], nbytes[rows], len(head)).astype(np.float64)
     used = np.flatnonzero((of[a["tensor"]] >= 0) & (density > 0))
     pair = of[a["tensor"][used]] * profile.n_layers + a["layer"][used]
     key, where = np.unique(pair, return_inverse=True)

@@ -15,8 +15,7 @@ from sentinel.planner.relaxed import instants
 from sentinel.planner.workload import Workload
 
 _NEGLIGIBLE = 1e-4
-_MOST_ENTRIES = 100_000
-"""Long-lived groups are left out beyond so many (group, instant) pairs; those that live longest first."""
+MOST_ENTRIES = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +47,17 @@ class Stays:
         return np.nonzero(self.exists)[0]
 
 
-def make_stays(work: Workload, merged: Workload, of: NDArray[np.int64]) -> Stays:
-    """The groups of a workload. `merged`, `of`: its families and the family of each unit."""
+def make_stays(work: Workload, merged: Workload, of: NDArray[np.int64], *, most_entries: int = MOST_ENTRIES) -> Stays:
+    """The groups of a workload. `merged`, `of`: its families and the family of each unit.
+
+    Long-lived groups are left out beyond so many (group, instant) pairs; those that live longest first.
+    """
     moments = instants(work.profile)
     exists = moments >= 0
     exists[:, 0] = True
     rows = (np.cumsum(exists.reshape(-1)) - 1).reshape(exists.shape)
     of_short, shorts = _short_groups(work, moments, rows)
-    entries, families = _long_groups(work, of, moments, rows, exists)
+    entries, families = _long_groups(work, of, moments, rows, exists, most_entries)
     n = len(shorts[0])
     number = np.full(len(merged.units), -1, np.int64)
     number[families] = n + np.arange(len(families))
@@ -113,6 +115,7 @@ def _long_groups(
     moments: NDArray[np.int64],
     rows: NDArray[np.int64],
     exists: NDArray[np.bool_],
+    most_entries: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """((row, family, bytes) of long-lived transients, and the families among them that are taken).
 
@@ -122,7 +125,7 @@ def _long_groups(
     moving = np.flatnonzero(~units.persistent)
     lives = (units.stop - units.start)[moving]
     order = np.argsort(lives, kind="stable")
-    taken = moving[order[np.cumsum(lives[order]) * exists.shape[1] <= _MOST_ENTRIES]]
+    taken = moving[order[np.cumsum(lives[order]) * exists.shape[1] <= most_entries]]
     families = np.setdiff1d(of[taken], of[np.setdiff1d(moving, taken)])
     chosen = moving[np.isin(of[moving], families)]
     layer, which = spread(units.start[chosen] + 1, units.stop[chosen] - 1, length)

@@ -68,7 +68,8 @@ def dealt(extent: int, share: float, budget: int) -> NDArray[np.int64]:
     pages = extent // PAGE_BYTES
     run = max(-(-pages // _STRIPES), 1)
     number = np.arange(pages) // run
-    tier = (np.floor((number + 1) * share + 1e-9) == np.floor(number * share + 1e-9)).astype(np.int64)
+    same = np.floor((number + 1) * share + 1e-9) == np.floor(number * share + 1e-9)
+    tier = np.asarray(same, np.int64)
     fast = np.flatnonzero(tier == 0)
     tier[fast[budget // PAGE_BYTES :]] = 1
     return tier

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
-from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
 from sentinel.planner.packing import pack
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles
@@ -78,11 +78,15 @@ def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, mac
 @given(profile=profiles(), machine=machines())
 def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
     whole = footprint_bytes(profile)
-    times = [
-        plan(profile, machine.with_fast_capacity(whole * share // 100)).predicted_step_ns
-        for share in (0, 10, 20, 40, 60, 80, 100)
-    ]
-    assert all(later <= before * 1.02 + 2 for before, later in zip(times, times[1:], strict=False))
+    budgets = [whole * share // 100 for share in (100, 0, 10, 20, 40, 60, 80)]
+    plans = plan_curve(profile, machine, budgets)
+    for made, budget in zip(plans, budgets, strict=True):
+        check(made, profile, machine.with_fast_capacity(budget))
+        assert made.capacity_bytes[0] == budget
+    times = [made.predicted_step_ns or 0 for made in (*plans[1:], plans[0])]
+    assert times == sorted(times, reverse=True)
+    alone = [plan(profile, machine.with_fast_capacity(budget)).predicted_step_ns for budget in budgets]
+    assert all(joint <= single for joint, single in zip((made.predicted_step_ns for made in plans), alone, strict=True))
 
 
 @given(

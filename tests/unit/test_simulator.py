@@ -88,7 +88,9 @@ def test_transfers_across_the_end_of_the_step_settle():
     profile = make_profile([param("a", MB, [2])], 6)
     plan = persistent_plan(profile, [1], [(0, 0, 1, 3, 4), (0, 1, 0, 5, 7)], fast_bytes=MB)
     run_ = run(profile, plan, make_machine(MB), steps=3)
-    assert np.unique(run_.steps["duration_ns"]).tolist() == [6 * LAYER + (MB - LAYER)]  # the demotion of layer 3 is late
+    assert np.unique(run_.steps["duration_ns"]).tolist() == [
+        6 * LAYER + (MB - LAYER)
+    ]  # the demotion of layer 3 is late
     assert run_.steps["step"].tolist() == [0, 1, 2]
 
 
