@@ -11,6 +11,7 @@ from sentinel.core.units import PAGE_BYTES
 SMALL_ALIGN = 512
 """Slots below a page are packed at this alignment, in pages of their own."""
 _BUCKETS = 512
+_MANY = 20_000
 _FEW = 4
 """An arc of fewer buckets is kept in each of them, a longer one apart."""
 
@@ -133,11 +134,12 @@ def pack_slots(
 def _negligible(
     sizes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
 ) -> NDArray[np.bool_]:
-    """Tensors so small that stacking them all costs at most a 400th of the live peak."""
+    """Tensors so small that stacking them all costs at most a 400th of the live peak, of very many a 150th."""
     none = np.zeros(len(sizes), bool)
     if len(sizes) < 256:
         return none
-    allowed = live_peak_bytes(sizes, start, stop, period) // 400
+    share = 400 if len(sizes) < _MANY else 150
+    allowed = live_peak_bytes(sizes, start, stop, period) // share
     chosen = none
     for exponent in range(6, 63):
         under = sizes <= 1 << exponent

@@ -71,7 +71,7 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
 def efforts_for(work: Workload) -> tuple[Effort, ...]:
     """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
     if _is_large(work):
-        return (Effort(12, 2, 2),)
+        return (Effort(12, 2, 1, stays=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
         return (Effort(60, 4, 3, dives=12), Effort(60, 4, 3, stays=0))
     return (*(Effort(60, 4, 3, dives=dives) for dives in (0, 6, 12, 24)), Effort(60, 4, 3, stays=0))

@@ -12,7 +12,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.simulator.loop import Record, play
-from sentinel.simulator.served import layer_extra_ns, tier_shares, touched_bytes
+from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
 from sentinel.simulator.timeline import timeline
 
 __all__ = ["simulate"]
@@ -35,6 +35,7 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
     extra = layer_extra_ns(profile, machine, shares)
     compute, traffic = base_ns(profile, machine)
     full = layer_time_ns(compute, traffic, extra, machine)
+    full = full + loaded_ns(profile, machine, shares, full)
     slow = full - layer_time_ns(compute, traffic, np.zeros_like(extra), machine)
     durations, record = play(timeline(plan, machine, full), steps)
     served = touched_bytes(profile, shares)

@@ -16,6 +16,8 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan, block_shares
 from sentinel.core.profile import Profile
 
+_MOST_USE = 0.95
+
 
 def served_spans(plan: Plan) -> NDArray[np.int64]:
     """(rows, 4) of block, tier, start, stop: who serves a block in unrolled layers [start, stop)."""
@@ -81,6 +83,26 @@ def layer_extra_ns(profile: Profile, machine: Machine, shares: NDArray[np.float6
         if shares[tier].any():
             np.add.at(extra, profile.accesses["layer"], slow_extra_ns(profile, machine, tier) * shares[tier])
     return extra
+
+
+def loaded_ns(
+    profile: Profile, machine: Machine, shares: NDArray[np.float64], layer_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(L,) time that load adds to latencies: latency · a · u / (1 - u), u a tier's use of its bandwidth in the layer.
+
+    Zero where no tier declares `loaded_latency_a`. The use is that of layers of `layer_ns`, at most 0.95.
+    """
+    a, length = profile.accesses, profile.n_layers
+    out = np.zeros(length)
+    for tier, spec in enumerate(machine.tiers):
+        if not spec.loaded_latency_a:
+            continue
+        busy = a["read_bytes"] * (1e9 / spec.read_bytes_per_s) + a["written_bytes"] * (1e9 / spec.write_bytes_per_s)
+        use = np.bincount(a["layer"], busy * shares[tier], length) / np.maximum(layer_ns, 1.0)
+        use = np.minimum(use, _MOST_USE)
+        waits = ((a["read_bytes"] > 0).astype(np.float64) + (a["written_bytes"] > 0)) * shares[tier]
+        out += np.bincount(a["layer"], waits, length) * spec.latency_ns * spec.loaded_latency_a * use / (1.0 - use)
+    return out
 
 
 def touched_bytes(profile: Profile, shares: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

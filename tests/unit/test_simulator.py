@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -108,6 +110,17 @@ def test_reads_and_writes_have_speeds_of_their_own():
     fast_write = run(profile, plan, make_machine(slow_bw=10 * GB)).step_ns
     slow_write = run(profile, plan, make_machine(slow_bw=10 * GB, slow_write_bw=2 * GB)).step_ns
     assert slow_write - fast_write == pytest.approx(MB / 2 - MB / 10, abs=1)
+
+
+def test_load_lengthens_latencies():
+    profile = make_profile([param("a", MB, [0])], 1)
+    idle = make_machine()
+    slow = replace(idle.tiers[1], latency_ns=1000)
+    plan = persistent_plan(profile, [1])
+    before = run(profile, plan, replace(idle, tiers=(idle.tiers[0], slow))).step_ns
+    after = run(profile, plan, replace(idle, tiers=(idle.tiers[0], replace(slow, loaded_latency_a=2.0)))).step_ns
+    use = MB / 10 / before
+    assert after - before == pytest.approx(1000 * 2.0 * use / (1 - use), abs=1)
 
 
 def test_a_plan_without_room_is_told_not_waited_for():
