@@ -137,14 +137,16 @@ def test_the_time_limit_ends_it() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_cxl_memory_is_a_node_in_a_slower_tier() -> None:
+    move = "p = Pages(17); print(set(move_pages(p.addresses(), 1)), dict(p.nodes()), p.touch())"
     script = (
         "cat /sys/devices/system/node/has_memory /sys/devices/system/node/has_cpu;"
-        "cat /sys/devices/virtual/memory_tiering/memory_tier*/nodelist | sort; ls /sys/bus/cxl/devices | grep mem"
+        "cat /sys/devices/virtual/memory_tiering/memory_tier*/nodelist | sort; ls /sys/bus/cxl/devices | grep mem;"
+        f".venv/bin/python -c 'from tests.numa.vm_calls import *; {move}'"
     )
     done = _vm("--cxl", "--memory", "1G,256M", "--", "sh", "-c", script)
     if "no volatile CXL memory" in done.stderr:
         pytest.skip(f"needs CXL in QEMU: {done.stderr.strip()}")
-    assert (done.stdout, done.returncode) == ("0-1\n0\n0\n1\nmem0\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("0-1\n0\n0\n1\nmem0\n{1} {1: 17} True\n", 0), done.stderr
 
 
 def test_a_folder_that_is_not_there_in_the_guest_is_refused_before_it_boots() -> None:

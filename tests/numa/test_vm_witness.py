@@ -140,7 +140,7 @@ def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitn
     if not reclaim.exists():
         pytest.skip("needs memory.reclaim: mount cgroup2 at /sys/fs/cgroup")
     if len(list(Path("/sys/devices/virtual/memory_tiering").glob("memory_tier*"))) < 2:
-        pytest.skip("needs tiers: this kernel (6.1 does) takes all nodes for one memory tier, and demotes nothing")
+        pytest.skip("needs memory tiers: this kernel (6.1 does) has one for all, and demotes nothing")
     crowd = Pages(8_191)
     with vm_calls.setting("/sys/kernel/mm/numa/demotion_enabled", "true"):
         witness.start([_span(crowd)])
