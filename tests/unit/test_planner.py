@@ -9,8 +9,10 @@ import pytest
 
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner.ladder import LADDER
 from sentinel.planner.packing import live_peak_bytes, pack_slots
 from sentinel.planner.published import Sentinel2021
+from sentinel.planner.seal import seal
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param
 
@@ -170,3 +172,12 @@ def test_simulating_the_plan_gives_what_the_plan_predicts():
     run = simulate(made, profile, machine, steps=2)
     assert run.step_ns == made.predicted_step_ns
     assert run.layers["fast_bytes"].max() <= machine.fast.capacity_bytes
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_each_rung_of_the_papers_ladder_adds_speed(share):
+    profile = network()
+    machine = make_machine(int(share * footprint_bytes(profile)), promote=3 * GB, demote=3 * GB)
+    times = [seal(policy.plan(profile, machine), profile, machine).predicted_step_ns or 0 for policy in LADDER]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]  # the control: the ladder climbs
