@@ -14,7 +14,7 @@ from sentinel.planner.fetched import all_addressable, fetched_plans
 from sentinel.planner.mixed import Effort, mixed
 from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
 from sentinel.planner.reserve import reserve
-from sentinel.planner.simple import by_pages, first_touch_tiers, one_tier
+from sentinel.planner.simple import by_pages, first_touch_tiers, footprint_bytes, one_tier
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
@@ -32,10 +32,9 @@ class Sentinel:
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """The candidate that the simulator finds fastest; all in fast memory where that fits."""
-        all_fast = one_tier(profile, machine, 0, self.name)
-        footprint = all_fast.footprint_bytes
+        footprint = footprint_bytes(profile)
         if footprint <= machine.fast.capacity_bytes:
-            return all_fast
+            return one_tier(profile, machine, 0, self.name)
         if not all_addressable(machine):
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
@@ -44,6 +43,7 @@ class Sentinel:
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
         if not plans or not _is_large(work):
+            all_fast = one_tier(profile, machine, 0, self.name)
             tiers = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
             plans.append(("first-touch", by_pages(all_fast, profile, tiers, self.name)))
         return best_of(plans, profile, machine, self.name)
