@@ -58,6 +58,7 @@ def tensors(profile: Profile, plan: Plan | None, in_place: Sequence[tuple[str, i
     return Frame(
         {
             "tensor": pd.array(list(profile.names), dtype="string"),
+            "name": pd.array(list(profile.names), dtype="string"),
             "role": of_names(ROLES, rows["role"].astype(np.int64)),
             "nbytes": whole(rows["nbytes"]),
             "first_layer": whole(rows["start"]),

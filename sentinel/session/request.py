@@ -79,7 +79,8 @@ def machine_of(request: Request) -> Machine:
             "give a machine with as many tiers",
         )
     merged = tuple(_where(costs, place) for costs, place in zip(described.tiers, applied.tiers, strict=True))
-    return replace(described, tiers=merged)
+    # What is carried out here takes this host's layer times, not those of the described compute.
+    return replace(described, tiers=merged, flops_per_s=None)
 
 
 def _where(costs: TierSpec, place: TierSpec) -> TierSpec:
