@@ -44,7 +44,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
     share = f"{capacity / peak:.1%} of the footprint" if capacity is not None and peak else ""
     live = h["live_bytes"]
-    covered = f"{h['managed_bytes'] / live:.1%} of what is live at the peak" if live else ""
+    covered = f"{h['managed_bytes'] / live:.1%} of all that the fullest layer needs at some time" if live else ""
     applied, plain = h["step_ns_applied"], h["step_ns_plain"]
     versus = f"{applied / plain:.3f} of plain" if applied and plain else ""
     ahead = f"{h['step_ns_predicted'] / applied:.3f} of applied" if h["step_ns_predicted"] and applied else ""

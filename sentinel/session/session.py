@@ -53,6 +53,8 @@ REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
 REFINE_GAIN = 0.98
 """A plan made anew with those times is applied if it is predicted to take at most this share of the present one's."""
+BOUND_SECONDS = 10.0
+"""A report waits at most so long for the bound."""
 REPROFILE_STEPS = 100
 """A new dataflow is profiled again at most every so many steps, and"""
 REPROFILES = 10
@@ -171,6 +173,7 @@ class Session:
         """See `sentinel.report`."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
+        self._find_bound()
         executed = self._engine.so_far() if self._engine is not None else self.executed
         return build_report(
             profile=self.profile,
@@ -180,6 +183,16 @@ class Session:
             simulated=self.simulated and files.with_origin(self.simulated, plan=self.plan or ""),
             setup=self._setup(),
         )
+
+    def _find_bound(self) -> None:
+        """The bound that no plan can beat, for the optimality gap; once a plan, and only when a report is asked for."""
+        plan, profile, machine = self.plan, self.profile, self.machine
+        if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
+            return
+        found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
+        if found.loose:
+            self._notes.append(f"the bound is loose: {found.loose}")
+        self.plan = replace(plan, bound_step_ns=int(found.step_ns))
 
     # ---- ticks ------------------------------------------------------------------------------------------
 
