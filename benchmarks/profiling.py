@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import _bench
+from benchmarks import _bench
 
 STEP = Path(__file__).with_name("_profiled_step.py")
 GPT2 = (12, 768, 4, 256)

@@ -98,7 +98,8 @@ class Profile:
 
     def short_lived(self) -> NDArray[np.bool_]:
         """(n,) whether each tensor lives at most one layer."""
-        return (self.tensors["stop"] - self.tensors["start"] <= 1) & ~self.tensors["persistent"]
+        found: NDArray[np.bool_] = (self.tensors["stop"] - self.tensors["start"] <= 1) & ~self.tensors["persistent"]
+        return found
 
     def live_bytes_by_role(self) -> NDArray[np.int64]:
         """(len(ROLES), L) bytes alive in each layer, by role, managed or not."""

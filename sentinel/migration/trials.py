@@ -68,5 +68,6 @@ class Trials:
         self._decided(
             layer,
             f"{TRIAL}migrations due before layer {layer} come late: with waiting it takes"
-            f" {format_ns(record.wait_ns)} to the next interval, without {format_ns(record.leave_ns)}; from now on it {verdict}",
+            f" {format_ns(record.wait_ns)} to the next interval, without {format_ns(record.leave_ns)};"
+            f" from now on it {verdict}",
         )

@@ -171,7 +171,8 @@ class MigrationWitness:
         records = log[(numbers % np.uint64(self._log_entries)).astype(np.int64)]  # a copy
         del log
         struct.pack_into("<Q", self._maps[0], _TAKEN_AT, head)
-        return records[records["sequence"] == numbers + np.uint64(1)]
+        whole: NDArray[np.void] = records[records["sequence"] == numbers + np.uint64(1)]
+        return whole
 
 
 def _memory_nodes() -> list[int]:
