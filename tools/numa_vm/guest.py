@@ -72,7 +72,8 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
             os.close(descriptor)
         verdict = _stream(reading, time.monotonic() + timeout_s)
         if verdict is None:
-            raise GuestFailed(f"the guest did not end within {timeout_s:g} s; --timeout gives it longer", 124)
+            why = f"the guest did not end within {timeout_s:g} s, and --timeout gives it longer; {_tail(console)}"
+            raise GuestFailed(why, 124)
         said = qemu.communicate()[1].decode(errors="replace").strip()
     word, _, code = verdict.strip().partition(" ")
     if "volatile-memdev" in said:
