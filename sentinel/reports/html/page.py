@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
@@ -11,7 +10,8 @@ from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
 from sentinel.reports.html.heat import heat
 from sentinel.reports.html.lanes import lanes
-from sentinel.reports.html.svg import PATTERNS, escape, tag
+from sentinel.reports.html.shell import document, section
+from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, of_ns, pairs, plain, table, yes_no
 from sentinel.reports.text import headline_rows
 
@@ -20,31 +20,12 @@ if TYPE_CHECKING:
 
     from sentinel.reports.report import Report
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""Content security policy: nothing is fetched, from anywhere."""
-
 
 def page(report: Report) -> str:
     """The whole document."""
-    files = resources.files("sentinel.reports.html")
-    style, script = ((files / name).read_text("utf-8") for name in ("style.css", "script.js"))
     title = f"Sentinel report · {report.setup.script}" if report.setup.script else "Sentinel report"
     body = "".join((_header(report), _caveats(report), _headline(report), *_pictures(report), *_tables(report)))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
-        f'<main>{body}</main><div id="tip" role="status" hidden></div><script>\n{script}</script></body></html>\n'
-    )
-
-
-def _section(title: str, *parts: str, note: str = "") -> str:
-    content = "".join(parts)
-    if not content:
-        return ""
-    said = tag("p", escape(note), class_="note") if note else ""
-    return f"<section><h2>{escape(title)}</h2>{said}{content}</section>"
+    return document(title, body)
 
 
 def _header(report: Report) -> str:
@@ -120,29 +101,29 @@ def _pictures(report: Report) -> list[str]:
     word = "simulated" if word == "declared" else word
     found = []
     if profile is not None:
-        found.append(_section("Footprint", by_layer.footprint(profile, columns)))
+        found.append(section("Footprint", by_layer.footprint(profile, columns)))
     if plan is not None:
-        found.append(_section("Occupancy of the tiers", by_layer.occupancy(plan, layers, columns)))
+        found.append(section("Occupancy of the tiers", by_layer.occupancy(plan, layers, columns)))
     if run is not None:
-        found.append(_section("Migrations on a timeline", lanes(run, plan, ids)))
-        found.append(_section("Predicted and executed, by layer", by_layer.times(layers, columns, word)))
+        found.append(section("Migrations on a timeline", lanes(run, plan, ids)))
+        found.append(section("Predicted and executed, by layer", by_layer.times(layers, columns, word)))
     if profile is not None and len(profile.tensors):
-        found.append(_section("The largest tensors over the layers", heat(profile, plan, columns)))
+        found.append(section("The largest tensors over the layers", heat(profile, plan, columns)))
     return found
 
 
 def _tables(report: Report) -> list[str]:
     frames = report.frames()
-    found = [_section("Migrations", _migrations(frames["migrations"]))]
+    found = [section("Migrations", _migrations(frames["migrations"]))]
     if "tensors" in frames:
-        found.append(_section("Tensors", _tensors(frames["tensors"], _unit(report))))
+        found.append(section("Tensors", _tensors(frames["tensors"], _unit(report))))
     place: list[Column] = [("tensor", "tensor", str), ("nbytes", "bytes", of_bytes), ("reason", "reason", str)]
     for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc, all allocations added up")):
         if len(frames[key]):
             columns = [column for column in place if column[0] in frames[key]]
             columns = columns if key == "in_place" else columns[::-1]
-            found.append(_section(title, table(frames[key].sort_values("nbytes", ascending=False), columns, title)))
-    found.append(_section("Quality and origin", _quality(report)))
+            found.append(section(title, table(frames[key].sort_values("nbytes", ascending=False), columns, title)))
+    found.append(section("Quality and origin", _quality(report)))
     return found
 
 

@@ -1,0 +1,32 @@
+"""What every page has: the document around it, and sections. One file, no network, no library."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from sentinel.reports.html.svg import PATTERNS, escape, tag
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""Content security policy: nothing is fetched, from anywhere."""
+
+
+def document(title: str, body: str) -> str:
+    """The whole document around `body`, which is markup already."""
+    files = resources.files("sentinel.reports.html")
+    style, script = ((files / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
+        f'<main>{body}</main><div id="tip" role="status" hidden></div><script>\n{script}</script></body></html>\n'
+    )
+
+
+def section(title: str, *parts: str, note: str = "") -> str:
+    """A titled section of `parts`, which are markup already; nothing where they are empty."""
+    content = "".join(parts)
+    if not content:
+        return ""
+    said = tag("p", escape(note), class_="note") if note else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{content}</section>"
