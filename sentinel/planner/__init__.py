@@ -19,7 +19,7 @@ from sentinel.planner.seal import seal
 from sentinel.planner.simple import AllFast, AllSlow, FirstTouch, footprint_bytes
 from sentinel.planner.striped import Interleave, Static, WeightedInterleave
 
-__all__ = ["POLICIES", "Bound", "Policy", "bound", "footprint_bytes", "plan", "plan_curve"]
+__all__ = ["POLICIES", "Bound", "Policy", "bound", "footprint_bytes", "not_slower", "plan", "plan_curve"]
 
 
 class Policy(Protocol):
@@ -59,7 +59,12 @@ def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], polic
     best: Plan | None = None
     for budget in sorted(set(budgets)):
         made = plan(profile, machine.with_fast_capacity(budget), policy)
-        if best is not None and (best.predicted_step_ns or 0) < (made.predicted_step_ns or 0):
-            made = replace(best, capacity_bytes=(budget, *best.capacity_bytes[1:]))
-        found[budget] = best = made
+        found[budget] = best = made if best is None else not_slower(made, best)
     return [found[budget] for budget in budgets]
+
+
+def not_slower(made: Plan, smaller: Plan) -> Plan:
+    """`made`, or the plan for less fast memory with the capacities of `made`, where that is predicted to be faster."""
+    if (smaller.predicted_step_ns or 0) < (made.predicted_step_ns or 0):
+        return replace(smaller, capacity_bytes=made.capacity_bytes)
+    return made
