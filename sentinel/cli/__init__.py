@@ -16,6 +16,7 @@ a typical session:
   sentinel run --save-profile p.safetensors train.py   keep what was observed
   sentinel plan p.safetensors --machine cxl-m5 --fast 8GiB -o plan.json
   sentinel simulate p.safetensors plan.json --machine cxl-m5
+  sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
   sentinel run --plan plan.json train.py               apply it without profiling
 
 exit codes:
@@ -30,7 +31,7 @@ exit codes:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Imports nothing heavy: a verb does when it runs."""
-    from sentinel.cli import doctor, plan, report, run, simulate
+    from sentinel.cli import compare, doctor, plan, report, run, simulate
 
     top = argparse.ArgumentParser(
         prog="sentinel",
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = top.add_subparsers(metavar="VERB", required=True, title="verbs")
-    for verb in (run, plan, simulate, report, doctor):
+    for verb in (run, plan, simulate, compare, report, doctor):
         verb.add_to(verbs)
     return top
 

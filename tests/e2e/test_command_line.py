@@ -13,7 +13,7 @@ from sentinel.cli import main, parser
 from sentinel.core.profile import Profile
 from tests.builders import MIB, act, make_machine, make_profile, param
 
-VERBS = ("run", "plan", "simulate", "report", "doctor")
+VERBS = ("run", "plan", "simulate", "compare", "report", "doctor")
 
 
 def built_profile() -> Profile:

@@ -1,0 +1,132 @@
+"""`sentinel compare`: every policy at several amounts of fast memory, and how much of it is enough. All simulated."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sentinel.cli.common import OK, add_json, add_verb, amount, machine_named, print_json, telling
+from sentinel.core.errors import UsageError
+from sentinel.core.units import parse_budget
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+    from sentinel.core.profile import Profile
+    from sentinel.planner.comparison import Cell, Comparison, Point, Subject
+
+FAST = ("10%", "20%", "40%", "60%", "80%")
+CURVE = ("5%", "10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "100%")
+_EXAMPLES = """\
+examples:
+  sentinel compare p.safetensors --machine cxl-m5
+  sentinel compare p.safetensors --machine cxl-m5 --fast 10%,20% --policies sentinel,static,autotm
+  sentinel compare a.safetensors b.safetensors --machine optane-m10 --html compare.html
+  sentinel compare p.safetensors --machine cxl-m5 --fast 20% --curve 15%,25%,35%,45% --json
+
+How to read it. 1 in `of all-fast speed` means as fast as with everything in fast memory. 1 in `of the bound` means
+that no plan can be faster with that much fast memory. A policy that cannot plan a case is shown with the reason.
+The curve shows the policy sentinel with more and more fast memory; its knee, the least amount tried with at least
+95% of all-fast speed, answers "how much DRAM do I need?".
+
+Nothing is run: every number is simulated on a described machine, and every output says `simulated`. Shares such as
+20% are of the footprint of each profile's plan that keeps everything in fast memory.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = add_verb(verbs, "compare", "simulate all policies, and how much fast memory is enough", _EXAMPLES)
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="written by `sentinel run --save-profile`")
+    parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")
+    shown = ",".join(FAST).replace("%", "%%")
+    parser.add_argument(
+        "--fast", type=_amounts, default=FAST, metavar="AMOUNTS", help=f"fast memory in the table (default {shown})"
+    )
+    parser.add_argument(
+        "--curve",
+        type=_amounts,
+        default=CURVE,
+        metavar="AMOUNTS",
+        help="fast memory on the curve, besides those of --fast (default: every tenth, and 5%%)",
+    )
+    parser.add_argument(
+        "--policies", type=_names, metavar="NAMES", help="with commas; default: all but autotm, which is slow"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
+    parser.add_argument(
+        "--bound-limit", type=_seconds, default=60.0, metavar="SECONDS", help="for each bound (default 60)"
+    )
+    add_json(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Compare, write the page, print the table or the object."""
+    from sentinel import files
+    from sentinel.planner import comparison
+    from sentinel.reports.comparison import as_object, text
+
+    policies = arguments.policies or comparison.DEFAULT_POLICIES
+    comparison.check_policies(policies)
+    machine = machine_named(arguments.machine)
+    profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
+    found = _compared(profiles, machine, policies, arguments)
+    if arguments.html:
+        from sentinel.reports.html.comparison import comparison_page
+
+        Path(arguments.html).write_text(comparison_page(found), encoding="utf-8")
+    if arguments.json:
+        print_json(as_object(found))
+    else:
+        print(text(found))
+    return OK
+
+
+def _compared(
+    profiles: dict[str, Profile], machine: Machine, policies: tuple[str, ...], arguments: argparse.Namespace
+) -> Comparison:
+    from sentinel.planner.comparison import Comparison, cells, curve, knee, make_subject
+
+    subjects: list[Subject] = []
+    table: list[Cell] = []
+    points: list[Point] = []
+    knees = []
+    for label, profile in profiles.items():
+        subject = make_subject(label, profile, machine)
+        amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*arguments.fast, *arguments.curve)}
+        wanted = {amounts[fast] for fast in arguments.fast}
+        with telling(f"{label}: simulating the curve"):
+            own = list(curve(subject, profile, machine, amounts))
+        for point in own:
+            if point.fast_bytes in wanted:
+                with telling(f"{label}: simulating {len(policies)} policies and the bound at {point.fast}"):
+                    table += cells(subject, profile, machine, point, policies, time_limit_s=arguments.bound_limit)
+        subjects.append(subject)
+        points += own
+        knees.append(knee(own))
+    reached = tuple(k for k in knees if k is not None)
+    return Comparison(machine.name, tuple(policies), tuple(subjects), tuple(table), tuple(points), reached)
+
+
+def _labels(paths: list[str]) -> dict[str, str]:
+    """A short name for each path: its stem, or all of it where stems coincide. UsageError for one path twice."""
+    if len(set(paths)) < len(paths):
+        raise UsageError("a profile is given twice", "name each file once")
+    stems = [Path(path).stem for path in paths]
+    return {stem if stems.count(stem) == 1 else path: path for stem, path in zip(stems, paths, strict=True)}
+
+
+def _amounts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(amount(part.strip()) for part in text.split(",")))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value

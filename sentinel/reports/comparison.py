@@ -1,0 +1,126 @@
+"""A comparison of policies as text and as an object for JSON. Every number in it is simulated, and it says so."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.planner.comparison import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
+
+BAR = 40
+"""Characters of the bar that stands for all-fast speed."""
+
+
+def as_object(found: Comparison) -> dict[str, Any]:
+    """JSON values only; what is unknown is null."""
+    return {
+        "kind": "simulated",
+        "machine": found.machine,
+        "policies": list(found.policies),
+        "knee_rule": knee_rule(),
+        "profiles": [asdict(subject) for subject in found.profiles],
+        "cells": [asdict(cell) for cell in found.cells],
+        "curve": [asdict(point) for point in found.curve],
+        "knee": [asdict(knee) for knee in found.knees],
+    }
+
+
+def text(found: Comparison) -> str:
+    """What a terminal shows: for each profile the policies by amount of fast memory, then the curve and its knee."""
+    parts = [f"simulated on {found.machine}: predictions, nothing was run"]
+    for subject in found.profiles:
+        cells = [cell for cell in found.cells if cell.profile == subject.profile]
+        points = [point for point in found.curve if point.profile == subject.profile]
+        parts += [about(subject), _table(cells), _refusals(cells), _curve(points, knee_of(found, subject))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def about(subject: Subject) -> str:
+    """A profile in one line."""
+    return (
+        f"{subject.profile}: {subject.n_tensors} tensors, {subject.n_layers} layers,"
+        f" footprint {format_bytes(subject.footprint_bytes)};"
+        f" {format_ns(subject.all_fast_step_ns)} a step with all of it in fast memory (simulated)"
+    )
+
+
+def knee_rule() -> str:
+    """The rule of the knee in a sentence."""
+    return f"the least amount tried with which {CURVE_POLICY} has at least {KNEE_SHARE:.0%} of all-fast speed"
+
+
+def knee_of(found: Comparison, subject: Subject) -> Knee | None:
+    """The knee of one profile's curve, if it has one."""
+    return next((knee for knee in found.knees if knee.profile == subject.profile), None)
+
+
+def answer(knee: Knee | None) -> str:
+    """How much fast memory it takes, in a sentence."""
+    if knee is None:
+        return f"Knee (simulated): none; no amount tried gives {KNEE_SHARE:.0%} of all-fast speed. Try more."
+    said = f"Knee (simulated): {amount(knee.fast, knee.fast_bytes)} gives {knee.speed:.1%} of all-fast speed"
+    if knee.too_little_bytes is None:
+        return f"{said}; less was not tried."
+    return (
+        f"{said}; the next smaller amount tried, {format_bytes(knee.too_little_bytes)}, gives below {KNEE_SHARE:.0%}."
+    )
+
+
+def amount(fast: str, nbytes: int) -> str:
+    """An amount as asked for, and in bytes where that was a share."""
+    return f"{fast} ({format_bytes(nbytes)})" if fast.endswith("%") else format_bytes(nbytes)
+
+
+def refusals(cells: list[Cell]) -> list[tuple[str, str, str]]:
+    """(policy, amounts, why) of each policy that has no plan, for a reason each."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        if cell.refused:
+            found.setdefault((cell.policy, cell.refused), []).append(cell.fast)
+    return [(policy, ", ".join(amounts), why) for (policy, why), amounts in found.items()]
+
+
+def _table(cells: list[Cell]) -> str:
+    amounts = list(dict.fromkeys(cell.fast for cell in cells))
+    loose = any(cell.loose for cell in cells)
+    by_place = {(cell.policy, cell.fast): cell for cell in cells}
+    policies = list(dict.fromkeys(cell.policy for cell in cells))
+    rows = [["fast memory", *amounts], ["(the bound)", *(_bound(by_place[policies[0], fast]) for fast in amounts)]]
+    rows += [[policy, *(_shares(by_place[policy, fast]) for fast in amounts)] for policy in policies]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    note = "\n~ the bound was not solved to the end and may be loose" if loose else ""
+    return "Speed as a share of all-fast speed / of the bound, simulated\n" + "\n".join(lines) + note
+
+
+def _bound(cell: Cell) -> str:
+    return f"{cell.bound_speed:.3f} / {'~' if cell.loose else ''}1.000"
+
+
+def _shares(cell: Cell) -> str:
+    if cell.speed is None or cell.of_bound is None:
+        return "-"
+    return f"{cell.speed:.3f} / {'~' if cell.loose else ''}{cell.of_bound:.3f}"
+
+
+def _refusals(cells: list[Cell]) -> str:
+    lines = [f"  {policy} at {amounts}: {why}" for policy, amounts, why in refusals(cells)]
+    return "\n".join(["No plan (-):", *lines]) if lines else ""
+
+
+def _curve(points: list[Point], knee: Knee | None) -> str:
+    lines = [f"How much fast memory? Speed of {CURVE_POLICY} as a share of all-fast speed, simulated"]
+    names = [amount(point.fast, point.fast_bytes) for point in points]
+    width = max(len(name) for name in names)
+    for name, point in zip(names, points, strict=True):
+        if point.speed is None:
+            lines.append(f"{name:>{width}}      -  {point.refused}")
+            continue
+        mark = "  <- knee" if knee and knee.fast_bytes == point.fast_bytes else ""
+        bar = "#" * round(min(point.speed, 1.0) * BAR)
+        lines.append(f"{name:>{width}}  {point.speed:.3f}  {bar:<{BAR}}{mark}".rstrip())
+    return "\n".join([*lines, answer(knee)])

@@ -1,0 +1,126 @@
+"""A comparison of policies as one page: for each profile the curve with its knee, and the policies in tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sentinel.core.units import format_bytes
+from sentinel.planner.comparison import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
+from sentinel.reports.comparison import about, amount, answer, knee_of, knee_rule, refusals
+from sentinel.reports.html.shell import document, section
+from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
+from sentinel.reports.html.tables import Column, pairs, table
+
+_FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
+_APART = 64
+"""Least distance of two labels below the picture."""
+
+
+def comparison_page(found: Comparison) -> str:
+    """The whole document."""
+    badge = tag("span", "simulated", class_="badge simulated")
+    head = f"<header><h1>Policies compared {badge}</h1>{tag('p', escape(found.machine), class_='script')}</header>"
+    caveats = (
+        f"Every number is simulated on the described machine {found.machine}: a prediction; nothing was run.",
+        "The bound is below every plan's time, and perhaps below what any plan can reach.",
+        f"The knee is {knee_rule()}. It is no finer than the amounts tried.",
+    )
+    items = "".join(tag("li", escape(caveat)) for caveat in caveats)
+    warning = (
+        f'<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2><ul>{items}</ul></section>'
+    )
+    parts = [_profile(found, subject) for subject in found.profiles]
+    return document(f"Sentinel comparison · {found.machine} · simulated", "".join((head, warning, *parts)))
+
+
+def _profile(found: Comparison, subject: Subject) -> str:
+    cells = [cell for cell in found.cells if cell.profile == subject.profile]
+    points = [point for point in found.curve if point.profile == subject.profile]
+    told = refusals(cells)
+    reasons = pairs([(policy, fast, why) for policy, fast, why in told], "No plan") if told else ""
+    parts = (
+        _picture(points, cells, knee_of(found, subject)),
+        tag("h3", "Speed as a share of all-fast speed (simulated)"),
+        _shares(cells, "speed", f"Speed of {subject.profile}"),
+        tag("h3", "Speed as a share of the bound (simulated)"),
+        _shares(cells, "of_bound", f"Share of the bound of {subject.profile}"),
+        tag("h3", "No plan, and why") + reasons if reasons else "",
+    )
+    return section(subject.profile, *parts, note=about(subject))
+
+
+def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
+    """Speed against fast memory: the curve, what the bound leaves, the other policies as marks, the knee."""
+    most = max([point.fast_bytes for point in points], default=0) or 1
+    ticks = [(share / 5, f"{share / 5:.0%}") for share in range(6)]
+    body = y_axis(_FRAME, ticks) + _amounts(points, most)
+    best = sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells})
+    body += _line(best, most, "predictedline")
+    body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, "ran")
+    for cell in cells:
+        if cell.speed is not None and cell.policy != CURVE_POLICY:
+            body += _mark(cell.fast_bytes, cell.speed, most, f"{cell.policy}, {cell.fast}: {cell.speed:.1%}", "muted")
+    for point in points:
+        if point.speed is not None:
+            said = f"{CURVE_POLICY}, {amount(point.fast, point.fast_bytes)}: {point.speed:.1%}"
+            body += _mark(point.fast_bytes, point.speed, most, said, "fast")
+    if knee is not None:
+        x = _FRAME.x(knee.fast_bytes / most)
+        body += tag("line", x1=x, x2=x, y1=_FRAME.top, y2=_FRAME.bottom, class_="budget")
+        body += text(x, _FRAME.top - 8, f"knee: {knee.fast}", class_="label", text_anchor="middle")
+    entries = [
+        ('class="ranswatch"', CURVE_POLICY),
+        ('class="predictedlineswatch"', "the bound: no plan is faster"),
+        ('fill="var(--muted)"', "the other policies"),
+    ]
+    says = f"Speed as a share of all-fast speed against fast memory, simulated. {answer(knee)}"
+    return figure("Speed against fast memory, simulated", says, body, _FRAME.bottom + 44, legend(entries))
+
+
+def _amounts(points: list[Point], most: int) -> str:
+    """Amounts below the axis, as asked for and in bytes; those too near to the one before are left out."""
+    parts, last = [], -float(_APART)
+    for point in points:
+        x = _FRAME.x(point.fast_bytes / most)
+        if x - last < _APART:
+            continue
+        last = x
+        parts.append(text(x, _FRAME.bottom + 16, point.fast, class_="tick", text_anchor="middle"))
+        if point.fast.endswith("%"):
+            size = format_bytes(point.fast_bytes)
+            parts.append(text(x, _FRAME.bottom + 32, size, class_="tick", text_anchor="middle"))
+    return "".join(parts)
+
+
+def _line(values: list[tuple[int, float]], most: int, style: str) -> str:
+    path = "L".join(f"{_FRAME.x(nbytes / most):.1f} {_FRAME.y(value):.1f}" for nbytes, value in values)
+    return tag("path", d=f"M{path}", fill="none", class_=style) if path else ""
+
+
+def _mark(nbytes: int, value: float, most: int, said: str, colour: str) -> str:
+    return tag(
+        "circle",
+        cx=_FRAME.x(nbytes / most),
+        cy=_FRAME.y(value),
+        r=4,
+        fill=f"var(--{colour})",
+        data_t=said,
+    )
+
+
+def _shares(cells: list[Cell], column: str, name: str) -> str:
+    """Policies by amounts of fast memory."""
+    rows: dict[str, dict[str, float | None]] = {}
+    for cell in cells:
+        rows.setdefault(cell.policy, {})[cell.fast] = getattr(cell, column)
+    amounts = {cell.fast: amount(cell.fast, cell.fast_bytes) for cell in cells}
+    if column == "speed":
+        rows["(the bound)"] = {cell.fast: cell.bound_speed for cell in cells}
+    frame = pd.DataFrame({fast: [row[fast] for row in rows.values()] for fast in amounts}, dtype="Float64")
+    frame.insert(0, "policy", list(rows))
+    shown: list[Column] = [("policy", "policy", str), *((fast, title, _percent) for fast, title in amounts.items())]
+    return table(frame, shown, name)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"

@@ -1,0 +1,199 @@
+"""`sentinel compare`: an order known beforehand, the knee of curves made by hand, every form, refusals that show."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel import files
+from sentinel.cli import main
+from sentinel.core.errors import UsageError
+from sentinel.core.profile import Profile
+from sentinel.planner import POLICIES, plan_curve
+from sentinel.planner.comparison import DEFAULT_POLICIES, Point, cells, check_policies, curve, knee, make_subject
+from tests.builders import MIB, act, make_machine, make_profile, param
+
+MACHINE = make_machine(512 * MIB)
+VOID = {"meta", "input", "link", "br", "img"}
+
+
+def built_profile() -> Profile:
+    """Eight layers of 1 ms, 4 MiB of weights each, used forward and back, and activations in between."""
+    specs = [param(f"w{k}", 4 * MIB, [k, 7 - k]) for k in range(4)]
+    specs += [act(f"a{k}", 2 * MIB, k, 8 - k, [7 - k]) for k in range(4)]
+    return make_profile(specs, 8, layer_ns=1_000_000)
+
+
+PROFILE = built_profile()
+
+
+def points(*speeds: float | None) -> list[Point]:
+    return [
+        Point("p", f"{k}0%", k * MIB, None if s is None else int(1000 / s), s, 0, "" if s else "no room")
+        for k, s in enumerate(speeds, 1)
+    ]
+
+
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> str:
+    files.save(PROFILE, tmp_path / "small.safetensors")
+    files.save(MACHINE, tmp_path / "machine.json")
+    given = ["compare", "--machine", str(tmp_path / "machine.json"), str(tmp_path / "small.safetensors"), *more]
+    assert main(given) == code
+    return capsys.readouterr().out if code == 0 else capsys.readouterr().err
+
+
+def test_the_knee_is_the_least_amount_with_95_percent() -> None:
+    found = knee(points(0.5, 0.94, 0.95, 0.99))
+    assert found is not None
+    assert (found.fast, found.fast_bytes, found.too_little_bytes) == ("30%", 3 * MIB, 2 * MIB)
+
+
+def test_a_curve_that_stays_low_has_no_knee_and_a_high_one_has_it_first() -> None:
+    assert knee(points(0.5, 0.7, 0.9)) is None
+    assert knee([]) is None
+    found = knee(points(0.99, 1.0))
+    assert found is not None
+    assert found.too_little_bytes is None
+
+
+def test_a_refused_amount_is_too_little() -> None:
+    found = knee(points(None, 0.97))
+    assert found is not None
+    assert found.too_little_bytes == MIB
+
+
+def test_all_fast_sentinel_and_all_slow_come_in_that_order() -> None:
+    subject = make_subject("p", PROFILE, MACHINE)
+    assert subject.all_fast_step_ns == 8_000_000  # the recorded time: nothing is slow
+    (point,) = curve(subject, PROFILE, MACHINE, {"40%": subject.footprint_bytes * 2 // 5 // 4096 * 4096})
+    found = {cell.policy: cell for cell in cells(subject, PROFILE, MACHINE, point, tuple(POLICIES))}
+    ours, slow = found["sentinel"], found["all-slow"]
+    assert ours.step_ns is not None
+    assert slow.step_ns is not None
+    assert subject.all_fast_step_ns < ours.step_ns < slow.step_ns
+    assert all(c.of_bound is None or c.of_bound <= 1 for c in found.values())
+    assert all(c.step_ns is None or c.step_ns >= ours.step_ns for c in found.values())
+    assert (ours.step_ns, ours.migrated_bytes_per_step) == (point.step_ns, point.migrated_bytes_per_step)
+    assert found["all-fast"].step_ns is None  # not hidden: it has a cell, and the cell says why
+    assert str(subject.footprint_bytes) in found["all-fast"].refused
+
+
+def test_the_curve_is_that_of_plan_curve_and_ends_at_all_fast() -> None:
+    subject = make_subject("p", PROFILE, MACHINE)
+    budgets = [subject.footprint_bytes * k // 5 // 4096 * 4096 for k in (1, 3, 5)]
+    found = list(curve(subject, PROFILE, MACHINE, {f"b{b}": b for b in reversed(budgets)} | {"again": budgets[0]}))
+    assert [point.fast_bytes for point in found] == budgets
+    assert [point.step_ns for point in found] == [p.predicted_step_ns for p in plan_curve(PROFILE, MACHINE, budgets)]
+    assert found[-1].speed == 1
+    assert found[0].speed is not None
+    assert found[0].speed < 1
+
+
+def test_where_slow_memory_cannot_be_addressed_too_small_amounts_are_refused_not_raised() -> None:
+    machine = make_machine(512 * MIB, addressable=False)
+    subject = make_subject("p", PROFILE, machine)
+    first, last = curve(subject, PROFILE, machine, {"4KiB": 4096, "100%": subject.footprint_bytes})
+    assert first.step_ns is None
+    assert "fast memory" in first.refused
+    assert last.speed == 1
+    assert all(cell.refused for cell in cells(subject, PROFILE, machine, first, ("sentinel", "sentinel-2021")))
+
+
+def test_a_step_without_tensors_and_an_unknown_policy_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="no managed tensor"):
+        make_subject("empty", make_profile([], 3), MACHINE)
+    with pytest.raises(UsageError, match=r"'nope'.*choose one of"):
+        check_policies(["sentinel", "nope"])
+
+
+def test_json_is_one_object_with_cells_curve_and_knee(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = compared(tmp_path, capsys, "--fast", "20%,50%", "--curve", "20%,100%", "--json")
+    found: dict[str, Any] = json.loads(out)
+    assert found["kind"] == "simulated"
+    assert found["policies"] == list(DEFAULT_POLICIES)
+    assert {"sentinel", "sentinel-2021", "first-touch", "static", "next-use", "interleave", "all-slow"} <= set(
+        found["policies"]
+    )
+    places = [(cell["fast"], cell["policy"]) for cell in found["cells"]]
+    assert places == [(fast, policy) for fast in ("20%", "50%") for policy in DEFAULT_POLICIES]
+    for cell in found["cells"]:
+        assert cell["of_bound"] == pytest.approx(cell["bound_step_ns"] / cell["step_ns"])
+        assert cell["speed"] == pytest.approx(cell["bound_speed"] * cell["of_bound"])
+    assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "100%"]
+    speeds = [point["speed"] for point in found["curve"]]
+    assert speeds == sorted(speeds)
+    (bend,) = found["knee"]
+    assert bend["fast"] == next(p["fast"] for p in found["curve"] if p["speed"] >= 0.95)
+    (subject,) = found["profiles"]
+    assert (subject["profile"], subject["n_tensors"], subject["n_layers"]) == ("small", 8, 8)
+
+
+def test_text_says_simulated_marks_the_knee_and_shows_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = compared(tmp_path, capsys, "--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast")
+    assert out.startswith("simulated on built")
+    assert out.count("<- knee") == 1
+    assert "all-fast at 20%: " in out
+    assert "keeps everything in the fast tier" in out
+
+
+class Elements(HTMLParser):
+    """Fails on an end tag that does not close what was opened last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.html"
+    more = ("--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast,<b>")
+    assert "'<b>'" in compared(tmp_path, capsys, *more, code=2)
+    assert not path.exists()
+    compared(tmp_path, capsys, *more[:-1], "sentinel,all-fast", "--html", str(path))
+    page = path.read_text()
+    elements = Elements()
+    elements.feed(page)
+    assert elements.open == []
+    assert {"svg", "circle", "table"} <= set(elements.seen)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "simulated" in page
+    assert "knee: 100%" in page
+    assert "keeps everything in the fast tier" in page
+
+
+def test_two_profiles_of_one_name_are_told_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    files.save(PROFILE, tmp_path / "other" / "small.safetensors")
+    more = ("--fast", "50%", "--curve", "50%", "--policies", "all-slow", "--json")
+    found = json.loads(compared(tmp_path, capsys, str(tmp_path / "other" / "small.safetensors"), *more))
+    names = [subject["profile"] for subject in found["profiles"]]
+    assert names == [str(tmp_path / "small.safetensors"), str(tmp_path / "other" / "small.safetensors")]
+    assert [cell["profile"] for cell in found["cells"]] == names
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [(("--fast", "8GB"), "GiB?"), (("--bound-limit", "0"), "above 0"), (("--fast", ""), "amount")]
+)
+def test_arguments_that_mean_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        compared(tmp_path, capsys, *more)
+    assert leaving.value.code == 2
+    assert said in capsys.readouterr().err
