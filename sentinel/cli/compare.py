@@ -69,6 +69,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
     policies = arguments.policies or comparison.DEFAULT_POLICIES
     comparison.check_policies(policies)
+    if arguments.html and not Path(arguments.html).absolute().parent.is_dir():  # said now, not after all the work
+        raise UsageError(f"the page cannot be written to {arguments.html}", "name a file in a folder that exists")
     machine = machine_named(arguments.machine)
     profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
     found = _compared(profiles, machine, policies, arguments)

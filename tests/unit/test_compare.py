@@ -177,6 +177,23 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
     assert "keeps everything in the fast tier" in page
 
 
+def test_a_page_that_cannot_be_written_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.planner.comparison.make_subject", lambda *_: pytest.fail("work was done"))
+    assert "no/folder" in compared(tmp_path, capsys, "--html", str(tmp_path / "no/folder/x.html"), code=2)
+
+
+def test_a_profile_given_twice_and_a_file_of_another_kind_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = compared(tmp_path, capsys, str(tmp_path / "small.safetensors"), code=2)
+    assert "given twice" in twice
+    other = compared(tmp_path, capsys, str(tmp_path / "machine.json"), code=1)
+    assert "not a profile" in other
+    assert len(twice.splitlines()) == len(other.splitlines()) == 1
+
+
 def test_two_profiles_of_one_name_are_told_by_their_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other").mkdir()
     files.save(PROFILE, tmp_path / "other" / "small.safetensors")
