@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+import sys
 from collections.abc import Sequence
+from types import TracebackType
 
 from torch import nn
 from torch.optim import Optimizer
@@ -64,6 +67,7 @@ def start_profile(
     )
     session.open()
     _last = session
+    _watch_for_the_end()
 
 
 def end_profile() -> Plan:
@@ -97,3 +101,15 @@ def _end() -> None:
     """Whatever ended the program, stock allocation is back before the interpreter goes."""
     if _last is not None and ticks.sink is _last:
         _last.stop()
+
+
+@functools.cache
+def _watch_for_the_end() -> None:
+    """What nobody catches, Ctrl-C included, ends the session also where the interpreter lives on: at a prompt."""
+    shown = sys.excepthook
+
+    def end_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _end()
+        shown(kind, error, trace)
+
+    sys.excepthook = end_and_show

@@ -197,7 +197,17 @@ class Session:
     # ---- ticks ------------------------------------------------------------------------------------------
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
-        """See TickSink."""
+        """See TickSink. Whatever goes wrong here ends the session, never the training step that ticked."""
+        try:
+            self._tick(name, phase, source)
+        except Exception as error:
+            self._notes.append(f"the session ended by itself: {error}")
+            self._close()
+            warnings.warn(
+                f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=2
+            )
+
+    def _tick(self, name: str, phase: Phase, source: str) -> None:
         if source == "add_layer" and not self._clock.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
         identity = self._clock.identify(name, phase)

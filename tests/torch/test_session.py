@@ -248,6 +248,43 @@ def test_without_a_slower_node_auto_applies_nothing_and_says_so() -> None:
     assert "nothing was applied" in report.text()
 
 
+def test_what_fails_inside_a_tick_ends_the_session_and_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, stock = job(), job()
+    losses = []
+    with sentinel.annotate(work.models, work.optimizers):
+        losses += train(work, range(4), profile_at=1)
+        session = current()
+        assert session is not None
+
+        def fail(layer: int) -> None:
+            raise sentinel.NativeError("move_pages", 5)
+
+        monkeypatch.setattr(session._engine, "begin_layer", fail)
+        with pytest.warns(RuntimeWarning, match=r"training goes on.*move_pages"):
+            losses.append(work.step(4))
+        assert not sentinel.active()
+        losses += train(work, range(5, 8), profile_at=None)
+    assert losses == [stock.step(i) for i in range(8)]
+    assert "ended by itself" in sentinel.report().text()
+
+
+def test_ctrl_c_at_a_prompt_restores_stock_allocation() -> None:
+    typed = """
+import torch, sentinel
+from tests.torch.bit_identity_cases import CASES
+job = CASES["plain"]()
+h = sentinel.annotate(job.models, job.optimizers)
+sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+print("running", sentinel.active())
+raise KeyboardInterrupt
+print("running", sentinel.active())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ran.stdout.split("running")[1:] == [" True\n", " False\n"], ran.stderr
+
+
 def test_ctrl_c_in_a_step_leaves_a_whole_model_and_stock_allocation() -> None:
     program = """
 import os, signal, sys, torch, sentinel
