@@ -91,8 +91,9 @@ class Engine:
     def start(self) -> None:
         """Put every block where layer 0, which is under way, wants it; begin the first step."""
         self._applying = self._in_step = True
+        self._flights.began_ns = time.monotonic_ns()
         self._place_all()
-        self._flights.began_ns = self._step_began_ns = now = time.monotonic_ns()
+        self._step_began_ns = now = time.monotonic_ns()
         self._mover.held(restart=True)
         self._submit(self._agenda.crossing, 0)
         self._start_moves_and_births(0)
@@ -273,7 +274,8 @@ class Engine:
             if not self._emulated and self._agenda.wanted[index]:
                 self._flights.submit(index, 0, self._agenda.wanted[index], "initial", 0, 0)
         for index in self._agenda.wrapping:
-            self._hold(index, self._agenda.wanted[index] if self._emulated else self._plan.blocks[index].tier)
+            # Born before there was a plan, its tensor is elsewhere and its own pages are not there yet: on no node.
+            self._hold(index, self._agenda.wanted[index])
         self._finish_flights()
         self._mover.set_capacity(self._plan.capacity_bytes[0])
         held = self._mover.held()

@@ -536,8 +536,9 @@ class Session:
 
     def _end_engine(self) -> None:
         if self._engine is not None:
-            self.executed = self._engine.end_run()
+            self._engine.end_run()
             self._engine.restore()
+            self.executed = self._engine.end_run()  # what was brought back is in it
             self._engine = None
 
     def _close(self, state: State = State.ENDED) -> None:

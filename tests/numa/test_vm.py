@@ -21,6 +21,8 @@ RUN = ROOT / "tools" / "numa_vm" / "run"
 
 
 def _missing() -> str:
+    if not os.environ.get("SENTINEL_NUMA_VM"):
+        return "SENTINEL_NUMA_VM=1, since it boots a machine in software for minutes"
     if not shutil.which("qemu-system-x86_64"):
         return "apt-get install qemu-system-x86 e2fsprogs"
     try:
@@ -95,7 +97,7 @@ def test_a_panic_is_no_success() -> None:
     done = _vm("--", "sh", "-c", "echo before; echo c >/proc/sysrq-trigger")
     assert done.returncode == 125
     assert "without a verdict" in done.stderr
-    assert "panic" in done.stderr
+    assert "sysrq_handle_crash" in done.stderr or "panic" in done.stderr
 
 
 @pytest.mark.usefixtures("machine")

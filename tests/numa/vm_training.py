@@ -42,8 +42,8 @@ if __name__ == "__main__":
     witness = MigrationWitness()
     witness.start([ALL_ADDRESSES])
     our_losses, our_parameters = train(stock=False)
-    seen = witness.read()
     run = sentinel.stop()
+    seen = witness.read()  # what was brought back at the end is in both
     witness.stop()
     told = {
         "same_losses": losses == our_losses,

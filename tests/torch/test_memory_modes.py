@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.needs("compiler")
 
 @pytest.fixture
 def memory() -> Iterator[ManagedMemory]:
+    gc.collect()  # what earlier tests left in cycles would die in the middle of a count
     installed = ManagedMemory.install()
     yield installed
     installed.uninstall()
@@ -111,6 +113,7 @@ def test_resized_storages_keep_their_bytes(memory: ManagedMemory) -> None:
 
 
 def test_other_threads_use_malloc_and_may_free(memory: ManagedMemory) -> None:
+    before = memory.counters().live_bytes
     memory.record()
     mine: list[Any] = [torch.ones(5003)]
     theirs: list[Any] = []
@@ -132,7 +135,8 @@ def test_other_threads_use_malloc_and_may_free(memory: ManagedMemory) -> None:
     assert not [e for e in memory.events() if e["kind"] == TICK]
     assert memory.counters().fallback["foreign_thread"][1] >= 20012
     memory.tick(0)  # the owner's turn to take it back
-    assert memory.counters().live_bytes == 0
+    gc.collect()
+    assert memory.counters().live_bytes == before
 
 
 def test_an_lstm_trains_alike(memory: ManagedMemory) -> None:
@@ -158,6 +162,7 @@ def test_an_lstm_trains_alike(memory: ManagedMemory) -> None:
 
 
 def test_an_exception_and_a_kept_graph_leave_memory_right(memory: ManagedMemory) -> None:
+    before = memory.counters().live_bytes
     memory.record()
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     x = torch.randn(32, 64)
@@ -169,7 +174,8 @@ def test_an_exception_and_a_kept_graph_leave_memory_right(memory: ManagedMemory)
     second = torch.autograd.grad(kept, list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     del kept, first, second, model, x
-    assert memory.counters().live_bytes == 0
+    gc.collect()
+    assert memory.counters().live_bytes == before
 
 
 def test_out_of_memory_is_torchs_error(memory: ManagedMemory) -> None:
