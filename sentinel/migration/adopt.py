@@ -13,6 +13,8 @@ from sentinel.migration.holders import MANAGED, Holders, examine
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import torch_shim
 
+TRIM_BYTES = 64 << 20
+"""Bytes that may be moved before malloc is asked to give back what that freed."""
 SMALL_BYTES = 1024
 """Storages below this stay: such tensors are not managed later either."""
 
@@ -44,7 +46,14 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
         if key not in names:
             names[key] = name
             rows.append(holders)
-    adopted = [_adopt(memory, name, holders) for name, holders in zip(names.values(), rows, strict=True)]
+    adopted = []
+    untrimmed = 0
+    for name, holders in zip(names.values(), rows, strict=True):
+        adopted.append(_adopt(memory, name, holders))
+        untrimmed += holders.nbytes if adopted[-1].moved else 0
+        if untrimmed >= TRIM_BYTES:  # else malloc keeps what was freed, and all would be resident twice
+            memory.trim()
+            untrimmed = 0
     memory.trim()
     return adopted
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(500)
 def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.numa.vm_training"],
+        [sys.executable, "-W", "error::RuntimeWarning", "-m", "tests.numa.vm_training"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
