@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +19,7 @@ from sentinel.planner.simple import one_tier
 from sentinel.planner.workload import Workload, make_workload
 
 
-class _ByUse:
+class _ByUse(ABC):
     """Plans a decision over whole units; all in fast memory where that fits."""
 
     name = ""
@@ -34,9 +36,9 @@ class _ByUse:
             decision, work.units, profile, machine, policy=self.name, footprint_bytes=all_fast.footprint_bytes
         )
 
+    @abstractmethod
     def decide(self, work: Workload, short: Reserve) -> Decision:
         """The rule."""
-        raise NotImplementedError
 
 
 class NextUse(_ByUse):
