@@ -431,7 +431,8 @@ class Session:
         if not _applicable(self._machine):
             return
         table = slot_table(plan)
-        self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes)
+        huge = not plan.migrations  # where nothing moves, pages may as well be large
+        self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
         for offset, nbytes, tier in table.homes:  # what is born where; a range with a policy is not balanced away
             node = self._machine.tiers[tier].node
             if node is not None:
