@@ -477,6 +477,15 @@ class Session:
 
     def _try(self, plan: Plan) -> None:
         """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
+        if self.request.fast is not None:
+            asked = parse_budget(self.request.fast, plan.footprint_bytes)
+            if plan.fast_peak_bytes > asked:
+                raise UsageError(
+                    f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
+                    f" fast={self.request.fast!r} allows {format_bytes(asked)}",
+                    "ask for more, or profile anew without plan=",
+                )
+            plan = replace(plan, capacity_bytes=(min(asked, plan.capacity_bytes[0]), *plan.capacity_bytes[1:]))
         self.plan = plan
         self.machine = self._machine.with_fast_capacity(plan.capacity_bytes[0])
         if len(plan.tier_names) != len(self.machine.tiers):

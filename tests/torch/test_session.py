@@ -167,6 +167,19 @@ def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
     assert losses[:1] == stock
 
 
+def test_a_saved_plan_that_needs_more_than_is_asked_for_is_refused(tmp_path: Path) -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(3), profile_at=1)
+        session = current()
+        assert session is not None
+        files.save(session.plan, tmp_path / "plan.json")
+        sentinel.stop()
+        with pytest.raises(sentinel.UsageError, match=r"saved plan holds up to .* allows"):
+            sentinel.start_profile(**{**ASKED, "fast": "5%", "plan": tmp_path / "plan.json"})
+    assert not sentinel.active()
+
+
 def test_a_saved_plan_of_another_step_is_noticed_and_the_step_is_profiled(tmp_path: Path) -> None:
     other = job("tied_weights")
     with sentinel.annotate(other.models, other.optimizers):

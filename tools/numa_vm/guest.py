@@ -139,7 +139,7 @@ def _process(command: Sequence[str], descriptors: Sequence[int]) -> Iterator[sub
 
 def _tail(console: Path) -> str:
     lines = console.read_text(errors="replace").splitlines() if console.exists() else []
-    return "its console's last lines:\n" + "\n".join(lines[-30:]) if lines else "its console is empty"
+    return "its console's last lines:\n" + "\n".join(lines[-80:]) if lines else "its console is empty"
 
 
 def _quoted(path: Path) -> str:
