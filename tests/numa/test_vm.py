@@ -24,7 +24,7 @@ def _missing() -> str:
     if not os.environ.get("SENTINEL_NUMA_VM"):
         return "SENTINEL_NUMA_VM=1, since it boots a machine in software for minutes"
     if not shutil.which("qemu-system-x86_64"):
-        return "apt-get install qemu-system-x86 e2fsprogs"
+        return "tools/numa_vm/install"
     try:
         kernel("6.12")
     except Missing as problem:

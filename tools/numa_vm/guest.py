@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.numa_vm.packages import BACKPORTS, Missing, program
+from tools.numa_vm.packages import INSTALL, Missing, program
 
 _PORTS = ("output", "errors", "verdict")
 _BUS = "bus=pcie.0"  # else a device may land on the CXL bridge, which takes none
@@ -79,7 +79,7 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
     if "volatile-memdev" in said:
         raise Missing(
             "this QEMU has no volatile CXL memory, which came with 8.1;"
-            f" on Debian 12: {BACKPORTS} && apt-get install -t bookworm-backports qemu-system-x86"
+            f" on Debian 12: {INSTALL}"
         )
     if word != "exit":
         raise GuestFailed(f"the guest ended without a verdict{': ' + said if said else ''}; {_tail(console)}", 125)

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BACKPORTS = (
-    "echo 'deb http://deb.debian.org/debian bookworm-backports main'"
-    " > /etc/apt/sources.list.d/bookworm-backports.list && apt-get update"
-)
+INSTALL = "sudo tools/numa_vm/install"
 
 
 class Missing(Exception):
@@ -92,7 +89,7 @@ def kernel(series: str) -> Kernel:
         if not names:
             raise Missing(
                 f"no Debian cloud kernel {series} is in the package lists; run apt-get update,"
-                f" and on Debian 12 for kernels after 6.1: {BACKPORTS}"
+                f" and on Debian 12, whose backports have those after 6.1: {INSTALL}"
             )
         ready = [unpacked(max(names, key=_version))]
     return Kernel(max(ready, key=lambda path: _version(path.name)))
