@@ -8,6 +8,8 @@ States, in order:
   APPLYING    the plan is applied: ticks drive the engine
   DECLARED    there is a plan, but nothing to apply it to
   ENDED       stock allocation is back
+
+What it does in them is in the other files: job, recording, planning, applying.
 """
 
 from __future__ import annotations
@@ -21,40 +23,27 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from sentinel import files, planner, simulator
-from sentinel.core.attribution import attribute
-from sentinel.core.errors import PlanError, UsageError
-from sentinel.core.laws import check
-from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, block_uses
+from sentinel import files
+from sentinel.core.errors import UsageError
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.trace import LayerId, Phase, Trace
-from sentinel.core.units import format_bytes, parse_budget
-from sentinel.migration.adopt import adopt
-from sentinel.migration.engine import Engine
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
-from sentinel.profiler import annotate, backward, names, ticks
+from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
-from sentinel.profiler.pages.choice import TRACKERS, choose
-from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
-from sentinel.profiler.record import StepRecorder
 from sentinel.reports import Report, Setup, build_report
-from sentinel.session.binding import Addresses, arena_start, slot_table
+from sentinel.session.applying import Applying, applicable
+from sentinel.session.job import Job
+from sentinel.session.planning import Dataflow, Planning
+from sentinel.session.recording import Recording, choose_tracker
 from sentinel.session.request import Request, load_plan, machine_of
-from sentinel.system import numa
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
-REFINE_GAIN = 0.98
-"""A plan made anew with those times is applied if it is predicted to take at most this share of the present one's."""
-BOUND_SECONDS = 10.0
-"""A report waits at most so long for the bound."""
 REPROFILE_STEPS = 100
 """A new dataflow is profiled again at most every so many steps, and"""
 REPROFILES = 10
@@ -81,53 +70,61 @@ class Session:
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.request = request
         self.state = State.ENDED
-        self.plan: Plan | None = None
-        self.profile: Profile | None = None
-        self.trace: Trace | None = None
-        self.machine: Machine | None = None
-        self.executed: Run | None = None
-        self.simulated: Run | None = None
-        self._models, self._optimizers = list(models), list(optimizers)
-        self._handles: list[RemovableHandle] = []
+        self.flow = Dataflow()
+        self._job = Job(models, optimizers)
         self._clock = LayerClock()
-        self._stays: list[tuple[str, int, str]] = []
         self._notes: list[str] = []
-        self._setup_ns = self._plan_ns = 0
+        self._setup_ns = 0
         self._steps = self._reprofiles = 0
         self._profiled_at = 0
-        self._step_began: MemoryCounters | None = None
         self._counters: MemoryCounters | None = None  # at the end
-        self._engine: Engine | None = None
-        self._in_step = False
         self._heard: list[tuple[str, Phase]] = []  # ticks while TRYING
         self._heard_boundary = False
-        self._tracker: PageTracker | None = None
-        self._tracking = False
         self._untaken: list[str] = []
 
-    # ---- the user's calls -------------------------------------------------------------------------------
+    # ---- what is known --------------------------------------------------------------------------------------
 
     @property
     def profiling(self) -> bool:
         """Whether `end_profile()` is still to come."""
         return self.state is State.RECORDING
 
+    @property
+    def plan(self) -> Plan | None:
+        """The present plan."""
+        return self.flow.plan
+
+    @property
+    def profile(self) -> Profile | None:
+        """What the present plan was made from; None for a saved plan."""
+        return self.flow.profile
+
+    @property
+    def trace(self) -> Trace | None:
+        """The recorded step that the profile digests."""
+        return self.flow.trace
+
+    # ---- the user's calls -------------------------------------------------------------------------------
+
     def open(self) -> None:
         """Begin. Whatever is wrong with the request is raised before anything is changed."""
         began = time.perf_counter_ns()
         given = load_plan(self.request)
-        self._machine = machine_of(self.request)
-        _check_words(self.request, self._machine)
-        self._tracker, self._untaken = _choose(self.request.tracker)
+        machine = machine_of(self.request)
+        self._planning = Planning(self.request, machine)
+        self._planning.check_words()
+        tracker, self._untaken = choose_tracker(self.request.tracker)
         self._memory = ManagedMemory.install()
+        self._recording = Recording(self._memory, self._job, tracker)
+        self._applying = Applying(self._memory, machine, self._job)
+        self._applicable, self._slow = applicable(machine), machine.tiers[1]
         try:
-            self._gather()
-            if self._machine.fast.node is not None:
-                base, _, reserved = self._memory.exclusive_extent()
-                numa.bind(base, reserved, self._machine.fast.node)
-            self._adopt()
+            self._job.gather()
+            self._applying.bind_fast()
+            self._job.adopt(self._memory)
             if given is None:
-                self._record(ring=False)
+                self._recording.begin(0)
+                self.state = State.RECORDING
             else:
                 self._try(given)
         except BaseException:
@@ -149,50 +146,41 @@ class Session:
             raise UsageError(
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
             )
-        began, planned = time.perf_counter_ns(), self._plan_ns
+        began, planned = time.perf_counter_ns(), self._planning.spent_ns
         try:
             ring = self._clock.learn()
-            self._plan_from(self._recorded(ring), provisional=self._state_was_born())
+            self._plan_from(self._recording.finish(ring), provisional=self._job.state_was_born())
         except BaseException:
             self._close()
             raise
-        self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
+        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
         assert self.plan is not None
         return self.plan
 
     def stop(self) -> Run:
         """See `sentinel.stop`."""
-        if self.state in (State.DECLARED, State.ENDED):
-            return self.executed or _nothing_ran(self.plan)
-        if self.state in (State.RECORDING, State.RING):
-            self._notes.append("stopped while a step was recorded: nothing was applied")
-        self._close()
-        return self.executed or _nothing_ran(self.plan)
+        if self.state not in (State.DECLARED, State.ENDED):
+            if self.state in (State.RECORDING, State.RING):
+                self._notes.append("stopped while a step was recorded: nothing was applied")
+            self._close()
+        return self._applying.executed or _nothing_ran(self.plan)
 
     def report(self) -> Report:
         """See `sentinel.report`."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        self._find_bound()
-        executed = self._engine.so_far() if self._engine is not None else self.executed
+        self.flow, loose = self._planning.bounded(self.flow)
+        if loose:
+            self._notes.append(f"the bound is loose: {loose}")
+        flow, executed = self.flow, self._applying.so_far()
         return build_report(
-            profile=self.profile,
-            plan=self.plan,
-            machine=self.machine,
-            executed=executed and files.with_origin(executed, plan=self.plan or ""),
-            simulated=self.simulated and files.with_origin(self.simulated, plan=self.plan or ""),
+            profile=flow.profile,
+            plan=flow.plan,
+            machine=flow.machine,
+            executed=executed and files.with_origin(executed, plan=flow.plan or ""),
+            simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
             setup=self._setup(),
         )
-
-    def _find_bound(self) -> None:
-        """The bound that no plan can beat, for the optimality gap; once a plan, and only when a report is asked for."""
-        plan, profile, machine = self.plan, self.profile, self.machine
-        if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
-            return
-        found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
-        if found.loose:
-            self._notes.append(f"the bound is loose: {found.loose}")
-        self.plan = replace(plan, bound_step_ns=int(found.step_ns))
 
     # ---- ticks ------------------------------------------------------------------------------------------
 
@@ -212,15 +200,16 @@ class Session:
             return
         identity = self._clock.identify(name, phase)
         if self.state is State.RECORDING:
-            layer = self._clock.layer
-            assert layer is not None
-            self._end_layer(layer - 1, layer)
+            begins = self._clock.layer
+            assert begins is not None
+            self._recording.end_layer(begins - 1, begins)
             return
         layer = self._clock.advance(identity)
         if self.state is not State.RING:
             self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
         if self.state is State.APPLYING:
-            self._apply_tick(layer)
+            if self._applying.tick(layer):
+                self._end_step()
         else:
             self._watch_tick(layer, identity)
 
@@ -228,20 +217,6 @@ class Session:
         """See TickSink."""
         self._clock.boundary()
         self._heard_boundary = True
-
-    def _apply_tick(self, layer: int | None) -> None:
-        engine = self._engine
-        assert engine is not None
-        if layer is None:
-            engine.out_of_step()
-            self._in_step = False
-            return
-        if not self._in_step:  # back in step at the ring's first tick: the engine starts its step afresh
-            engine.begin_layer(0)
-            self._in_step = True
-        engine.begin_layer(layer)
-        if layer == 0:
-            self._end_step()
 
     def _watch_tick(self, layer: int | None, identity: LayerId) -> None:
         """WAITING, RING or TRYING: look for the whole step that is wanted."""
@@ -253,21 +228,64 @@ class Session:
             self._heard.append((identity.name, identity.phase))
         elif self.state is State.RING:
             if layer == first:
-                self._recorder.tick(0)
                 self._end_ring()
             else:
-                self._end_layer(len(self._heard), len(self._heard) + 1)
+                self._recording.end_layer(len(self._heard), len(self._heard) + 1)
                 self._heard.append((identity.name, identity.phase))
         elif layer == first:
             self._heard = [(identity.name, identity.phase)]
-            self._record(ring=True)
+            self._recording.begin(1)
+            self.state = State.RING
+
+    def _end_ring(self) -> None:
+        """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
+        self._recording.end_ring()
+        began, planned = time.perf_counter_ns(), self._planning.spent_ns
+        followed = _clock_of(self._heard)
+        if followed.ring != self._clock.ring:
+            first = followed.identify(*self._heard[0])
+            followed.advance(first)
+            self._clock = followed
+        self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
+        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+
+    # ---- from one state to the next -------------------------------------------------------------------------
+
+    def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
+        """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
+        self.flow = self._planning.profiled(trace, provisional=provisional)
+        self.flow = self._planning.planned(self.flow)
+        if provisional:
+            self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
+            self.state = State.WAITING
+            return
+        self._profiled_at = self._steps
+        self._place()
+        self._apply()
+
+    def _place(self) -> None:
+        """From now on the plan's slots are served."""
+        assert self.plan is not None
+        self._applying.place(self.plan, self._clock.layer)
+
+    def _apply(self) -> None:
+        """From now on the plan's migrations are carried out; layer 0, or the first after it, has begun."""
+        if not self._applicable:
+            self._notes.append(
+                f"nothing was applied: this host has no slower tier, {self._slow.name} is declared only;"
+                f' use slow="emulated:PRESET" to run with injected delays'
+            )
+            self._close(State.DECLARED)
+            return
+        self._applying.start(self.flow, self._clock.layer)
+        self.state = State.APPLYING
 
     def _end_step(self) -> None:
         """An applied step has ended: a dataflow that the plan does not know is profiled anew."""
         self._steps += 1
         if self._steps == self._profiled_at + REFINE_STEPS:
             self._refine()
-        share = self._fallback_share()
+        share = self._applying.fallback_share()
         if share <= FALLBACK_SHARE or self._steps - self._profiled_at < REPROFILE_STEPS:
             return
         if self._reprofiles == REPROFILES:
@@ -278,244 +296,54 @@ class Session:
         self._reprofiles += 1
         self._again(f"step {self._steps}: {share:.0%} of its bytes found no planned slot: a new dataflow")
 
+    def _refine(self) -> None:
+        """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
+        executed = self._applying.so_far()
+        if executed is None:
+            return
+        self.flow, switch = self._planning.refined(self.flow, executed)
+        if switch:
+            self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
+            self._applying.end()
+            self._place()
+            self._apply()
+
     def _again(self, why: str) -> None:
         """Give up the present plan and record the next whole step."""
         self._notes.append(f"{why}; the step was profiled anew")
-        self._end_engine()
+        self._applying.end()
         self._memory.record()
         self.state = State.WAITING
 
-    # ---- recording --------------------------------------------------------------------------------------
-
-    def _gather(self) -> None:
-        annotated_models, annotated_optimizers = annotate.annotated()
-        self._models += [m for m in annotated_models if not any(m is other for other in self._models)]
-        watched = [o for o in self._optimizers if not any(o is other for other in annotated_optimizers)]
-        self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
-        self._optimizers += [o for o in annotated_optimizers if not any(o is other for other in self._optimizers)]
-
-    def _persistent(self) -> list[names.Named]:
-        return names.persistent_tensors(self._models, self._optimizers)
-
-    def _adopt(self) -> None:
-        rows = adopt(self._memory, [(name, tensor) for name, tensor, _ in self._persistent()])
-        self._stays = [
-            (row.name, row.nbytes, row.reason)
-            for row in rows
-            if not row.moved and row.nbytes and not self._memory.contains(row.address)
-        ]
-        self._state_names = self._optimizer_state()
-
-    def _optimizer_state(self) -> frozenset[str]:
-        return frozenset(name for name, _, role in self._persistent() if role == "optimizer")
-
-    def _state_was_born(self) -> bool:
-        return bool(self._optimizer_state() - self._state_names)
-
-    def _record(self, *, ring: bool) -> None:
-        """Start to record: at a step boundary, or (`ring`) at the ring's first tick."""
-        layer = 1 if ring else 0
-        self._memory.record()
-        self._recorder = StepRecorder()
-        self._recorder.start(self._models, self._optimizers)
-        self.state = State.RING if ring else State.RECORDING
-        if self._tracker is not None:
-            base, _, reserved = self._memory.exclusive_extent()
-            self._tracker.start([AddressRange(base, base + reserved)])
-            self._tracking = True
-            self._tracker.mark(layer)
-        self._memory.tick(layer)
-        self._recorder.resume()
-
-    def _end_layer(self, ended: int, begins: int) -> None:
-        """A tick of the step that is recorded."""
-        self._recorder.tick(ended)
-        self._memory.tick(begins)
-        if self._tracker is not None:
-            self._tracker.mark(begins)
-            self._recorder.resume()
-
-    def _recorded(self, ring: tuple[LayerId, ...]) -> Trace:
-        """End the recording."""
-        self._recorder.stop()
-        samples = self._stop_tracking()
-        return self._recorder.finish(self._memory.events(), ring, self._persistent(), samples)
-
-    def _stop_tracking(self) -> PageSamples | None:
-        if self._tracker is None or not self._tracking:
-            return None
-        self._tracking = False
-        return self._tracker.stop()
-
-    def _end_ring(self) -> None:
-        """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
-        began, planned = time.perf_counter_ns(), self._plan_ns
-        followed = _clock_of(self._heard)
-        if followed.ring != self._clock.ring:
-            first = followed.identify(*self._heard[0])
-            followed.advance(first)
-            self._clock = followed
-        self._plan_from(self._recorded(self._clock.ring), provisional=False)
-        self._setup_ns += time.perf_counter_ns() - began - (self._plan_ns - planned)
-
-    # ---- planning ---------------------------------------------------------------------------------------
-
-    def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
-        """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
-        self.trace = trace
-        profile = replace(attribute(trace), provisional=provisional)
-        self.profile = files.with_origin(profile, trace=trace)
-        began = time.perf_counter_ns()
-        footprint = planner.footprint_bytes(self.profile)
-        self.machine = self._with_budget(footprint)
-        self.plan = self._planned(self.profile, self.machine)
-        self._plan_ns += time.perf_counter_ns() - began
-        self.simulated = simulator.simulate(self.plan, self.profile, self.machine, steps=2)
-        if provisional:
-            self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
-            self.state = State.WAITING
-            return
-        self._profiled_at = self._steps
-        self._place(self.plan)
-        self._apply(self.plan)
-
-    def _refine(self) -> None:
-        """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
-        engine, plan, machine = self._engine, self.plan, self.machine
-        if engine is None or plan is None or machine is None or self.profile is None:
-            return
-        layer_ns = plain_layer_ns(engine.so_far(), self.profile.n_layers)
-        if layer_ns is None:
-            return
-        began = time.perf_counter_ns()
-        self.profile = replace(self.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
-        better = self._planned(self.profile, machine)
-        kept = simulator.simulate(plan, self.profile, machine, steps=2)
-        self.simulated = simulator.simulate(better, self.profile, machine, steps=2)
-        # On real nodes a switch would bring all bytes home first, beyond the budget: there the plan stays.
-        switch = machine.fast.node is None and (self.simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
-        self._plan_ns += time.perf_counter_ns() - began
-        if not switch:
-            self.simulated = kept
-            self.plan = files.with_origin(plan, profile=self.profile, machine=machine)
-            return
-        self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
-        self._end_engine()
-        self.plan = better
-        self._place(better)
-        self._apply(better)
-
-    def _planned(self, profile: Profile, machine: Machine) -> Plan:
-        plan = planner.plan(profile, machine, policy=self.request.policy)
-        plan = replace(plan, uses=block_uses(plan, profile), provisional=profile.provisional)
-        check(plan, profile, machine)
-        return files.with_origin(plan, profile=profile, machine=machine)
-
-    def _with_budget(self, footprint_bytes: int) -> Machine:
-        if self.request.fast is None:
-            return self._machine
-        budget = parse_budget(self.request.fast, footprint_bytes)
-        fast = self._machine.fast
-        if fast.kind == "node" and budget > fast.capacity_bytes:
-            raise UsageError(
-                f"fast={self.request.fast!r}: {format_bytes(budget)} of fast memory are asked for,"
-                f" {fast.name} has {format_bytes(fast.capacity_bytes)}",
-                "ask for less",
-            )
-        return self._machine.with_fast_capacity(budget)
-
-    # ---- applying ---------------------------------------------------------------------------------------
-
-    def _place(self, plan: Plan) -> None:
-        """From now on the plan's slots are served."""
-        if not _applicable(self._machine):
-            return
-        table = slot_table(plan)
-        huge = not plan.migrations  # where nothing moves, pages may as well be large
-        self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
-        for offset, nbytes, tier in table.homes:  # what is born where; a range with a policy is not balanced away
-            node = self._machine.tiers[tier].node
-            if node is not None:
-                numa.bind(self._memory.placement_base + offset, nbytes, node)
-        self._memory.tick(self._clock.layer if self._clock.layer is not None else -1)
-        self._memory.reset_peaks()
-        self._memory.trim()
-
-    def _apply(self, plan: Plan) -> None:
-        """From now on the plan's migrations are carried out; layer 0, or the first after it, has begun."""
-        if not _applicable(self._machine):
-            self._notes.append(
-                f"nothing was applied: this host has no slower tier, {self._machine.tiers[1].name} is declared only;"
-                f' use slow="emulated:PRESET" to run with injected delays'
-            )
-            self._close(State.DECLARED)
-            return
-        assert self.machine is not None
-        addresses = {name: t.untyped_storage().data_ptr() for name, t, _ in self._persistent()}
-        mapped = Addresses(plan, self._memory.placement_base, addresses)
-        self._engine = Engine(
-            plan,
-            self.profile,
-            self.machine,
-            ranges=mapped.ranges,
-            warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
-            discard=self._discard,
-            unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
-        )
-        self._engine.start()
-        self._in_step = self._clock.layer == 0
-        if not self._in_step:  # planned at the ring's first tick: layer 1 has begun
-            self._engine.out_of_step()
-        self._step_began = self._memory.counters()
-        self.state = State.APPLYING
-
-    def _discard(self, block: int) -> None:
-        """The pages of a dead transient block go, so that its next tenant's are born at home."""
-        assert self.plan is not None
-        dead = self.plan.blocks[block]
-        self._memory.discard(dead.offset - arena_start(self.plan), dead.nbytes)
+    # ---- a saved plan ---------------------------------------------------------------------------------------
 
     def _try(self, plan: Plan) -> None:
         """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
-        if self.request.fast is not None:
-            asked = parse_budget(self.request.fast, plan.footprint_bytes)
-            if plan.fast_peak_bytes > asked:
-                raise UsageError(
-                    f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
-                    f" fast={self.request.fast!r} allows {format_bytes(asked)}",
-                    "ask for more, or profile anew without plan=",
-                )
-            plan = replace(plan, capacity_bytes=(min(asked, plan.capacity_bytes[0]), *plan.capacity_bytes[1:]))
-        self.plan = plan
-        self.machine = self._machine.with_fast_capacity(plan.capacity_bytes[0])
-        if len(plan.tier_names) != len(self.machine.tiers):
-            raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(self.machine.tiers)}")
+        self.flow = self._planning.saved(plan)
         self._clock = LayerClock(plan.layers)
         self._heard, self._heard_boundary = [], False
-        self._place(plan)
+        self._place()
         self.state = State.TRYING
-        self._in_step = True
-        self._step_began = self._memory.counters()
+        self._applying.fallback_share()
 
     def _settle_trial(self) -> None:
         """A step has run on a saved plan's slots: apply the plan if the step was its own, else profile anew."""
         if self.state is not State.TRYING:
             return
         assert self.plan is not None
-        born = self._state_was_born()
-        self._adopt()
+        born = self._job.state_was_born()
+        self._job.adopt(self._memory)
         why = self._mismatch(self.plan)
+        share = self._applying.fallback_share()
         if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
             self._heard, self._heard_boundary = [], False
-            self._fallback_share()
             return
-        share = self._fallback_share()
         if not why and share > FALLBACK_SHARE:
             why = f"{share:.0%} of its bytes found no planned slot"
         if not why:
-            self._apply(self.plan)
+            self._apply()
             return
-        self.plan = None
+        self.flow = replace(self.flow, plan=None)
         self._clock = _clock_of(self._heard)  # what this step ticked is the ring to record
         self._again(f"the saved plan does not match this step ({why})")
 
@@ -523,33 +351,13 @@ class Session:
         """Why `plan` is not this step's; "" if it is."""
         if not self._clock.in_step:
             return "its layers are others"
-        present = {name: t.untyped_storage().nbytes() for name, t, _ in self._persistent()}
+        present = self._job.storage_bytes()
         for slot in plan.slots:
             if slot.key is None and present.get(slot.name) != slot.nbytes:
                 return f"{slot.name} has {present.get(slot.name, 'no')} bytes, not {slot.nbytes}"
         return ""
 
-    def _fallback_share(self) -> float:
-        """Of the bytes allocated since the last call, the share that should have found a slot and did not."""
-        before, now = self._step_began, self._memory.counters()
-        self._step_began = now
-        if before is None:
-            return 0.0
-        missed = sum(
-            now.fallback.get(why, (0, 0))[1] - before.fallback.get(why, (0, 0))[1]
-            for why in ("no_slot", "size_differs", "unsynchronised")
-        )
-        total = missed + now.served_bytes - before.served_bytes
-        return missed / total if total else 0.0
-
     # ---- the end ----------------------------------------------------------------------------------------
-
-    def _end_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.end_run()
-            self._engine.restore()
-            self.executed = self._engine.end_run()  # what was brought back is in it
-            self._engine = None
 
     def _close(self, state: State = State.ENDED) -> None:
         """Stock allocation is back; what lives in managed memory stays valid."""
@@ -557,59 +365,32 @@ class Session:
             ticks.sink = None
         try:
             if self.state in (State.RECORDING, State.RING):
-                self._recorder.abandon()
-                self._stop_tracking()
-            self._end_engine()
+                self._recording.abandon()
+            self._applying.end()
         finally:
             self._counters = self._memory.counters()
             self._memory.uninstall()
-            self._models, self._optimizers = [], []
-            while self._handles:
-                self._handles.pop().remove()
+            self._job.close()
             self.state = state
 
     def _setup(self) -> Setup:
         counters = self._memory.counters() if self._counters is None else self._counters
         slow = self.request.slow
-        if slow == "auto" and self.machine is not None:
-            tier = self.machine.tiers[1]
+        if slow == "auto" and self.flow.machine is not None:
+            tier = self.flow.machine.tiers[1]
             slow = f"numa:{tier.node}" if tier.kind == "node" else tier.name
         return Setup(
             tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
             slow=slow,
             fast=None if self.request.fast is None else str(self.request.fast),
-            kind="declared" if self.machine is not None and not _applicable(self.machine) else None,
+            kind="declared" if self.flow.machine is not None and not self._applicable else None,
             setup_ns=self._setup_ns,
-            plan_ns=self._plan_ns,
-            in_place=tuple(self._stays),
+            plan_ns=self._planning.spent_ns,
+            in_place=tuple(self._job.stays),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=(*self._notes, *(f"tracker not taken: {why}" for why in self._untaken), *annotate.notes()),
             script=sys.argv[0] or None,
         )
-
-
-def _choose(tracker: str) -> tuple[PageTracker | None, list[str]]:
-    """The page tracker asked for, None for operators alone; and why more exact ones were not taken."""
-    if tracker == "ops":
-        return None, []
-    if tracker not in ("auto", *TRACKERS):
-        raise UsageError(f"there is no tracker {tracker!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
-    return choose(tracker)
-
-
-def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
-    """(L,) median time of each layer over the steps that ran as planned but the first, stalls and delays taken off.
-
-    None without such a step.
-    """
-    steps = run.steps["step"][run.steps["in_step"]][1:]
-    rows = run.layers[np.isin(run.layers["step"], steps)]
-    if not len(steps) or len(rows) != len(steps) * length:
-        return None
-    rows = np.sort(rows, order=["step", "layer"]).reshape(len(steps), length)
-    spent = rows["duration_ns"] - rows["stall_ns"] - rows["slow_ns"]
-    times: NDArray[np.int64] = np.maximum(np.median(spent, axis=0), 1).astype(np.int64)
-    return times
 
 
 def _clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
@@ -619,21 +400,6 @@ def _clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
         clock.identify(name, phase)
     clock.learn()
     return clock
-
-
-def _applicable(machine: Machine) -> bool:
-    """Whether a plan can be carried out on all of its tiers."""
-    return all(tier.kind in ("node", "emulated") for tier in machine.tiers[1:])
-
-
-def _check_words(request: Request, machine: Machine) -> None:
-    """Whatever can be known to be wrong before anything is changed."""
-    if request.policy not in planner.POLICIES:
-        raise UsageError(
-            f"there is no policy {request.policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}"
-        )
-    if request.fast is not None:
-        parse_budget(request.fast, machine.fast.capacity_bytes)
 
 
 def _nothing_ran(plan: Plan | None) -> Run:

@@ -1,0 +1,69 @@
+"""The job: the modules and optimizers that one session watches, and their tensors that outlive a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from sentinel.migration.adopt import adopt
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler import annotate, names
+
+
+class Job:
+    """What was given to the session, with all that is annotated from `gather` on.
+
+    `stays`: (name, nbytes, reason) of the storages that `adopt` had to leave where they were.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self.models, self.optimizers = list(models), list(optimizers)
+        self.stays: list[tuple[str, int, str]] = []
+        self._handles: list[RemovableHandle] = []
+        self._state_names: frozenset[str] = frozenset()
+
+    def gather(self) -> None:
+        """Add what is annotated, and hear the steps of the optimizers that are not."""
+        models, optimizers = annotate.annotated()
+        self.models += [m for m in models if not any(m is other for other in self.models)]
+        watched = [o for o in self.optimizers if not any(o is other for other in optimizers)]
+        self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
+        self.optimizers += [o for o in optimizers if not any(o is other for other in self.optimizers)]
+
+    def persistent(self) -> list[names.Named]:
+        """Parameters, buffers, gradients and optimizer state as they are now."""
+        return names.persistent_tensors(self.models, self.optimizers)
+
+    def addresses(self) -> dict[str, int]:
+        """Where the storage of each persistent tensor begins."""
+        return {name: tensor.untyped_storage().data_ptr() for name, tensor, _ in self.persistent()}
+
+    def storage_bytes(self) -> dict[str, int]:
+        """How long the storage of each persistent tensor is."""
+        return {name: tensor.untyped_storage().nbytes() for name, tensor, _ in self.persistent()}
+
+    def adopt(self, memory: ManagedMemory) -> None:
+        """Move the persistent tensors into managed memory, where every reference to them is accounted for."""
+        rows = adopt(memory, [(name, tensor) for name, tensor, _ in self.persistent()])
+        self.stays = [
+            (row.name, row.nbytes, row.reason)
+            for row in rows
+            if not row.moved and row.nbytes and not memory.contains(row.address)
+        ]
+        self._state_names = self._optimizer_state()
+
+    def state_was_born(self) -> bool:
+        """Whether there is optimizer state now that there was not when the tensors were adopted."""
+        return bool(self._optimizer_state() - self._state_names)
+
+    def close(self) -> None:
+        """Let go of modules and optimizers."""
+        self.models, self.optimizers = [], []
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _optimizer_state(self) -> frozenset[str]:
+        return frozenset(name for name, _, role in self.persistent() if role == "optimizer")

@@ -1,0 +1,152 @@
+"""Planning: from a recorded step to a plan within the budget, and to a better one once layer times are known."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel import files, planner, simulator
+from sentinel.core.attribution import attribute
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.laws import check
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan, block_uses
+from sentinel.core.profile import Profile
+from sentinel.core.run import Run
+from sentinel.core.trace import Trace
+from sentinel.core.units import format_bytes, parse_budget
+from sentinel.session.request import Request
+
+REFINE_GAIN = 0.98
+"""A plan made anew with executed layer times is applied if it is predicted to take at most this share of the present
+one's step."""
+BOUND_SECONDS = 10.0
+"""A report waits at most so long for the bound."""
+
+
+@dataclass(frozen=True)
+class Dataflow:
+    """One way that the step runs, as far as it is known: recorded, digested, planned. A saved plan has neither trace
+    nor profile. `machine` has the budget as its fast capacity; `simulated` is the run of `plan` on it."""
+
+    trace: Trace | None = None
+    profile: Profile | None = None
+    machine: Machine | None = None
+    plan: Plan | None = None
+    simulated: Run | None = None
+
+
+class Planning:
+    """Plans by the policy and within the budget of `request`, on `machine`, whose fast capacity is the tier's own.
+
+    `spent_ns`: time that planning has taken so far.
+    """
+
+    def __init__(self, request: Request, machine: Machine) -> None:
+        self._request, self._machine = request, machine
+        self.spent_ns = 0
+
+    def check_words(self) -> None:
+        """Raises UsageError for whatever can be known to be wrong before anything is changed."""
+        policy, fast = self._request.policy, self._request.fast
+        if policy not in planner.POLICIES:
+            raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}")
+        if fast is not None:
+            parse_budget(fast, self._machine.fast.capacity_bytes)
+
+    def profiled(self, trace: Trace, *, provisional: bool) -> Dataflow:
+        """The digest of a recorded step. `provisional`: the steps to come will differ."""
+        profile = replace(attribute(trace), provisional=provisional)
+        return Dataflow(trace=trace, profile=files.with_origin(profile, trace=trace))
+
+    def planned(self, flow: Dataflow) -> Dataflow:
+        """A plan for a profiled dataflow. Raises UsageError if the host has less fast memory than is asked for."""
+        assert flow.profile is not None
+        began = time.perf_counter_ns()
+        machine = self._with_budget(planner.footprint_bytes(flow.profile))
+        plan = self._plan(flow.profile, machine)
+        self.spent_ns += time.perf_counter_ns() - began
+        simulated = simulator.simulate(plan, flow.profile, machine, steps=2)
+        return replace(flow, machine=machine, plan=plan, simulated=simulated)
+
+    def saved(self, plan: Plan) -> Dataflow:
+        """The dataflow of a saved plan, held to the budget that is asked for."""
+        if self._request.fast is not None:
+            asked = parse_budget(self._request.fast, plan.footprint_bytes)
+            if plan.fast_peak_bytes > asked:
+                raise UsageError(
+                    f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
+                    f" fast={self._request.fast!r} allows {format_bytes(asked)}",
+                    "ask for more, or profile anew without plan=",
+                )
+            plan = replace(plan, capacity_bytes=(min(asked, plan.capacity_bytes[0]), *plan.capacity_bytes[1:]))
+        machine = self._machine.with_fast_capacity(plan.capacity_bytes[0])
+        if len(plan.tier_names) != len(machine.tiers):
+            raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(machine.tiers)}")
+        return Dataflow(machine=machine, plan=plan)
+
+    def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
+        """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one."""
+        plan, machine = flow.plan, flow.machine
+        if plan is None or machine is None or flow.profile is None:
+            return flow, False
+        layer_ns = plain_layer_ns(executed, flow.profile.n_layers)
+        if layer_ns is None:
+            return flow, False
+        began = time.perf_counter_ns()
+        profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
+        better = self._plan(profile, machine)
+        kept = simulator.simulate(plan, profile, machine, steps=2)
+        simulated = simulator.simulate(better, profile, machine, steps=2)
+        # On real nodes a switch would bring all bytes home first, beyond the budget: there the plan stays.
+        switch = machine.fast.node is None and (simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
+        self.spent_ns += time.perf_counter_ns() - began
+        if switch:
+            return replace(flow, profile=profile, plan=better, simulated=simulated), True
+        plan = files.with_origin(plan, profile=profile, machine=machine)
+        return replace(flow, profile=profile, plan=plan, simulated=kept), False
+
+    def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
+        """The dataflow with the bound that no plan of it can beat, found once a plan; and why it is loose, or ""."""
+        plan, profile, machine = flow.plan, flow.profile, flow.machine
+        if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
+            return flow, ""
+        found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
+        return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
+
+    def _plan(self, profile: Profile, machine: Machine) -> Plan:
+        plan = planner.plan(profile, machine, policy=self._request.policy)
+        plan = replace(plan, uses=block_uses(plan, profile), provisional=profile.provisional)
+        check(plan, profile, machine)
+        return files.with_origin(plan, profile=profile, machine=machine)
+
+    def _with_budget(self, footprint_bytes: int) -> Machine:
+        if self._request.fast is None:
+            return self._machine
+        budget = parse_budget(self._request.fast, footprint_bytes)
+        fast = self._machine.fast
+        if fast.kind == "node" and budget > fast.capacity_bytes:
+            raise UsageError(
+                f"fast={self._request.fast!r}: {format_bytes(budget)} of fast memory are asked for,"
+                f" {fast.name} has {format_bytes(fast.capacity_bytes)}",
+                "ask for less",
+            )
+        return self._machine.with_fast_capacity(budget)
+
+
+def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
+    """(L,) median time of each layer over the steps that ran as planned but the first, stalls and delays taken off.
+
+    None without such a step.
+    """
+    steps = run.steps["step"][run.steps["in_step"]][1:]
+    rows = run.layers[np.isin(run.layers["step"], steps)]
+    if not len(steps) or len(rows) != len(steps) * length:
+        return None
+    rows = np.sort(rows, order=["step", "layer"]).reshape(len(steps), length)
+    spent = rows["duration_ns"] - rows["stall_ns"] - rows["slow_ns"]
+    times: NDArray[np.int64] = np.maximum(np.median(spent, axis=0), 1).astype(np.int64)
+    return times

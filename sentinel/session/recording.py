@@ -1,0 +1,78 @@
+"""Recording: one observed step, from allocations, operators and touched pages to a Trace."""
+
+from __future__ import annotations
+
+from sentinel.core.errors import UsageError
+from sentinel.core.trace import LayerId, Trace
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler.pages.choice import TRACKERS, choose
+from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
+from sentinel.profiler.record import StepRecorder
+from sentinel.session.job import Job
+
+
+def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
+    """The page tracker asked for, None for operators alone; and why more exact ones were not taken."""
+    if name == "ops":
+        return None, []
+    if name not in ("auto", *TRACKERS):
+        raise UsageError(f"there is no tracker {name!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
+    return choose(name)
+
+
+class Recording:
+    """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `abandon`."""
+
+    def __init__(self, memory: ManagedMemory, job: Job, tracker: PageTracker | None) -> None:
+        self._memory, self._job, self._tracker = memory, job, tracker
+        self._recorder: StepRecorder | None = None
+        self._tracking = False
+
+    def begin(self, layer: int) -> None:
+        """The step to record begins in `layer`: 0 at a step boundary, 1 at the ring's first tick."""
+        self._memory.record()
+        self._recorder = recorder = StepRecorder()
+        recorder.start(self._job.models, self._job.optimizers)
+        if self._tracker is not None:
+            base, _, reserved = self._memory.exclusive_extent()
+            self._tracker.start([AddressRange(base, base + reserved)])
+            self._tracking = True
+            self._tracker.mark(layer)
+        self._memory.tick(layer)
+        recorder.resume()
+
+    def end_layer(self, ended: int, begins: int) -> None:
+        """A tick of the step: layer `ended` is over, `begins` is the next."""
+        recorder = self._running()
+        recorder.tick(ended)
+        self._memory.tick(begins)
+        if self._tracker is not None:
+            self._tracker.mark(begins)
+            recorder.resume()
+
+    def end_ring(self) -> None:
+        """The tick that closes the ring: it ends layer 0, and with it the step."""
+        self._running().tick(0)
+
+    def finish(self, ring: tuple[LayerId, ...]) -> Trace:
+        """End the step, whose layers are those of `ring`."""
+        recorder = self._running()
+        recorder.stop()
+        samples = self._stop_tracking()
+        return recorder.finish(self._memory.events(), ring, self._job.persistent(), samples)
+
+    def abandon(self) -> None:
+        """End a recording that is under way without a Trace."""
+        if self._recorder is not None:
+            self._recorder.abandon()
+        self._stop_tracking()
+
+    def _running(self) -> StepRecorder:
+        assert self._recorder is not None, "begin() comes first"
+        return self._recorder
+
+    def _stop_tracking(self) -> PageSamples | None:
+        if self._tracker is None or not self._tracking:
+            return None
+        self._tracking = False
+        return self._tracker.stop()
