@@ -1,12 +1,17 @@
 """A bound that no plan can beat: a linear relaxation, solved by HiGHS.
 
-Relaxed: every tensor may be split at will, and moved during any layer in any part, also in one that uses it. Kept:
-room in each layer, the links' bandwidth, births wherever one likes, the ring. y[g, k] is the fraction of group g
-that may move and that fast memory holds as layer k begins to compute (its births done); p[g, k] is what is
-promoted from then until layer k + 1 begins, T[k] the time that takes; q[g] is born in fast memory and never moves.
-What may move holds room in all layers of its life (law 1), what never moves shares it by events. What a simulated
-run did, read at those instants, is a solution; so the least sum of T is at most the time of any run. Solved by
-interior point without crossover (4-7 times faster).
+Relaxed: every tensor may be split at will, and each part has a fate of its own; births are wherever one likes. Kept:
+the laws of room, the links' bandwidth, the ring, and that a part in flight is held on both sides and served by the
+slower one (`simulator.served`). So what fast memory serves in layer k stays in it until layer k + 1 begins, and
+each part that moves is on its way in at least one layer. Its window may be cut down to the one layer in which
+its bytes cross the link: that frees room and serves no use worse.
+
+y[g, k] is the fraction of group g that may move and that fast memory serves all through layer k; p[g, k] is promoted
+from when layer k begins to compute until layer k + 1 does, T[k] the time that takes; d[g, k] = y[g, k - 1] +
+p[g, k - 1] - y[g, k] is demoted meanwhile. y + p + d hold room in layer k, so y[g, k - 1] + p[g, k - 1] + p[g, k] do.
+q[g] is born in fast memory and never moves. What may move holds room in all layers of its life (law 1), what never
+moves shares it by events. What a simulated run did is a solution; so the least sum of T is at most the time of
+any run. Solved by interior point without crossover (4-7 times faster).
 """
 
 from __future__ import annotations
@@ -70,6 +75,7 @@ class _Program:
         self.age = np.arange(self.n_y) - np.repeat(self.first[:-1] - self.begin, width)
         self.layer_of = (groups.start[self.group_of] + self.age) % self.length
         self.gb = groups.nbytes / 1e9
+        self._number_promotions()
         self.entries: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
         self.low: list[NDArray[np.float64]] = []
         self.high: list[NDArray[np.float64]] = []
@@ -77,6 +83,15 @@ class _Program:
         self._time_rows(machine, compute, traffic)
         self._room(profile, machine)
         self._moves(machine)
+
+    def _number_promotions(self) -> None:
+        """`promotion`: column of each p by its y, -1 in the last layer of a life, or where nothing can move."""
+        g = self.groups
+        last = self.age == (g.stop - g.start)[self.group_of] - 1
+        moves = (~last | g.persistent[self.group_of]) & (self.length > 1)
+        self.promotion = np.full(self.n_y, -1, np.int64)
+        self.promotion[moves] = self.begin + self.n_y + np.arange(int(moves.sum()))
+        self.n_columns = self.begin + self.n_y + int(moves.sum())
 
     def _rows(self, n: int, low: NDArray[np.float64], high: NDArray[np.float64]) -> int:
         first, self.n_rows = self.n_rows, self.n_rows + n
@@ -105,11 +120,19 @@ class _Program:
             self._put(once + np.arange(len(part)), part, 1.0)
 
     def _room(self, profile: Profile, machine: Machine) -> None:
-        """At chosen instants of each layer, what is alive and in fast memory fits."""
+        """At chosen instants of each layer, what is alive and in fast memory or on its way from or to it fits."""
         room = room_rows(profile, self.groups)
         first = self._rows(room.n_rows, np.array(-np.inf), np.array(machine.fast.capacity_bytes / 1e9))
         row, group, age = room.moving
-        self._put(first + row, self.first[group] + age, self.gb[group])
+        here = self.first[group] + age
+        born = (age == 0) & ~self.groups.persistent[group] | (self.length == 1)
+        self._put(first + row[born], here[born], self.gb[group[born]])
+        row, group, age, here = (column[~born] for column in (row, group, age, here))
+        before = np.where(age == 0, here + self.length - 1, here - 1)  # round the ring
+        self._put(first + row, before, self.gb[group])
+        for y in (before, here):
+            moves = self.promotion[y - self.begin] >= 0
+            self._put(first + row[moves], self.promotion[y[moves] - self.begin], self.gb[group[moves]])
         row, group = room.staying
         self._put(first + row, self.length + group, self.gb[group])
         width = self.groups.stop - self.groups.start
@@ -117,16 +140,13 @@ class _Program:
         self.no_y = self.first[:-1][~self.groups.persistent & (width == 1)]
 
     def _moves(self, machine: Machine) -> None:
-        """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1] within T[k]."""
+        """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1]: the one in k, the other in k + 1."""
         g = self.groups
-        last = self.age == (g.stop - g.start)[self.group_of] - 1
-        moving = np.flatnonzero(~last | g.persistent[self.group_of])
+        moving = np.flatnonzero(self.promotion >= 0)
+        p = self.promotion[moving]
+        last = self.age[moving] == (g.stop - g.start)[self.group_of[moving]] - 1
         y = self.begin + moving
-        after = np.where(last[moving], self.first[self.group_of[moving]], y + 1)
-        one = after == y  # a ring of one layer: nothing can move
-        moving, y, after = moving[~one], y[~one], after[~one]
-        p = self.begin + self.n_y + np.arange(len(moving))
-        self.n_columns = self.begin + self.n_y + len(moving)
+        after = np.where(last, self.first[self.group_of[moving]], y + 1)
         first = self._rows(len(moving), np.array(0.0), np.array(np.inf))
         rows = first + np.arange(len(moving))
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
@@ -142,7 +162,7 @@ class _Program:
             self._put(link + layers, layers, -1.0)
         self._put(promote + layer, p, up)
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
-            self._put(demote + layer, column, sign * down)
+            self._put(demote + (layer + 1) % self.length, column, sign * down)
 
 
 def _solve(program: _Program, time_limit_s: float) -> tuple[float | None, str]:
