@@ -164,15 +164,20 @@ def _page_notes(total: int, touches: Touches) -> list[str]:
 
 
 def _plain_ns(trace: Trace) -> NDArray[np.int64]:
-    """(L,) time of each layer less the tracker's own, which is spread by what it saw in each."""
+    """(L,) time of each layer less the tracker's own: as it told for each, else spread by what it saw in each."""
     length = len(trace.layers)
+    if len(trace.quality.layer_overhead_ns) == length:
+        return _left(trace.layer_ns, np.array(trace.quality.layer_overhead_ns, np.float64))
     weight = np.bincount(trace.events["layer"][trace.events["kind"] == OP], minlength=length).astype(np.float64)
     if len(trace.pages):
         weight += _PAGE_WEIGHT * np.bincount(trace.pages["layer"], minlength=length)
     if not weight.any():
         weight[:] = trace.layer_ns
-    taken = trace.quality.overhead_ns * weight / max(float(weight.sum()), 1.0)
-    left: NDArray[np.int64] = np.maximum(trace.layer_ns - taken, trace.layer_ns * _LEAST_SHARE).astype(np.int64)
+    return _left(trace.layer_ns, trace.quality.overhead_ns * weight / max(float(weight.sum()), 1.0))
+
+
+def _left(layer_ns: NDArray[np.int64], taken: NDArray[np.float64]) -> NDArray[np.int64]:
+    left: NDArray[np.int64] = np.maximum(layer_ns - taken, layer_ns * _LEAST_SHARE).astype(np.int64)
     return left
 
 

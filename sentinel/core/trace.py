@@ -81,7 +81,8 @@ class Quality:
     """What the numbers of a recording mean and miss.
 
     `counts`: the unit (`touched layers`, `faults`, `operator accesses`). `sees`: of `reads`, `writes`.
-    `period`: one of so many events was counted. `lost`, `late`: events. `overhead_ns`: tracker's own time in the step.
+    `period`: one of so many events was counted. `lost`, `late`: events. `overhead_ns`: tracker's own time in the step;
+    `layer_overhead_ns`: of it, in each layer, empty where that is not known.
     """
 
     tracker: str
@@ -91,6 +92,7 @@ class Quality:
     lost: int = 0
     late: int = 0
     overhead_ns: int = 0
+    layer_overhead_ns: tuple[int, ...] = ()
     granularity_bytes: int = 1
     blind_to: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import PAGE_DTYPE, LayerId, Quality, Trace
+from sentinel.core.trace import OP, PAGE_DTYPE, LayerId, Quality, Trace
 from sentinel.profiler import annotate, names, operators
 from sentinel.profiler.merge import Known, Sighting, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
@@ -67,8 +67,12 @@ class StepRecorder:
         self._layer_began_ns = now
 
     def resume(self) -> None:
-        """What was done since `tick` was not the program's: the next layer's time begins now."""
-        self._layer_began_ns = self._now()
+        """What was done since `tick` was the tracker's, for the layer that ended; the next one's time begins now."""
+        now = self._now()
+        if self._ticks:
+            seq, layer, ns, when = self._ticks[-1]
+            self._ticks[-1] = seq, layer, ns + now - self._layer_began_ns, when
+        self._layer_began_ns = now
 
     def stop(self) -> None:
         """The step ends here: what is done from now on is not its. `finish` does it too, if it was not done."""
@@ -118,7 +122,7 @@ class StepRecorder:
             tensors=tensors,
             ops=log.ops,
             events=merged,
-            quality=self._quality(log, samples),
+            quality=self._quality(log, samples, merged, len(ring)),
             pages=np.zeros(0, PAGE_DTYPE) if samples is None else _fold(samples.pages, len(ring)),
         )
 
@@ -129,20 +133,33 @@ class StepRecorder:
     def _see(self, name: str, address: int) -> None:
         self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
 
-    def _quality(self, log: operators.OperatorLog, samples: PageSamples | None) -> Quality:
-        calls = int((log.events["kind"] == operators.OPERATOR).sum())
+    def _quality(
+        self, log: operators.OperatorLog, samples: PageSamples | None, events: NDArray[Any], length: int
+    ) -> Quality:
+        """`events` of the Trace with `length` layers: what its operators cost is taken off where they ran."""
+        calls = np.bincount(events["layer"][events["kind"] == OP], minlength=length)
+        spent = (calls * _operator_ns()).astype(np.int64)
+        if samples is not None:
+            for layer, ns in samples.tracker_ns.items():
+                spent[layer % length] += ns
         own = Quality(
             tracker="ops",
             counts="operator accesses",
             lost=log.lost,
-            overhead_ns=int(calls * _operator_ns()),
+            overhead_ns=int(spent.sum()),
+            layer_overhead_ns=tuple(spent.tolist()),
             blind_to=BLIND_TO,
         )
         if samples is None:
             return own
         pages = samples.quality
-        total = pages.overhead_ns or sum(samples.tracker_ns.values())
-        return replace(pages, overhead_ns=own.overhead_ns + total, blind_to=(*pages.blind_to, *BLIND_TO))
+        return replace(
+            pages,
+            lost=pages.lost + log.lost,
+            overhead_ns=own.overhead_ns,
+            layer_overhead_ns=own.layer_overhead_ns,
+            blind_to=(*pages.blind_to, *BLIND_TO),
+        )
 
 
 class _Watch:

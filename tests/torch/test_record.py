@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -12,11 +14,12 @@ from torch import nn
 
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import BORN, FREED, ROLES
+from sentinel.core.trace import BORN, FREED, PAGE_DTYPE, ROLES, Quality
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import names, ticks
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.layers import LayerClock
+from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.record import StepRecorder
 
 pytestmark = pytest.mark.needs("compiler")
@@ -236,3 +239,42 @@ def test_names_of_the_second_model_start_with_its_ordinal():
     assert ("weight", "param") in found
     assert ("running_mean", "buffer") in found
     assert ("1:weight", "param") in found
+
+
+class Arming(Recording):
+    """Like a page tracker, it takes time at each tick, and tells how much it took."""
+
+    ARM_NS = 20_000_000
+
+    def tick(self, name, phase, source):
+        super().tick(name, phase, source)
+        time.sleep(self.ARM_NS / 1e9)
+        self.recorder.resume()
+
+    def __exit__(self, *_):
+        ticks.sink = None
+        self.ring = self.clock.learn()
+        length = len(self.ring)
+        spent = dict.fromkeys(range(length), self.ARM_NS) | {length: self.ARM_NS}  # the last stretch is layer 0's
+        samples = PageSamples(np.zeros(0, PAGE_DTYPE), Quality("arming", "touched layers"), spent)
+        held = names.persistent_tensors(self.models, self.optimizers)
+        self.trace = self.recorder.finish(self.memory.events(), self.ring, held, samples)
+        self.memory.pass_through()
+
+
+def test_what_the_tracker_took_is_in_its_layers_time_and_told_layer_by_layer(memory):
+    model, optimizer = job()
+    annotation = annotate(model, optimizer)
+    step(model, optimizer)
+    with Arming(memory, [model], [optimizer]) as recording:
+        step(model, optimizer)
+    annotation.remove()
+    trace, told = recording.trace, recording.trace.quality
+    assert len(told.layer_overhead_ns) == len(trace.layers)
+    assert sum(told.layer_overhead_ns) == told.overhead_ns
+    assert (trace.layer_ns >= Arming.ARM_NS).all()
+    assert told.layer_overhead_ns[0] >= 2 * Arming.ARM_NS
+    assert min(told.layer_overhead_ns) >= Arming.ARM_NS
+    profile = attribute(trace)
+    least = (0.05 * trace.layer_ns).astype(int)
+    assert profile.layer_ns.tolist() == np.maximum(trace.layer_ns - told.layer_overhead_ns, least).tolist()

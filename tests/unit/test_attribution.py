@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -241,6 +243,8 @@ def test_the_trackers_time_is_taken_off_where_it_was_spent():
     profile = attribute(tape.trace(1000, quality))
     assert profile.layer_ns.tolist() == [700, 900]
     assert (profile.step_ns_profiled, profile.step_ns_plain, profile.step_ns_is_measured) == (2000, 1600, False)
+    told = replace(quality, layer_overhead_ns=(100, 300))
+    assert attribute(tape.trace(1000, told)).layer_ns.tolist() == [900, 700]
     measured = attribute(tape.trace(1000, quality), step_ns_plain=1500)
     assert (measured.step_ns_plain, measured.step_ns_is_measured) == (1500, True)
 
