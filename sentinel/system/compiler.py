@@ -43,9 +43,9 @@ def compile_once(library: Library) -> Path:
     compiler = _compiler(library.name)
     folder = cache_folder() / _folder_name(library, compiler)
     target = folder / f"{library.name}.so"
-    if target.exists():
-        return target
     try:
+        if target.exists():  # PermissionError where the folder is somebody else's
+            return target
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -30,15 +30,25 @@ def owned() -> Iterator[AddressRange]:
 def tracker(request: pytest.FixtureRequest) -> PageTracker:
     if request.param == "replay":
         return ReplayTracker()
-    refused = obstacle(request.param)
-    if refused is not None:
-        pytest.skip(f"needs tracker {request.param}: {refused}")
-    return make(request.param)
+    return _allowed(request.param)
 
 
 @pytest.fixture
 def memory(tracker: PageTracker, owned: AddressRange) -> Memory:
     return Memory(owned, tracker)
+
+
+@pytest.fixture(params=[*TRACKERS])
+def watched(request: pytest.FixtureRequest, owned: AddressRange) -> Memory:
+    """Of the trackers that watch memory; the replaying one is told."""
+    return Memory(owned, _allowed(request.param))
+
+
+def _allowed(name: str) -> PageTracker:
+    refused = obstacle(name)
+    if refused is not None:
+        pytest.skip(f"needs tracker {name}: {refused}")
+    return make(name)
 
 
 def test_nothing_touched_nothing_reported(memory: Memory) -> None:
@@ -156,20 +166,18 @@ def test_every_page_of_every_layer(memory: Memory) -> None:
     assert (np.diff(samples.pages["page"][:PAGES]) == 1).all()
 
 
-def test_bytes_are_those_the_program_wrote(memory: Memory) -> None:
-    if isinstance(memory.tracker, ReplayTracker):
-        pytest.skip("needs memory: replay has none")
-    whole = (ctypes.c_ubyte * memory.owned.nbytes).from_address(memory.owned.start)
+def test_bytes_are_those_the_program_wrote(watched: Memory) -> None:
+    whole = (ctypes.c_ubyte * watched.owned.nbytes).from_address(watched.owned.start)
     alias = np.frombuffer(whole, np.uint8)
-    expected = np.arange(memory.owned.nbytes, dtype=np.uint32).astype(np.uint8)
+    expected = np.arange(watched.owned.nbytes, dtype=np.uint32).astype(np.uint8)
     alias[:] = expected
-    memory.tracker.start([memory.owned])
+    watched.tracker.start([watched.owned])
     for layer in range(5):
-        memory.tracker.mark(layer)
-        expected[layer :: 4099] = layer
-        alias[layer :: 4099] = layer
+        watched.tracker.mark(layer)
+        expected[layer::4099] = layer
+        alias[layer::4099] = layer
         assert (alias == expected).all()
-    memory.tracker.stop()
+    watched.tracker.stop()
     assert (alias == expected).all()
 
 
@@ -181,23 +189,21 @@ def _child(address: int, nbytes: int, told: int) -> None:
     os._exit(0 if intact and ctypes.string_at(address, 1) == b"\x09" else 1)
 
 
-def test_a_forked_child_has_a_copy_of_its_own(memory: Memory) -> None:
-    if isinstance(memory.tracker, ReplayTracker):
-        pytest.skip("needs memory: replay has none")
-    owned = memory.owned
+def test_a_forked_child_has_a_copy_of_its_own(watched: Memory) -> None:
+    owned = watched.owned
     ctypes.memset(owned.start, 7, owned.nbytes)
     told, tell = os.pipe()
-    memory.tracker.start([owned])
-    memory.tracker.mark(0)
+    watched.tracker.start([owned])
+    watched.tracker.mark(0)
     child = multiprocessing.get_context("fork").Process(target=_child, args=(owned.start, owned.nbytes, told))
     child.start()
     ctypes.memset(owned.start + PAGE_BYTES, 8, PAGE_BYTES)
     os.write(tell, b"x")
     child.join()
-    memory.tracker.mark(-1)
+    watched.tracker.mark(-1)
     assert child.exitcode == 0
     assert ctypes.string_at(owned.start, 1) == b"\x07"
-    found = seen(memory.tracker.stop(), owned)
+    found = seen(watched.tracker.stop(), owned)
     assert found.touched == {1: 1}  # neither the child's touches nor those of its copy
     os.close(told)
     os.close(tell)
