@@ -155,7 +155,8 @@ SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 
 /* ---- mover.cpp: moves between two memory tiers, within a hard budget of fast bytes -------------------- */
 
-/* One worker a direction, each with a queue in the order of submission. A promotion starts when the fast tier
+/* One worker a direction, each with a queue in the order of submission; node jobs of one node that are ready
+ * together and small are carried out in the same system calls. A promotion starts when the fast tier
  * has room for it and holds that room from then on; a demotion gives room back when it has ended: what is in
  * flight counts on both sides. Births (sn_mover_reserve) go before promotions that wait for room.
  * In a forked child a mover is inert: calls that return int give -ECHILD, others 0. */
@@ -183,7 +184,8 @@ typedef struct sn_job {
   int32_t node; /* node: where to */
   uint8_t direction;
   uint8_t kind;
-  uint8_t reserved[2];
+  uint8_t first; /* 1: promotions that have not started wait for its end */
+  uint8_t reserved;
 } sn_job;
 
 typedef struct sn_moved {
@@ -234,6 +236,9 @@ SN_API int sn_mover_hold_slow(sn_mover *mover, int64_t nbytes);
 SN_API int sn_mover_set_capacity(sn_mover *mover, uint64_t fast_capacity_bytes);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */
 SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);
+/* Forks of this process since it made its first mover. A page that is written after one, while the child shares
+ * it, is a new page on the node of its memory policy, wherever the old one had been moved to. */
+SN_API uint64_t sn_fork_count(void);
 /* Pages that stayed, by errno; `out` has SN_ERRNO_COUNT entries. */
 SN_API int sn_mover_errors(sn_mover *mover, uint64_t *out);
 
@@ -291,6 +296,40 @@ SN_API int sn_touch_stop(void);
 /* Copies runs [first, first + count) in the order of marks, then addresses; `out` NULL: how many there are from first. */
 SN_API uint64_t sn_touch_runs(uint64_t first, uint64_t count, sn_touch_run *out);
 SN_API void sn_touch_quality(sn_touch_state *out);
+
+/* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */
+
+/* READ, WRITE (ordinary stores: a line is read before it is written) and UPDATE (each line read and written in
+ * place) stream over the range again and again; CHASE follows the addresses that sn_chase_link left in it; MOVE
+ * takes its pages to `node` once, by a mover of its own. */
+enum { SN_MEASURE_READ = 0, SN_MEASURE_WRITE, SN_MEASURE_UPDATE, SN_MEASURE_CHASE, SN_MEASURE_MOVE };
+
+/* What one thread does. Ranges are whole cache lines of 64 bytes; MOVE: whole pages. */
+typedef struct sn_work {
+  uint64_t base;
+  uint64_t nbytes;
+  uint64_t start; /* CHASE: address to go on from; 0: base */
+  int32_t cpu;    /* the thread runs there; -1: where the caller may */
+  int32_t node;
+  uint32_t kind;
+  uint32_t reserved;
+} sn_work;
+
+typedef struct sn_pace {
+  uint64_t start_ns;
+  uint64_t stop_ns;
+  uint64_t bytes; /* read and written, added up; MOVE: moved */
+  uint64_t loads; /* CHASE */
+  uint64_t at;    /* CHASE: where to go on from */
+  int32_t error;  /* MOVE: errno of the first page that stayed, else 0 */
+  uint32_t reserved;
+} sn_pace;
+
+/* Starts all threads at once and returns when all have ended: MOVE when the pages are there, the others after
+ * `duration_ns`. Fails before any has begun: -EINVAL for a bad range, or what a thread's start said. */
+SN_API int sn_measure(const sn_work *works, uint32_t count, uint64_t duration_ns, sn_pace *out);
+/* Writes into each cache line of the range the address of another: one random cycle through all of them. */
+SN_API int sn_chase_link(uint64_t base, uint64_t nbytes, uint64_t seed);
 
 #ifdef __cplusplus
 }
