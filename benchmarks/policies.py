@@ -119,7 +119,9 @@ def _shares(cell: dict[str, Any]) -> str:
 def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
     """The bound of a cell, from the store if it is there; a loose one is not stored."""
     source = b"".join((Path(planner.__file__).parent / part).read_bytes() for part in ("bound.py", "relaxed.py"))
-    mark = hashlib.sha256(f"{digest(profile)} {digest(machine)}".encode() + source).hexdigest()[:16]
+    columns = (profile.tensors, profile.accesses, profile.layer_ns, profile.flops)  # all that a bound reads
+    told_by = [*(np.ascontiguousarray(column).tobytes() for column in columns), digest(machine).encode(), source]
+    mark = hashlib.sha256(b"".join(told_by)).hexdigest()[:16]
     path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}-{mark}.json"
     if path.exists():
         return dict(json.loads(path.read_text()))

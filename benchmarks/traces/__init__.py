@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sentinel.core.errors import FormatError
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes
 from sentinel.files import load_profile, save
@@ -23,9 +24,12 @@ NAMES = PAPER + OTHERS
 def load(name: str) -> Profile:
     """The profile of one model; traced and stored first if need be (seconds; needs torch and transformers)."""
     path = FOLDER / f"{name}.profile"
-    if not path.exists():
-        make(name)
-    return load_profile(path)
+    if path.exists():
+        try:
+            return load_profile(path)
+        except FormatError:
+            pass  # written by an older version
+    return make(name)
 
 
 def make(name: str) -> Profile:
