@@ -184,7 +184,8 @@ typedef struct sn_job {
   int32_t node; /* node: where to */
   uint8_t direction;
   uint8_t kind;
-  uint8_t first; /* 1: promotions that have not started wait for its end */
+  uint8_t first; /* 1: a demotion of what the kernel put into fast memory by itself: promotions that have not
+                  * started wait for its end, and what stays there is held but is no overflow */
   uint8_t reserved;
 } sn_job;
 

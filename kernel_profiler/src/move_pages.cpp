@@ -11,15 +11,30 @@
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr size_t kBatch = 1024;  // pages a call: beyond 512 the call's fixed cost no longer shows
+constexpr uint64_t kHuge = 512 * kPage;
+// Pages a call: each call empties every CPU's page lists before it begins, which costs more the more CPUs there
+// are. Under a rate limit calls are shorter, for it is kept between them.
+constexpr size_t kBatch = 4096, kPacedBatch = 512;
 constexpr uint64_t kAttempts = 4;  // in a row that move nothing
 constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is busy while someone holds it
-constexpr long kMove = 2;  // MPOL_MF_MOVE: pages that only this process maps
+constexpr long kMove = 2;     // MPOL_MF_MOVE: pages that only this process maps
+constexpr long kMoveAll = 4;  // MPOL_MF_MOVE_ALL: those that forked children map too; needs CAP_SYS_NICE
 
 struct Batch {
   std::vector<uint64_t> pages;
-  std::vector<int> nodes;
+  std::vector<uint32_t> orders;  // whose page it is
   std::vector<int> status;
+};
+
+// What one call of sn::move_pages learns as it goes.
+struct Journey {
+  std::vector<sn::PageOrder> &orders;
+  const sn::PageRoute &route;
+  uint64_t *errors;
+  bool huge_pages = true;        // until the first page of a 2 MiB group moved without the others
+  bool may_move_shared = true;   // until the kernel said EPERM
+  std::vector<int> nodes = {};   // scratch
+  uint64_t moved_bytes = 0;
 };
 
 // Where each page is: a node, or a negative errno. Returns the errno of the query itself, asked twice at most:
@@ -37,71 +52,112 @@ int query(Batch &batch) {
 
 bool absent(int status) { return status == -ENOENT || status == -EFAULT; }  // -EFAULT until 6.11
 
-// Takes the pages that need no move out of the batch and counts them.
-void settle(Batch &batch, int node, uint64_t &there, uint64_t &absent_bytes) {
+// Takes the pages that need no move out of the batch, and counts them. `why`, if given, stays aligned.
+void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
   size_t kept = 0;
   for (size_t i = 0; i < batch.pages.size(); ++i) {
-    if (batch.status[i] == node) {
-      there += kPage;
+    sn::PageFate &fate = journey.orders[batch.orders[i]].fate;
+    if (batch.status[i] == journey.route.node) {
+      (by_us ? fate.moved_bytes : fate.present_bytes) += kPage;
+      if (by_us) journey.moved_bytes += kPage;
     } else if (absent(batch.status[i])) {
-      absent_bytes += kPage;
+      fate.absent_bytes += kPage;
     } else {
+      if (why != nullptr) (*why)[kept] = (*why)[i];
+      batch.orders[kept] = batch.orders[i];
       batch.pages[kept++] = batch.pages[i];
     }
   }
   batch.pages.resize(kept);
+  batch.orders.resize(kept);
+  if (why != nullptr) why->resize(kept);
 }
 
 // One call; `why` gets each page's errno, 0 if it has none. Returns the errno of the call itself.
 //
 // A positive result counts pages that were not moved, a tail of them not even tried, and statuses of huge
 // pages lie (one -EBUSY for each though they moved). So nothing here is believed: the caller asks again.
-int move_once(Batch &batch, int node, std::vector<int> &why) {
-  batch.nodes.assign(batch.pages.size(), node);
-  batch.status.assign(batch.pages.size(), -EAGAIN);
-  const long result = sn_system(SYS_move_pages, 0, sn::arg(uint64_t{batch.pages.size()}), sn::arg(batch.pages.data()),
-                                sn::arg(batch.nodes.data()), sn::arg(batch.status.data()), kMove);
+int move_once(Journey &journey, const std::vector<uint64_t> &pages, long flags, std::vector<int> &why) {
+  journey.nodes.assign(pages.size(), journey.route.node);
+  why.assign(pages.size(), -EAGAIN);
+  const long result = sn_system(SYS_move_pages, 0, sn::arg(uint64_t{pages.size()}), sn::arg(pages.data()),
+                                sn::arg(journey.nodes.data()), sn::arg(why.data()), flags);
   const int error = result < 0 ? static_cast<int>(-result) : 0;
-  why.resize(batch.pages.size());
-  for (size_t i = 0; i < why.size(); ++i) why[i] = error != 0 ? error : (batch.status[i] < 0 ? -batch.status[i] : 0);
+  for (int &status : why) status = error != 0 ? error : std::max(0, -status);
   return error;
 }
 
-bool worth_another_try(int error) { return error == 0 || error == EAGAIN || error == EBUSY; }
+bool worth_another_try(int error) { return error == 0 || error == EAGAIN || error == EBUSY || error == EINTR; }
 
-void count_failed(const Batch &batch, const std::vector<int> &why, int call_error, sn::PageFate &fate,
-                  uint64_t *errors) {
+void count_failed(Journey &journey, const Batch &batch, const std::vector<int> &why, int call_error) {
   for (size_t i = 0; i < batch.pages.size(); ++i) {
     int error = i < why.size() ? why[i] : call_error;
     if (error <= 0 || error >= SN_ERRNO_COUNT) error = EAGAIN;  // it said nothing, or that it had moved
-    errors[error] += 1;
+    journey.errors[error] += 1;
+    sn::PageFate &fate = journey.orders[batch.orders[i]].fate;
     if (fate.error == 0) fate.error = error;
+    fate.failed_bytes += kPage;
   }
-  fate.failed_bytes += batch.pages.size() * kPage;
 }
 
-void move_batch(Batch &batch, int node, sn::PageFate &fate, uint64_t *errors) {
+// The first pages of those aligned 2 MiB groups that are in the batch as a whole.
+std::vector<uint64_t> heads_of_groups(const Batch &batch) {
+  constexpr size_t group = kHuge / kPage;
+  std::vector<uint64_t> heads;
+  for (size_t i = 0; i + group <= batch.pages.size();) {
+    const bool whole = batch.pages[i] % kHuge == 0 && batch.pages[i + group - 1] == batch.pages[i] + kHuge - kPage;
+    if (whole) heads.push_back(batch.pages[i]);
+    i += whole ? group : 1;
+  }
+  return heads;
+}
+
+// Where memory is in huge pages, the first page takes the others along: 512 times fewer addresses. Where a first
+// page went alone it was none, and the rest of the journey does without this. Returns the errno of its query.
+int move_huge_pages(Journey &journey, Batch &batch) {
+  const std::vector<uint64_t> heads = heads_of_groups(batch);
+  if (heads.empty()) return 0;
   std::vector<int> why;
+  move_once(journey, heads, kMove, why);
+  const size_t before = batch.pages.size();
+  const int error = query(batch);
+  if (error != 0) return error;
+  settle(journey, batch, true, nullptr);
+  const size_t moved = before - batch.pages.size();
+  if (moved > 0 && moved <= heads.size()) journey.huge_pages = false;
+  return 0;
+}
+
+void move_batch(Journey &journey, Batch &batch) {
+  std::vector<int> why, told;
   int error = query(batch);
-  if (error == 0) settle(batch, node, fate.present_bytes, fate.absent_bytes);
+  if (error == 0) settle(journey, batch, false, nullptr);
+  if (error == 0 && journey.huge_pages) error = move_huge_pages(journey, batch);
   uint64_t idle = 0;
+  long flags = kMove;
   while (idle < kAttempts && !batch.pages.empty() && error == 0) {
     if (idle > 0) sn_nap_until(sn_now_ns() + idle * kPauseNs);
     const size_t before = batch.pages.size();
-    const int call_error = move_once(batch, node, why);
+    const int call_error = move_once(journey, batch.pages, flags, why);
     error = query(batch);
     if (error != 0) break;
-    // `why` belongs to the pages before settling: keep it aligned with those that stay.
-    size_t kept = 0;
-    for (size_t i = 0; i < batch.pages.size(); ++i)
-      if (batch.status[i] != node && !absent(batch.status[i])) why[kept++] = why[i];
-    why.resize(kept);
-    settle(batch, node, fate.moved_bytes, fate.absent_bytes);
+    settle(journey, batch, true, &why);
     idle = batch.pages.size() < before ? 0 : idle + 1;
+    if (flags == kMoveAll && call_error == EPERM) {  // they wait until no child shares them
+      journey.may_move_shared = false;
+      why = told;
+      break;
+    }
+    const bool shared = std::find(why.begin(), why.end(), EACCES) != why.end();
+    if (flags == kMove && call_error == 0 && shared && journey.may_move_shared) {
+      flags = kMoveAll;
+      told = why;
+      continue;
+    }
     if (!worth_another_try(call_error)) break;
     if (std::none_of(why.begin(), why.end(), worth_another_try)) break;
   }
-  count_failed(batch, why, error, fate, errors);
+  count_failed(journey, batch, why, error);
 }
 
 void keep_to_rate(uint64_t began_ns, uint64_t done_bytes, uint64_t bytes_per_s) {
@@ -110,32 +166,40 @@ void keep_to_rate(uint64_t began_ns, uint64_t done_bytes, uint64_t bytes_per_s) 
   sn_nap_until(began_ns + static_cast<uint64_t>(ns));
 }
 
+// Whether to send the batch off before `page` joins it: it is full, or a group of 2 MiB would be cut by its end.
+bool is_full(const Batch &batch, uint64_t page, size_t most) {
+  const size_t count = batch.pages.size();
+  return count == most || (page % kHuge == 0 && count > 0 && count + kHuge / kPage > most);
+}
+
 }  // namespace
 
 namespace sn {
 
-PageFate move_pages(const PageOrder &order, uint64_t *errors) {
-  PageFate fate;
+void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t *errors) {
+  Journey journey{orders, route, errors};
+  const size_t most = route.bytes_per_s != 0 ? kPacedBatch : kBatch;
   Batch batch;
-  batch.pages.reserve(kBatch);
   const uint64_t began_ns = sn_now_ns();
   const auto flush = [&] {
     if (batch.pages.empty()) return;
-    if (order.abandoned->load(std::memory_order_relaxed)) {
-      count_failed(batch, {}, ECANCELED, fate, errors);
+    if (route.abandoned->load(std::memory_order_relaxed)) {
+      count_failed(journey, batch, {}, ECANCELED);
     } else {
-      move_batch(batch, order.node, fate, errors);
-      keep_to_rate(began_ns, fate.moved_bytes, order.bytes_per_s);
+      move_batch(journey, batch);
+      keep_to_rate(began_ns, journey.moved_bytes, route.bytes_per_s);
     }
     batch.pages.clear();
+    batch.orders.clear();
   };
-  for (const sn_span &span : order.spans)
-    for (uint64_t page = span.address & ~(kPage - 1); page < span.address + span.nbytes; page += kPage) {
-      batch.pages.push_back(page);
-      if (batch.pages.size() == kBatch) flush();
-    }
+  for (uint32_t order = 0; order < orders.size(); ++order)
+    for (const sn_span &span : *orders[order].spans)
+      for (uint64_t page = span.address & ~(kPage - 1); page < span.address + span.nbytes; page += kPage) {
+        if (is_full(batch, page, most)) flush();
+        batch.pages.push_back(page);
+        batch.orders.push_back(order);
+      }
   flush();
-  return fate;
 }
 
 }  // namespace sn

@@ -10,13 +10,6 @@
 
 namespace sn {
 
-struct PageOrder {
-  std::vector<sn_span> spans;
-  int node;
-  uint64_t bytes_per_s;                // 0: as fast as it goes
-  const std::atomic<bool> *abandoned;  // looked at between batches
-};
-
 struct PageFate {
   uint64_t moved_bytes = 0;    // by us
   uint64_t present_bytes = 0;  // on the node already
@@ -25,7 +18,19 @@ struct PageFate {
   int error = 0;               // why, of the first page that stayed; 0 if none did
 };
 
-// Adds to `errors[e]` the pages that stayed because of errno e (SN_ERRNO_COUNT entries).
-PageFate move_pages(const PageOrder &order, uint64_t *errors);
+struct PageOrder {
+  const std::vector<sn_span> *spans;
+  PageFate fate;
+};
+
+struct PageRoute {
+  int node;
+  uint64_t bytes_per_s;                // 0: as fast as it goes
+  const std::atomic<bool> *abandoned;  // looked at between batches
+};
+
+// Carries out `orders` together, their pages in the same system calls, and fills in their fates. Adds to
+// `errors[e]` the pages that stayed because of errno e (SN_ERRNO_COUNT entries).
+void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t *errors);
 
 }  // namespace sn

@@ -21,10 +21,12 @@ namespace {
 constexpr uint64_t kSecond = 1000000000;
 constexpr uint64_t kSliceNs = 50000000;  // how long a sleeping worker overlooks that it is to stop
 constexpr uint64_t kSpinNs = 80000;      // a sleeping thread wakes up to this late
+constexpr uint64_t kTogether = 2 << 20;  // bytes: jobs on nodes below this share system calls
 
 // Counts the forks that led here: a mover made before one has no threads in the child, and its mutex may be
 // held by nobody.
 std::atomic<uint64_t> generation{0};
+std::atomic<uint64_t> forks{0};  // of this process, seen from the parent
 
 timespec spec_of(uint64_t ns) {
   return {static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
@@ -88,6 +90,7 @@ struct sn_mover {
   std::atomic<bool> stopping{false};
   Accounts accounts;
   uint64_t births_waiting = 0;
+  uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
   uint64_t last_id = 0;
   std::deque<Job> queue[2];
   bool running[2] = {false, false};
@@ -120,7 +123,7 @@ bool link_is_free(const sn_mover &m, const Job &job) {
 bool ready(const sn_mover &m, const Job &job) {
   if (job.spec.after != 0 && m.unfinished.count(job.spec.after) != 0) return false;
   if (job.spec.direction == SN_DEMOTE) return true;
-  return m.births_waiting == 0 && m.accounts.has_room(job.room_bytes());
+  return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(job.room_bytes());
 }
 
 bool starved(const sn_mover &m) {
@@ -139,6 +142,7 @@ void finish(sn_mover &m, const Job &job, sn_moved moved) {
   moved.id = job.id;
   m.results.push_back(moved);
   m.unfinished.erase(job.id);
+  m.goes_first -= job.spec.first != 0;
   for (auto &queue : m.queue)  // who waited for it finds the block as it left it
     for (Job &next : queue)
       if (next.spec.after == job.id) next.spec.fast_bytes = moved.fast_bytes;
@@ -176,12 +180,8 @@ sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
   return moved;
 }
 
-sn_moved run_node(sn_mover &m, const Job &job) {
+sn_moved fate_of(const Job &job, const sn::PageFate &fate) {
   sn_moved moved{};
-  uint64_t errors[SN_ERRNO_COUNT] = {};
-  moved.start_ns = sn_now_ns();
-  const sn::PageFate fate = sn::move_pages({job.spans, job.spec.node, job.spec.bytes_per_s, &m.stopping}, errors);
-  moved.stop_ns = sn_now_ns();
   moved.moved_bytes = fate.moved_bytes;
   moved.error = fate.error;
   const uint64_t failed = std::min(fate.failed_bytes, job.spec.nbytes);
@@ -191,9 +191,26 @@ sn_moved run_node(sn_mover &m, const Job &job) {
   } else {
     moved.outcome = failed < job.spec.nbytes ? SN_MOVE_PARTIAL : SN_MOVE_FAILED;
   }
+  return moved;
+}
+
+std::vector<sn_moved> run_nodes(sn_mover &m, const std::vector<Job> &jobs) {
+  const sn_job &first = jobs.front().spec;
+  std::vector<sn::PageOrder> orders;
+  for (const Job &job : jobs) orders.push_back({&job.spans, {}});
+  uint64_t errors[SN_ERRNO_COUNT] = {};
+  const uint64_t start_ns = sn_now_ns();
+  sn::move_pages(orders, {first.node, first.bytes_per_s, &m.stopping}, errors);
+  const uint64_t stop_ns = sn_now_ns();
+  std::vector<sn_moved> all;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    all.push_back(fate_of(jobs[i], orders[i].fate));
+    all.back().start_ns = start_ns;
+    all.back().stop_ns = stop_ns;
+  }
   Lock lock(&m.mutex);
   for (int i = 0; i < SN_ERRNO_COUNT; ++i) m.errors[i] += errors[i];
-  return moved;
+  return all;
 }
 
 // The accounts after a job: from both sides to where its bytes are.
@@ -206,7 +223,7 @@ void settle(sn_mover &m, const Job &job, const sn_moved &moved) {
   } else {  // a demotion found pages that nobody had counted, and they stayed
     const uint64_t already = m.accounts.over();
     m.accounts.take_fast(moved.fast_bytes - before);
-    m.accounts.count_overflow(already);
+    if (job.spec.first == 0) m.accounts.count_overflow(already);  // else the kernel put them there, not we
   }
   const uint64_t slow_before = job.spec.direction == SN_PROMOTE ? flight : job.spec.nbytes;
   const uint64_t slow_after = job.spec.nbytes - moved.fast_bytes;
@@ -214,29 +231,66 @@ void settle(sn_mover &m, const Job &job, const sn_moved &moved) {
   if (slow_after > slow_before) m.accounts.take_slow(slow_after - slow_before);
 }
 
-void run_head(sn_mover &m, int direction) {
+// Takes the head of the queue: its bytes count on both sides until it is settled.
+Job depart(sn_mover &m, int direction) {
   Job job = std::move(m.queue[direction].front());
   m.queue[direction].pop_front();
-  const bool emulated = job.spec.kind == SN_MOVE_EMULATED;
-  uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
-  uint64_t start_ns = std::max(free_ns, job.ready_ns);
-  if (direction == SN_PROMOTE) start_ns = std::max(start_ns, m.room_since_ns);
-  if (emulated) free_ns = start_ns + job.spec.duration_ns;
-  m.running[direction] = true;
-  if (emulated) m.link_busy = true;
   m.accounts.take_fast(job.room_bytes());
   if (direction == SN_DEMOTE) m.accounts.take_slow(job.flight_bytes());
   m.accounts.held.in_flight_bytes += job.flight_bytes();
-  pthread_mutex_unlock(&m.mutex);
-  const sn_moved moved = emulated ? run_emulated(m, job, start_ns) : run_node(m, job);
-  pthread_mutex_lock(&m.mutex);
+  return job;
+}
+
+void arrive(sn_mover &m, int direction, const Job &job, const sn_moved &moved) {
   settle(m, job, moved);
   if (direction == SN_DEMOTE) m.room_since_ns = moved.stop_ns;
-  if (emulated && moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
-  if (emulated && moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
-  m.running[direction] = false;
-  if (emulated) m.link_busy = false;
   finish(m, job, moved);
+}
+
+void run_emulated_head(sn_mover &m, int direction) {
+  uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
+  uint64_t start_ns = std::max(free_ns, m.queue[direction].front().ready_ns);
+  if (direction == SN_PROMOTE) start_ns = std::max(start_ns, m.room_since_ns);
+  const Job job = depart(m, direction);
+  free_ns = start_ns + job.spec.duration_ns;
+  m.running[direction] = m.link_busy = true;
+  pthread_mutex_unlock(&m.mutex);
+  const sn_moved moved = run_emulated(m, job, start_ns);
+  pthread_mutex_lock(&m.mutex);
+  if (moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
+  if (moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
+  m.running[direction] = m.link_busy = false;
+  arrive(m, direction, job, moved);
+}
+
+// Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
+bool goes_along(const sn_mover &m, const Job &next, const Job &first, uint64_t nbytes) {
+  return next.spec.kind == SN_MOVE_NODE && next.spec.node == first.spec.node &&
+         next.spec.bytes_per_s == first.spec.bytes_per_s && nbytes + next.spec.nbytes <= kTogether && ready(m, next);
+}
+
+void run_node_heads(sn_mover &m, int direction) {
+  auto &queue = m.queue[direction];
+  std::vector<Job> jobs;
+  uint64_t nbytes = 0;
+  do {
+    jobs.push_back(depart(m, direction));
+    nbytes += jobs.back().spec.nbytes;
+  } while (!queue.empty() && goes_along(m, queue.front(), jobs.front(), nbytes));
+  m.running[direction] = true;
+  pthread_mutex_unlock(&m.mutex);
+  const std::vector<sn_moved> all = run_nodes(m, jobs);
+  pthread_mutex_lock(&m.mutex);
+  m.running[direction] = false;
+  for (size_t i = 0; i < jobs.size(); ++i) arrive(m, direction, jobs[i], all[i]);
+}
+
+void run_head(sn_mover &m, int direction) {
+  if (m.queue[direction].front().spec.kind == SN_MOVE_EMULATED) {
+    run_emulated_head(m, direction);
+  } else {
+    run_node_heads(m, direction);
+  }
 }
 
 void work(sn_mover &m, int direction) {
@@ -267,9 +321,10 @@ void *work_demote(void *mover) {
 }
 
 void note_fork() { generation.fetch_add(1, std::memory_order_relaxed); }
+void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 int start_workers(sn_mover &m) {
-  static const int registered = pthread_atfork(nullptr, nullptr, note_fork);
+  static const int registered = pthread_atfork(nullptr, count_fork, note_fork);
   if (registered != 0) return -registered;
   void *(*const bodies[2])(void *) = {work_promote, work_demote};
   sigset_t all, before;
@@ -340,6 +395,7 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
   order.id = ++m->last_id;
   const int64_t id = static_cast<int64_t>(order.id);
   m->unfinished.insert(order.id);
+  m->goes_first += job->first != 0;
   m->queue[job->direction].push_back(std::move(order));
   pthread_cond_broadcast(&m->changed);
   return id;
@@ -460,6 +516,8 @@ extern "C" int sn_mover_held(sn_mover *m, sn_held *out, int restart) {
   }
   return 0;
 }
+
+extern "C" uint64_t sn_fork_count(void) { return forks.load(std::memory_order_relaxed); }
 
 extern "C" int sn_mover_errors(sn_mover *m, uint64_t *out) {
   if (m->inert()) return -ECHILD;
