@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
-from sentinel.core.run import Run
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.migration.engine import Engine
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
+from sentinel.session import observing
 from sentinel.session.binding import Addresses, arena_start, slot_table
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
@@ -79,6 +82,8 @@ class Applying:
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
         )
         self.engine.start()
+        if observing.observer is not None:
+            observing.observer.applying(plan, machine, mapped.ranges)
         self._in_step = layer == 0
         if not self._in_step:
             self.engine.out_of_step()
@@ -95,6 +100,9 @@ class Applying:
         if not self._in_step:  # back in step at the ring's first tick: the engine starts its step afresh
             engine.begin_layer(0)
             self._in_step = True
+        elif observing.observer is not None and self._plan is not None:
+            length = self._plan.n_layers
+            observing.observer.layer_ended((layer - 1) % length, length)
         engine.begin_layer(layer)
         return layer == 0
 
@@ -125,3 +133,16 @@ class Applying:
         assert self._plan is not None
         dead = self._plan.blocks[block]
         self._memory.discard(dead.offset - arena_start(self._plan), dead.nbytes)
+
+
+def nothing_ran(plan: Plan | None) -> Run:
+    """The Run of a session that applied nothing."""
+    return Run(
+        kind="executed",
+        emulated=False,
+        tier_names=plan.tier_names if plan is not None else (),
+        fast_capacity_bytes=plan.capacity_bytes[0] if plan is not None else 0,
+        steps=np.zeros(0, STEP_DTYPE),
+        layers=np.zeros(0, LAYER_DTYPE),
+        migrations=np.zeros(0, MIGRATION_DTYPE),
+    )

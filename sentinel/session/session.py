@@ -9,7 +9,7 @@ States, in order:
   DECLARED    there is a plan, but nothing to apply it to
   ENDED       stock allocation is back
 
-What it does in them is in the other files: job, recording, planning, applying.
+What it does in them is in the other files: job, recording, planning, applying, trial.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -30,17 +29,18 @@ from sentinel import files
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.run import Run
 from sentinel.core.trace import LayerId, Phase, Trace
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
-from sentinel.session.applying import Applying, applicable
+from sentinel.session.applying import Applying, applicable, nothing_ran
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
 from sentinel.session.request import Request, load_plan, machine_of
+from sentinel.session.trial import clock_of, mismatch
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
@@ -163,7 +163,7 @@ class Session:
             if self.state in (State.RECORDING, State.RING):
                 self._notes.append("stopped while a step was recorded: nothing was applied")
             self._close()
-        return self._applying.executed or _nothing_ran(self.plan)
+        return self._applying.executed or nothing_ran(self.plan)
 
     def report(self) -> Report:
         """See `sentinel.report`."""
@@ -241,7 +241,7 @@ class Session:
         """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
         self._recording.end_ring()
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        followed = _clock_of(self._heard)
+        followed = clock_of(self._heard)
         if followed.ring != self._clock.ring:
             first = followed.identify(*self._heard[0])
             followed.advance(first)
@@ -333,7 +333,7 @@ class Session:
         assert self.plan is not None
         born = self._job.state_was_born()
         self._job.adopt(self._memory)
-        why = self._mismatch(self.plan)
+        why = mismatch(self.plan, self._clock, self._job)
         share = self._applying.fallback_share()
         if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
             self._heard, self._heard_boundary = [], False
@@ -344,18 +344,8 @@ class Session:
             self._apply()
             return
         self.flow = replace(self.flow, plan=None)
-        self._clock = _clock_of(self._heard)  # what this step ticked is the ring to record
+        self._clock = clock_of(self._heard)  # what this step ticked is the ring to record
         self._again(f"the saved plan does not match this step ({why})")
-
-    def _mismatch(self, plan: Plan) -> str:
-        """Why `plan` is not this step's; "" if it is."""
-        if not self._clock.in_step:
-            return "its layers are others"
-        present = self._job.storage_bytes()
-        for slot in plan.slots:
-            if slot.key is None and present.get(slot.name) != slot.nbytes:
-                return f"{slot.name} has {present.get(slot.name, 'no')} bytes, not {slot.nbytes}"
-        return ""
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -391,25 +381,3 @@ class Session:
             notes=(*self._notes, *(f"tracker not taken: {why}" for why in self._untaken), *annotate.notes()),
             script=sys.argv[0] or None,
         )
-
-
-def _clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
-    """A clock that follows the ring of these ticks."""
-    clock = LayerClock()
-    for name, phase in heard:
-        clock.identify(name, phase)
-    clock.learn()
-    return clock
-
-
-def _nothing_ran(plan: Plan | None) -> Run:
-    """The Run of a session that applied nothing."""
-    return Run(
-        kind="executed",
-        emulated=False,
-        tier_names=plan.tier_names if plan is not None else (),
-        fast_capacity_bytes=plan.capacity_bytes[0] if plan is not None else 0,
-        steps=np.zeros(0, STEP_DTYPE),
-        layers=np.zeros(0, LAYER_DTYPE),
-        migrations=np.zeros(0, MIGRATION_DTYPE),
-    )
