@@ -6,7 +6,7 @@ import atexit
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from torch import nn
@@ -28,6 +28,7 @@ __all__ = [
     "annotate",
     "current",
     "end_profile",
+    "made_by",
     "report",
     "set_overrides",
     "start_profile",
@@ -35,6 +36,13 @@ __all__ = [
 ]
 
 _last: Session | None = None
+_make: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], Session] = Session
+
+
+def made_by(factory: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], Session]) -> None:
+    """From now on `start_profile` begins what `factory` makes: so a measurement may watch a script's stock training."""
+    global _make
+    _make = factory
 
 
 def current() -> Session | None:
@@ -62,7 +70,7 @@ def start_profile(
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
     request = Request(fast, slow, tracker, policy, machine, plan)
-    session = Session(
+    session = _make(
         overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
     )
     session.open()
