@@ -33,7 +33,8 @@ MIGRATION_DTYPE = np.dtype(
         ("errno", "<i4"),
     ]
 )
-REASONS = ("prefetch", "evict", "mid-interval", "initial", "restore")
+REASONS = ("prefetch", "evict", "mid-interval", "initial", "restore", "stray")
+"""Why a migration was done. `stray`: the kernel had put those pages elsewhere, such as by copy-on-write."""
 LAYER_DTYPE = np.dtype(
     [
         ("step", "<i4"),

@@ -24,6 +24,7 @@ from sentinel.migration.ledger import Ledger
 from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.residence import Residence
+from sentinel.migration.strays import Strays
 from sentinel.migration.trials import Trials
 from sentinel.tiers import open_tiers
 
@@ -36,7 +37,8 @@ class Engine:
 
     `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
     transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
-    to malloc in the step that ends. `profile` may be None for a plan that carries its uses. In a forked child the
+    to malloc in the step that ends. `bytes_per_s`: real pages migrate no faster than this each way; 0 for no limit.
+    `profile` may be None for a plan that carries its uses. In a forked child the
     engine does nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers
     cannot be applied here.
     """
@@ -52,11 +54,12 @@ class Engine:
         strict: bool = False,
         discard: Callable[[int], None] | None = None,
         unmanaged_bytes: Callable[[], int] | None = None,
+        bytes_per_s: int = 0,
     ) -> None:
         _require_fit(plan, machine)
         self._plan, self._unmanaged, self._warn = plan, unmanaged_bytes, warn
         self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
-        self._tiers = open_tiers(machine, self._mover)
+        self._tiers = open_tiers(machine, self._mover, bytes_per_s=bytes_per_s)
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
         self._where = Residence(plan, uses, self._tiers)
         self._ledger = Ledger()
@@ -75,6 +78,7 @@ class Engine:
             strict=strict,
             discard=discard,
         )
+        self._strays = Strays(plan, uses, self._where, self._flights, self._ledger, self._mover.forks)
         self._agenda = Agenda(plan)
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
@@ -115,6 +119,8 @@ class Engine:
             self._end_step(now)
             if not self._in_step:
                 stall = self._resume()
+        if not self._emulated and self._in_step:
+            self._strays.look(self._layer, self._step, layer)
         self._layer = layer
         if self._agenda.expects[layer]:
             self._trials.enter(layer, now)
@@ -132,6 +138,7 @@ class Engine:
         if not self._inert:
             self._applying = False
             self._finish_flights()
+            self._strays.tell_last()
             self._count_accounts()
         return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
 

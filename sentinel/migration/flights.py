@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sentinel.core.errors import TierError
 from sentinel.core.plan import Block, Reason
 from sentinel.core.run import OUTCOMES, REASONS
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.migration.patience import FAILURES, HOLD_STEPS, Patience
 from sentinel.migration.residence import Residence
 from sentinel.tiers.tier import HeldBlock, Tier
+
+Why = Reason | Literal["stray"]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +29,7 @@ class Flight:
     source: int
     target: int
     nbytes: int
-    reason: Reason
+    reason: Why
     late: bool = False
 
 
@@ -33,7 +37,7 @@ class Flights:
     """Submits migrations and books their ends: block by block, at most one running and one queued behind it.
 
     A failed move leaves bytes where they are: `warn` hears of the first, the ledger of all; `strict` raises
-    TierError instead, once the books are right.
+    TierError instead, once the books are right. A block that fails again and again is left alone for a while.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Flights:
         self._ranges, self._warn, self._strict = ranges, warn, strict
         self._by_job: dict[int, Flight] = {}
         self._by_block: dict[int, list[Flight]] = {}
+        self._patience = Patience()
+        self._strays: list[tuple[int, int, int, int]] = []
         self._seen = 0
         self._warned = False
         self.began_ns = 0
@@ -70,6 +76,10 @@ class Flights:
         if here != source or not self._residence.held[block]:
             self._book(flight, 0, 0, 0, "already there" if here == target else "skipped", 0)
             return pending[-1] if pending and here == target else None
+        if self._patience.holds(block, target, step) and reason != "restore":
+            self._book(flight, 0, 0, 0, "skipped", 0)
+            self._ledger.totals["held_back"] += 1
+            return None
         away = self._tiers[max(source, target)]
         assert away is not None
         after, fast_bytes = 0, self._residence.fast_bytes[block]
@@ -81,6 +91,28 @@ class Flights:
         self._by_block.setdefault(block, []).append(flight)
         self._residence.serve(block, max(source, target))
         return flight
+
+    def sweep(self, block: int, step: int, layer: int) -> None:
+        """Send the pages of `block`, which is not under way, to where it is, should the kernel have put some elsewhere.
+
+        They leave fast memory before anything is promoted. See `take_strays`.
+        """
+        here, home = self._residence.tier[block], self._blocks[block].tier
+        away = self._tiers[max(here, home, 1)]
+        assert away is not None
+        spec = self._blocks[block]
+        held = HeldBlock(block, spec.nbytes, self._residence.fast_bytes[block], lambda: self._ranges(block))
+        job = away.recall(held) if here == 0 else away.admit(held, first=True)
+        source = 0 if here else max(home, 1)
+        flight = Flight(job, step, layer, block, source, here, spec.nbytes, "stray")
+        self._by_job[job] = flight
+        self._by_block.setdefault(block, []).append(flight)
+
+    def take_strays(self) -> list[tuple[int, int, int, int]]:
+        """(block, bytes demoted again, bytes promoted again, bytes that stayed) of each that strayed since the last
+        call."""
+        found, self._strays = self._strays, []
+        return found
 
     def of(self, block: int) -> list[Flight]:
         """What is under way for `block`, oldest first."""
@@ -119,6 +151,9 @@ class Flights:
         pending.remove(flight)
         if not pending:
             del self._by_block[flight.block]
+        if flight.reason == "stray":
+            self._land_stray(flight, moved)
+            return None
         arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
         if moved.outcome is Outcome.PARTIAL:  # it is where most of it is
             arrived = (2 * moved.fast_bytes >= flight.nbytes) == (flight.target == 0)
@@ -129,7 +164,21 @@ class Flights:
         self._book(flight, moved.moved_bytes, moved.start_ns, moved.stop_ns, self._outcome(flight, moved), moved.errno)
         if moved.outcome in (Outcome.PARTIAL, Outcome.FAILED):
             return self._failed(flight, moved)
+        if moved.outcome is not Outcome.CANCELLED:
+            self._patience.moved(flight.block, flight.target)
         return None
+
+    def _land_stray(self, flight: Flight, moved: Moved) -> None:
+        before = self._residence.fast_bytes[flight.block]
+        self._residence.settle(flight.block, flight.target, moved.fast_bytes)
+        stayed = max(moved.fast_bytes - before if flight.target else before - moved.fast_bytes, 0)
+        self._ledger.totals["swept"] += 1
+        if not moved.moved_bytes and not stayed:
+            return  # all was where it belongs: no migration
+        flight.nbytes = moved.moved_bytes + stayed
+        self._book(flight, moved.moved_bytes, moved.start_ns, moved.stop_ns, self._outcome(flight, moved), moved.errno)
+        down, up = (moved.moved_bytes, 0) if flight.target else (0, moved.moved_bytes)
+        self._strays.append((flight.block, down, up, stayed))
 
     @staticmethod
     def _outcome(flight: Flight, moved: Moved) -> str:
@@ -157,6 +206,8 @@ class Flights:
             errno=moved.errno,
         )
         self._ledger.event(str(error))
+        if self._patience.failed(flight.block, flight.target, flight.step):
+            self._ledger.event(f"{name} failed {FAILURES} times: it is held where it is for {HOLD_STEPS} steps")
         if not self._warned and not self._strict:
             self._warned = True
             self._warn(f"{error}; training goes on, the report lists all that failed")

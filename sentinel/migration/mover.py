@@ -67,7 +67,8 @@ class _Job(ctypes.Structure):
         ("node", ctypes.c_int32),
         ("direction", ctypes.c_uint8),
         ("kind", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8 * 2),
+        ("first", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8),
     )
 
 
@@ -100,6 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_set_capacity": (_INT, (_PTR, _U64)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
+    "sn_fork_count": (_U64, ()),
     "sn_sleep_until": (_INT, (_U64,)),
 }
 _WAITING = ("sn_mover_destroy", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
@@ -142,6 +144,7 @@ class NativeMover:
             node=job.node,
             direction=job.direction,
             kind=int(job.node >= 0),
+            first=int(job.first),
         )
         return self._check("sn_mover_submit", ctypes.byref(order))
 
@@ -206,6 +209,10 @@ class NativeMover:
         counts = (_U64 * _ERRNO_COUNT)()
         self._check("sn_mover_errors", counts)
         return {errno.errorcode.get(code, str(code)): count for code, count in enumerate(counts) if count}
+
+    def forks(self) -> int:
+        """How often this process has forked since it made its first mover."""
+        return int(self._call["sn_fork_count"]())
 
     def close(self) -> None:
         """Drop what is queued, cut short what runs, end the workers. In a forked child: nothing."""

@@ -26,15 +26,16 @@ __all__ = [
 ]
 
 
-def open_tiers(machine: Machine, mover: Mover) -> list[Tier | None]:
+def open_tiers(machine: Machine, mover: Mover, *, bytes_per_s: int = 0) -> list[Tier | None]:
     """The tiers of `machine`, to be used through `mover`; None for the fast one, which needs nothing.
 
+    `bytes_per_s`: migrations of real pages go no faster than this each way; 0 for no limit.
     Raises CapabilityError for a tier to which nothing can be applied.
     """
     opened: list[Tier | None] = [None]
     for index, spec in enumerate(machine.tiers[1:], start=1):
         if spec.kind == "node":
-            opened.append(NodeTier(machine, index, mover))
+            opened.append(NodeTier(machine, index, mover, bytes_per_s=bytes_per_s))
         elif spec.kind == "emulated":
             opened.append(EmulatedTier(machine, index, mover))
         else:

@@ -32,9 +32,9 @@ class EmulatedTier:
         """Bytes that it could still take in."""
         return max(self.spec.capacity_bytes - self._mover.slow_bytes(), 0)
 
-    def admit(self, block: HeldBlock, after: int = 0) -> Transfer:
+    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
         """Begin to move `block` from fast memory to here."""
-        return self._submit(DEMOTE, block, block.fast_bytes, self._down, after)
+        return self._submit(DEMOTE, block, block.fast_bytes, self._down, after, first=first)
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """Begin to move `block` from here to fast memory."""
@@ -55,6 +55,9 @@ class EmulatedTier:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _submit(self, direction: int, block: HeldBlock, nbytes: int, link: Link, after: int) -> Transfer:
+    def _submit(
+        self, direction: int, block: HeldBlock, nbytes: int, link: Link, after: int, *, first: bool = False
+    ) -> Transfer:
         duration_ns = transfer_ns(link, nbytes)
-        return Transfer(self._mover.submit(Job(direction, block.nbytes, block.fast_bytes, after, duration_ns)))
+        job = Job(direction, block.nbytes, block.fast_bytes, after, duration_ns, first=first)
+        return Transfer(self._mover.submit(job))

@@ -35,9 +35,9 @@ class NodeTier:
         """Bytes that it could still take in."""
         return max(self.spec.capacity_bytes - self._mover.slow_bytes(), 0)
 
-    def admit(self, block: HeldBlock, after: int = 0) -> Transfer:
+    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
         """Begin to move the pages of `block` from the fast node to this one."""
-        return self._submit(DEMOTE, block, self._here, after)
+        return self._submit(DEMOTE, block, self._here, after, first=first)
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """Begin to move the pages of `block` from this node to the fast one."""
@@ -54,7 +54,7 @@ class NodeTier:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _submit(self, direction: int, block: HeldBlock, node: int, after: int) -> Transfer:
+    def _submit(self, direction: int, block: HeldBlock, node: int, after: int, *, first: bool = False) -> Transfer:
         job = Job(
             direction,
             block.nbytes,
@@ -63,5 +63,6 @@ class NodeTier:
             node=node,
             spans=block.ranges(),
             bytes_per_s=self._bytes_per_s,
+            first=first,
         )
         return Transfer(self._mover.submit(job))

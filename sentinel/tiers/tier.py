@@ -32,6 +32,7 @@ class Job(NamedTuple):
     """What a mover does. On a NUMA node: `spans` go to `node`. Else it takes `duration_ns` on an idle link.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
+    `first`: promotions that have not started wait for its end.
     """
 
     direction: int
@@ -42,6 +43,7 @@ class Job(NamedTuple):
     node: int = -1
     spans: Sequence[tuple[int, int]] = ()
     bytes_per_s: int = 0
+    first: bool = False
 
 
 class Mover(Protocol):
@@ -68,8 +70,12 @@ class Tier(Protocol):
         """Bytes that it could still take in."""
         ...
 
-    def admit(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """Begin to move `block` from fast memory to here, once transfer `after` (0: none) has ended."""
+    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
+        """Begin to move `block` from fast memory to here, once transfer `after` (0: none) has ended.
+
+        `first`: it is here already, by the books; what the kernel has put into fast memory by itself comes back, and
+        no promotion begins before.
+        """
         ...
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:

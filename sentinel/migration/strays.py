@@ -1,0 +1,105 @@
+"""Strays: pages that the kernel put elsewhere than the engine had moved them, found and sent back.
+
+After a fork the child shares all private pages. Whoever writes one first gets a new page, on the node of the
+memory policy there, wherever the old one had been moved to: a write to a demoted block fills fast memory that no
+account knows of. So, after a fork, a block is looked at when a layer that writes it has ended; what strayed
+leaves fast memory before anything else is promoted. Every AUDIT_STEPS steps all blocks are looked at, whatever the
+reason may be: reclaim, a changed cpuset.
+
+That is the kernel's doing, and an outcome in the report; it does not break the budget of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan
+from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.migration.flights import Flights
+from sentinel.migration.ledger import Ledger
+from sentinel.migration.residence import Residence
+
+AUDIT_STEPS = 64
+"""All blocks are looked at once in so many steps."""
+CLEAN_STEPS = 2
+"""After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
+
+
+class Strays:
+    """`forks()`: how often this process has forked. Blocks on real nodes only."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        uses: NDArray[Any],
+        where: Residence,
+        flights: Flights,
+        ledger: Ledger,
+        forks: Callable[[], int],
+    ) -> None:
+        self._where, self._flights, self._ledger, self._forks = where, flights, ledger, forks
+        self._forked = forks()
+        self._movable = [index for index, block in enumerate(plan.blocks) if not block.fixed]
+        self._written: list[tuple[int, ...]] = [()] * plan.n_layers
+        rows = uses[(uses["writes"] > 0) | (uses["written_bytes"] > 0)]
+        for layer in np.unique(rows["layer"]).tolist():
+            self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
+        self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
+        self._why = ""
+
+    def look(self, ended: int, step: int, layer: int) -> None:
+        """Layer `ended` is over: look at what it wrote; at the end of a step (`layer` is 0), at all suspects."""
+        forks = self._forks()
+        if forks != self._forked:
+            self._forked = forks
+            self._suspects = dict.fromkeys(self._movable, CLEAN_STEPS)
+            self._why = "copy-on-write after a fork"
+        elif layer == 0 and not self._suspects and step % AUDIT_STEPS == 0:
+            self._suspects = dict.fromkeys(self._movable, 1)
+            self._why = "reclaim, balancing, a changed cpuset or something else of its own"
+        if not self._suspects:
+            return
+        if layer:
+            self._sweep([block for block in self._written[ended] if block in self._suspects], step, layer)
+        else:
+            self._end_step(step)
+
+    def _end_step(self, step: int) -> None:
+        self._tell()
+        checked = self._sweep(list(self._suspects), step, 0)
+        for block in checked:
+            self._suspects[block] -= 1
+            if self._suspects[block] == 0:
+                del self._suspects[block]
+        for block in [block for block in self._suspects if not self._where.held[block]]:
+            del self._suspects[block]  # dead: it is born again, and written, at home
+
+    def _sweep(self, blocks: list[int], step: int, layer: int) -> list[int]:
+        """Look at those that are held and not under way; returns them."""
+        found = [block for block in blocks if self._where.held[block] and not self._flights.of(block)]
+        for block in found:
+            self._flights.sweep(block, step, layer)
+        return found
+
+    def _tell(self) -> None:
+        """One sentence for what was found since the last one; a block that had strayed is suspected on."""
+        found = self._flights.take_strays()
+        if not found:
+            return
+        down, up, stayed = (sum(amounts) for amounts in zip(*(stray[1:] for stray in found), strict=True))
+        pages = (down + up + stayed) // PAGE_BYTES
+        self._ledger.totals["kernel_placed_pages"] += pages
+        sent = [f"{format_bytes(down)} were demoted again"] if down else []
+        sent += [f"{format_bytes(up)} were promoted again"] if up else []
+        sent += [f"{format_bytes(stayed)} could not be moved"] if stayed else []
+        self._ledger.event(f"the kernel placed {pages} pages against the plan ({self._why}): {', '.join(sent)}")
+        if self._suspects:
+            self._suspects.update(dict.fromkeys((stray[0] for stray in found), CLEAN_STEPS))
+
+    def tell_last(self) -> None:
+        """The run ends: nothing that was found goes untold."""
+        self._tell()
