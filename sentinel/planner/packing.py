@@ -1,4 +1,7 @@
-"""Packing by lifetime on a circle: largest first, at the lowest address that fits."""
+"""Packing by lifetime on a circle: largest first, at the lowest address that fits.
+
+Of one size the earlier born go first: intervals of one size then fill no more places than are ever alive at once.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def pack(
     bucket = max(-(-period // _BUCKETS), 1)
     buckets = [_Index() for _ in range(-(-period // bucket))]
     long, everything = _Index(), _Index()
-    order = np.lexsort((np.arange(n), start, -width, -nbytes))
+    order = np.lexsort((np.arange(n), -width, start, -nbytes))
     firsts, lasts = start // bucket, (start + width - 1) // bucket
     columns = (nbytes, start, width, firsts, lasts)
     for i, size, begin, wide, first, last in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):

@@ -154,6 +154,16 @@ def test_every_pool_slot_is_aligned_and_large_ones_share_no_page_with_small_ones
     assert extent <= 1.02 * live_peak_bytes(sizes, start[large], stop[large], 499) + sum(nbytes[~large]) // 8
 
 
+def test_tensors_of_one_size_fill_no_more_places_than_are_alive_at_once():
+    rng = np.random.default_rng(7)
+    start = np.sort(rng.integers(0, 900, 997))
+    stop = start + rng.integers(1, 60, 997)
+    nbytes = np.full(997, 3 * 4096)
+    offsets, extent = pack_slots(nbytes, start, stop, 1000)
+    assert extent == live_peak_bytes(nbytes, start, stop, 1000)
+    assert len(np.unique(offsets)) * 3 * 4096 == extent
+
+
 def test_an_unknown_policy_is_answered_with_the_known_ones():
     with pytest.raises(UsageError, match="sentinel-2021"):
         plan(network(), make_machine(), "best")
