@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.lifetimes import PREVIOUS, Circle, Entity, entities
-from sentinel.core.page_touches import Touches, attribute_pages, ranges
+from sentinel.core.page_touches import Touches, attribute_pages, complete, ranges
 from sentinel.core.plan import ring_sum
 from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
@@ -50,7 +50,10 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         used = set(zip(accesses["tensor"].tolist(), accesses["layer"].tolist(), strict=True))
         rows, touches = attribute_pages(trace, found, used)
         accesses = _with_pages(accesses, rows, touches, tensors, circle.length)
-        parts = ranges(rows, touches, -(-tensors["nbytes"] // PAGE_BYTES))
+        own = tensors["persistent"] & tensors["managed"]  # their pages are theirs alone, and the same in each step
+        if complete(trace.quality):
+            _bound_by_pages(accesses, own[accesses["tensor"]])
+        parts = ranges(rows, touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0))
         notes += _page_notes(len(rows), touches)
     layer_ns = _plain_ns(trace)
     live, unmanaged = _peaks(tensors, circle.n_events)
@@ -150,6 +153,22 @@ def _with_pages(
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
     return merged
+
+
+def _bound_by_pages(accesses: NDArray[Any], own: NDArray[np.bool_]) -> None:
+    """An operator that spans a whole table has touched no more of it than the pages that were: in place.
+
+    `own`: rows of tensors that share no page with another. Each operator is charged with all pages of the layer.
+    """
+    seen = own & (accesses["pages_touched"] > 0)
+    touched = accesses["pages_touched"].astype(np.int64) * PAGE_BYTES
+    written = np.where(accesses["pages_written"] < 0, touched, accesses["pages_written"].astype(np.int64) * PAGE_BYTES)
+    for column, most in (
+        ("touched_bytes", touched),
+        ("read_bytes", touched * np.maximum(accesses["reads"], 1)),
+        ("written_bytes", written * np.maximum(accesses["writes"], 1)),
+    ):
+        accesses[column][seen] = np.minimum(accesses[column], most)[seen]
 
 
 def _page_notes(total: int, touches: Touches) -> list[str]:

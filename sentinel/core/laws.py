@@ -12,6 +12,7 @@ import numpy as np
 
 from sentinel.core.errors import PlanError
 from sentinel.core.machine import Machine
+from sentinel.core.parts import split
 from sentinel.core.plan import Block, Migration, Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
@@ -144,6 +145,8 @@ def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:
     barred = {i for i, tier in enumerate(machine.tiers) if not tier.addressable}
     if not barred:
         return
+    parts = split(profile)  # a range that no layer touches may be anywhere
+    plan, profile = parts.unfold(plan), parts.profile
     used: dict[int, set[int]] = {}
     for tensor, layer in zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True):
         used.setdefault(tensor, set()).add(layer)

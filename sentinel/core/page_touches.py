@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 
 from sentinel.core.lifetimes import Entity
 from sentinel.core.profile import RANGE_DTYPE
-from sentinel.core.trace import Trace
+from sentinel.core.segments import cut_pages
+from sentinel.core.trace import Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
 RANGED_PAGES = 64
-"""Tensors of at least so many pages tell their parts apart, where a layer touched only some of them."""
+"""Tensors of at least so many pages that live across steps tell their parts apart."""
+
+
+def complete(quality: Quality) -> bool:
+    """Whether every touch of a page was seen, so that what was not seen was not touched."""
+    return quality.counts == "touched layers" and quality.period == 1 and quality.lost == 0
 
 
 @dataclass(frozen=True)
@@ -75,23 +81,37 @@ def _claims(trace: Trace, entities: Sequence[Entity], used: set[tuple[int, int]]
 
 
 def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64]) -> NDArray[Any]:
-    """Runs of pages of large tensors in the layers that touched only part of them. `pages_of`: of each entity."""
-    mine = touches.owner >= 0
-    mine &= pages_of[touches.owner] >= RANGED_PAGES
+    """The segments of tensors whose pages are not all alike, by layer; dtype RANGE_DTYPE.
+
+    `pages_of`: (n,) of each entity whose parts are to be told apart, 0 of the others. One that is touched evenly
+    has no rows.
+    """
+    mine = (touches.owner >= 0) & (pages_of[touches.owner] >= RANGED_PAGES)
     rows, owner, page = rows[mine], touches.owner[mine], touches.page[mine]
-    if not len(rows):
-        return np.zeros(0, RANGE_DTYPE)
     order = np.lexsort((page, rows["layer"], owner))
     rows, owner, page = rows[order], owner[order], page[order]
-    same = (np.diff(owner) == 0) & (np.diff(rows["layer"]) == 0)
-    group = np.concatenate([[0], (~same).cumsum()])
-    partial = (np.bincount(group) < pages_of[owner[np.flatnonzero(np.concatenate([[True], ~same]))]])[group]
-    run = same & (np.diff(page) == 1) & (np.diff(rows["reads"]) == 0) & (np.diff(rows["writes"]) == 0)
-    begins = np.flatnonzero(np.concatenate([[True], ~run]))
-    ends = np.concatenate([begins[1:], [len(rows)]]) - 1
-    found = np.zeros(len(begins), RANGE_DTYPE)
-    found["tensor"], found["layer"] = owner[begins], rows["layer"][begins]
-    found["first_page"], found["stop_page"] = page[begins], page[ends] + 1
-    found["reads"], found["writes"] = rows["reads"][begins], rows["writes"][begins]
-    kept: NDArray[Any] = found[partial[begins]]
-    return kept
+    found = [np.zeros(0, RANGE_DTYPE)]
+    for entity in np.unique(owner).tolist():
+        low, high = np.searchsorted(owner, [entity, entity + 1])
+        found.append(_segments(entity, rows[low:high], page[low:high], int(pages_of[entity])))
+    return np.concatenate(found)
+
+
+def _segments(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages: int) -> NDArray[Any]:
+    """Of one tensor; its touches by layer and page."""
+    n_layers = int((np.diff(rows["layer"]) != 0).sum()) + 1
+    if len(page) == n_layers * n_pages:  # all of it in each layer
+        return np.zeros(0, RANGE_DTYPE)
+    cuts = cut_pages(page, rows["layer"].astype(np.int64), n_pages)
+    if len(cuts) == 2:
+        return np.zeros(0, RANGE_DTYPE)
+    segment = np.searchsorted(cuts, page, "right") - 1
+    key, place = np.unique(rows["layer"].astype(np.int64) * len(cuts) + segment, return_inverse=True)
+    out = np.zeros(len(key), RANGE_DTYPE)
+    out["tensor"], out["layer"] = entity, key // len(cuts)
+    out["first_page"], out["stop_page"] = cuts[key % len(cuts)], cuts[key % len(cuts) + 1]
+    out["pages_touched"] = np.bincount(place, minlength=len(key))
+    written = np.bincount(place, rows["writes"] > 0, len(key)).astype(np.int64)
+    blind = np.bincount(place, rows["writes"] < 0, len(key)) > 0
+    out["pages_written"] = np.where(blind, -1, written)
+    return out

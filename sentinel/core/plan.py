@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.parts import split
 from sentinel.core.profile import Profile
 from sentinel.core.trace import LayerId
 
@@ -254,8 +255,10 @@ def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     """The rows of `profile.accesses` summed by (block, layer), dtype USE_DTYPE.
 
     A tensor that spans several blocks (page ranges, a pool cut by layers) spreads its accesses over those
-    alive in the layer, by the bytes it has in each.
+    alive in the layer: by the pages touched in each where the profile has ranges of it, else by bytes.
     """
+    parts = split(profile)
+    plan, profile = parts.unfold(plan), parts.profile
     home = {slot.tensor: slot for slot in plan.slots}
     owner: list[tuple[int, int, float]] = []  # (tensor, block, share)
     for index, block in enumerate(plan.blocks):

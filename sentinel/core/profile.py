@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import ROLES, LayerId, Quality
+from sentinel.core.units import PAGE_BYTES
 
 TENSOR_DTYPE = np.dtype(
     [
@@ -39,13 +40,13 @@ ACCESS_DTYPE = np.dtype(
     ]
 )
 RANGE_DTYPE = np.dtype(
-    [  # accesses of a part of a tensor, where the tracker tells parts apart (pages of one large tensor)
+    [  # touches of a segment of a large persistent tensor: a run of pages of like hotness (core/segments.py)
         ("tensor", "<i4"),
         ("layer", "<i4"),
         ("first_page", "<i4"),  # page index within the tensor
         ("stop_page", "<i4"),
-        ("reads", "<i4"),
-        ("writes", "<i4"),
+        ("pages_touched", "<i4"),  # of the segment, in the layer; at least 1
+        ("pages_written", "<i4"),  # -1: unknown
     ]
 )
 
@@ -58,6 +59,9 @@ class Profile:
     A tensor is alive in layers [start, stop), modulo L; `n_events` is the length of the allocation circle.
     `layer_ns`: plain time of each layer, the tracker's cost taken off. `flops`: -1 where unknown.
     `step_ns_plain`: wall time of a stock step; `step_ns_is_measured` says whether a step ran stock.
+    `ranges`: of tensors whose pages are not all alike, one row a segment and layer that touches it, sorted by
+    (tensor, layer, first_page). The segments of one tensor are the same in all layers and do not overlap; pages in
+    none of them are touched in no layer. Without rows of a layer the tensor's accesses are spread evenly.
     """
 
     layers: tuple[LayerId, ...]
@@ -149,4 +153,31 @@ def _problems(p: Profile, n_layers: int, n: int) -> str:
         inside = ((a["layer"] >= born) & (a["layer"] < died)) | (a["layer"] + n_layers < died)
         if not inside.all():
             return "an access lies outside its tensor's lifetime"
+    return _range_problems(p.ranges, t, n_layers)
+
+
+def _range_problems(r: NDArray[Any], t: NDArray[Any], n_layers: int) -> str:
+    if r.dtype != RANGE_DTYPE:
+        return "the table of ranges has another dtype than declared"
+    if not len(r):
+        return ""
+    if r["tensor"].min() < 0 or r["tensor"].max() >= len(t) or r["layer"].min() < 0 or r["layer"].max() >= n_layers:
+        return "a range names a tensor or layer that is not there"
+    if not t["persistent"][r["tensor"]].all():
+        return "a range is of a tensor that does not live across steps"
+    if r["first_page"].min() < 0 or (r["stop_page"] > -(-t["nbytes"][r["tensor"]] // PAGE_BYTES)).any():
+        return "a range lies outside its tensor"
+    if (r["pages_touched"] < 1).any() or (r["pages_touched"] > r["stop_page"] - r["first_page"]).any():
+        return "a range has no pages, or more are touched than it has"
+    if (r["pages_written"] < -1).any() or (r["pages_written"] > r["pages_touched"]).any():
+        return "more pages of a range are written than touched"
+    order = np.lexsort((r["first_page"], r["layer"], r["tensor"]))
+    if not (np.diff(order) == 1).all():
+        return "ranges are not sorted by (tensor, layer, first_page)"
+    same = (np.diff(r["tensor"]) == 0) & (np.diff(r["layer"]) == 0)
+    if (same & (np.diff(r["first_page"]) == 0)).any():
+        return "a range occurs twice in a layer"
+    kinds = np.unique(r[["tensor", "first_page", "stop_page"]])
+    if ((kinds["tensor"][1:] == kinds["tensor"][:-1]) & (kinds["first_page"][1:] < kinds["stop_page"][:-1])).any():
+        return "ranges of one tensor overlap"
     return ""

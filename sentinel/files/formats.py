@@ -51,7 +51,7 @@ FORMATS = (
     Format(
         Profile,
         "sentinel-profile",
-        1,
+        2,
         {"layer_ns": _NS, "flops": _NS, "tensors": TENSOR_DTYPE, "accesses": ACCESS_DTYPE, "ranges": RANGE_DTYPE},
     ),
     Format(Run, "sentinel-run", 1, {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE}),

@@ -8,10 +8,13 @@ from typing import Protocol
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.parts import split
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.planner.bound import Bound, bound
+from sentinel.planner.bound import Bound
+from sentinel.planner.bound import bound as bound_of_tensors
 from sentinel.planner.integer import AutoTm
+from sentinel.planner.parts import better_of, without_ranges
 from sentinel.planner.portfolio import Sentinel
 from sentinel.planner.published import Sentinel2021
 from sentinel.planner.reactive import Capuchin, Lru, NextUse
@@ -40,14 +43,29 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
 """By name; `sentinel` is the default."""
 
 
-def plan(profile: Profile, machine: Machine, policy: str = "sentinel") -> Plan:
+def plan(profile: Profile, machine: Machine, policy: str = "sentinel", *, whole_tensors: bool = False) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
+    Where the profile tells the page ranges of large tensors apart, they are planned apart, unless that is predicted
+    to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
     Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
     """
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(POLICIES))}")
-    return seal(POLICIES[policy].plan(profile, machine), profile, machine)
+    make, parts = POLICIES[policy].plan, split(profile)
+    if not parts.cut:
+        return seal(make(profile, machine), profile, machine)
+    # A policy that is not told of ranges thinks that a tensor is used evenly; the simulator is told.
+    whole = seal(replace(make(without_ranges(profile), machine), predicted_step_ns=None), profile, machine)
+    if whole_tensors or whole.footprint_bytes <= machine.fast.capacity_bytes:
+        return whole
+    ranged = replace(parts.fold(make(parts.profile, machine)), fast_needed_bytes=whole.fast_needed_bytes)
+    return better_of(seal(ranged, profile, machine), whole, profile, machine)
+
+
+def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> Bound:
+    """The bound of every plan within `machine.fast.capacity_bytes`; the all-fast time where the solver gives up."""
+    return bound_of_tensors(split(profile).profile, machine, time_limit_s=time_limit_s)
 
 
 def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:

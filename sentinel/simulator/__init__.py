@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from sentinel.core.cost import base_ns, layer_time_ns
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.parts import split
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
@@ -31,6 +32,8 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
             f" {profile.n_layers} and {len(machine.tiers)}",
             "simulate a plan with the profile and machine it was made for",
         )
+    parts = split(profile)
+    plan, profile = parts.unfold(plan), parts.profile
     shares = tier_shares(plan, profile)
     extra = layer_extra_ns(profile, machine, shares)
     compute, traffic = base_ns(profile, machine)

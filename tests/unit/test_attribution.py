@@ -306,19 +306,65 @@ class TestPages:
         assert access(profile, "a", 1) is None
         assert "1 of 5 page touches" in profile.notes[0]
 
-    def test_parts_of_large_tensors_are_told_apart(self):
+    def test_segments_of_large_tensors_are_told_apart(self):
+        """A hot head, a sprinkled middle and a cold tail, in two layers; the segments are the same in both."""
         tape = self.tape()
-        for page in (*range(100, 110), *range(150, 152)):
+        for page in (*range(100, 132), *range(133, 164, 4)):
             tape.touch(page)
-        tape.touch(152, 1, 1)
+        tape.tick()
+        for page in range(100, 132):
+            tape.touch(page, 0, page % 2)
+        tape.tick()
+        profile = attribute(tape.trace())
+        columns = ("layer", "first_page", "stop_page", "pages_touched", "pages_written")
+        assert profile.ranges[list(columns)].tolist() == [(0, 0, 32, 32, 0), (0, 32, 64, 8, 0), (1, 0, 32, 32, 16)]
+        assert access(profile, "large", 0)["pages_touched"] == 40
+
+    def test_what_is_touched_evenly_is_not_cut(self):
+        tape = self.tape()
+        for page in range(100, 200, 3):
+            tape.touch(page)
         tape.tick()
         for page in range(100, 200):
             tape.touch(page)
         tape.tick()
-        profile = attribute(tape.trace())
-        columns = ("layer", "first_page", "stop_page", "reads", "writes")
-        assert profile.ranges[list(columns)].tolist() == [(0, 0, 10, 1, 0), (0, 50, 52, 1, 0), (0, 52, 53, 1, 1)]
-        assert access(profile, "large", 1)["pages_touched"] == 100
+        assert len(attribute(tape.trace()).ranges) == 0
+
+    def test_a_write_that_the_tracker_cannot_tell_is_unknown_in_its_segment_only(self):
+        tape = self.tape()
+        for page in range(100, 132):
+            tape.touch(page, -1, -1)
+        tape.touch(190, 1, 1)
+        tape.tick()
+        tape.tick()
+        found = attribute(tape.trace()).ranges[["first_page", "stop_page", "pages_touched", "pages_written"]]
+        assert found.tolist() == [(0, 32, 32, -1), (32, 100, 1, 1)]
+
+    @pytest.mark.parametrize(("lost", "counted"), [(0, 3 * 4096), (1, 100 * 4096)])
+    def test_an_operator_that_spans_a_table_counts_for_the_pages_it_touched(self, lost, counted):
+        tape = self.tape()
+        for _ in range(2):
+            tape.read(2)
+        tape.write(2)
+        tape.read(1, 100)
+        for page, written in ((100, 0), (150, 1), (199, 1), (12, 0)):
+            tape.touch(page, 1, written)
+        tape.tick()
+        tape.tick()
+        quality = Quality("ebpf", "touched layers", lost=lost)
+        found = access(attribute(tape.trace(quality=quality)), "large", 0)
+        assert (found["reads"], found["writes"], found["touched_bytes"]) == (2, 1, counted)
+        assert found["read_bytes"] == 2 * counted
+        assert found["written_bytes"] == (2 * 4096 if not lost else counted)
+        less_than_a_page = access(attribute(tape.trace(quality=quality)), "b", 0)
+        assert (less_than_a_page["touched_bytes"], less_than_a_page["read_bytes"]) == (100, 100)
+
+    def test_without_pages_an_operator_counts_for_what_it_spans(self):
+        tape = self.tape()
+        tape.read(2)
+        tape.tick()
+        tape.tick()
+        assert access(attribute(tape.trace()), "large", 0)["read_bytes"] == 100 * 4096
 
     def test_tenants_of_one_address_are_told_by_their_layers_and_operators(self):
         tape = Tape(2)

@@ -1,0 +1,201 @@
+"""Tensors cut into their segments and put together again: small cases computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sentinel import planner
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.laws import check
+from sentinel.core.parts import split
+from sentinel.core.plan import block_uses
+from sentinel.core.profile import RANGE_DTYPE
+from sentinel.core.units import PAGE_BYTES
+from sentinel.simulator import simulate
+from tests.builders import GB, MIB, act, make_machine, make_profile, param
+
+HOT, PAGES = 32, 512
+"""The table has 512 pages, the last one of 100 bytes. Each step touches the first 32, and 48 of the others."""
+TABLE_BYTES = (PAGES - 1) * PAGE_BYTES + 100
+
+
+def table_profile(*, ranged=True):
+    """A table read in layer 1 and written in layer 3, between two dense tensors; an activation."""
+    specs = [
+        param("first", MIB, [0]),
+        param("table", TABLE_BYTES, [1]),
+        param("last", MIB, [2]),
+        act("x", MIB, 1, 3, [2]),
+    ]
+    found = make_profile(specs, 4)
+    rows = found.accesses.copy()
+    mine = rows["tensor"] == 1
+    rows["touched_bytes"][mine] = rows["read_bytes"][mine] = 80 * PAGE_BYTES
+    rows["pages_touched"][mine], rows["pages_written"][mine] = 80, 0
+    written = rows[mine].copy()
+    written["layer"], written["read_bytes"], written["written_bytes"] = 3, 0, 90 * PAGE_BYTES
+    written["reads"], written["writes"], written["pages_written"] = 0, 1, 90
+    written["pages_touched"], written["touched_bytes"] = 90, 90 * PAGE_BYTES
+    rows = np.insert(rows, np.flatnonzero(mine)[0] + 1, written)
+    ranges = [(1, 1, 0, HOT, 32, 0), (1, 1, HOT, PAGES, 48, 0), (1, 3, 0, HOT, 30, 30), (1, 3, HOT, PAGES, 60, 60)]
+    return replace(found, accesses=rows, ranges=np.array(ranges if ranged else [], RANGE_DTYPE))
+
+
+def by_name(profile, column):
+    """(name, layer) -> a column of the accesses."""
+    return {(profile.names[row["tensor"]], int(row["layer"])): int(row[column]) for row in profile.accesses}
+
+
+def test_a_profile_without_ranges_is_as_it_was():
+    profile = table_profile(ranged=False)
+    parts = split(profile)
+    assert not parts.cut
+    assert parts.profile.names == profile.names
+    assert np.array_equal(parts.profile.accesses, profile.accesses)
+    plan = planner.plan(profile, make_machine(2 * MIB), "first-touch")
+    assert parts.fold(plan) is plan
+    assert parts.unfold(plan) is plan
+
+
+def test_parts_are_page_aligned_and_hold_all_bytes():
+    parts = split(table_profile())
+    assert parts.cut
+    assert parts.profile.names == ("first", "table[0:32]", "table[32:512]", "last", "x")
+    assert parts.profile.tensors["nbytes"].tolist() == [MIB, HOT * PAGE_BYTES, TABLE_BYTES - HOT * PAGE_BYTES, MIB, MIB]
+    assert parts.first_page.tolist() == [0, 0, 32, 0, 0]
+    assert parts.whole.tolist() == [0, 1, 1, 2, 3]
+
+
+def test_accesses_go_where_the_pages_were_touched():
+    found = split(table_profile()).profile
+    touched = by_name(found, "touched_bytes")
+    assert (touched["table[0:32]", 1], touched["table[32:512]", 1]) == (32 * PAGE_BYTES, 48 * PAGE_BYTES)
+    assert by_name(found, "written_bytes")["table[32:512]", 3] == 60 * PAGE_BYTES
+    assert by_name(found, "pages_written")["table[0:32]", 3] == 30
+    assert by_name(found, "pages_written")["first", 0] == -1
+    assert by_name(found, "reads")["table[0:32]", 1] == 1
+
+
+def test_a_layer_without_ranges_is_spread_by_bytes():
+    profile = table_profile()
+    profile = replace(profile, ranges=profile.ranges[profile.ranges["layer"] == 1])
+    touched = by_name(split(profile).profile, "touched_bytes")
+    share = HOT * PAGE_BYTES / TABLE_BYTES
+    assert touched["table[0:32]", 3] == round(90 * PAGE_BYTES * share)
+    assert touched["table[0:32]", 3] + touched["table[32:512]", 3] == 90 * PAGE_BYTES
+
+
+def test_a_part_that_no_layer_touches_has_no_access():
+    profile = table_profile()
+    hot = profile.ranges[profile.ranges["first_page"] == 0]
+    found = split(replace(profile, ranges=hot)).profile
+    assert ("table[32:512]", 1) not in by_name(found, "reads")
+    assert by_name(found, "touched_bytes")["table[0:32]", 1] == 80 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("policy", sorted(set(planner.POLICIES) - {"all-fast"}))
+def test_every_policy_plans_ranges_and_keeps_the_laws(policy):
+    profile, machine = table_profile(), make_machine(2 * MIB, slow_bw=GB, promote=10**8, demote=10**8)
+    plan = planner.plan(profile, machine, policy)
+    check(plan, profile, machine)
+    slot = next(slot for slot in plan.slots if slot.name == "table")
+    assert (slot.tensor, slot.nbytes) == (1, TABLE_BYTES)
+    assert sorted(slot.name for slot in plan.slots) == ["first", "last", "table", "x"]
+    held = sum(block.nbytes for block in plan.blocks if block.tensors == (1,))
+    assert held == PAGES * PAGE_BYTES
+    told = plan.details["page_ranges"]
+    assert plan.predicted_step_ns == told[told["chosen"]]["predicted_step_ns"]
+    assert plan.predicted_step_ns == min(told[name]["predicted_step_ns"] for name in ("ranged", "whole"))
+    assert simulate(plan, profile, machine).step_ns == plan.predicted_step_ns
+
+
+def test_the_hot_range_is_fast_and_the_cold_one_slow():
+    """Beside a dense tensor there is room for the table's hot 128 KiB, not for the table."""
+    profile, machine = table_profile(), make_machine(MIB + 200_000, slow_bw=GB, promote=10**6, demote=10**6)
+    ranged = planner.plan(profile, machine)
+    whole = planner.plan(profile, machine, whole_tensors=True)
+    tiers = {block.name: block.tier for block in ranged.blocks if block.tensors == (1,)}
+    assert tiers == {"table[0:32]": 0, "table[32:512]": 1}
+    assert {block.tensors for block in whole.blocks if 1 in block.tensors} == {(1,)}
+    assert ranged.capacity_bytes == whole.capacity_bytes
+    served = [simulate(plan, profile, machine).layers["served_fast_bytes"].sum() for plan in (ranged, whole)]
+    assert served[0] > served[1]
+    assert ranged.details["page_ranges"]["chosen"] == "ranged"
+    assert "page_ranges" not in whole.details
+
+
+def test_uses_of_a_block_are_those_of_its_pages():
+    profile, machine = table_profile(), make_machine(MIB + 200_000, slow_bw=GB, promote=10**6, demote=10**6)
+    plan = planner.plan(profile, machine)
+    uses = block_uses(plan, profile)
+    hot = next(i for i, block in enumerate(plan.blocks) if block.name == "table[0:32]")
+    mine = uses[uses["block"] == hot]
+    assert mine[["layer", "touched_bytes", "written_bytes"]].tolist() == [
+        (1, 32 * PAGE_BYTES, 0),
+        (3, 30 * PAGE_BYTES, 30 * PAGE_BYTES),
+    ]
+    assert uses["touched_bytes"].sum() == profile.accesses["touched_bytes"].sum()
+
+
+def test_a_plan_that_knows_nothing_of_ranges_is_served_by_what_its_pages_hold():
+    """Halves of the table, the first one fast: with ranges it serves nearly all, without half."""
+    profile, machine = table_profile(), make_machine(8 * MIB, slow_bw=GB)
+    plan = planner.plan(profile, machine, "all-fast")
+    index = next(i for i, block in enumerate(plan.blocks) if block.tensors == (1,))
+    block = plan.blocks[index]
+    half = block.nbytes // 2
+    cut = (
+        replace(block, nbytes=half, name="low"),
+        replace(block, offset=block.offset + half, nbytes=half, name="high", tier=1),
+    )
+    plan = replace(plan, blocks=(*plan.blocks[:index], *cut, *plan.blocks[index + 1 :]))
+    for ranged, served in ((True, 32 + 48 * (256 - 32) / (512 - 32)), (False, 80 * 256 / 512)):
+        run = simulate(plan, table_profile(ranged=ranged), machine)
+        other = MIB  # x is written in layer 1
+        found = (run.layers["served_fast_bytes"][1] - other) / PAGE_BYTES
+        assert found == pytest.approx(served, rel=3e-3)  # the last page has 100 bytes
+
+
+def test_all_in_fast_memory_has_no_ranges_and_no_moves():
+    plan = planner.plan(table_profile(), make_machine(64 * MIB))
+    assert not plan.migrations
+    assert "page_ranges" not in plan.details
+    assert [block.tensors for block in plan.blocks if 1 in block.tensors] == [(1,)]
+
+
+def test_the_bound_knows_of_ranges():
+    machine = make_machine(MIB, slow_bw=GB, promote=10**6, demote=10**6)
+    plan = planner.plan(table_profile(), machine)
+    assert planner.bound(table_profile(), machine).step_ns <= plan.predicted_step_ns
+    assert planner.bound(table_profile(), machine).step_ns < planner.bound(table_profile(ranged=False), machine).step_ns
+
+
+def test_parts_that_do_not_follow_each_other_are_refused():
+    profile = table_profile()
+    parts = split(profile)
+    plan = planner.plan(parts.profile, make_machine(2 * MIB), "first-touch")
+    moved = tuple(replace(s, offset=s.offset + PAGE_BYTES) if s.name == "table[32:512]" else s for s in plan.slots)
+    with pytest.raises(PlanError, match="table do not follow"):
+        parts.fold(replace(plan, slots=moved))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule"),
+    [
+        ([(3, 1, 0, 9, 1, 0)], "does not live across"),
+        ([(1, 1, 0, 513, 1, 0)], "outside its tensor"),
+        ([(1, 1, 0, 9, 10, 0)], "more are touched"),
+        ([(1, 1, 0, 9, 0, 0)], "no pages"),
+        ([(1, 1, 0, 9, 5, 6)], "written than touched"),
+        ([(1, 1, 0, 9, 5, 5), (1, 3, 8, 12, 1, 1)], "overlap"),
+        ([(1, 3, 0, 9, 5, 5), (1, 1, 0, 9, 1, 1)], "not sorted"),
+        ([(1, 3, 0, 9, 5, 5), (1, 3, 0, 9, 1, 1)], "twice"),
+        ([(9, 1, 0, 9, 5, 5)], "not there"),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused(rows, rule):
+    with pytest.raises(UsageError, match=rule):
+        replace(table_profile(), ranges=np.array(rows, RANGE_DTYPE))

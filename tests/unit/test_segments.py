@@ -1,0 +1,68 @@
+"""Where a tensor is cut: known densities, and nothing to find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.segments import LEAST_PAGES, MOST_SEGMENTS, cut_pages
+
+
+def touches(densities, *, layers=1, seed=0):
+    """(page, layer) of runs of (pages, density), each page touched at random; the same in each layer."""
+    chance = np.repeat([share for _, share in densities], [pages for pages, _ in densities])
+    page = np.flatnonzero(np.random.default_rng(seed).random(len(chance)) < chance)
+    return np.tile(page, layers), np.repeat(np.arange(layers), len(page)), len(chance)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+def test_even_touches_are_not_cut(share):
+    for seed in range(10):
+        page, layer, pages = touches([(4096, share)], layers=2, seed=seed)
+        assert cut_pages(page, layer, pages).tolist() == [0, pages]
+
+
+def test_cuts_are_where_the_density_changes():
+    page, layer, pages = touches([(320, 1.0), (640, 0.4), (3000, 0.02)], layers=2)
+    cuts = cut_pages(page, layer, pages)
+    assert len(cuts) == 4
+    assert (np.abs(cuts - [0, 320, 960, 3960]) <= 2 * LEAST_PAGES).all()
+    assert cuts[1] == 320, "all of a page touched is told from some of it to the bin"
+
+
+def test_layers_that_touch_other_parts_are_told_apart():
+    """Both halves are as hot: which layer uses which is what a plan must know."""
+    page = np.arange(2048)
+    cuts = cut_pages(page, page // 1024 * 5, 2048)
+    assert cuts.tolist() == [0, 1024, 2048]
+
+
+def test_a_hot_run_in_the_middle_is_found():
+    page, layer, pages = touches([(1000, 0.01), (160, 0.95), (4000, 0.01)])
+    cuts = cut_pages(page, layer, pages).tolist()
+    assert cuts[0] == 0
+    assert cuts[-1] == pages
+    assert len(cuts) == 4
+    assert abs(cuts[1] - 1000) <= LEAST_PAGES
+    assert abs(cuts[2] - 1160) <= LEAST_PAGES
+
+
+def test_segments_are_few_and_no_smaller_than_the_least():
+    page, layer, pages = touches([(64, i % 2) for i in range(100)])
+    cuts = cut_pages(page, layer, pages)
+    assert len(cuts) == MOST_SEGMENTS + 1
+    assert (np.diff(cuts) >= LEAST_PAGES).all()
+
+
+def test_a_tensor_of_a_terabyte_is_cut_in_coarser_bins():
+    pages = 1 << 28
+    hot = np.arange(0, 1 << 20, 3)
+    cuts = cut_pages(hot, np.zeros(len(hot), int), pages)
+    assert len(cuts) == 3
+    assert cuts[1] == 1 << 20
+
+
+def test_small_tensors_and_their_last_pages():
+    assert cut_pages(np.array([0]), np.array([0]), 5).tolist() == [0, 5]
+    page = np.arange(64)
+    assert cut_pages(page, page * 0, 64 + LEAST_PAGES + 3).tolist() == [0, 64, 64 + LEAST_PAGES + 3]
