@@ -117,6 +117,13 @@ SN_API int sn_record(void); /* clears the log */
  * records events in this mode too. huge != 0: madvise(MADV_HUGEPAGE). -EINVAL for a bad table. */
 SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                     const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge);
+/* One table more, for steps of another shape, up to ten: returns its index, that of sn_place being 0; -ENOSPC for the
+ * eleventh. Before each allocation the table that would have served the latest 32 of the step best (most fit, least
+ * room left empty) is put in use, at most four times a step. -EINVAL in another mode. */
+SN_API int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                         const uint64_t *nbytes, uint64_t extent_bytes, int huge);
+SN_API int sn_use_table(int32_t table);            /* -EINVAL if there is none such; owner's thread */
+SN_API const int32_t *sn_table_in_use(void);       /* where its index is kept */
 
 SN_API void sn_memory_counters(sn_counters *out);
 SN_API void sn_memory_reset_peaks(void); /* peaks restart from what is live now */
@@ -322,6 +329,7 @@ typedef struct sn_pace {
   uint64_t bytes; /* read and written, added up; MOVE: moved */
   uint64_t loads; /* CHASE */
   uint64_t at;    /* CHASE: where to go on from */
+  uint64_t busy_ns; /* of the time, what the thread had its CPU; 0 for MOVE */
   int32_t error;  /* MOVE: errno of the first page that stayed, else 0 */
   uint32_t reserved;
 } sn_pace;

@@ -281,7 +281,7 @@ extern "C" int sn_record(void) {
 extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                         const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge) {
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
-  const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, huge != 0);
+  const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
   if (error != 0) return error;
   sn::placement_enter(sn_current_layer());
   if (log != 0) {
@@ -290,6 +290,13 @@ extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *or
   }
   logging.store(log != 0);
   return start_mode(SN_PLACE);
+}
+
+extern "C" int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
+                             const uint64_t *nbytes, uint64_t extent_bytes, int huge) {
+  if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
+  if (mode.load() != SN_PLACE) return -EINVAL;
+  return sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, false, huge != 0);
 }
 
 extern "C" void sn_memory_counters(sn_counters *out) {

@@ -6,33 +6,16 @@
 #include <algorithm>
 #include <memory>
 #include <new>
-#include <vector>
 
 #include "bitmap.h"
 #include "sentinel.h"
 #include "system.h"
+#include "tables.h"
 
 namespace {
 
 constexpr uint64_t kGranule = SN_GRANULE_BYTES;
-constexpr int32_t kNoSlot = -1;
-constexpr int32_t kMaxOrdinal = 1 << 24;  // keeps the dense index small; a layer has thousands
 constexpr int32_t kBack = 4, kAhead = 12;  // slots looked at around the planned one
-
-struct Slot {
-  uint64_t offset;
-  uint64_t nbytes;
-};
-
-struct Layer {
-  int32_t first_slot = 0, end_slot = 0;  // in slots, by ordinal
-  std::vector<int32_t> by_ordinal;       // slot or kNoSlot
-};
-
-struct Table {
-  std::vector<Slot> slots;  // by (layer, ordinal)
-  std::vector<Layer> layers;
-};
 
 struct Arena {
   uint64_t base = 0;
@@ -42,19 +25,18 @@ struct Arena {
   std::atomic<uint64_t> *words = nullptr;
   uint64_t *sizes = nullptr;  // bytes as requested, at a tenant's first granule
   uint64_t words_bytes = 0, sizes_bytes = 0;
-  std::unique_ptr<Table> table;
-  const Layer *layer = nullptr;  // nullptr: unsynchronised, or a layer without slots
-  bool synchronised = false;
+  int32_t layer = -1;  // -1: unsynchronised
   int32_t cursor = 0;  // the slot after the last one asked for: an unsynchronised look-ahead starts there
 };
 
 Arena arena;
+sn::Tables tables;
 sn::Bitmap bitmap;
 std::atomic<bool> keep_free_pages{false};
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
 
-void *serve(const Slot &slot, uint64_t nbytes) {
+void *serve(const sn::Slot &slot, uint64_t nbytes) {
   const uint64_t first = slot.offset / kGranule;
   if (!bitmap.claim_as_owner(first, granules(nbytes))) return nullptr;
   arena.sizes[first] = nbytes;
@@ -63,54 +45,22 @@ void *serve(const Slot &slot, uint64_t nbytes) {
 
 // The first free slot of [first, end) that is as long as the request, else the first it fits in.
 void *look_around(int32_t first, int32_t end, uint64_t nbytes) {
-  const std::vector<Slot> &slots = arena.table->slots;
+  const sn::Table &table = tables.current();
   for (int32_t i = first; i < end; i++)
-    if (granules(slots[i].nbytes) == granules(nbytes))
-      if (void *found = serve(slots[i], nbytes)) return found;
+    if (granules(table.slot(i).nbytes) == granules(nbytes))
+      if (void *found = serve(table.slot(i), nbytes)) return found;
   for (int32_t i = first; i < end; i++)
-    if (slots[i].nbytes >= nbytes)
-      if (void *found = serve(slots[i], nbytes)) return found;
+    if (table.slot(i).nbytes >= nbytes)
+      if (void *found = serve(table.slot(i), nbytes)) return found;
   return nullptr;
 }
 
 void *serve_unsynchronised(uint64_t nbytes, int *why) {
-  const int32_t count = static_cast<int32_t>(arena.table->slots.size());
+  const int32_t count = tables.current().size();
   *why = SN_WHY_UNSYNCHRONISED;
   if (arena.cursor >= count) arena.cursor = 0;
   const int32_t at = arena.cursor++;
   return look_around(std::max(0, at - kBack), std::min(count, at + kAhead), nbytes);
-}
-
-bool valid(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-           const uint64_t *nbytes, uint64_t extent) {
-  for (uint64_t i = 0; i < count; i++)
-    if (layers[i] < 0 || layers[i] >= kMaxOrdinal || ordinals[i] < 0 || ordinals[i] >= kMaxOrdinal ||
-        offsets[i] % kGranule != 0 || nbytes[i] == 0 || nbytes[i] > extent || offsets[i] > extent - nbytes[i])
-      return false;
-  return count < static_cast<uint64_t>(INT32_MAX);
-}
-
-// nullptr if a key comes twice. Throws std::bad_alloc.
-std::unique_ptr<Table> build(uint64_t count, const int32_t *layers, const int32_t *ordinals,
-                             const uint64_t *offsets, const uint64_t *nbytes) {
-  auto table = std::make_unique<Table>();
-  std::vector<uint32_t> order(count);
-  for (uint32_t i = 0; i < count; i++) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return layers[a] != layers[b] ? layers[a] < layers[b] : ordinals[a] < ordinals[b];
-  });
-  if (count > 0) table->layers.resize(static_cast<size_t>(layers[order.back()]) + 1);
-  for (const uint32_t i : order) {
-    Layer &layer = table->layers[layers[i]];
-    const int32_t slot = static_cast<int32_t>(table->slots.size());
-    if (layer.by_ordinal.empty()) layer.first_slot = slot;
-    if (static_cast<size_t>(ordinals[i]) < layer.by_ordinal.size()) return nullptr;
-    layer.by_ordinal.resize(ordinals[i], kNoSlot);
-    layer.by_ordinal.push_back(slot);
-    layer.end_slot = slot + 1;
-    table->slots.push_back({offsets[i], nbytes[i]});
-  }
-  return table;
 }
 
 int commit(uint64_t extent_bytes) {
@@ -156,7 +106,7 @@ int placement_create(uint64_t base, uint64_t nbytes) {
   arena.words_bytes = count / 8;
   arena.sizes_bytes = count * sizeof(uint64_t);
   bitmap.reset(arena.words);
-  arena.table = std::make_unique<Table>();
+  tables.begin(std::make_unique<Table>());
   return 0;
 }
 
@@ -167,18 +117,17 @@ void placement_destroy() {
 }
 
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                   const uint64_t *nbytes, uint64_t extent_bytes, bool huge) {
-  if (!valid(count, layers, ordinals, offsets, nbytes, extent_bytes)) return -EINVAL;
+                   const uint64_t *nbytes, uint64_t extent_bytes, bool alone, bool huge) {
   try {
-    std::unique_ptr<Table> table = build(count, layers, ordinals, offsets, nbytes);
+    std::unique_ptr<Table> table = Table::build(count, layers, ordinals, offsets, nbytes, extent_bytes);
     if (table == nullptr) return -EINVAL;
     const int error = commit(extent_bytes);
     if (error != 0) return error;
+    arena.extent = alone ? extent_bytes : std::max(arena.extent, extent_bytes);
     // Advice only: a kernel without huge pages refuses it, and the plan is as good.
-    if (extent_bytes > 0) advise(arena.base, arena.committed, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    arena.layer = nullptr;
-    arena.table = std::move(table);
-    arena.extent = extent_bytes;
+    if (arena.extent > 0) advise(arena.base, arena.committed, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    if (!alone) return tables.add(std::move(table));
+    tables.begin(std::move(table));
   } catch (const std::bad_alloc &) {
     return -ENOMEM;
   }
@@ -186,20 +135,19 @@ int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinal
 }
 
 void placement_enter(int32_t layer) {
-  arena.synchronised = layer >= 0;
-  const bool planned = layer >= 0 && static_cast<size_t>(layer) < arena.table->layers.size();
-  arena.layer = planned ? &arena.table->layers[layer] : nullptr;
-  if (planned) arena.cursor = arena.layer->first_slot;
+  arena.layer = layer;
+  if (layer == 0) tables.step_begins();
+  if (layer >= 0) arena.cursor = tables.current().first(layer);
 }
 
 void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
-  if (!arena.synchronised) return serve_unsynchronised(nbytes, why);
+  if (arena.layer < 0) return serve_unsynchronised(nbytes, why);
+  tables.ask(arena.layer, ordinal, nbytes);
   *why = SN_WHY_NO_SLOT;
-  const Layer *layer = arena.layer;
-  if (layer == nullptr || static_cast<size_t>(ordinal) >= layer->by_ordinal.size()) return nullptr;
-  const int32_t index = layer->by_ordinal[ordinal];
-  if (index == kNoSlot) return nullptr;
-  const Slot &slot = arena.table->slots[index];
+  const Table &table = tables.current();
+  const int32_t index = table.find(arena.layer, ordinal);
+  if (index < 0) return nullptr;
+  const Slot &slot = table.slot(index);
   arena.cursor = index + 1;
   if (nbytes <= slot.nbytes) {
     *why = SN_WHY_BUSY;
@@ -207,7 +155,8 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
     if (granules(nbytes) == granules(slot.nbytes)) return nullptr;  // as planned, its tenant lives on
   }
   *why = SN_WHY_SIZE_DIFFERS;
-  return look_around(std::max(layer->first_slot, index - kBack), std::min(layer->end_slot, index + kAhead), nbytes);
+  const int32_t first = table.first(arena.layer), end = table.end(arena.layer);
+  return look_around(std::max(first, index - kBack), std::min(end, index + kAhead), nbytes);
 }
 
 void placement_keep_free_pages(bool keep) { keep_free_pages.store(keep); }
@@ -244,6 +193,15 @@ extern "C" int64_t sn_placement_release(void) {
   }
   return nbytes;
 }
+
+extern "C" int sn_use_table(int32_t table) {
+  if (arena.nbytes == 0) return -ENODEV;
+  if (!tables.use(table)) return -EINVAL;
+  if (arena.layer >= 0) arena.cursor = tables.current().first(arena.layer);
+  return 0;
+}
+
+extern "C" const int32_t *sn_table_in_use(void) { return tables.in_use(); }
 
 extern "C" int sn_placement_range(sn_range *out) {
   if (arena.nbytes == 0) return -ENODEV;

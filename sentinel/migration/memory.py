@@ -69,6 +69,7 @@ class ManagedMemory:
         self._native, self._quick = native.library(), native.quick()
         self._tick = self._quick.sn_tick
         self._ended = False
+        self._table = ctypes.c_int32.from_address(self._quick.sn_table_in_use())
         self.placement_base = _placement_base()
 
     @classmethod
@@ -131,18 +132,37 @@ class ManagedMemory:
         Raises UsageError for a table that breaks these rules.
         """
         self._require_installed()
-        columns: list[NDArray[Any]] = [np.ascontiguousarray(keys[:, i], dtype=np.int32) for i in (0, 1)]
-        columns += [np.ascontiguousarray(part, dtype=np.uint64) for part in (offsets, nbytes)]
-        if {len(column) for column in columns} != {len(keys)}:
-            raise UsageError("keys, offsets and nbytes have unlike lengths", "give one row per slot")
-        pointers = [column.ctypes.data for column in columns]
-        result = self._native.sn_place(len(keys), *pointers, extent_bytes, int(log), int(huge))
-        if result == -22:
-            raise UsageError(
-                "the slots can't be served",
-                f"give distinct keys, offsets that are multiples of {GRANULE_BYTES}, slots within the extent",
-            )
-        native.check("sn_place", result, _OWNER)
+        columns = _columns(keys, offsets, nbytes)
+        result = self._native.sn_place(len(keys), *_pointers(columns), extent_bytes, int(log), int(huge))
+        _check_placed("sn_place", result)
+
+    def place_also(
+        self,
+        keys: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        extent_bytes: int,
+        *,
+        huge: bool = False,
+    ) -> int:
+        """One table more beside that of `place`, for steps of another shape; returns its number, up to 9.
+
+        From now on the sizes of the first allocations of each step tell which table serves it. Raises UsageError
+        for a table that breaks the rules of `place`, NativeError (ENOSPC) for the eleventh.
+        """
+        self._require_installed()
+        columns = _columns(keys, offsets, nbytes)
+        result = self._native.sn_place_also(len(keys), *_pointers(columns), extent_bytes, int(huge))
+        return _check_placed("sn_place_also", result)
+
+    def use_table(self, number: int) -> None:
+        """The slots of this table are served, until what a step asks for tells otherwise."""
+        native.check("sn_use_table", self._native.sn_use_table(number))
+
+    @property
+    def table(self) -> int:
+        """The number of the table that serves now; that of `place` is 0."""
+        return self._table.value
 
     def tick(self, layer: int) -> None:
         """The allocations that follow belong to `layer`, numbered from 0. -1: unsynchronised. Owner's thread only;
@@ -228,6 +248,27 @@ class ManagedMemory:
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _OWNER = "call it from the thread that installed the memory, not in a forked child"
+
+
+def _columns(keys: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> list[NDArray[Any]]:
+    columns: list[NDArray[Any]] = [np.ascontiguousarray(keys[:, i], dtype=np.int32) for i in (0, 1)]
+    columns += [np.ascontiguousarray(part, dtype=np.uint64) for part in (offsets, nbytes)]
+    if {len(column) for column in columns} != {len(keys)}:
+        raise UsageError("keys, offsets and nbytes have unlike lengths", "give one row per slot")
+    return columns
+
+
+def _pointers(columns: list[NDArray[Any]]) -> list[int]:
+    return [column.ctypes.data for column in columns]
+
+
+def _check_placed(call: str, result: int) -> int:
+    if result == -22:
+        raise UsageError(
+            "the slots can't be served",
+            f"give distinct keys, offsets that are multiples of {GRANULE_BYTES}, slots within the extent",
+        )
+    return native.check(call, result, _OWNER)
 
 
 def _create(library: ctypes.CDLL) -> None:
