@@ -6,6 +6,7 @@ costs time, not data. A block is used where it is.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
@@ -20,6 +21,7 @@ from sentinel.core.units import format_bytes
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.delay import Delay
 from sentinel.migration.flights import Flight, Flights
+from sentinel.migration.handover import Handover, Pieces
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
@@ -80,6 +82,7 @@ class Engine:
         )
         self._strays = Strays(plan, uses, self._where, self._flights, self._ledger, self._mover.forks)
         self._agenda = Agenda(plan)
+        self._pieces = functools.cache(lambda: Pieces(self._agenda.lasting, ranges))
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
         self._delay = Delay()
@@ -167,6 +170,56 @@ class Engine:
             if tier is not None:
                 tier.close()
         self._mover.close()
+
+    # ---- from one plan to another -----------------------------------------------------------------------
+
+    def hand_over(self) -> Handover:
+        """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step."""
+        self.out_of_step()
+        self._applying = False
+        for flight in reversed(self._flights.all()):
+            self._mover.cancel(flight.job)  # gone if it had not started
+        self._finish_flights()
+        where, blocks = self._where, self._plan.blocks
+        spans = self._pieces().tell(where.tier, where.fast_bytes, [block.nbytes for block in blocks])
+        self._lives.bury((*self._agenda.passing, *self._agenda.wrapping))
+        held = self._mover.held()
+        self._mover.release(held.fast_bytes)
+        self._mover.hold_slow(-held.slow_bytes)
+        where.held[:] = [False] * len(blocks)
+        self._ledger.drop_layers()
+        return Handover(self._row[0], spans)
+
+    def take_over(self, given: Handover, *, in_step: bool) -> None:
+        """Apply this plan from now on, in layer 0 (`in_step`) or from the next step, with bytes where `given` says.
+
+        What this plan wants elsewhere is sent there: out of fast memory before anything takes its room.
+        """
+        self._applying = True
+        self._layer = 0
+        self._by_move.clear()
+        now = time.monotonic_ns()
+        self._flights.began_ns = self._flights.began_ns or now
+        self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = given.began_ns, 0, 0
+        for index, (tier, fast_bytes) in self._pieces().read(given.spans).items():
+            nbytes = self._plan.blocks[index].nbytes
+            self._mover.force(fast_bytes)
+            self._mover.hold_slow(nbytes - fast_bytes)
+            self._where.held[index] = True
+            self._where.settle(index, 0 if fast_bytes == nbytes else max(tier, 1), fast_bytes)
+        self._mover.held(restart=True)
+        self._send(demoting=True)
+        self._finish_flights()
+        for index, block in enumerate(self._plan.blocks):
+            if block.fixed and not self._where.held[index]:
+                self._hold(index, block.tier)
+        for index in self._agenda.wrapping:
+            self._hold(index, self._agenda.wanted[index])
+        self._in_step = in_step
+        if in_step:
+            stall = time.monotonic_ns() - now + self._resume()
+            self._start_moves_and_births(0)
+            self._open_layer(given.began_ns, stall)
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -305,19 +358,22 @@ class Engine:
         self._in_step = True
         self._by_move.clear()
         stall = self._lives.bury(self._agenda.passing)
-        for demoting in (True, False):
-            for block, wanted in self._agenda.wanted.items():
-                here = self._where.tier[block]
-                if not self._where.held[block] or self._flights.of(block) or here == wanted:
-                    continue
-                if (wanted != 0) == demoting:
-                    reason: Reason = "evict" if demoting else "prefetch"
-                    self._flights.submit(block, here, wanted, reason, self._step, 0)
-                    self._ledger.totals["sent_back"] += 1
-            if demoting:  # births go before promotions
-                stall += self._lives.bear_each([b for b in self._agenda.wrapping if not self._where.held[b]])
+        self._send(demoting=True)
+        stall += self._lives.bear_each([b for b in self._agenda.wrapping if not self._where.held[b]])
+        self._send(demoting=False)  # births go before promotions
         self._submit(self._agenda.crossing, 0)
         return stall
+
+    def _send(self, *, demoting: bool) -> None:
+        """Blocks that are elsewhere than they should be in layer 0 are sent there, out of fast memory or into it."""
+        for block, wanted in self._agenda.wanted.items():
+            here = self._where.tier[block]
+            if not self._where.held[block] or self._flights.of(block) or here == wanted:
+                continue
+            if (wanted != 0) == demoting:
+                reason: Reason = "evict" if demoting else "prefetch"
+                self._flights.submit(block, here, wanted, reason, self._step, 0)
+                self._ledger.totals["sent_back"] += 1
 
     # ---- the end ----------------------------------------------------------------------------------------
 

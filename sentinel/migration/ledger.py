@@ -57,6 +57,10 @@ class Ledger:
         else:
             self.totals["events_dropped"] += 1
 
+    def drop_layers(self) -> None:
+        """The step under way is none: its layers have no rows."""
+        self._now.layers.clear()
+
     def end_step(self, row: Row) -> None:
         """The step has ended; `row` as of STEP_DTYPE."""
         now, self._now = self._now, _Step()
