@@ -58,6 +58,7 @@ sn_pace one(const sn_work &work, uint64_t duration_ns = kDuration) {
   sn_pace pace{};
   CHECK(sn_measure(&work, 1, duration_ns, &pace) == 0);
   CHECK(pace.error == 0 && pace.stop_ns - pace.start_ns >= duration_ns);
+  CHECK(pace.busy_ns > 0 && pace.busy_ns <= pace.stop_ns - pace.start_ns + 100000);
   return pace;
 }
 

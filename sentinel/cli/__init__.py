@@ -12,6 +12,7 @@ from sentinel.core.errors import SentinelError
 _EPILOG = """\
 a typical session:
   sentinel doctor                                      what this host allows, and how to allow more
+  sentinel calibrate                                   measure its memory, so that plans know its speeds
   sentinel run --fast 20% --report out.html train.py   train with a fifth of the memory fast
   sentinel run --save-profile p.safetensors train.py   keep what was observed
   sentinel plan p.safetensors --machine cxl-m5 --fast 8GiB -o plan.json
@@ -31,7 +32,7 @@ exit codes:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Imports nothing heavy: a verb does when it runs."""
-    from sentinel.cli import compare, doctor, plan, report, run, simulate
+    from sentinel.cli import calibrate, compare, doctor, plan, report, run, simulate
 
     top = argparse.ArgumentParser(
         prog="sentinel",
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = top.add_subparsers(metavar="VERB", required=True, title="verbs")
-    for verb in (run, plan, simulate, compare, report, doctor):
+    for verb in (run, plan, simulate, compare, report, doctor, calibrate):
         verb.add_to(verbs)
     return top
 

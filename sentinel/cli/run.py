@@ -19,6 +19,8 @@ examples:
       bytes beyond 8 GiB live on NUMA node 1
   sentinel run --auto --fast 20% train.py
       for a script without annotations: finds its training loop by PyTorch's own hooks
+  sentinel run --cpus node:0 --slow numa:1 train.py
+      keeps all threads on the CPUs of node 0, whose memory is the fast one then
   sentinel run --save-plan plan.json train.py
   sentinel run --plan plan.json train.py
       the second run applies the plan of the first one without profiling
@@ -40,6 +42,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument("--policy", help="sentinel, sentinel-2021, first-touch, all-fast, all-slow")
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
+    where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
     out = parser.add_argument_group("what is kept")
     out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
@@ -53,6 +56,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     code = compiled(arguments.script)
+    settle(arguments.cpus)
     prepare_session(arguments)
     try:
         status = run_as_main(code, arguments.script, arguments.arguments)
@@ -76,6 +80,18 @@ def compiled(path: str) -> CodeType:
     except SyntaxError:
         traceback.print_exc(limit=0)
         raise SystemExit(1) from None
+
+
+def settle(cpus: str | None) -> None:
+    """Bind this process to `cpus` before torch starts threads; say so where its CPUs are of several nodes."""
+    from sentinel.system.affinity import bind_to, cpus_named, spanning
+    from sentinel.system.topology import topology
+
+    if cpus is not None:
+        bind_to(cpus_named(cpus, topology()))
+    said = spanning(topology())
+    if said:
+        print(f"sentinel: {said}", file=sys.stderr)
 
 
 def prepare_session(arguments: argparse.Namespace) -> None:

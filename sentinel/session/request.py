@@ -10,6 +10,8 @@ from sentinel import files, tiers
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
+from sentinel.system import affinity
+from sentinel.system.topology import Topology, topology
 
 FRACTIONAL = "%"
 
@@ -63,15 +65,20 @@ def load_plan(request: Request) -> Plan | None:
 def machine_of(request: Request) -> Machine:
     """The machine to plan for and to apply on; its fast capacity is the tier's own, not yet the budget.
 
-    `slow` says where bytes go, `machine` says what that costs. A machine given with a slow tier that
-    can be applied keeps its numbers and takes the kind and node of that tier.
+    `slow` says where bytes go, `machine` says what that costs. A machine given with a slow tier that can be applied
+    keeps its numbers and takes the kind and node of that tier; without a word on `slow`, a machine that was calibrated
+    here, or that is emulated, says it itself.
     """
-    applied = tiers.machine_for(request.slow)
     if request.machine is None:
-        return applied
+        return tiers.machine_for(request.slow)
     described = request.machine if isinstance(request.machine, Machine) else _named(request.machine)
+    applied = tiers.machine_for(_slow_of(described) if request.slow == "auto" else request.slow)
+    place = described.tiers[1]
+    if request.slow == "auto" and place.kind == "emulated":
+        return replace(described, tiers=(_where(described.fast, applied.fast), *described.tiers[1:]), flops_per_s=None)
     if applied.tiers[1].kind == "described":
-        return described
+        return _on_paper(described) if place.kind == "node" else described
+    described = _of_the_same_nodes(described, applied)
     if len(described.tiers) != len(applied.tiers):
         raise UsageError(
             f"machine {described.name} has {len(described.tiers)} tiers,"
@@ -80,7 +87,58 @@ def machine_of(request: Request) -> Machine:
         )
     merged = tuple(_where(costs, place) for costs, place in zip(described.tiers, applied.tiers, strict=True))
     # What is carried out here takes this host's layer times, not those of the described compute.
-    return replace(described, tiers=merged, flops_per_s=None)
+    return replace(described, tiers=merged, flops_per_s=None, decided_by=applied.decided_by)
+
+
+_DECIDED = {
+    "user": "you named it",
+    "hmat": "the firmware's HMAT says that it is slower",
+    "measurement": "calibration measured it as slower",
+    "memory_tiering": "the kernel's memory tiers say that it is slower",
+    "no_cpus": "it has no CPUs",
+    "distance": "the firmware's distances say that it is farther",
+}
+
+
+def notes_on(machine: Machine, host: Topology) -> list[str]:
+    """What a report must say of the tiers that were taken on this host."""
+    notes = [affinity.spanning(host)]
+    slow = machine.tiers[1]
+    if slow.kind == "node":
+        why = _DECIDED.get(machine.decided_by, machine.decided_by)
+        speeds = "" if slow.measured else "; `sentinel calibrate` measures them"
+        notes.append(
+            f"Node {slow.node} is the slow tier because {why} (decided by {machine.decided_by});"
+            f" its speeds are {slow.source or 'declared'}{speeds}."
+        )
+    return [note for note in notes if note]
+
+
+def _slow_of(described: Machine) -> str:
+    """Where the machine says that bytes go, if this host has such a place."""
+    place = described.tiers[1]
+    here = topology().node(place.node) if place.kind == "node" and place.node is not None else None
+    return f"numa:{place.node}" if here is not None and here.total_bytes else "auto"
+
+
+def _on_paper(described: Machine) -> Machine:
+    """A machine of nodes that this host does not have: plans and simulations only."""
+    return replace(described, tiers=tuple(replace(tier, kind="described", node=None) for tier in described.tiers))
+
+
+def _of_the_same_nodes(described: Machine, applied: Machine) -> Machine:
+    """Of a calibrated machine with more nodes, the tiers of the nodes that are used."""
+    places = {tier.node: index for index, tier in enumerate(described.tiers) if tier.kind == "node"}
+    wanted = [places.get(tier.node) if tier.kind == "node" else None for tier in applied.tiers]
+    kept = [index for index in wanted if index is not None]
+    if len(described.tiers) <= len(applied.tiers) or len(kept) != len(wanted) or kept[0] != 0:
+        return described
+    links = tuple(
+        replace(link, source=kept.index(link.source), target=kept.index(link.target))
+        for link in described.links
+        if link.source in kept and link.target in kept
+    )
+    return replace(described, tiers=tuple(described.tiers[index] for index in kept), links=links)
 
 
 def _where(costs: TierSpec, place: TierSpec) -> TierSpec:

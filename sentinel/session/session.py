@@ -39,8 +39,9 @@ from sentinel.session.applying import Applying, applicable, nothing_ran
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
-from sentinel.session.request import Request, load_plan, machine_of
+from sentinel.session.request import Request, load_plan, machine_of, notes_on
 from sentinel.session.trial import clock_of, mismatch
+from sentinel.system.topology import topology
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
@@ -111,6 +112,7 @@ class Session:
         began = time.perf_counter_ns()
         given = load_plan(self.request)
         machine = machine_of(self.request)
+        self._notes += notes_on(machine, topology())
         self._planning = Planning(self.request, machine)
         self._planning.check_words()
         tracker, self._untaken = choose_tracker(self.request.tracker)

@@ -1,18 +1,22 @@
 """The NUMA nodes of this host: their CPUs, memory, distances and speeds, and which are slower than which.
 
 Firmware and kernels disagree about speed, so sources are asked in order of trust and the one that decided is named:
-HMAT (access0 latencies), the kernel's memory tiers (one tier for all nodes on some real CXL hosts), nodes without
-CPUs, SLIT distances.
+HMAT (access0 latencies), a calibration of this host, the kernel's memory tiers (one tier for all nodes on some real
+CXL hosts), nodes without CPUs, SLIT distances.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sentinel.system.sysfs import entries, numbers, text
+
 MIB = 1 << 20
+NOTICEABLE = 1.1
+"""A measured latency below so many times the fast node's is noise: the node is not slower."""
 
 
 @dataclass(frozen=True)
@@ -34,42 +38,80 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """`nodes` by number. `fast`: the node of most of this process's CPUs. `slower`: nodes with memory that are slower
-    seen from there, nearest first. `decided_by`: hmat, memory_tiering, no_cpus, distance, or only_node."""
+    """`nodes` by number. `fast`: the node with memory that is nearest to most of this process's CPUs. `slower`: nodes
+    with memory that are slower seen from there, nearest first. `decided_by`: hmat, measurement, memory_tiering,
+    no_cpus, distance, or only_node. `spans`: nodes of this process's CPUs. `forbidden`: nodes on which its cpuset lets
+    it have no memory; they are in `nodes`, not in `slower`."""
 
     nodes: tuple[Node, ...] = ()
     fast: int = 0
     slower: tuple[int, ...] = ()
     decided_by: str = "only_node"
+    spans: tuple[int, ...] = ()
+    forbidden: tuple[int, ...] = ()
 
     def node(self, number: int) -> Node | None:
         """The node of that number, None if there is none."""
         return next((node for node in self.nodes if node.number == number), None)
 
 
-def topology(root: Path = Path("/"), cpus: Collection[int] | None = None) -> Topology:
+Latencies = Mapping[int, float]
+"""Node -> measured latency in ns, seen from one node."""
+
+
+def topology(
+    root: Path = Path("/"),
+    cpus: Collection[int] | None = None,
+    measured: Callable[[tuple[Node, ...], int], Latencies] | None = None,
+) -> Topology:
     """What sysfs under `root` tells; empty where it tells nothing. `cpus`: of this process, by default as allowed.
 
-    Never raises.
+    `measured(nodes, fast)`: latencies that a calibration found, empty where there is none; by default those of
+    the calibration that is kept for this host. Never raises.
     """
     system = root / "sys/devices/system/node"
     tiers = _memory_tiers(root)
-    numbers = _ranges(_text(system / "online")) or _listed(system)
-    nodes = tuple(_node(system, number, numbers, tiers) for number in numbers)
-    if not any(node.total_bytes for node in nodes):
-        return Topology(nodes)
+    listed = numbers(text(system / "online")) or _listed(system)
+    nodes = tuple(_node(system, number, listed, tiers) for number in listed)
     mine = frozenset(cpus if cpus is not None else _allowed_cpus())
-    fast = max((node for node in nodes if node.total_bytes), key=lambda n: (len(mine & set(n.cpus)), -n.number))
-    slower, decided_by = _order(nodes, fast)
-    return Topology(nodes, fast.number, slower, decided_by)
+    spans = tuple(node.number for node in nodes if mine & set(node.cpus))
+    forbidden = _forbidden(root, nodes)
+    usable = tuple(node for node in nodes if node.total_bytes and node.number not in forbidden)
+    if not usable:
+        return Topology(nodes, spans=spans, forbidden=forbidden)
+    fast = _nearest_to(mine, nodes, usable)
+    if measured is None:
+        measured = _kept if root == Path("/") and len(usable) > 1 else _nothing
+    slower, decided_by = _order(usable, fast, measured(nodes, fast.number))
+    return Topology(nodes, fast.number, slower, decided_by, spans, forbidden)
 
 
-def _order(nodes: tuple[Node, ...], fast: Node) -> tuple[tuple[int, ...], str]:
-    others = [node for node in nodes if node.total_bytes and node.number != fast.number]
-    criteria: tuple[tuple[str, Callable[[Node], int | None]], ...] = (
-        ("hmat", lambda node: node.read_latency_ns),
+def reordered(host: Topology, measured: Latencies) -> Topology:
+    """`host` with its nodes ordered anew, now that a calibration has found these latencies."""
+    usable = tuple(node for node in host.nodes if node.total_bytes and node.number not in host.forbidden)
+    fast = host.node(host.fast)
+    if fast is None or fast not in usable:
+        return host
+    slower, decided_by = _order(usable, fast, measured)
+    return replace(host, slower=slower, decided_by=decided_by)
+
+
+def _nearest_to(mine: frozenset[int], nodes: tuple[Node, ...], usable: tuple[Node, ...]) -> Node:
+    """The node with memory to which most of the CPUs are nearest: their own, if it has memory."""
+    near = dict.fromkeys((node.number for node in usable), 0)
+    for node in nodes:
+        home = min(usable, key=lambda other: (other is not node, node.distances.get(other.number, 255), other.number))
+        near[home.number] += len(mine & set(node.cpus))
+    return max(usable, key=lambda node: (near[node.number], -node.number))
+
+
+def _order(usable: tuple[Node, ...], fast: Node, measured: Latencies) -> tuple[tuple[int, ...], str]:
+    others = [node for node in usable if node.number != fast.number]
+    criteria: tuple[tuple[str, Callable[[Node], float | None]], ...] = (
+        ("hmat", lambda node: _told(node, fast)),
+        ("measurement", lambda node: _noticed(measured, node.number, fast.number)),
         ("memory_tiering", lambda node: node.memory_tier),
-        ("no_cpus", lambda node: int(not node.cpus)),
+        ("no_cpus", lambda node: int(not node.cpus) if fast.cpus else None),
         ("distance", lambda node: fast.distances.get(node.number)),
     )
     for name, criterion in criteria:
@@ -82,17 +124,52 @@ def _order(nodes: tuple[Node, ...], fast: Node) -> tuple[tuple[int, ...], str]:
     return (), "only_node" if not others else "distance"
 
 
-def _node(system: Path, number: int, numbers: list[int], tiers: dict[int, int]) -> Node:
+def _told(node: Node, fast: Node) -> float | None:
+    """The firmware's latency. It is seen from the nearest CPUs: from here, another node with CPUs is no nearer than
+    the fast one."""
+    if node.read_latency_ns is None or fast.read_latency_ns is None or not node.cpus:
+        return node.read_latency_ns
+    return max(node.read_latency_ns, fast.read_latency_ns)
+
+
+def _noticed(measured: Latencies, number: int, fast: int) -> float | None:
+    """The measured latency of a node, the fast one's where the difference is within noise."""
+    if number not in measured or fast not in measured:
+        return None
+    return measured[number] if measured[number] >= NOTICEABLE * measured[fast] else measured[fast]
+
+
+def _kept(nodes: tuple[Node, ...], fast: int) -> Latencies:
+    from sentinel.system.calibration import kept, latencies  # it needs this module's nodes
+
+    found = kept(nodes, fast)
+    return latencies(found) if found is not None else {}
+
+
+def _nothing(_nodes: tuple[Node, ...], _fast: int) -> Latencies:
+    return {}
+
+
+def _forbidden(root: Path, nodes: tuple[Node, ...]) -> tuple[int, ...]:
+    """Nodes outside the cpuset; none where the kernel does not tell."""
+    for line in text(root / "proc/self/status").splitlines():
+        if line.startswith("Mems_allowed_list:"):
+            allowed = numbers(line.partition(":")[2])
+            return tuple(node.number for node in nodes if node.number not in allowed)
+    return ()
+
+
+def _node(system: Path, number: int, listed: list[int], tiers: dict[int, int]) -> Node:
     folder = system / f"node{number}"
-    memory = _meminfo(_text(folder / "meminfo"))
-    distances = [int(word) for word in _text(folder / "distance").split() if word.isdigit()]
+    memory = _meminfo(text(folder / "meminfo"))
+    distances = [int(word) for word in text(folder / "distance").split() if word.isdigit()]
     speeds = folder / "access0/initiators"
     return Node(
         number=number,
-        cpus=tuple(_ranges(_text(folder / "cpulist"))),
+        cpus=tuple(numbers(text(folder / "cpulist"))),
         total_bytes=memory.get("MemTotal", 0),
         free_bytes=_available(memory),
-        distances=dict(zip(numbers, distances, strict=False)),
+        distances=dict(zip(listed, distances, strict=False)),
         read_latency_ns=_speed(speeds / "read_latency", 1),
         write_latency_ns=_speed(speeds / "write_latency", 1),
         read_bytes_per_s=_speed(speeds / "read_bandwidth", MIB),
@@ -107,10 +184,10 @@ def _available(memory: dict[str, int]) -> int:
     return min(memory.get("MemFree", 0) + files + memory.get("SReclaimable", 0), memory.get("MemTotal", 0))
 
 
-def _meminfo(text: str) -> dict[str, int]:
+def _meminfo(told: str) -> dict[str, int]:
     """Bytes by name, of lines such as `Node 0 MemTotal:  1024 kB`."""
     found = {}
-    for line in text.splitlines():
+    for line in told.splitlines():
         words = line.split()
         if len(words) >= 4 and words[0] == "Node" and words[3].isdigit():
             found[words[2].rstrip(":")] = int(words[3]) * (1024 if words[-1] == "kB" else 1)
@@ -120,46 +197,22 @@ def _meminfo(text: str) -> dict[str, int]:
 def _memory_tiers(root: Path) -> dict[int, int]:
     """Node -> memory tier, from .../memory_tiering/memory_tier4/nodelist."""
     found = {}
-    for entry in _entries(root / "sys/devices/virtual/memory_tiering"):
+    for entry in entries(root / "sys/devices/virtual/memory_tiering"):
         rank = entry.name.removeprefix("memory_tier")
         if rank.isdigit():
-            for node in _ranges(_text(entry / "nodelist") or _text(entry / "nodes")):
+            for node in numbers(text(entry / "nodelist") or text(entry / "nodes")):
                 found[node] = int(rank)
     return found
 
 
-def _ranges(text: str) -> list[int]:
-    """The numbers in `0-3,8`."""
-    found: list[int] = []
-    for part in text.strip().split(","):
-        low, _, high = part.partition("-")
-        if low.isdigit() and (high.isdigit() or not high):
-            found += range(int(low), int(high or low) + 1)
-    return found
-
-
 def _listed(system: Path) -> list[int]:
-    names = (entry.name.removeprefix("node") for entry in _entries(system) if entry.name.startswith("node"))
+    names = (entry.name.removeprefix("node") for entry in entries(system) if entry.name.startswith("node"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def _speed(path: Path, unit: int) -> int | None:
-    text = _text(path).strip()
-    return int(text) * unit if text.isdigit() and int(text) > 0 else None
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    said = text(path).strip()
+    return int(said) * unit if said.isdigit() and int(said) > 0 else None
 
 
 def _allowed_cpus() -> Collection[int]:

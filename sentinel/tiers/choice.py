@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
+from sentinel.system.calibration import kept
 from sentinel.system.topology import Node, Topology, topology
 from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRESETS, Preset, preset
 
@@ -20,6 +21,8 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
     applied. `auto`: the nearest slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in
     bytes, by default what the fast node has free. `fast`: preset of the fast tier where the host tells no speeds.
 
+    Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's.
+
     Raises UsageError for a word that means nothing, CapabilityError for one that this host cannot do.
     """
     host, local = topology(), preset(fast)
@@ -30,16 +33,23 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
         return replace(_described(host, DEFAULT_SLOW, "described", local, fast_capacity), decided_by="declared")
     if kind == "numa" and name.isdigit():
         return _with_node(host, int(name), local, fast_capacity, decided_by="user")
-    if kind == "emulated" and name in PRESETS:
-        return _described(host, name, "emulated", local, fast_capacity)
     if kind == "file" and name:
         raise CapabilityError(
             f"slow={slow!r}",
             "a file as slow tier is not there yet",
             'use slow="emulated:nvme-gen4" to see what it would do, or a node',
         )
+    declared, named = declared_words(slow)
+    return _described(host, named, declared, local, fast_capacity)
+
+
+def declared_words(slow: str) -> tuple[TierKind, str]:
+    """(kind, preset) of `emulated:PRESET` or `PRESET`; UsageError for any other word."""
+    kind, _, name = slow.partition(":")
+    if kind == "emulated" and name in PRESETS:
+        return "emulated", name
     if slow in PRESETS:
-        return _described(host, slow, "described", local, fast_capacity)
+        return "described", slow
     raise UsageError(f"slow={slow!r} names no slow tier", f"use {_WORDS}")
 
 
@@ -54,7 +64,7 @@ def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Lin
 def _described(
     host: Topology, name: str, kind: TierKind, local: Preset, fast_capacity: int | None
 ) -> Machine:
-    slow = PRESETS[name].spec(name, kind, _host_bytes(host))
+    slow = PRESETS[name].spec(name, kind, host_bytes(host))
     fast = _fast_tier(host, local, fast_capacity)
     return Machine(f"{kind}:{name}", (fast, slow), links_between(fast, slow, 1), decided_by="user")
 
@@ -70,20 +80,45 @@ def _with_node(
             f"this host has no node {number} with memory (nodes with memory: {there})",
             'use slow="emulated:cxl-asic-x8" to run with injected delays, or a host with two nodes',
         )
+    if number in host.forbidden:
+        raise CapabilityError(
+            f'slow="numa:{number}"',
+            f"this process's cpuset allows no memory on node {number}",
+            'widen it (cpuset.mems), or use slow="emulated:cxl-asic-x8" to run with injected delays',
+        )
     if number == host.fast:
         raise UsageError(
             f'slow="numa:{number}" is the node that this process runs on',
-            "name another node, or pin the process elsewhere",
+            "name another node, or run elsewhere: `sentinel run --cpus node:N`",
         )
     fast = _fast_tier(host, local, fast_capacity)
     slow = _as_told(PRESETS[DEFAULT_NODE].spec(f"node{number}", "node", node.free_bytes, node=number), node)
-    links = links_between(fast, slow, 1)
-    return Machine(f"numa:{number}", (fast, slow), links, decided_by=decided_by or host.decided_by)
+    declared = Machine(
+        f"numa:{number}", (fast, slow), links_between(fast, slow, 1), decided_by=decided_by or host.decided_by
+    )
+    return _as_measured(declared, kept(host.nodes, host.fast))
+
+
+def _as_measured(machine: Machine, calibration: Machine | None) -> Machine:
+    """`machine`, of two nodes, with the numbers of the calibration where it knows both."""
+    if calibration is None:
+        return machine
+    places = {tier.node: index for index, tier in enumerate(calibration.tiers) if tier.measured}
+    fast, slow = (places.get(tier.node) for tier in machine.tiers)
+    if fast is None or slow is None:
+        return machine
+    tiers = tuple(
+        replace(calibration.tiers[index], name=tier.name, kind="node", capacity_bytes=tier.capacity_bytes)
+        for tier, index in zip(machine.tiers, (fast, slow), strict=True)
+    )
+    up, down = calibration.link(slow, fast), calibration.link(fast, slow)
+    links = (replace(up, source=1, target=0), replace(down, source=0, target=1))
+    return replace(machine, tiers=tiers, links=links, full_duplex=calibration.full_duplex)
 
 
 def _fast_tier(host: Topology, local: Preset, capacity: int | None) -> TierSpec:
     node = host.node(host.fast)
-    free = node.free_bytes if node is not None else _host_bytes(host)
+    free = node.free_bytes if node is not None else host_bytes(host)
     spec = local.spec("fast", "node", free if capacity is None else capacity, node=host.fast)
     return _as_told(spec, node)
 
@@ -106,6 +141,7 @@ def _as_told(spec: TierSpec, node: Node | None) -> TierSpec:
     )
 
 
-def _host_bytes(host: Topology) -> int:
+def host_bytes(host: Topology) -> int:
+    """All memory of the host."""
     total = sum(node.total_bytes for node in host.nodes)
     return total or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -20,6 +20,7 @@ RANKS = {
     "system": 2,
     "tiers": 2,
     "profiler": 2,
+    "calibrate": 3,
     "migration": 3,
     "reports": 3,
     # the front has an order of its own
@@ -30,6 +31,7 @@ RANKS = {
     "__main__": 8,
 }
 SIDEWAYS = {("planner", "simulator"), ("machines", "files"), ("tiers", "system"), ("profiler", "system")}
+SIDEWAYS |= {("system", "files")}  # the calibration that is kept is a Machine on disk
 """(who, whom): imports within a rank, one way only."""
 PURE = ("core", "planner", "simulator")
 PURE_THIRD_PARTY = {"core": {"numpy"}, "planner": {"numpy", "scipy", "highspy"}, "simulator": {"numpy"}}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import format_bytes
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers import PRESETS, choice, machine_for
@@ -200,3 +201,80 @@ def test_this_host_has_a_fast_node_with_memory() -> None:
     fast = here.node(here.fast)
     assert fast is not None, "no /sys/devices/system/node"
     assert 0 < fast.free_bytes <= fast.total_bytes, format_bytes(fast.free_bytes)
+
+
+def test_a_process_on_several_nodes_is_noticed(tree: Tree) -> None:
+    tree.online("0-1").node(0, "0-7", "10 21").node(1, "8-15", "21 10")
+    assert tree.read((0, 1)).spans == (0,)
+    host = tree.read((0, 8, 9))
+    assert (host.spans, host.fast) == ((0, 1), 1)
+
+
+def test_cpus_without_memory_of_their_own_have_the_nearest_as_fast(tree: Tree) -> None:
+    tree.online("0-2").node(0, "0-7", "10 20 30").node(1, "", "20 10 15").node(2, "8-15", "30 15 10", gib=0, free_gib=0)
+    assert tree.read((0,)).fast == 0
+    host = tree.read((8, 9))
+    assert (host.fast, host.slower, host.spans) == (1, (0,), (2,))
+
+
+def test_a_node_that_the_cpuset_forbids_is_no_tier(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.online("0-2").node(0, "0-7", "10 20 30").node(1, "", "20 10 30").node(2, "", "30 30 10")
+    tree.write("proc/self/status", "Name:\tx\nMems_allowed_list:\t0,2\n")
+    host = tree.read()
+    assert (host.fast, host.slower, host.forbidden) == (0, (2,), (1,))
+    monkeypatch.setattr(choice, "topology", tree.read)
+    with pytest.raises(CapabilityError, match="cpuset allows no memory on node 1"):
+        machine_for("numa:1")
+
+
+def test_firmware_is_trusted_before_a_measurement_and_that_before_the_kernels_tiers(tree: Tree) -> None:
+    tree.online("0-2").node(0, "0-7", "10 20 30").node(1, "", "20 10 30").node(2, "", "30 30 10")
+    tree.memory_tier(4, "0").memory_tier(30, "1").memory_tier(22, "2")
+
+    def measured(found: dict[int, float]) -> Topology:
+        return topology(tree.root, (0,), lambda nodes, fast: found)
+
+    assert (measured({}).slower, measured({}).decided_by) == ((2, 1), "memory_tiering")
+    found = {0: 90.0, 1: 140.0, 2: 300.0}
+    assert (measured(found).slower, measured(found).decided_by) == ((1, 2), "measurement")
+    assert measured({0: 90.0, 1: 140.0}).decided_by == "memory_tiering"  # it does not know them all
+    noise = {0: 90.0, 1: 98.0, 2: 300.0}  # node 1 is as fast as node 0, but farther
+    assert (measured(noise).slower, measured(noise).decided_by) == ((1, 2), "measurement")
+    assert measured({0: 90.0, 1: 98.0, 2: 89.0}).decided_by == "memory_tiering"  # all within noise
+    tree.hmat(0, 90, 200_000).hmat(1, 400, 10_000).hmat(2, 250, 30_000)
+    assert (measured(found).slower, measured(found).decided_by) == ((2, 1), "hmat")
+
+
+def test_firmware_speaks_of_the_nearest_cpus_so_another_socket_is_not_faster(tree: Tree) -> None:
+    tree.online("0-1").node(0, "0-7", "10 21").node(1, "8-15", "21 10").hmat(0, 95, 200_000).hmat(1, 90, 200_000)
+    assert (tree.read((0,)).slower, tree.read((0,)).decided_by) == ((1,), "distance")
+
+
+def _calibrated(number: int, up: int, down: int) -> Machine:
+    def tier(name: str, latency_ns: float, rate: int, node: int) -> TierSpec:
+        return TierSpec(name, "node", 0, latency_ns, 2 * rate, rate, node=node, measured=True, source="measured")
+
+    links = (Link(1, 0, up, measured=True), Link(0, 1, down, measured=True))
+    tiers = (tier("fast", 91.0, 10**10, 0), tier(f"node{number}", 207.0, 10**9, number))
+    return Machine("calibrated", tiers, links, full_duplex=False, decided_by="measurement")
+
+
+def test_a_node_has_the_speeds_and_links_of_the_calibration_that_is_kept(
+    host: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.online("0-1").node(0, "0-1", "10 20").node(1, "", "20 10", free_gib=3)
+    monkeypatch.setattr(choice, "kept", lambda nodes, fast: _calibrated(1, 3 * 10**9, 2 * 10**9) if fast == 0 else None)
+    machine = machine_for("numa:1")
+    assert [tier.latency_ns for tier in machine.tiers] == [91.0, 207.0]
+    assert all(tier.measured for tier in machine.tiers)
+    assert machine.tiers[1].capacity_bytes == 3 * GIB  # of now, not of then
+    assert [machine.link(*pair).bandwidth_bytes_per_s for pair in ((1, 0), (0, 1))] == [3 * 10**9, 2 * 10**9]
+    assert (machine.full_duplex, machine.decided_by) == (False, "user")
+    assert machine_for("auto").decided_by == "no_cpus"  # the tree knows of no measurement
+    assert not machine_for("emulated:cxl-asic-x8").fast.measured  # described tiers are described in pairs
+
+
+def test_a_calibration_of_other_nodes_is_not_used(host: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.online("0-1").node(0, "0-1", "10 20").node(1, "", "20 10")
+    monkeypatch.setattr(choice, "kept", lambda nodes, fast: _calibrated(2, 1, 1))
+    assert not any(tier.measured for tier in machine_for("numa:1").tiers)

@@ -1,0 +1,102 @@
+"""From figures to the Machine that plans are made for."""
+
+from __future__ import annotations
+
+from sentinel.calibrate.figures import Calibration, NodeFigures, best
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.system.sysfs import as_list
+from sentinel.system.topology import Topology, reordered
+from sentinel.tiers.choice import declared_words, host_bytes, links_between
+from sentinel.tiers.presets import preset
+
+PLANNED_MOVERS = 1
+"""Movers a direction that carry out a plan, in pages of 4 KiB: their figure is the link's."""
+MOST_USE = 0.95
+"""The highest utilisation that the loaded-latency model is evaluated at."""
+DUPLEX_SHARE = 0.75
+"""Both directions at once that get at least this share of what each gets alone do not share bandwidth."""
+
+
+def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> Machine:
+    """The Machine of what was measured on `host`, fast tier first, then the other nodes, nearest first.
+
+    `slow`: instead of nodes, a declared tier: `emulated:PRESET`, or `PRESET` for one that exists on paper. Needed
+    where only one node was measured. Raises UsageError for a word that names none.
+    """
+    fast = _tier(found, found.nodes[0], host, "fast")
+    if slow is not None:
+        kind, name = declared_words(slow)
+        declared = preset(name).spec(name, kind, host_bytes(host))
+        return Machine(f"calibrated, {slow}", (fast, declared), links_between(fast, declared, 1), decided_by="user")
+    if len(found.nodes) < 2:
+        raise UsageError("a machine has two tiers, and only one node was measured", "name a declared tier with --slow")
+    ordered = reordered(host, {} if found.emulated else {n.node: n.latency_ns.median for n in found.nodes})
+    rank = {number: place for place, number in enumerate(ordered.slower)}
+    others = sorted(found.nodes[1:], key=lambda node: (rank.get(node.node, len(rank)), node.latency_ns.median))
+    links = [link for index, node in enumerate(others, start=1) for link in _links(found, node.node, index)]
+    return Machine(
+        "calibrated",
+        (fast, *(_tier(found, node, host, f"node{node.node}") for node in others)),
+        tuple(links),
+        full_duplex=is_full_duplex(found, others[0].node),
+        decided_by=ordered.decided_by,
+    )
+
+
+def conditions(found: Calibration) -> str:
+    """How and when it was measured, in one line."""
+    emulated = "emulated machine: these are not memory's speeds; " if found.emulated else ""
+    return (
+        f"{emulated}measured {found.began} by sentinel calibrate on {found.processor or 'an unnamed processor'},"
+        f" CPUs {as_list(found.cpus)}, over {format_bytes(found.nbytes)}, medians of {found.rounds} rounds"
+    )
+
+
+def is_full_duplex(found: Calibration, other: int) -> bool:
+    """Whether promotions and demotions between the fast node and `other` go on beside each other."""
+    pairs = [(found.nodes[0].node, other), (other, found.nodes[0].node)]
+    alone = sum(planned_rate(found, *pair) for pair in pairs)
+    return sum(found.both_ways[pair].median for pair in pairs) >= DUPLEX_SHARE * alone
+
+
+def planned_rate(found: Calibration, source: int, target: int) -> float:
+    """Bytes per second of migrations as a plan's are carried out."""
+    for move in found.moves:
+        if (move.source, move.target, move.page_bytes) == (source, target, PAGE_BYTES):
+            at = min(move.rates, key=lambda movers: abs(movers - PLANNED_MOVERS))
+            return move.rates[at].median
+    raise KeyError((source, target))
+
+
+def _links(found: Calibration, other: int, index: int) -> tuple[Link, Link]:
+    fast = found.nodes[0].node
+    up, down = round(planned_rate(found, other, fast)), round(planned_rate(found, fast, other))
+    return Link(index, 0, max(up, 1), measured=True), Link(0, index, max(down, 1), measured=True)
+
+
+def _tier(found: Calibration, node: NodeFigures, host: Topology, name: str) -> TierSpec:
+    here = host.node(node.node)
+    return TierSpec(
+        name=name,
+        kind="node",
+        capacity_bytes=here.free_bytes if here is not None else host_bytes(host),
+        latency_ns=round(node.latency_ns.median, 1),
+        read_bytes_per_s=round(best(node.read).median),
+        write_bytes_per_s=round(best(node.write).median),
+        node=node.node,
+        measured=True,
+        source=f"{conditions(found)}; mixed {format_bytes(best(node.mixed).median)}/s",
+        loaded_latency_a=loaded_latency_a(node),
+    )
+
+
+def loaded_latency_a(node: NodeFigures) -> float:
+    """`a` of latency·(1 + a·u/(1−u)) that gives the loaded latency where readers use what they get alone."""
+    if node.loaded_ns is None:
+        return 0.0
+    readers = min(node.read, key=lambda threads: abs(threads - node.readers))
+    use = min(node.read[readers].median / best(node.read).median, MOST_USE)
+    growth = node.loaded_ns.median / node.latency_ns.median - 1
+    return round(max(growth, 0.0) * (1 - use) / use, 4)

@@ -1,0 +1,225 @@
+"""`sentinel calibrate`: measure this host's memory, and keep what was found for plans."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from sentinel.cli.common import OK, add_json, add_verb, print_json, print_table
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes, format_ns, parse_bytes
+
+if TYPE_CHECKING:
+    from sentinel.calibrate import Calibration, Figure
+    from sentinel.core.machine import Machine
+    from sentinel.system.topology import Topology
+
+_EXAMPLES = """\
+examples:
+  sentinel calibrate
+      measures all nodes; plans for slow="auto" and "numa:N" use what it found from then on
+  sentinel calibrate --quick
+      a few seconds, wider spread
+  sentinel calibrate --nodes 0,1 --threads 1,4,N --size 1GiB -o machine.json
+  sentinel run --machine machine.json train.py
+      keeps the figures in a file of their own; plan, simulate and compare take it too
+  sentinel calibrate --slow emulated:cxl-asic-x8 -o machine.json
+      this host's memory as fast tier, a declared slow one: for hosts with one node
+
+Bandwidth: `read`, `write` (ordinary stores) and `mixed` (bytes read and written back in place, both counted), by
+threads on the CPUs of the fast node. Latency: dependent loads in random order. Migration: pages moved as a plan moves
+them. Each figure is the median of the rounds; ± is half of what lies between the lowest and the highest.
+Keep the host idle meanwhile: what else runs is measured too.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = add_verb(verbs, "calibrate", "measure bandwidth, latency and migration of this host's memory", _EXAMPLES)
+    parser.add_argument(
+        "--nodes", type=_numbers, metavar="0,1", help="nodes to measure, the fast one always; default: all with memory"
+    )
+    parser.add_argument(
+        "--threads", type=_threads, metavar="1,2,N", help="numbers of threads, N for all CPUs; default: 1, 2, 4 ... N"
+    )
+    parser.add_argument(
+        "--size", type=_bytes, metavar="AMOUNT", help="memory to go over; default: 256MiB, or 4 times the last cache"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, 1 and N threads")
+    parser.add_argument(
+        "--slow", metavar="TIER", help="a declared slow tier instead of other nodes: emulated:PRESET or PRESET"
+    )
+    parser.add_argument("--cpus", metavar="CPUS", help='measure from these CPUs: "node:0", or a list such as "0-3,8"')
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the machine here instead of keeping it")
+    add_json(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Measure, print, and write or keep the machine."""
+    from sentinel import calibrate
+    from sentinel.system.topology import topology
+    from sentinel.tiers.choice import declared_words
+
+    if arguments.slow is not None:
+        declared_words(arguments.slow)  # before anything is measured
+    if arguments.cpus is not None:
+        from sentinel.system.affinity import bind_to, cpus_named
+
+        bind_to(cpus_named(arguments.cpus, topology()))
+    host = topology()
+    nodes = arguments.nodes if arguments.slow is None else []
+    asked = calibrate.order(
+        host, nodes=nodes, threads=arguments.threads, nbytes=arguments.size, quick=arguments.quick
+    )
+    found = calibrate.calibrate(asked, _tell)
+    slow = arguments.slow or (None if asked.others else _DECLARED)
+    machine = calibrate.machine_of(found, host, slow)
+    if slow != arguments.slow:
+        machine = replace(machine, decided_by="declared")
+    said = [*_said(found, machine, arguments.slow), _kept(found, machine, host, arguments)]
+    if arguments.json:
+        print_json(as_json(found, machine, said))
+    else:
+        _print(found, machine)
+    for sentence in said:
+        print(f"sentinel: {sentence}", file=sys.stderr)
+    return OK
+
+
+_DECLARED = "cxl-asic-x8"
+"""What slow="auto" plans for where there is no slower node."""
+
+
+def _tell(part: int, parts: int, what: str) -> None:
+    print(f"sentinel: calibrating {part}/{parts}: {what}", file=sys.stderr, flush=True)
+
+
+def _said(found: Calibration, machine: Machine, asked_slow: str | None) -> list[str]:
+    """What must be known before the figures are believed."""
+    said = list(found.notes)
+    slow = machine.tiers[1]
+    if slow.measured:
+        return said
+    if asked_slow is None:
+        said.append(
+            f"this host has no other node: the machine's slow tier is {slow.name}, declared, not measured;"
+            " another with --slow emulated:PRESET or --slow PRESET"
+        )
+    if slow.read_bytes_per_s >= machine.fast.read_bytes_per_s:
+        said.append(
+            f"{slow.name} is declared to read {_rate(slow.read_bytes_per_s)}, this host's memory was measured at"
+            f" {_rate(machine.fast.read_bytes_per_s)}: such a tier would hardly be slower here"
+        )
+    return said
+
+
+def _kept(found: Calibration, machine: Machine, host: Topology, arguments: argparse.Namespace) -> str:
+    """Writes or keeps the machine; says which."""
+    from sentinel import files
+    from sentinel.system.calibration import keep
+
+    if arguments.output:
+        files.save(machine, arguments.output)
+        return f"machine written to {arguments.output}; use it with --machine {arguments.output}"
+    if found.emulated:
+        return "not kept for plans, since the machine is emulated; -o FILE writes it all the same"
+    if not all(tier.measured for tier in machine.tiers):
+        return "not kept: a plan for a declared slow tier takes declared numbers; -o FILE writes this machine"
+    return f"kept in {keep(machine, host.nodes)}: plans for nodes of this host use it from now on"
+
+
+def as_json(found: Calibration, machine: Machine, said: list[str]) -> dict[str, Any]:
+    """Everything that was found; bandwidths in bytes per second."""
+    return {
+        "conditions": {
+            "began": found.began,
+            "processor": found.processor,
+            "virtual": found.virtual,
+            "emulated": found.emulated,
+            "cpus": list(found.cpus),
+            "nbytes": found.nbytes,
+            "rounds": found.rounds,
+        },
+        "nodes": [asdict(node) for node in found.nodes],
+        "moves": [asdict(move) for move in found.moves],
+        "both_ways": [
+            {"source": source, "target": target, "rate": asdict(figure)}
+            for (source, target), figure in found.both_ways.items()
+        ],
+        "machine": asdict(machine),
+        "notes": said,
+    }
+
+
+def _print(found: Calibration, machine: Machine) -> None:
+    rows: list[tuple[str, ...]] = [("node", "tier", "threads", "read", "write", "mixed")]
+    names = {tier.node: tier.name for tier in machine.tiers}
+    for node in found.nodes:
+        for threads in node.read:
+            figures = (node.read[threads], node.write[threads], node.mixed[threads])
+            rows.append((str(node.node), names.get(node.node, "-"), str(threads), *map(_shown, figures)))
+    print_table(rows)
+    print()
+    rows = [("node", "latency", "loaded", "readers", "pages")]
+    for node in found.nodes:
+        loaded = "-" if node.loaded_ns is None else _shown(node.loaded_ns, format_ns)
+        pages = "huge" if node.huge else "4 KiB"
+        rows.append((str(node.node), _shown(node.latency_ns, format_ns), loaded, str(node.readers), pages))
+    print_table(rows)
+    if found.moves:
+        print()
+        _print_moves(found)
+    print(f"\norder of tiers: {', '.join(tier.name for tier in machine.tiers)} (decided by {machine.decided_by})")
+
+
+def _print_moves(found: Calibration) -> None:
+    rows = [("from", "to", "pages", "movers", "migration")]
+    for move in found.moves:
+        for movers, figure in move.rates.items():
+            pages = format_bytes(move.page_bytes).replace(".00", "")
+            rows.append((str(move.source), str(move.target), pages, str(movers), _shown(figure)))
+    for (source, target), figure in found.both_ways.items():
+        rows.append((str(source), str(target), "4 KiB", "1 each way", _shown(figure)))
+    print_table(rows)
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def _shown(figure: Figure, form: Any = _rate) -> str:
+    return f"{form(figure.median)} ±{figure.spread / 2:.0%}"
+
+
+def _numbers(text: str) -> list[int]:
+    """An argparse type: node numbers such as `0,1` or `0-3`."""
+    from sentinel.system.sysfs import numbers
+
+    found = numbers(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no nodes; write 0,1")
+    return found
+
+
+def _threads(text: str) -> list[int]:
+    """An argparse type: numbers of threads such as `1,2,N`; N is told as 0."""
+    found = []
+    for word in text.split(","):
+        if word.strip().upper() == "N":
+            found.append(0)
+        elif word.strip().isdigit() and int(word) > 0:
+            found.append(int(word))
+        else:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a number of threads; write 1,2,N")
+    return found
+
+
+def _bytes(text: str) -> int:
+    """An argparse type: an amount of memory."""
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
