@@ -73,6 +73,7 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         step_ns_is_measured=step_ns_plain is not None,
         provisional=_state_was_born(trace, found),
         ranges=parts,
+        sharing=trace.sharing,
         notes=tuple(notes),
     )
 

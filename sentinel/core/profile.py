@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import ROLES, LayerId, Quality
 from sentinel.core.units import PAGE_BYTES
 
@@ -79,6 +80,7 @@ class Profile:
     step_ns_is_measured: bool = False
     provisional: bool = False
     ranges: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RANGE_DTYPE))
+    sharing: FalseSharing | None = None
     origin: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

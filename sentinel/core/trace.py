@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.false_sharing import FalseSharing
 
 Role = Literal["param", "grad", "optimizer", "activation", "buffer", "input", "workspace"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -104,6 +105,7 @@ class Trace:
 
     `layers[i]` is the tick that ends layer i; `layer_ns[i]` the wall time of layer i in the recorded step.
     `events` has dtype EVENT_DTYPE. Page touches, where a page tracker ran: `pages` with dtype PAGE_DTYPE.
+    `sharing`: what tensors would have shared under stock allocation, None where it is not known.
     """
 
     layers: tuple[LayerId, ...]
@@ -113,6 +115,7 @@ class Trace:
     events: NDArray[Any]
     quality: Quality
     pages: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+    sharing: FalseSharing | None = None
     origin: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

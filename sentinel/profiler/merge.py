@@ -13,7 +13,7 @@ from sentinel.core.trace import BORN, FREED, OP, TICK, WRITE, LayerId, Role, Ten
 from sentinel.profiler.drafts import SMALL_REASON, Draft, Row, settle
 from sentinel.profiler.operators import MADE, OPERATOR, OperatorLog
 
-_ALLOC, _FREE = 1, 2  # kinds of the allocation log
+ALLOC, FREE = 1, 2  # kinds of the allocation log
 _SMALL, _FALLBACK, _FOREIGN = 1, 2, 4  # and its flags
 
 OUTSIDE_REASON = "its memory is not from torch's allocator, or older than the session"
@@ -64,17 +64,23 @@ def merge(
     `allocations`: rows of the allocation log by seq (seq, address, nbytes, time_ns, ordinal, flags, kind).
     `contains(address)`: whether the runtime owns that memory.
     """
-    kinds = allocations["kind"]
-    allocations = allocations[_within(allocations["seq"], step) & ((kinds == _ALLOC) | (kinds == _FREE))]
+    allocations = of_step(step, allocations)
     inside = _within(log.events["seq"], step)
     operands, flops = log.events[inside], log.flops[inside]
     walk = _Walk(log.ops, contains)
     for known in step.before:
         walk.stand(known)
-    walk.along(step, _Allocations(step, allocations), _Operands(step, operands, flops))
+    walk.along(step, Allocations(step, allocations), _Operands(step, operands, flops))
     for known in step.after:
         walk.name_after(known)
     return settle(walk.drafts, walk.rows, step.ring)
+
+
+def of_step(step: Step, allocations: NDArray[Any]) -> NDArray[Any]:
+    """The rows of the allocation log that make or free something within the step."""
+    kinds = allocations["kind"]
+    rows: NDArray[Any] = allocations[_within(allocations["seq"], step) & ((kinds == ALLOC) | (kinds == FREE))]
+    return rows
 
 
 def _within(seq: NDArray[Any], step: Step) -> NDArray[np.bool_]:
@@ -82,7 +88,7 @@ def _within(seq: NDArray[Any], step: Step) -> NDArray[np.bool_]:
     return inside
 
 
-class _Allocations:
+class Allocations:
     """Columns of the allocation log, as lists, with ordinals counted from the ring's own start of each layer."""
 
     def __init__(self, step: Step, rows: NDArray[Any]) -> None:
@@ -95,7 +101,7 @@ class _Allocations:
         # The stretch before the first tick goes on where the one after the last tick stops: they are one layer.
         stretch = np.searchsorted(step.tick_seqs, rows["seq"])
         ordinal = rows["ordinal"].astype(np.int64)
-        ours = (rows["kind"] == _ALLOC) & (ordinal >= 0)
+        ours = (rows["kind"] == ALLOC) & (ordinal >= 0)
         tail = ordinal[ours & (stretch == len(step.ring))]
         ordinal[ours & (stretch == 0)] += tail.max() + 1 if len(tail) else 0
         self.ordinal = ordinal.tolist()
@@ -131,7 +137,7 @@ class _Walk:
     live: dict[int, int] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
-    def along(self, step: Step, allocations: _Allocations, operands: _Operands) -> None:
+    def along(self, step: Step, allocations: Allocations, operands: _Operands) -> None:
         seqs = [allocations.seq, operands.seq, np.array([s.seq for s in step.sightings], np.uint64), step.tick_seqs]
         source = np.repeat(np.arange(4), [len(s) for s in seqs])
         position = np.concatenate([np.arange(len(s)) for s in seqs])
@@ -141,7 +147,7 @@ class _Walk:
         layers = (step.first_layer + stretches) % len(step.ring)
         steps = zip(source[order].tolist(), position[order].tolist(), stretches.tolist(), layers.tolist(), strict=True)
         for origin, at, stretch, layer in steps:
-            if origin == 0 and allocations.kind[at] == _ALLOC:
+            if origin == 0 and allocations.kind[at] == ALLOC:
                 self.allocate(allocations, at, layer, stretch)
             elif origin == 0:
                 self.free(allocations, at, layer, stretch)
@@ -171,7 +177,7 @@ class _Walk:
             draft = self.drafts[index]
             draft.name, draft.role, draft.aliases = known.name, known.role, known.aliases
 
-    def allocate(self, log: _Allocations, at: int, layer: int, stretch: int) -> None:
+    def allocate(self, log: Allocations, at: int, layer: int, stretch: int) -> None:
         flags, address, nbytes, ordinal = log.flags[at], log.address[at], log.nbytes[at], log.ordinal[at]
         draft = Draft(address, nbytes, layer, (layer, ordinal) if ordinal >= 0 else None)
         if flags & _FOREIGN:
@@ -184,7 +190,7 @@ class _Walk:
         self.live[address] = len(self.drafts)
         self.drafts.append(draft)
 
-    def free(self, log: _Allocations, at: int, layer: int, stretch: int) -> None:
+    def free(self, log: Allocations, at: int, layer: int, stretch: int) -> None:
         index = self.live.pop(log.address[at], None)
         if index is not None:  # else it is older than the step, nothing touched it, and its size is not known
             draft = self.drafts[index]

@@ -15,11 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sentinel.core.errors import UsageError
-from sentinel.core.trace import OP, PAGE_DTYPE, LayerId, Quality, Trace
+from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.false_sharing import FalseSharing
+from sentinel.core.trace import OP, PAGE_DTYPE, LayerId, Quality, TensorInfo, Trace
 from sentinel.profiler import annotate, names, operators
 from sentinel.profiler.merge import Known, Sighting, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
+from sentinel.profiler.stock import stock_sharing
 from sentinel.system import native
 
 BLIND_TO = (
@@ -116,13 +118,15 @@ class StepRecorder:
             sightings=tuple(self._sightings),
         )
         tensors, merged = merge(step, events, log, native.quick().sn_memory_contains)
+        sharing, unknown = _sharing(step, events, tensors, merged)
         return Trace(
             layers=tuple(ring),
             layer_ns=layer_ns,
             tensors=tensors,
             ops=log.ops,
             events=merged,
-            quality=self._quality(log, samples, merged, len(ring)),
+            quality=self._quality(log, samples, merged, len(ring), unknown),
+            sharing=sharing,
             pages=np.zeros(0, PAGE_DTYPE) if samples is None else _fold(samples.pages, len(ring)),
         )
 
@@ -134,7 +138,12 @@ class StepRecorder:
         self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
 
     def _quality(
-        self, log: operators.OperatorLog, samples: PageSamples | None, events: NDArray[Any], length: int
+        self,
+        log: operators.OperatorLog,
+        samples: PageSamples | None,
+        events: NDArray[Any],
+        length: int,
+        notes: tuple[str, ...],
     ) -> Quality:
         """`events` of the Trace with `length` layers: what its operators cost is taken off where they ran."""
         calls = np.bincount(events["layer"][events["kind"] == OP], minlength=length)
@@ -149,6 +158,7 @@ class StepRecorder:
             overhead_ns=int(spent.sum()),
             layer_overhead_ns=tuple(spent.tolist()),
             blind_to=BLIND_TO,
+            notes=notes,
         )
         if samples is None:
             return own
@@ -159,6 +169,7 @@ class StepRecorder:
             overhead_ns=own.overhead_ns,
             layer_overhead_ns=own.layer_overhead_ns,
             blind_to=(*pages.blind_to, *BLIND_TO),
+            notes=(*pages.notes, *notes),
         )
 
 
@@ -171,6 +182,16 @@ class _Watch:
     def __call__(self, param: torch.Tensor) -> None:
         if param.grad is not None:
             self._see(self._name, names.storage_address(param.grad))
+
+
+def _sharing(
+    step: Step, allocations: NDArray[Any], tensors: Sequence[TensorInfo], events: NDArray[Any]
+) -> tuple[FalseSharing | None, tuple[str, ...]]:
+    """What stock allocation would have shared; or None, and why it is not known."""
+    try:
+        return stock_sharing(step, allocations, tensors, events), ()
+    except CapabilityError as error:
+        return None, (f"page-level false sharing of stock allocation is unknown: {error}",)
 
 
 def _known(named: Sequence[names.Named], aliases: dict[str, tuple[str, ...]]) -> list[Known]:

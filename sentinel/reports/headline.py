@@ -41,6 +41,7 @@ def headline_of(
         "managed_bytes": managed,
         "live_bytes": live,
         "unmanaged_bytes": _unmanaged(profile, executed),
+        "false_sharing_bytes": profile.sharing.nbytes if profile and profile.sharing else None,
         "fast_capacity_bytes": plan.capacity_bytes[0] if plan else run.fast_capacity_bytes if run else None,
         "fast_peak_bytes": _fast_peak(plan, run),
         "fast_needed_bytes": plan.fast_needed_bytes if plan else None,

@@ -14,6 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.files import digest
+from sentinel.reports import false_sharing
 from sentinel.reports.caveats import caveats_of
 from sentinel.reports.headline import headline_of, shown
 from sentinel.reports.reconcile import ReportError, reconcile
@@ -85,6 +86,8 @@ class Report:
             found["tensors"] = make.tensors(self.profile, self.plan, self.setup.in_place)
             found["accesses"] = make.accesses(self.profile)
             found["footprint"] = make.footprint(self.profile)
+            if self.profile.sharing is not None:
+                found["false_sharing"] = false_sharing.by_layer(self.profile.sharing, self.profile.layers)
         found["layers"] = make.layers(self.profile, self.plan, self.run, self.simulated)
         found["migrations"] = make.migrations(self.run, self.plan, names)
         found["steps"] = make.steps(self.run)

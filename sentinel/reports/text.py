@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports import false_sharing
 from sentinel.reports.caveats import counted, done_sentence
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def text_of(report: Report) -> str:
         _footprint(frames),
         _migrations(frames["migrations"], report.headline["steps"]),
         _tensors(frames.get("tensors")),
+        _false_sharing(report),
         _in_place(frames["in_place"], "Stayed in place"),
         _in_place(frames["unmanaged"], "Fell back to malloc, all allocations added up"),
         _origins(report),
@@ -61,6 +63,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
         ("managed", _b(h["managed_bytes"]), covered),
         ("unmanaged", _b(h["unmanaged_bytes"]), "fell back to malloc, at most at one time"),
+        ("falsely shared", _b(h["false_sharing_bytes"]), "pages of tensors of unlike hotness, had malloc placed them"),
         ("fast budget", _b(capacity), share),
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
         ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
@@ -197,6 +200,13 @@ def _in_place(table: pd.DataFrame, title: str) -> str:
         named = [_shown(str(row["tensor"]))] if "tensor" in row else []
         rows.append((format_bytes(row["nbytes"]), str(row["reason"]), *named))
     return _table(f"{title} ({len(largest)} of {len(table)})", rows)
+
+
+def _false_sharing(report: Report) -> str:
+    profile = report.profile
+    if profile is None or profile.sharing is None:
+        return ""
+    return _table(false_sharing.TITLE, false_sharing.rows(profile.sharing, profile.layers))
 
 
 def _origins(report: Report) -> str:

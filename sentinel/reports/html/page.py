@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports import false_sharing
 from sentinel.reports.caveats import counted, done_sentence
 from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
@@ -123,6 +124,9 @@ def _tables(report: Report) -> list[str]:
             columns = [column for column in place if column[0] in frames[key]]
             columns = columns if key == "in_place" else columns[::-1]
             found.append(section(title, table(frames[key].sort_values("nbytes", ascending=False), columns, title)))
+    if report.profile is not None and report.profile.sharing is not None:
+        rows = false_sharing.rows(report.profile.sharing, report.profile.layers)
+        found.append(section(false_sharing.TITLE, pairs(rows, false_sharing.TITLE)))
     found.append(section("Quality and origin", _quality(report)))
     return found
 

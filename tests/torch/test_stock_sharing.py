@@ -1,0 +1,169 @@
+"""False sharing of stock allocation, replayed: held against the real addresses of a step that malloc served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from torch import nn
+
+from sentinel.core.attribution import attribute
+from sentinel.core.errors import CapabilityError
+from sentinel.core.false_sharing import FalseSharing, false_sharing
+from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.adopt import adopt
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler import names, record, stock, ticks
+from sentinel.profiler.annotate import annotate
+from sentinel.profiler.layers import LayerClock
+
+pytestmark = pytest.mark.needs("compiler")
+
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.fixture
+def memory():
+    installed = ManagedMemory.install()
+    yield installed
+    installed.uninstall()
+
+
+class Recording:
+    """Records the steps run while it is entered; `by_malloc`: with all of it where stock PyTorch has it."""
+
+    def __init__(self, memory, model, optimizer, by_malloc):
+        self.memory, self.model, self.optimizer, self.by_malloc = memory, model, optimizer, by_malloc
+        self.clock, self.recorder = LayerClock(), record.StepRecorder()
+
+    def __enter__(self):
+        if self.by_malloc:
+            self.memory.place(NONE.reshape(0, 2), NONE, NONE, 0, log=True)
+        else:
+            self.memory.record()
+        self.recorder.start([self.model], [self.optimizer])
+        self.memory.tick(0)
+        ticks.sink = self
+        return self
+
+    def __exit__(self, *_):
+        ticks.sink = None
+        held = names.persistent_tensors([self.model], [self.optimizer])
+        self.trace = self.recorder.finish(self.memory.events(), self.clock.learn(), held)
+        self.memory.pass_through()
+
+    def tick(self, name, phase, source):
+        self.clock.identify(name, phase)
+        self.recorder.tick(self.clock.layer - 1)
+        self.memory.tick(self.clock.layer)
+
+    def step_boundary(self):
+        self.clock.boundary()
+
+
+def job(width, depth=5):
+    torch.manual_seed(3)
+    blocks = (nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(depth))
+    model = nn.Sequential(*blocks)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def step(model, optimizer, rows=17):
+    optimizer.zero_grad()
+    model(torch.ones(rows, model[0][0].in_features)).square().mean().backward()
+    optimizer.step()
+
+
+def real_sharing(recorded_step, allocations, tensors, events):
+    """The same count over the addresses that malloc really gave."""
+    blocks = stock.blocks_of(recorded_step, allocations, tensors, events)
+    rows = stock.of_step(recorded_step, allocations)
+    address = [tensors[index].address for index in blocks.tensor[: blocks.before]]
+    address += rows["address"][rows["kind"] == stock.ALLOC].astype(np.int64).tolist()
+    calls = stock.two_rounds(blocks)
+    found = np.array([address[block] if nbytes else 0 for block, nbytes in calls], np.int64)
+    return false_sharing(*stock.placed(recorded_step, blocks, found, events), len(recorded_step.ring), "observed")
+
+
+def test_the_replay_is_of_the_size_of_what_malloc_really_did(memory, monkeypatch):
+    observed: list[FalseSharing] = []
+    replayed = stock.stock_sharing
+
+    def both(*arguments):
+        observed.append(real_sharing(*arguments))
+        return replayed(*arguments)
+
+    monkeypatch.setattr(record, "stock_sharing", both)
+    model, optimizer = job(96)
+    annotation = annotate(model, optimizer)
+    for _ in range(2):
+        step(model, optimizer)
+    with Recording(memory, model, optimizer, by_malloc=True) as recording:
+        step(model, optimizer)
+    annotation.remove()
+    told, real = recording.trace.sharing, observed[0]
+    assert real.pages > 10
+    assert real.pages / 3 < told.pages < real.pages * 3
+    assert told.tensors == real.tensors
+    assert max(told.layer_cold_bytes) > 0
+
+
+def test_it_is_told_of_a_profiled_step_and_reaches_the_profile(memory):
+    model, optimizer = job(96)
+    annotation = annotate(model, optimizer)
+    step(model, optimizer)
+    adopt(memory, [(name, tensor) for name, tensor, _ in names.persistent_tensors([model], [optimizer])])
+    with Recording(memory, model, optimizer, by_malloc=False) as recording:
+        step(model, optimizer)
+    annotation.remove()
+    found = recording.trace.sharing
+    assert found is attribute(recording.trace).sharing
+    assert found.nbytes == found.pages * PAGE_BYTES > 0
+    assert len(found.layer_pages) == len(recording.trace.layers)
+    assert max(found.layer_pages) <= found.pages
+    assert found.how.startswith("replayed")
+
+
+class Frozen(nn.Module):
+    """Weights of whole megabytes and nothing small: stock allocation maps each by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.ones(8 << 20) for _ in range(3)])
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.mul(x, weight)
+        return x.view(-1)
+
+
+def test_large_tensors_share_nothing(memory):
+    model = Frozen().requires_grad_(False)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(8 << 20))], lr=0.1)
+    annotation = annotate(model.weights)
+    x = torch.ones(8 << 20)
+    with Recording(memory, model, optimizer, by_malloc=False) as recording:
+        for name in ("a", "b"):
+            model(x)
+            ticks.sink.tick(name, "", "test")
+    annotation.remove()
+    assert recording.trace.sharing.tensors > 4
+    assert recording.trace.sharing.pages == 0
+
+
+def test_what_cannot_be_replayed_is_unknown_and_says_why(memory, monkeypatch):
+    def refused(calls):
+        raise CapabilityError("replaying allocations through malloc", "it refused 7 bytes", "ask for less")
+
+    monkeypatch.setattr(stock, "replay", refused)
+    model, optimizer = job(32, 2)
+    annotation = annotate(model, optimizer)
+    step(model, optimizer)
+    with Recording(memory, model, optimizer, by_malloc=False) as recording:
+        step(model, optimizer)
+    annotation.remove()
+    assert recording.trace.sharing is None
+    assert any("false sharing" in note and "7 bytes" in note for note in recording.trace.quality.notes)
