@@ -1,0 +1,234 @@
+"""What goes wrong while a plan is applied costs time: training stays bit-identical, and the report tells of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import sentinel  # noqa: E402
+from sentinel.core.run import Run  # noqa: E402
+from sentinel.profiler.pages.choice import TRACKERS  # noqa: E402
+from sentinel.system import native  # noqa: E402
+from tests.torch.bit_identity_cases import batch, mlp  # noqa: E402
+
+pytestmark = [
+    pytest.mark.needs("torch", "native", "compiler"),
+    pytest.mark.filterwarnings("ignore:.*training goes on:RuntimeWarning"),
+]
+CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}[platform.machine()]
+STEPS = 12
+Data = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+
+
+@dataclass
+class Trained:
+    """What came of a training run; `run` and `text` (of the report) if it was ours."""
+
+    losses: list[float]
+    parameters: list[torch.Tensor]
+    run: Run | None = None
+    text: str = ""
+
+    def told(self, words: str) -> bool:
+        """Whether an event and the report both have `words`."""
+        assert self.run is not None
+        return any(words in sentence for _, sentence in self.run.events) and words in self.text
+
+
+def in_process() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for i in range(STEPS):
+        yield batch(i)
+
+
+def by_workers() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two workers, forked anew every epoch, that is every second step."""
+    rows = [batch(i) for i in range(2)]
+    data = TensorDataset(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows]))
+    loader = DataLoader(data, batch_size=64, num_workers=2, multiprocessing_context="fork")
+    while True:
+        yield from loader
+
+
+@pytest.fixture(autouse=True)
+def _stock_allocation_afterwards() -> Iterator[None]:
+    yield
+    native.library().sn_system_fail(CLOCK_NANOSLEEP, 0, 0)
+    if sentinel.active():
+        sentinel.stop()
+
+
+def train(
+    data: Data = in_process,
+    *,
+    ours: bool = True,
+    tracker: str = "ops",
+    before_step: Callable[[int, nn.Module], None] = lambda step, model: None,
+) -> Trained:
+    torch.manual_seed(5)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = sentinel.annotate(model, optimizer) if ours else None
+    losses = []
+    for step, (inputs, labels) in zip(range(STEPS), data(), strict=False):
+        if ours and step == 1:
+            sentinel.start_profile(model, optimizer, fast="30%", slow="emulated:cxl-asic-x8", tracker=tracker)
+        before_step(step, model)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if ours and step == 1:
+            sentinel.end_profile()
+    trained = Trained(losses, [p.detach().clone() for p in model.parameters()])
+    if handle is not None:
+        trained.run = sentinel.stop()
+        trained.text = " ".join(sentinel.report().text().split())
+        handle.remove()
+    return trained
+
+
+def assert_same(stock: Trained, ours: Trained) -> Run:
+    assert stock.losses == ours.losses
+    assert all(map(torch.equal, stock.parameters, ours.parameters))
+    assert ours.run is not None
+    assert ours.run.counters["migrated_bytes"] > 0
+    return ours.run
+
+
+def test_without_a_fault_nothing_is_told() -> None:
+    ours = train()
+    run = assert_same(train(ours=False), ours)
+    assert "failed" not in run.counters
+    assert not any("left" in sentence for _, sentence in run.events)
+
+
+@pytest.mark.parametrize("nth", [1, 3, 11, 29])
+def test_a_transfer_that_fails(nth: int) -> None:
+    left: list[int] = []
+
+    def fail(step: int, _model: nn.Module) -> None:
+        if step == 4:
+            native.library().sn_system_fail(CLOCK_NANOSLEEP, nth, errno.EIO)
+        if step == STEPS - 1:
+            left.append(native.library().sn_system_fail(CLOCK_NANOSLEEP, 0, 0))
+
+    ours = train(before_step=fail)
+    run = assert_same(train(ours=False), ours)
+    assert left == [0]  # it came to that
+    assert run.counters["failed"] == run.counters["stayed_EIO"] == 1
+    assert ours.told("Input/output error")
+    assert run.counters["overflow_bytes"] == 0
+
+
+def _check(model: nn.Module, expected: float) -> None:
+    total = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
+    os._exit(0 if total == expected else 1)
+
+
+@pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
+def test_a_child_forked_in_the_middle_of_a_migration(by: str) -> None:
+    """In the forward pass of each step from the third on; the child reads all parameters, and ends well."""
+    ended: list[int | None] = []
+
+    def fork(model: nn.Module) -> None:
+        expected = sum(parameter.detach().double().sum().item() for parameter in model.parameters())
+        if by == "os.fork":
+            child = os.fork()
+            if not child:
+                _check(model, expected)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            process = multiprocessing.get_context("fork").Process(target=_check, args=(model, expected))
+            process.start()
+            process.join()
+            ended.append(process.exitcode)
+
+    def hook(step: int, model: nn.Module) -> None:
+        if step == 3:
+            model[4].register_forward_hook(lambda *_: fork(model))  # type: ignore[index]
+
+    ours = train(before_step=hook)
+    run = assert_same(train(ours=False), ours)
+    assert ended == [0] * (STEPS - 3)
+    assert run.counters["overflow_bytes"] == 0
+    assert "failed" not in run.counters
+
+
+def test_a_child_that_trains_on_by_itself_changes_nothing_here() -> None:
+    """It forks with a plan applied, ticks, writes to every parameter and frees; the parent goes on as if alone."""
+    ended: list[int] = []
+
+    def fork(step: int, model: nn.Module) -> None:
+        if step != 5:
+            return
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+                for i in range(3):
+                    inputs, labels = batch(i)
+                    nn.functional.cross_entropy(model(inputs), labels).backward()
+                    optimizer.step()
+                os._exit(0)
+            os._exit(1)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    ours = train(before_step=fork)
+    assert_same(train(ours=False), ours)
+    assert ended == [0]
+
+
+@pytest.mark.parametrize("tracker", ["ops", *TRACKERS])
+def test_workers_forked_again_every_epoch(tracker: str) -> None:
+    try:
+        ours = train(by_workers, tracker=tracker)
+    except sentinel.CapabilityError as error:
+        pytest.skip(f"needs tracker {tracker}: {error}")
+    run = assert_same(train(by_workers, ours=False), ours)
+    assert run.counters["overflow_bytes"] == 0
+    assert "failed" not in run.counters
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_child_of_the_profiled_step_gets_a_consistent_private_copy(tracker: str) -> None:
+    """The parent trains on before the child looks; what the child then writes, the parent never sees."""
+    children: list[tuple[int, int]] = []
+
+    def fork(step: int, model: nn.Module) -> None:
+        if step == 2:  # the profiled step has written to every parameter: now the child may look
+            for _, go in children:
+                os.write(go, b"x")
+        if step != 1:
+            return
+        expected = [parameter.detach().clone() for parameter in model.parameters()]
+        wait, go = os.pipe()
+        child = os.fork()
+        if not child:
+            status = 1
+            with contextlib.suppress(BaseException):
+                os.read(wait, 1)
+                status = int(not all(map(torch.equal, expected, model.parameters())))
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.fill_(float("nan"))
+            os._exit(status)
+        children.append((child, go))
+
+    try:
+        ours = train(tracker=tracker, before_step=fork)
+    except sentinel.CapabilityError as error:
+        pytest.skip(f"needs tracker {tracker}: {error}")
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, _ in children] == [0]
+    assert_same(train(ours=False), ours)
