@@ -17,9 +17,7 @@
 namespace {
 
 constexpr uint64_t kChunkBytes = uint64_t{64} << 20;  // copied at a time: what a change of backing takes beyond the data
-constexpr uint64_t kHugeBytes = uint64_t{2} << 20;
 constexpr uint64_t kAheadBytes = uint64_t{256} << 20;  // prepared beyond what is used, renewed when half is left
-constexpr int kCollapse = 25;                          // MADV_COLLAPSE, from 6.1
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 struct Own {
@@ -102,18 +100,6 @@ int share(sn::ArmRange &range, uint64_t to) {
   return 0;
 }
 
-// Huge pages must be mapped page by page, or one fault would show 512 pages: only registration sees to that.
-bool may_register() {
-  const long fd = sn_system(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, 0, 0, 0, 0, 0);
-  if (fd < 0) return false;
-  uffdio_api api = {};
-  api.api = UFFD_API;
-  api.features = UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
-  const long error = sn_system(SYS_ioctl, fd, UFFDIO_API, sn::arg(&api), 0, 0, 0);
-  sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
-  return error == 0;
-}
-
 bool plenty(uint64_t nbytes) {
   struct sysinfo memory;
   return sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) == 0 &&
@@ -123,21 +109,21 @@ bool plenty(uint64_t nbytes) {
 // Huge pages for offsets up to `to`. A block needs one page before it can become huge; where the host refuses,
 // small pages do as well.
 void make_huge(sn::ArmRange &range, uint64_t to) {
-  to = std::min(range.nbytes, to) / kHugeBytes * kHugeBytes;
+  to = std::min(range.nbytes, to) / sn::kHugeBytes * sn::kHugeBytes;
   const uint64_t from = range.huge_to;
   if (!range.huge || to <= from || !plenty(to - from)) return;
-  for (uint64_t block = from; block < to; block += kHugeBytes)
+  for (uint64_t block = from; block < to; block += sn::kHugeBytes)
     sn_system(SYS_fallocate, range.fd, 0, sn::arg(block), sn::kArmPage, 0, 0);
-  sn::advise(range.view + from, to - from, kCollapse);
+  sn::advise(range.view + from, to - from, sn::kCollapse);
   sn::advise(range.view + from, to - from, MADV_DONTNEED);
   range.huge_to = to;
 }
 
 int make_view(sn::ArmRange &range) {
-  const uint64_t nbytes = range.nbytes + kHugeBytes;  // so that huge pages of the file are aligned in it
+  const uint64_t nbytes = range.nbytes + sn::kHugeBytes;  // so that huge pages of the file are aligned in it
   const long room = sn::map(0, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (room < 0) return static_cast<int>(room);
-  const uint64_t aligned = (static_cast<uint64_t>(room) + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
+  const uint64_t aligned = (static_cast<uint64_t>(room) + sn::kHugeBytes - 1) / sn::kHugeBytes * sn::kHugeBytes;
   const long view = sn::map(aligned, range.nbytes, kReadWrite, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, range.fd);
   if (view < 0) {
     sn::unmap(static_cast<uint64_t>(room), nbytes);
@@ -145,7 +131,7 @@ int make_view(sn::ArmRange &range) {
   }
   range.room = static_cast<uint64_t>(room);
   range.view = aligned;
-  range.huge = range.base % kHugeBytes == 0 && range.nbytes % kHugeBytes == 0 && may_register();
+  range.huge = range.base % sn::kHugeBytes == 0 && range.nbytes % sn::kHugeBytes == 0 && sn::huge_pages_fault_singly();
   return 0;
 }
 
@@ -221,7 +207,7 @@ int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
 }
 
 int unback(sn::ArmRange &range, bool give_back) {
-  if (range.view != 0) sn::unmap(range.room, range.nbytes + kHugeBytes);
+  if (range.view != 0) sn::unmap(range.room, range.nbytes + sn::kHugeBytes);
   range.view = 0;
   const int error = sn::arm_to_private(range, give_back);
   if (error != 0) return error;
@@ -308,7 +294,7 @@ extern "C" int sn_arm_map(uint64_t nbytes, uint64_t *base) {
   std::lock_guard<std::mutex> held(lock);
   if (own_count == sn::kArmRanges) return -ENOSPC;
   // whole huge pages are aligned like the exclusive arena: what holds there is measured on them
-  const uint64_t slack = nbytes % kHugeBytes == 0 ? kHugeBytes : 0;
+  const uint64_t slack = nbytes % sn::kHugeBytes == 0 ? sn::kHugeBytes : 0;
   const long mapped = sn::map(0, nbytes + slack, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (mapped < 0) return static_cast<int>(mapped);
   uint64_t at = static_cast<uint64_t>(mapped);

@@ -9,6 +9,8 @@
 namespace sn {
 
 constexpr uint64_t kArmPage = 4096;
+constexpr uint64_t kHugeBytes = uint64_t{2} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, from 6.1
 constexpr int kArmRanges = SN_ARM_RANGES;
 constexpr unsigned kPolicyNodes = 1024;
 
@@ -56,6 +58,10 @@ int arm_register();
 // allocation when they are first touched. They are mapped page by page all the same. Best effort.
 void arm_prepare();
 int arm_zap();  // un-maps what is mapped; the data stays
+
+// Does each page of a huge page take a fault of its own here, in a range that is registered and was told to have
+// none (MADV_NOHUGEPAGE)? Before 6.12 one fault maps all 512 of them, and hides 511 touches.
+bool huge_pages_fault_singly();
 
 int arm_watch_forks();
 bool touch_running();

@@ -11,12 +11,12 @@
 
 namespace {
 
-enum : uint16_t { kNone = 0, kUsed, kFree, kFreeTail };
+enum : uint16_t { kNone = 0, kUsed, kFree, kFreeTail, kResting };
 
 // One per page, valid at the first page of a block and, for the length, at the last of a free one.
 struct Node {
   uint32_t npages;
-  uint32_t next;  // in a bin, or in the list of foreign frees
+  uint32_t next;  // in a bin, in the list of foreign frees, or among the resting
   uint32_t prev;
   uint16_t slack;  // bytes of the last page beyond what was requested
   uint16_t state;
@@ -27,6 +27,16 @@ constexpr uint64_t kCommitBytes = uint64_t{64} << 20;
 constexpr unsigned kSubBits = 3;  // eight bins to each power of two
 constexpr unsigned kBins = (32 - kSubBits + 1) << kSubBits;
 constexpr int kScan = 8;  // looked at in a bin whose blocks may be too short
+
+// Freed blocks that are not given out again before the next tick, oldest first.
+struct Resting {
+  uint32_t first = kNil, last = kNil;
+  uint64_t percent = 0;      // over the peak of live pages that live and resting ones may take; 0: nothing rests
+  uint64_t pages = 0;
+  uint64_t peak_live = 0;    // pages, since it began
+  uint64_t peak_held = 0;    // live and resting ones
+  uint64_t given_up = 0;     // pages that had to be free again earlier
+};
 
 struct Arena {
   uint64_t base = 0;
@@ -42,6 +52,7 @@ struct Arena {
   uint32_t bins[kBins];
   uint64_t filled[(kBins + 63) / 64];  // which bins hold something
   std::atomic<uint32_t> foreign{kNil};
+  Resting resting;
 };
 
 Arena arena;
@@ -135,6 +146,60 @@ int discard(uint32_t page, uint32_t npages) {
                     arena.shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 
+uint64_t held_pages() { return arena.bump - arena.free_pages; }
+
+// Joins a block to its free neighbours.
+void release(uint32_t page, uint32_t npages) {
+  // Nothing is lost if this fails: the pages stay resident until they are used again.
+  if (!arena.keep) discard(page, npages);
+  arena.free_pages += npages;
+  if (page > 0) {
+    const Node &left = arena.nodes[page - 1];
+    if (left.state == kFreeTail || left.state == kFree) {
+      page -= left.npages;
+      npages += left.npages;
+      bin_remove(page);
+    }
+  }
+  const uint32_t end = page + npages;
+  if (end < arena.bump && arena.nodes[end].state == kFree) {
+    npages += arena.nodes[end].npages;
+    bin_remove(end);
+  }
+  put_free(page, npages);
+}
+
+void release_oldest() {
+  Resting &resting = arena.resting;
+  const uint32_t page = resting.first, npages = arena.nodes[page].npages;
+  resting.first = arena.nodes[page].next;
+  resting.pages -= npages;
+  arena.nodes[page].state = kNone;
+  release(page, npages);
+}
+
+void rest(uint32_t page) {
+  Resting &resting = arena.resting;
+  Node &node = arena.nodes[page];
+  node.state = kResting;
+  node.next = kNil;
+  (resting.first == kNil ? resting.first : arena.nodes[resting.last].next) = page;
+  resting.last = page;
+  resting.pages += node.npages;
+}
+
+// Before `npages` become live: lets go of what rests, where memory would grow beyond what is allowed.
+void keep_within_limit(uint32_t npages) {
+  Resting &resting = arena.resting;
+  resting.peak_live = std::max(resting.peak_live, held_pages() - resting.pages + npages);
+  const uint64_t limit = resting.peak_live * (100 + resting.percent) / 100;
+  while (resting.first != kNil && held_pages() + npages > limit) {
+    resting.given_up += arena.nodes[resting.first].npages;
+    release_oldest();
+  }
+  resting.peak_held = std::max(resting.peak_held, held_pages() + npages);
+}
+
 }  // namespace
 
 namespace sn {
@@ -168,6 +233,7 @@ void *exclusive_allocate(uint64_t nbytes) {
   const uint64_t page_bytes = uint64_t{1} << arena.page_shift;
   if (nbytes > arena.nbytes) return nullptr;
   const uint32_t npages = static_cast<uint32_t>((nbytes + page_bytes - 1) >> arena.page_shift);
+  if (arena.resting.percent != 0) keep_within_limit(npages);
   uint32_t page = take_free(npages);
   if (page == kNil) page = take_bump(npages);
   if (page == kNil) return nullptr;
@@ -180,29 +246,15 @@ void *exclusive_allocate(uint64_t nbytes) {
 }
 
 uint64_t exclusive_free(uint64_t address) {
-  uint32_t page = static_cast<uint32_t>((address - arena.base) >> arena.page_shift);
+  const uint32_t page = static_cast<uint32_t>((address - arena.base) >> arena.page_shift);
   Node &node = arena.nodes[page];
   if (node.state != kUsed) return 0;
-  uint32_t npages = node.npages;
-  const uint64_t nbytes = (uint64_t{npages} << arena.page_shift) - node.slack;
+  const uint64_t nbytes = (uint64_t{node.npages} << arena.page_shift) - node.slack;
   node.state = kNone;
-  // Nothing is lost if this fails: the pages stay resident until they are used again.
-  if (!arena.keep) discard(page, npages);
-  arena.free_pages += npages;
-  if (page > 0) {
-    const Node &left = arena.nodes[page - 1];
-    if (left.state == kFreeTail || left.state == kFree) {
-      page -= left.npages;
-      npages += left.npages;
-      bin_remove(page);
-    }
-  }
-  const uint32_t end = page + npages;
-  if (end < arena.bump && arena.nodes[end].state == kFree) {
-    npages += arena.nodes[end].npages;
-    bin_remove(end);
-  }
-  put_free(page, npages);
+  if (arena.resting.percent != 0)
+    rest(page);
+  else
+    release(page, node.npages);
   return nbytes;
 }
 
@@ -228,6 +280,23 @@ uint64_t exclusive_drain() {
 }
 
 void exclusive_keep_free_pages(bool keep) { arena.keep = keep; }
+
+void exclusive_rest(uint64_t percent) {
+  exclusive_settle();
+  arena.resting = Resting{};
+  arena.resting.percent = percent;
+  arena.resting.peak_live = arena.resting.peak_held = held_pages();
+}
+
+Rested exclusive_rested() {
+  const Resting &resting = arena.resting;
+  return Rested{resting.peak_live << arena.page_shift, resting.peak_held << arena.page_shift,
+                resting.given_up << arena.page_shift};
+}
+
+void exclusive_settle() {
+  while (arena.resting.first != kNil) release_oldest();
+}
 
 }  // namespace sn
 

@@ -15,4 +15,16 @@ uint64_t exclusive_drain();                   // bytes as requested
 bool exclusive_pending();                     // is there anything to drain
 void exclusive_keep_free_pages(bool keep);    // false: what is freed from now on goes back to the system
 
+// What is freed rests until exclusive_settle, so that no page has two tenants in a layer; the oldest is given up
+// where live and resting pages would take more than `percent` over the peak of live ones. 0: nothing rests.
+void exclusive_rest(uint64_t percent);
+void exclusive_settle();
+
+struct Rested {
+  uint64_t live_peak_bytes;   // whole pages
+  uint64_t held_peak_bytes;   // live and resting
+  uint64_t given_up_bytes;    // what was free again before its layer ended
+};
+Rested exclusive_rested();    // since exclusive_rest
+
 }  // namespace sn

@@ -259,6 +259,7 @@ extern "C" int sn_tick(int32_t layer) {
   sn::layer.store(layer, std::memory_order_relaxed);
   if (space.nbytes == 0) return 0;
   drain();
+  sn::exclusive_settle();
   ordinal = 0;
   sn::placement_enter(layer);
   if (is_logging()) sn::log_append(SN_EVENT_TICK, nullptr, 0, -1, 0);

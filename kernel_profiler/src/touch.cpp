@@ -7,12 +7,16 @@
 #include <new>
 #include <vector>
 
+#include "exclusive.h"
 #include "system.h"
 
 namespace {
 
 // What one fault maps where the ranges can't be registered: 64 KiB around it, or its huge page.
 constexpr uint64_t kAroundPages = 16, kHugePages = 512;
+
+// Over the peak of live memory: what may be spent on telling apart tensors that follow each other on a page.
+constexpr uint64_t kRestPercent = 10;
 
 struct Session {
   bool running = false;
@@ -22,6 +26,7 @@ struct Session {
   uint64_t unit_pages = 1;
   const sn::TouchReader *reader = nullptr;
   std::vector<sn_touch_run> runs;
+  sn::Rested rested = {};
 };
 
 Session session;
@@ -114,8 +119,15 @@ int collect() {
   return 0;
 }
 
+void rest_freed_pages(uint64_t percent) {
+  for (int i = 0; i < sn::armed.count; i++)
+    if (sn::armed.ranges[i].exclusive && sn_memory_is_owner() != 0) return sn::exclusive_rest(percent);
+}
+
 void end() {
   session.reader->stop();
+  session.rested = sn::exclusive_rested();
+  rest_freed_pages(0);
   if (sn::armed.uffd >= 0) sn_system(SYS_close, sn::armed.uffd, 0, 0, 0, 0, 0);
   sn::armed.uffd = -1;
   if (session.own_table)
@@ -193,6 +205,7 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   session.running = true;
   error = reader->start();
   session.unit_pages = unit_of_faults();
+  rest_freed_pages(kRestPercent);
   if (error != 0) end();
   return error;
 }
@@ -229,5 +242,9 @@ extern "C" void sn_touch_quality(sn_touch_state *out) {
   out->unit_pages = session.unit_pages;
   out->lost = sn::touch_lost;
   out->late = sn::touch_late;
+  const sn::Rested rested = session.running ? sn::exclusive_rested() : session.rested;
+  out->live_peak_bytes = rested.live_peak_bytes;
+  out->held_peak_bytes = rested.held_peak_bytes;
+  out->given_up_bytes = rested.given_up_bytes;
   out->sees_system_calls = session.kind == SN_TOUCH_PERF ? static_cast<uint64_t>(sn::perf_sees_kernel()) : 1;
 }

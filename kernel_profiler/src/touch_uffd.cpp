@@ -138,11 +138,12 @@ long register_all() {
   return error;
 }
 
-// Without write-protected continuation a write after a read would go unseen: try it on a page of ours.
+// Without write-protected continuation (from 6.4) a write after a read would go unseen: try it on a page of ours.
 long try_continue() {
   const uint64_t page = sn::armed.ranges[0].base;
   long error = populate(page);
   if (error == 0) error = map_page(page, true);
+  if (error == -EINVAL) return -EOPNOTSUPP;
   return error == -EEXIST ? 0 : error;
 }
 

@@ -113,6 +113,49 @@ void every_event_is_in_the_log_in_order() {
   CHECK(sn_log_count() == 5);  // nothing is recorded outside of record
 }
 
+// While touches are watched no page has two tenants in a layer, as far as memory allows.
+void watched_pages_rest_until_the_layer_ends() {
+  const sn_range range = exclusive();
+  CHECK(sn_arm_back(range.base, range.reserved_bytes) == 0);
+  CHECK(sn_record() == 0);
+  if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, range.reserved_bytes / 4096) != 0) {
+    CHECK(sn_arm_unback() == 0);
+    return;
+  }
+  void *lasting = sn_allocate(100 * kMiB);
+  void *first = sn_allocate(kMiB), *second = nullptr;
+  fill(first, kMiB, 3);
+  sn_free(first);
+  CHECK((second = sn_allocate(kMiB)) != first);
+  sn_free(second);
+  void *third = sn_allocate(kMiB);
+  CHECK(third != first && third != second);
+  CHECK(sn_tick(1) == 0);
+  CHECK(sn_allocate(2 * kMiB) == first);  // both together again
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.live_peak_bytes == 103 * kMiB && state.held_peak_bytes == 103 * kMiB && state.given_up_bytes == 0);
+  for (int i = 0; i < 50; i++) sn_free(sn_allocate(kMiB));
+  sn_touch_quality(&state);
+  CHECK(state.live_peak_bytes == 104 * kMiB);
+  CHECK(state.held_peak_bytes <= 104 * kMiB * 11 / 10 && state.held_peak_bytes > 110 * kMiB);
+  CHECK(state.given_up_bytes > 40 * kMiB - 10 * kMiB && state.given_up_bytes < 50 * kMiB);
+  const sn_range before = exclusive();
+  CHECK(sn_touch_stop() == 0);
+  CHECK(exclusive().free_bytes > before.free_bytes);  // nothing rests any more
+  sn_touch_quality(&state);
+  CHECK(state.given_up_bytes != 0);
+  CHECK(sn_arm_unback() == 0);
+  void *again = sn_allocate(kMiB);
+  sn_free(again);
+  CHECK(sn_allocate(kMiB) == again);
+  sn_free(again);
+  sn_free(first);
+  sn_free(third);
+  sn_free(lasting);
+  CHECK(sn_pass_through() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -124,6 +167,7 @@ int main() {
   other_threads_use_malloc_and_their_frees_wait_for_the_owner();
   free_pages_go_back_and_read_as_zero();
   every_event_is_in_the_log_in_order();
+  watched_pages_rest_until_the_layer_ends();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);
   return 0;

@@ -1,6 +1,8 @@
 """Runs the known workload under a page tracker and compares, page for page: prints JSON, exits 1 if they differ.
 
     python tools/known_workload/run.py ebpf perf pagemap uffd
+
+`--build FILE` only compiles it, `--library FILE` uses what was compiled so: for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -24,15 +26,14 @@ SOURCE = Path(__file__).with_name("touches.c")
 PAGES = 1009
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """The workload as a library. CapabilityError without a C compiler."""
+def build(target: Path) -> Path:
+    """Compiles the workload to the library `target`. CapabilityError without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         raise CapabilityError("compiling the known workload", "no C compiler was found", "apt-get install gcc")
-    target = folder / "touches.so"
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-D_GNU_SOURCE"]
     subprocess.run([compiler, *flags, str(SOURCE), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    return target
 
 
 def expected(workload: ctypes.CDLL, in_system_calls: bool = True) -> tuple[Counter[int], Counter[int], Counter[int]]:
@@ -81,10 +82,16 @@ def main() -> int:
     """Run each tracker asked for; those that this host refuses are named, not failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trackers", nargs="*", default=list(TRACKERS), metavar="TRACKER")
+    parser.add_argument("--build", type=Path, metavar="FILE")
+    parser.add_argument("--library", type=Path, metavar="FILE")
+    chosen = parser.parse_args()
+    if chosen.build is not None:
+        build(chosen.build)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        workload = build(Path(folder))
+        workload = ctypes.CDLL(str(chosen.library or build(Path(folder) / "touches.so")))
         results, all_right = [], True
-        for name in parser.parse_args().trackers:
+        for name in chosen.trackers:
             try:
                 result, right = observed(workload, name)
             except CapabilityError as error:

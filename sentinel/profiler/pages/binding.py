@@ -26,7 +26,15 @@ _U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 class TouchState(ctypes.Structure):
     """`sn_touch_state`."""
 
-    _fields_ = (("unit_pages", _U64), ("lost", _U64), ("late", _U64), ("sees_system_calls", _U64))
+    _fields_ = (
+        ("unit_pages", _U64),
+        ("lost", _U64),
+        ("late", _U64),
+        ("sees_system_calls", _U64),
+        ("live_peak_bytes", _U64),
+        ("held_peak_bytes", _U64),
+        ("given_up_bytes", _U64),
+    )
 
 
 def map_range(nbytes: int) -> AddressRange:

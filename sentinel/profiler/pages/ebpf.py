@@ -79,9 +79,7 @@ class EbpfReader(Reader):
             "control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
         }
         self._keep(maps["control"])
-        maps["seen"] = self._keep(
-            bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE)
-        )
+        maps["seen"] = self._keep(bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE))
         maps["totals"] = self._keep(bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1))
         self._share(maps["control"], _CONTROL_BYTES)
         table = self._share(maps["seen"], cells * _CELL_BYTES)

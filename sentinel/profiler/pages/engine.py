@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.trace import Quality
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import binding
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, PageSamples, page_rows
 
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENOENT)
+_TOO_OLD = errno.EOPNOTSUPP  # what the library says where no right would help
 
 TWICE = "reads of a page after its first write in the same layer"
 PINNED = "direct I/O (O_DIRECT), process_vm_* and other accesses to pinned pages"
@@ -38,7 +39,10 @@ class Cost:
 
 @dataclass
 class Reader:
-    """How one tracker reads the engine's touches. `kind`: binding.TABLE and so on."""
+    """How one tracker reads the engine's touches. `kind`: binding.TABLE and so on.
+
+    `what` it does and the `remedy` where that is refused; `too_old`: what a kernel without it lacks.
+    """
 
     name: str
     kind: int
@@ -46,6 +50,7 @@ class Reader:
     remedy: str
     blind_to: tuple[str, ...]
     sees: tuple[str, ...] = ("reads", "writes")
+    too_old: str = ""
 
     def open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int | None:
         """Before the watch begins: the address of a table that this reader fills, or None.
@@ -116,14 +121,14 @@ class ArmedTracker:
         assert probe is not None
         runs = runs[(runs["layer"] != _PROBE_LAYER) & ~_within(runs, probe)]
         cost = self._costs(runs)
-        return PageSamples(
-            rows_of_runs(runs), self._quality(state, int(state.lost) + lost, sum(cost.values())), cost
-        )
+        return PageSamples(rows_of_runs(runs), self._quality(state, int(state.lost) + lost, sum(cost.values())), cost)
 
     def _open(self, ranges: Sequence[AddressRange]) -> None:
         n_pages, layout = _layout(ranges)
         table = self._reader.open(n_pages, layout)
         result = binding.touch_start(self._reader.kind, table, n_pages)
+        if -result == _TOO_OLD and self._reader.too_old:
+            raise CapabilityError(self._reader.what, self._reader.too_old, "use another tracker, or a later kernel")
         if -result in _DENIED:
             raise CapabilityError(self._reader.what, os.strerror(-result), self._reader.remedy)
         if result < 0:
@@ -186,8 +191,19 @@ class ArmedTracker:
                 "a touch is a layer in which the page was used, not an access to DRAM",
                 f"overhead: marks, and {self._cost.read_ns:.0f} ns a page read, {self._cost.write_ns:.0f} ns written",
                 *(() if exact else (coarse,)),
+                *_rested(state),
             ),
         )
+
+
+def _rested(state: binding.TouchState) -> tuple[str, ...]:
+    """What it took to tell apart tensors that follow each other on a page, and where it was not done."""
+    if not state.held_peak_bytes:
+        return ()
+    more = state.held_peak_bytes / state.live_peak_bytes - 1
+    told = f"freed pages were not used again before their layer ended: {more:.1%} more memory at the peak"
+    early = f"but for {format_bytes(state.given_up_bytes)}, which would have taken more" if state.given_up_bytes else ""
+    return (", ".join(filter(None, (told, early))),)
 
 
 def rows_of_runs(runs: NDArray[Any]) -> NDArray[Any]:

@@ -83,9 +83,7 @@ class PageTracker(Protocol):
         ...
 
 
-def page_rows(
-    layers: NDArray[Any], pages: NDArray[Any], reads: NDArray[Any], writes: NDArray[Any]
-) -> NDArray[Any]:
+def page_rows(layers: NDArray[Any], pages: NDArray[Any], reads: NDArray[Any], writes: NDArray[Any]) -> NDArray[Any]:
     """Rows of PAGE_DTYPE, one a (layer, page), sorted; where a layer was marked twice, its touches are joined."""
     rows = np.zeros(len(layers), PAGE_DTYPE)
     for name, column in (("layer", layers), ("page", pages), ("reads", reads), ("writes", writes)):

@@ -13,8 +13,9 @@ def uffd_tracker() -> ArmedTracker:
             "uffd",
             binding.UFFD,
             "handling page faults by userfaultfd",
-            "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.4 or later),"
+            "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.1 or later),"
             " or use --tracker perf",
             (TWICE, DEVICES),
+            too_old="this kernel's UFFDIO_CONTINUE cannot map a page write-protected (Linux 6.4 can)",
         )
     )
