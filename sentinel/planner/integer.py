@@ -30,9 +30,10 @@ class AutoTm:
             raise PlanError(
                 f"policy autotm is for at most {MOST_UNITS} blocks, this step has {len(work.units)}; use sentinel"
             )
-        found = mixed(work, Effort(60, 6, 2, whole_nodes=_NODES))
-        if found is None:
+        found = list(mixed(work, Effort(60, 6, 2, whole_nodes=_NODES)))
+        if not found:
             raise PlanError("policy autotm: the solver found no plan; use sentinel")
+        _, decision = found[0]
         return assemble(
-            found[0], work.units, profile, machine, policy=self.name, footprint_bytes=all_fast.footprint_bytes
+            decision, work.units, profile, machine, policy=self.name, footprint_bytes=all_fast.footprint_bytes
         )

@@ -54,6 +54,8 @@ class Master:
         self.unit_row = self.held_row + length
         self.first = 2 * length + len(stays)
         self.added = 0
+        self._left = np.ones(len(work.units))
+        self._stay_limits = (np.zeros(len(stays)), np.ones(len(stays)))
         self.highs = highspy.Highs()
         for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
             self.highs.setOptionValue(option, setting)
@@ -97,23 +99,43 @@ class Master:
     def settle(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
         """What stays is decided: `work.pool_ns` says what it costs, (L,) `free` what room it leaves to the rest, and
         `left` what share of each family is not among it."""
-        length, groups = self.length, len(self.stays)
-        nobody = np.zeros(groups)
-        self.highs.changeColsBounds(groups, 2 * length + np.arange(groups, dtype=np.int32), nobody, nobody)
-        base, least = layer_base_ms(work, None)
-        room = free[self.stays.row_layer] / 1e9
-        for row, low in enumerate(base.tolist()):
-            self.highs.changeRowBounds(row, low, np.inf)
-        for row, high in enumerate(room.tolist()):
-            self.highs.changeRowBounds(length + row, -np.inf, high)
-        for family in np.flatnonzero(left < 1.0).tolist():
-            self.highs.changeRowBounds(self.unit_row + family, -np.inf, float(left[family]))
-        layers = np.arange(length, dtype=np.int32)
-        self.highs.changeColsBounds(length, layers, least, np.full(length, np.inf))
+        nobody = np.zeros(len(self.stays))
+        self._bound_stays(nobody, nobody)
+        self._bound_layers(layer_base_ms(work, None), free[self.stays.row_layer] / 1e9)
+        self._bound_families(left)
+
+    def release(self) -> None:
+        """Undo `settle`."""
+        self._bound_stays(*self._stay_limits)
+        room = np.full(self.n_rooms, self.work.budget_bytes / 1e9)
+        self._bound_layers(layer_base_ms(self.work, self.stays), room)
+        self._bound_families(np.ones(len(self.work.units)))
+
+    def _bound_stays(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+        columns = 2 * self.length + np.arange(len(self.stays), dtype=np.int32)
+        self.highs.changeColsBounds(len(columns), columns, low, high)
+
+    def _bound_layers(
+        self, base_and_least: tuple[NDArray[np.float64], NDArray[np.float64]], room: NDArray[np.float64]
+    ) -> None:
+        base, least = base_and_least
+        layers = np.arange(self.length, dtype=np.int32)
+        self.highs.changeColsBounds(self.length, layers, least, np.full(self.length, np.inf))
+        self.highs.changeRowsBounds(self.length, layers, base, np.full(self.length, np.inf))
+        rooms = self.length + np.arange(self.n_rooms, dtype=np.int32)
+        self.highs.changeRowsBounds(self.n_rooms, rooms, np.full(self.n_rooms, -np.inf), room)
+
+    def _bound_families(self, left: NDArray[np.float64]) -> None:
+        changed = np.flatnonzero(left != self._left)
+        rows = (self.unit_row + changed).astype(np.int32)
+        self.highs.changeRowsBounds(len(rows), rows, np.full(len(rows), -np.inf), left[changed])
+        self._left = left
 
     def limit_stays(self, groups: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
         """Bound the shares of these groups."""
-        self.highs.changeColsBounds(len(groups), (2 * self.length + groups).astype(np.int32), low, high)
+        for limits, given in zip(self._stay_limits, (low, high), strict=True):
+            limits[groups] = given
+        self._bound_stays(*self._stay_limits)
 
     def solve(self) -> Mix | None:
         """The best mix of all columns there are by now; None if the solver fails."""

@@ -7,6 +7,7 @@ were cheapest at some of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from sentinel.planner.columns import Columns
 from sentinel.planner.decision import Decision
 from sentinel.planner.descent import descend
+from sentinel.planner.dive import Dive
 from sentinel.planner.families import families
 from sentinel.planner.master import Master, Mix
 from sentinel.planner.realise import realise
-from sentinel.planner.reserve import pool_ns, reserve
+from sentinel.planner.settle import Settled, Settler
 from sentinel.planner.shorts import MOST_ENTRIES, Stays, make_stays
 from sentinel.planner.timelines import Pricer
 from sentinel.planner.workload import Workload
@@ -28,27 +30,31 @@ from sentinel.planner.workload import Workload
 class Effort:
     """`rounds` of descent, of which the last `keep` give columns; at most `repriced` rounds of master and pricing.
 
-    `dives`: rounds in which the share of units that stay is made whole. `stays`: long-lived units may stay, as far as
-    so many entries go; 0: all of them count by layers. `whole_nodes`: units are not split, and the
-    search for that is given so many nodes; 0: they may be split.
+    `dives`: after how many rounds, in which the share of units that stay is made whole, a mix is settled.
+    `stays`: long-lived units may stay, as far as so many entries go; 0: all of them count by layers. `trials` of
+    repair of the best settled mix. `whole_nodes`: units are not split, and the search for that is given so many
+    nodes; 0: they may be split.
     """
 
     rounds: int
     keep: int
     repriced: int
-    dives: int = 0
+    dives: tuple[int, ...] = (0,)
     stays: int = MOST_ENTRIES
+    trials: int = 0
     whole_nodes: int = 0
 
 
-_UP, _DOWN = 0.75, 0.15
-"""Parts of a unit from which on a dive rounds up, and up to which it rounds down, at once."""
-_ENOUGH = 2e-4
-"""Repricing ends when a round shortens the step by less than this share."""
+_NEAR = 1.0005
+"""A settled mix whose step is at most this much longer than the relaxed one is not worth more effort."""
 
 
-def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] | None:
-    """The decision, and what the program predicts (`ns`); None if the solver fails."""
+def mixed(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
+    """Decisions with their labels, one for each of `effort.dives`, and a repaired one; none if the solver fails.
+
+    Their details: `program_ns`, the step that the program predicts; `columns`; `near`, whether it is as short as that
+    of the relaxed program.
+    """
     machine = work.machine
     free = np.full(work.n_layers, float(work.budget_bytes))
     layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
@@ -58,79 +64,57 @@ def mixed(work: Workload, effort: Effort) -> tuple[Decision, dict[str, float]] |
     merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
     pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of, most_entries=effort.stays)
     descend(merged, pricer, columns, stays, free, layer_ns, per_s, effort.rounds, effort.keep)
-    master = Master(merged, columns, stays, per_s)
-    mix = _priced(master, pricer, columns, effort.repriced)
-    if mix is None:
-        return None
-    mix = _dive(master, mix, np.bincount(of, minlength=len(merged.units)), effort.dives)
-    pooled = _staying_units(work, of, stays, mix)
-    short = reserve(work, work.budget_bytes, _slow_shorts(work, stays, mix), pooled)
-    fixed = replace(merged, pool_ns=pool_ns(work, short))
-    left = (work.budget_bytes - short.held_bytes).astype(np.float64)
-    inside = np.bincount(of[short.pooled], work.units.nbytes[short.pooled], len(merged.units))
-    master.settle(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
-    final = _priced(master, pricer, columns, effort.repriced)
-    if effort.whole_nodes:
-        final = master.solve_whole(effort.whole_nodes)
-    if final is None:
-        return None
-    decision = realise(work, of, columns, final.share, short)
-    return decision, {"ns": final.step_ns, "relaxed_ns": mix.step_ns, "columns": float(columns.n)}
+    settler = Settler(work, merged, of, Master(merged, columns, stays, per_s), pricer, columns)
+    relaxed = settler.priced(effort.repriced)
+    if relaxed is None:
+        return
+    enough_ns = relaxed.step_ns * _NEAR if settler.converged else 0.0
+    found = []
+    for label, settled in _settled(settler, relaxed, effort):
+        found.append((label, settled))
+        yield label, _real(settler, settled, enough_ns)
+        if settled.mix.step_ns <= enough_ns:
+            return
+    if found and effort.trials:
+        label, best = min(found, key=lambda pair: pair[1].mix.step_ns)
+        better = settler.repaired(best, effort.trials, enough_ns)
+        if better is not best:
+            yield f"{label}, repaired", _real(settler, better, enough_ns)
 
 
-def _dive(master: Master, mix: Mix, members: NDArray[np.int64], dives: int) -> Mix:
-    """A mix in which of each family a whole number of units stays, or nearly: bounds are drawn closer in turn.
-
-    A unit in the pool is there whole, since its addresses are shared. Near wholes are fixed, the nearest of the others
-    is rounded up, and the rest finds its place around it.
-    """
-    stays = master.stays
-    long = np.flatnonzero(stays.family >= 0)
-    m = members[stays.family[long]].astype(np.float64)
-    low, high = np.zeros(len(long)), np.ones(len(long))
-    for _ in range(dives):
-        count = mix.stay[long] * m
-        part = count - np.floor(count + 1e-6)
-        open_ = np.flatnonzero((part > 1e-3) & (high > low))
-        if not len(open_):
-            break
-        up = open_[(part[open_] >= _UP) | (part[open_] == part[open_].max())]
-        down = np.setdiff1d(open_[part[open_] <= _DOWN], up)
-        low[up] = np.minimum(np.ceil(count[up]) / m[up], 1.0)
-        high[down] = np.floor(count[down]) / m[down]
-        master.limit_stays(long, low, high)
-        deeper = master.solve()
-        if deeper is None:  # no room for what was rounded up
-            low[up], high[up] = 0.0, np.floor(count[up]) / m[up]
-            master.limit_stays(long, low, high)
-            deeper = master.solve()
-        if deeper is None:
-            break
-        mix = deeper
-    return mix
+def _settled(settler: Settler, mix: Mix, effort: Effort) -> Iterator[tuple[str, Settled]]:
+    """The relaxed mix settled at once, and after ever more rounds of diving."""
+    master, of = settler.master, settler.of
+    dive, dived = Dive(master, mix, np.bincount(of, minlength=len(settler.merged.units))), 0
+    for dives in effort.dives:
+        master.release()
+        went = dive.go(dives - dived)
+        if dives and not went:
+            return  # all is whole already
+        dived = dives
+        slow, units = _slow_shorts(settler.work, master.stays, dive.mix), _staying_units(settler, dive.mix)
+        settled = settler.settle(slow, units, effort.repriced)
+        if settled is not None and effort.whole_nodes:
+            whole = master.solve_whole(effort.whole_nodes)
+            settled = None if whole is None else replace(settled, mix=whole)
+        if settled is not None:
+            yield f"mixed, {dived} dives" if effort.stays else "mixed by layers", settled
 
 
-def _priced(master: Master, pricer: Pricer, columns: Columns, rounds: int) -> Mix | None:
-    """Master and pricing in turn, until nothing new helps."""
-    mix = master.solve()
-    for _ in range(rounds):
-        if mix is None or not columns.add(pricer.best(mix.prices)[0]):
-            break
-        better = master.solve()
-        if better is None:
-            break
-        gained, mix = mix.step_ns - better.step_ns, better
-        if gained < _ENOUGH * better.step_ns:
-            break
-    return mix
+def _real(settler: Settler, settled: Settled, enough_ns: float) -> Decision:
+    decision = realise(settler.work, settler.of, settler.columns, settled.mix.share, settled.short)
+    step_ns = settled.mix.step_ns
+    told = {"program_ns": int(step_ns), "columns": settler.columns.n, "near": bool(step_ns <= enough_ns)}
+    return replace(decision, details=told)
 
 
-def _staying_units(work: Workload, of: NDArray[np.int64], stays: Stays, mix: Mix) -> NDArray[np.int64]:
+def _staying_units(settler: Settler, mix: Mix) -> NDArray[np.int64]:
     """Units that the mix keeps in fast memory all their life: of each family as many as come nearest to its share."""
+    stays, of = settler.master.stays, settler.of
     share = np.zeros(int(of.max(initial=-1)) + 1)
     long = stays.family >= 0
     share[stays.family[long]] = mix.stay[long]
-    return _nearest(of, work.units.nbytes.astype(np.float64), share)
+    return _nearest(of, settler.work.units.nbytes.astype(np.float64), share)
 
 
 def _nearest(group: NDArray[np.int64], nbytes: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -51,15 +51,14 @@ class Sentinel:
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     """Candidates with their labels, the likeliest best first."""
-    found = None
+    found, near = False, False
     for effort in efforts_for(work):
-        found = mixed(work, effort)
-        if found is not None:
-            decision, told = found
-            details = {"program_ns": int(told["ns"]), "columns": int(told["columns"])}
-            label = f"mixed, {effort.dives} dives" if effort.stays else "mixed by layers"
-            yield label, replace(decision, details=details)
-    if found is not None and _is_large(work):
+        for label, decision in mixed(work, effort):
+            found, near = True, near or bool(decision.details["near"])
+            yield label, decision
+        if near:
+            break
+    if found and _is_large(work):
         return
     short = reserve(work, work.budget_bytes)
     ranked = sorted((interval_cost_ns(work, mil, short), mil) for mil in lengths_to_try(work.n_layers))
@@ -73,8 +72,8 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
     if _is_large(work):
         return (Effort(12, 2, 1, stays=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
-        return (Effort(60, 4, 3, dives=12), Effort(60, 4, 3, stays=0))
-    return (*(Effort(60, 4, 3, dives=dives) for dives in (0, 6, 12, 24)), Effort(60, 4, 3, stays=0))
+        return (Effort(60, 4, 3, dives=(12,)), Effort(60, 4, 3, stays=0))
+    return (Effort(60, 4, 20, dives=(0, 6, 12, 24), trials=20), Effort(60, 4, 20, stays=0))
 
 
 def _is_large(work: Workload) -> bool:
