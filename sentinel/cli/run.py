@@ -43,6 +43,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
+    where.add_argument("--rate-limit", metavar="RATE", help="migrations go no faster, each way: 500MB/s, 1GiB/s")
     out = parser.add_argument_group("what is kept")
     out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
@@ -98,6 +99,11 @@ def prepare_session(arguments: argparse.Namespace) -> None:
     """Hand the overrides to the session that the script will start."""
     from sentinel.session import Overrides, set_overrides
 
+    if arguments.rate_limit is not None:
+        from sentinel.tiers.rate import VARIABLE, parse_rate
+
+        parse_rate(arguments.rate_limit)
+        os.environ[VARIABLE] = arguments.rate_limit
     names = ("fast", "slow", "tracker", "policy", "machine", "plan")
     set_overrides(Overrides(**{name: getattr(arguments, name) for name in names}))
     if arguments.auto:

@@ -39,8 +39,7 @@ class Engine:
 
     `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
     transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
-    to malloc in the step that ends. `bytes_per_s`: real pages migrate no faster than this each way; 0 for no limit.
-    `profile` may be None for a plan that carries its uses. In a forked child the
+    to malloc in the step that ends. `profile` may be None for a plan that carries its uses. In a forked child the
     engine does nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers
     cannot be applied here.
     """
@@ -56,12 +55,11 @@ class Engine:
         strict: bool = False,
         discard: Callable[[int], None] | None = None,
         unmanaged_bytes: Callable[[], int] | None = None,
-        bytes_per_s: int = 0,
     ) -> None:
         _require_fit(plan, machine)
         self._plan, self._unmanaged, self._warn = plan, unmanaged_bytes, warn
         self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
-        self._tiers = open_tiers(machine, self._mover, bytes_per_s=bytes_per_s)
+        self._tiers = open_tiers(machine, self._mover)
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
         self._where = Residence(plan, uses, self._tiers)
         self._ledger = Ledger()

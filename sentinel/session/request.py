@@ -63,7 +63,13 @@ def load_plan(request: Request) -> Plan | None:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine to plan for and to apply on; its fast capacity is the tier's own, not yet the budget.
+    """The machine to plan for and to apply on, its links within the rate limit; its fast capacity is the tier's own,
+    not yet the budget."""
+    return tiers.limited(_machine_of(request))
+
+
+def _machine_of(request: Request) -> Machine:
+    """Without the rate limit.
 
     `slow` says where bytes go, `machine` says what that costs. A machine given with a slow tier that can be applied
     keeps its numbers and takes the kind and node of that tier; without a word on `slow`, a machine that was calibrated

@@ -8,6 +8,7 @@ from sentinel.tiers.choice import machine_for
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
 from sentinel.tiers.presets import PRESETS, Preset, preset
+from sentinel.tiers.rate import limited, rate_limit
 from sentinel.tiers.tier import HeldBlock, Job, Mover, Tier, Transfer
 
 __all__ = [
@@ -20,22 +21,22 @@ __all__ = [
     "Preset",
     "Tier",
     "Transfer",
+    "limited",
     "machine_for",
     "open_tiers",
     "preset",
 ]
 
 
-def open_tiers(machine: Machine, mover: Mover, *, bytes_per_s: int = 0) -> list[Tier | None]:
+def open_tiers(machine: Machine, mover: Mover) -> list[Tier | None]:
     """The tiers of `machine`, to be used through `mover`; None for the fast one, which needs nothing.
 
-    `bytes_per_s`: migrations of real pages go no faster than this each way; 0 for no limit.
     Raises CapabilityError for a tier to which nothing can be applied.
     """
     opened: list[Tier | None] = [None]
     for index, spec in enumerate(machine.tiers[1:], start=1):
         if spec.kind == "node":
-            opened.append(NodeTier(machine, index, mover, bytes_per_s=bytes_per_s))
+            opened.append(NodeTier(machine, index, mover, bytes_per_s=rate_limit()))
         elif spec.kind == "emulated":
             opened.append(EmulatedTier(machine, index, mover))
         else:

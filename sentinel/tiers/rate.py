@@ -1,0 +1,42 @@
+"""The rate limit: how fast migrations may go, each way, as the user says.
+
+`SENTINEL_RATE_LIMIT=500MB/s`, which `sentinel run --rate-limit 500MB/s` sets. Plans count on links that are no faster,
+emulated links are none either, and on nodes the movers pause between their calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+
+VARIABLE = "SENTINEL_RATE_LIMIT"
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)/s\s*")
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second in `"500MB/s"`, `"1.5GiB/s"`. Raises UsageError for anything else, and for 0."""
+    match = _RATE.fullmatch(text)
+    amount = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
+    if amount < 1:
+        raise UsageError(f"{text!r} is not a rate of migrations", f'write it as "500MB/s"; units: {", ".join(_UNITS)}')
+    return int(amount)
+
+
+def rate_limit() -> int:
+    """Bytes per second that migrations may move each way; 0 without a limit. Raises UsageError for what is no rate."""
+    said = os.environ.get(VARIABLE, "")
+    return parse_rate(said) if said else 0
+
+
+def limited(machine: Machine) -> Machine:
+    """`machine` with links no faster than the rate limit, if there is one."""
+    limit = rate_limit()
+    if not limit:
+        return machine
+    links = (replace(link, bandwidth_bytes_per_s=min(limit, link.bandwidth_bytes_per_s)) for link in machine.links)
+    return replace(machine, links=tuple(links))
