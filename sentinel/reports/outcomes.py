@@ -1,0 +1,51 @@
+"""What became of pages that were to move: how many stayed, and why, by the kernel's own word."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sentinel.core.run import Run
+
+TITLE = "Pages that stayed where they were"
+_STAYED = "stayed_"
+
+
+def stayed(run: Run | None) -> list[tuple[str, int, str]]:
+    """(errno, pages, what it means) of all steps, most pages first. On an emulated tier transfers, not pages."""
+    if run is None:
+        return []
+    counts = [(name.removeprefix(_STAYED), n) for name, n in run.counters.items() if name.startswith(_STAYED) and n]
+    return [(name, n, _meaning(name)) for name, n in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
+
+
+def stayed_rows(run: Run | None) -> list[tuple[str, str, str]]:
+    """The same as a table of words, with a head; empty if nothing stayed."""
+    rows = [(name, f"{count:,}", meaning) for name, count, meaning in stayed(run)]
+    return [("errno", "pages", "meaning"), *rows] if rows else []
+
+
+def kept_steps(run: Run) -> str:
+    """Which steps the tables of a long run still hold; "" if all."""
+    total, kept = run.counters.get("steps", 0), len(run.steps)
+    if kept >= total:
+        return ""
+    steps = run.steps["step"].tolist()
+    first = next((i for i, step in enumerate(steps) if step != i), kept)
+    held = f"the first {first} and the last {kept - first} of {total:,} steps"
+    return f"Tables and medians cover {held}; counters cover all."
+
+
+_HERE = {
+    "ENOMEM": "the node has no free page",
+    "EBUSY": "in use by someone: pinned, or under I/O",
+    "EAGAIN": "in use by someone, for the moment",
+    "EACCES": "shared with a forked child and CAP_SYS_NICE is missing, or the node is not in the cpuset",
+    "ENODEV": "the node is offline or not there",
+    "ECANCELED": "the movers were ended first",
+}
+
+
+def _meaning(name: str) -> str:
+    code = getattr(errno, name, None)
+    return _HERE.get(name) or (os.strerror(code) if code is not None else "")

@@ -1,0 +1,42 @@
+"""What the report says of pages that stayed, of pages that the kernel placed, and of a run too long to keep whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.reports.caveats import _of_run
+from sentinel.reports.outcomes import kept_steps, stayed, stayed_rows
+
+
+def run(numbers: list[int], **counters: int) -> Run:
+    rows = np.zeros(len(numbers), STEP_DTYPE)
+    rows["step"], rows["in_step"] = numbers, True
+    layers, moves = np.zeros(0, LAYER_DTYPE), np.zeros(0, MIGRATION_DTYPE)
+    return Run("executed", False, ("fast", "slow"), 100, rows, layers, moves, counters=counters)
+
+
+def test_nothing_stayed_and_nothing_is_said() -> None:
+    whole = run([0, 1, 2], steps=3, stayed_EBUSY=0)
+    assert stayed(None) == stayed(whole) == stayed_rows(whole) == []
+    assert kept_steps(whole) == ""
+    assert _of_run(whole) == []
+
+
+def test_pages_that_stayed_are_a_table_by_errno() -> None:
+    rows = stayed(run([0], steps=1, stayed_EBUSY=7, stayed_EACCES=1009, stayed_EIO=7))
+    assert [(name, count) for name, count, _ in rows] == [("EACCES", 1009), ("EBUSY", 7), ("EIO", 7)]
+    assert "CAP_SYS_NICE" in rows[0][2]
+    assert rows[2][2] == "Input/output error"
+    (sentence,) = _of_run(run([0], steps=1, stayed_EBUSY=7))
+    assert sentence == "Pages that stayed where they were: 7 × EBUSY (in use by someone: pinned, or under I/O)."
+
+
+def test_a_long_run_says_which_steps_its_tables_hold() -> None:
+    cut = run([0, 1, 2, 3, *range(1936, 2000)], steps=2000)
+    assert kept_steps(cut).startswith("Tables and medians cover the first 4 and the last 64 of 2,000 steps")
+    assert _of_run(cut) == [kept_steps(cut)]
+
+
+def test_what_the_kernel_placed_is_an_outcome() -> None:
+    assert "The kernel placed 13 pages against the plan" in _of_run(run([0], steps=1, kernel_placed_pages=13))[0]
