@@ -104,7 +104,7 @@ def trained(chosen: argparse.Namespace) -> dict[str, Any]:
         "losses": losses,
         "headline": first["headline"],
         "tracker": profile.quality.tracker,
-        "segments": segments(profile),
+        "ranges": ranges_of(profile),
         "cells": [cell(profile, m, name, fast, recorded) for name, m in known.items() for fast in chosen.fast],
     }
 
@@ -119,8 +119,8 @@ def seen() -> tuple[Trace, Profile, Machine]:
     return now.trace, now.profile, now.flow.machine
 
 
-def segments(profile: Profile) -> dict[str, list[tuple[int, int, int]]]:
-    """Tensor -> (first page, stop page, pages touched in all layers) of each segment."""
+def ranges_of(profile: Profile) -> dict[str, list[tuple[int, int, int]]]:
+    """Tensor -> (first page, stop page, pages touched in all layers) of each range."""
     found: dict[str, dict[tuple[int, int], int]] = {}
     for tensor, _, low, high, touched, _ in profile.ranges.tolist():
         of = found.setdefault(profile.names[tensor], {})

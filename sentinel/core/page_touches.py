@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.lifetimes import Entity
 from sentinel.core.profile import RANGE_DTYPE
-from sentinel.core.segments import cut_pages
+from sentinel.core.page_ranges import cut_pages
 from sentinel.core.trace import Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
@@ -81,7 +81,7 @@ def _claims(trace: Trace, entities: Sequence[Entity], used: set[tuple[int, int]]
 
 
 def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64]) -> NDArray[Any]:
-    """The segments of tensors whose pages are not all alike, by layer; dtype RANGE_DTYPE.
+    """The ranges of tensors whose pages are not all alike, by layer; dtype RANGE_DTYPE.
 
     `pages_of`: (n,) of each entity whose parts are to be told apart, 0 of the others. One that is touched evenly
     has no rows.
@@ -93,11 +93,11 @@ def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64]) ->
     found = [np.zeros(0, RANGE_DTYPE)]
     for entity in np.unique(owner).tolist():
         low, high = np.searchsorted(owner, [entity, entity + 1])
-        found.append(_segments(entity, rows[low:high], page[low:high], int(pages_of[entity])))
+        found.append(_ranges_of(entity, rows[low:high], page[low:high], int(pages_of[entity])))
     return np.concatenate(found)
 
 
-def _segments(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages: int) -> NDArray[Any]:
+def _ranges_of(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages: int) -> NDArray[Any]:
     """Of one tensor; its touches by layer and page."""
     n_layers = int((np.diff(rows["layer"]) != 0).sum()) + 1
     if len(page) == n_layers * n_pages:  # all of it in each layer
@@ -105,8 +105,8 @@ def _segments(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages:
     cuts = cut_pages(page, rows["layer"].astype(np.int64), n_pages)
     if len(cuts) == 2:
         return np.zeros(0, RANGE_DTYPE)
-    segment = np.searchsorted(cuts, page, "right") - 1
-    key, place = np.unique(rows["layer"].astype(np.int64) * len(cuts) + segment, return_inverse=True)
+    place_in = np.searchsorted(cuts, page, "right") - 1
+    key, place = np.unique(rows["layer"].astype(np.int64) * len(cuts) + place_in, return_inverse=True)
     out = np.zeros(len(key), RANGE_DTYPE)
     out["tensor"], out["layer"] = entity, key // len(cuts)
     out["first_page"], out["stop_page"] = cuts[key % len(cuts)], cuts[key % len(cuts) + 1]

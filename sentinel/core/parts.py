@@ -1,4 +1,4 @@
-"""Large tensors as their segments: a Profile in which each part is a tensor, and plans between the two. Pure.
+"""Large tensors as their page ranges: a Profile in which each part is a tensor, and plans between the two. Pure.
 
 A policy that knows whole tensors only plans page ranges if it is given parts: `split(profile)`, then `fold(plan)`.
 The simulator and the sums by block look at a plan the other way: `unfold(plan)` says which parts its blocks hold.

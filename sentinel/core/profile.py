@@ -41,12 +41,12 @@ ACCESS_DTYPE = np.dtype(
     ]
 )
 RANGE_DTYPE = np.dtype(
-    [  # touches of a segment of a large persistent tensor: a run of pages of like hotness (core/segments.py)
+    [  # touches of a range of a large persistent tensor: a run of pages of like hotness (core/page_ranges.py)
         ("tensor", "<i4"),
         ("layer", "<i4"),
         ("first_page", "<i4"),  # page index within the tensor
         ("stop_page", "<i4"),
-        ("pages_touched", "<i4"),  # of the segment, in the layer; at least 1
+        ("pages_touched", "<i4"),  # of the range, in the layer; at least 1
         ("pages_written", "<i4"),  # -1: unknown
     ]
 )
@@ -60,8 +60,8 @@ class Profile:
     A tensor is alive in layers [start, stop), modulo L; `n_events` is the length of the allocation circle.
     `layer_ns`: plain time of each layer, the tracker's cost taken off. `flops`: -1 where unknown.
     `step_ns_plain`: wall time of a stock step; `step_ns_is_measured` says whether a step ran stock.
-    `ranges`: of tensors whose pages are not all alike, one row a segment and layer that touches it, sorted by
-    (tensor, layer, first_page). The segments of one tensor are the same in all layers and do not overlap; pages in
+    `ranges`: of tensors whose pages are not all alike, one row a range and layer that touches it, sorted by
+    (tensor, layer, first_page). The ranges of one tensor are the same in all layers and do not overlap; pages in
     none of them are touched in no layer. Without rows of a layer the tensor's accesses are spread evenly.
     """
 

@@ -90,10 +90,11 @@ def _places(profile: Profile, plan: Plan | None) -> tuple[NDArray[np.int64], NDA
     """Per tensor: tier of birth (persistent: as layer 0 begins) of most of its bytes, -1 unknown; migrations
     of its blocks a step; its own bytes that these move."""
     n = len(profile.names)
-    tier, most = np.full(n, -1, np.int64), np.zeros(n, np.int64)
+    tier = np.full(n, -1, np.int64)
     moves, moved = np.zeros(n, np.int64), np.zeros(n, np.int64)
     if plan is None:
         return tier, moves, moved
+    begins = np.zeros((len(plan.tier_names), n), np.int64)
     nbytes = profile.tensors["nbytes"]
     for index, block in enumerate(plan.blocks):
         times = len(plan.moves_by_block.get(index, ()))
@@ -101,11 +102,11 @@ def _places(profile: Profile, plan: Plan | None) -> tuple[NDArray[np.int64], NDA
             if tensor >= n:
                 continue
             held = min(int(nbytes[tensor]), block.nbytes)
-            if held > most[tensor]:
-                most[tensor], tier[tensor] = held, block.tier
+            begins[block.tier, tensor] += held
             moves[tensor] += times
             moved[tensor] += times * held
-    tier[~profile.tensors["managed"]] = -1
+    placed = begins.any(axis=0) & profile.tensors["managed"]
+    tier[placed] = begins.argmax(axis=0)[placed]
     return tier, moves, moved
 
 

@@ -14,7 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.files import digest
-from sentinel.reports import false_sharing
+from sentinel.reports import false_sharing, ranges
 from sentinel.reports.caveats import caveats_of
 from sentinel.reports.headline import headline_of, shown
 from sentinel.reports.reconcile import ReportError, reconcile
@@ -86,6 +86,9 @@ class Report:
             found["tensors"] = make.tensors(self.profile, self.plan, self.setup.in_place)
             found["accesses"] = make.accesses(self.profile)
             found["footprint"] = make.footprint(self.profile)
+            by_range = ranges.frame(self.profile, self.plan)
+            if by_range is not None:
+                found["ranges"] = by_range
             if self.profile.sharing is not None:
                 found["false_sharing"] = false_sharing.by_layer(self.profile.sharing, self.profile.layers)
         found["layers"] = make.layers(self.profile, self.plan, self.run, self.simulated)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing
+from sentinel.reports import false_sharing, ranges
 from sentinel.reports.caveats import counted, done_sentence
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def text_of(report: Report) -> str:
         _footprint(frames),
         _migrations(frames["migrations"], report.headline["steps"]),
         _tensors(frames.get("tensors")),
+        _table(ranges.TITLE, ranges.text_rows(frames.get("ranges"))),
         _false_sharing(report),
         _in_place(frames["in_place"], "Stayed in place"),
         _in_place(frames["unmanaged"], "Fell back to malloc, all allocations added up"),
@@ -68,6 +69,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
         ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
         ("served from fast", served, "of the bytes touched"),
+        *ranges.headline_row(h),
         ("migrated a step", _b(h["migrated_bytes_per_step"]), ""),
         ("stall a step", _t(h["stall_ns_per_step"]), ""),
         ("step, plain", _t(plain), plain_kind),

@@ -306,8 +306,8 @@ class TestPages:
         assert access(profile, "a", 1) is None
         assert "1 of 5 page touches" in profile.notes[0]
 
-    def test_segments_of_large_tensors_are_told_apart(self):
-        """A hot head, a sprinkled middle and a cold tail, in two layers; the segments are the same in both."""
+    def test_ranges_of_large_tensors_are_told_apart(self):
+        """A hot head, a sprinkled middle and a cold tail, in two layers; the ranges are the same in both."""
         tape = self.tape()
         for page in (*range(100, 132), *range(133, 164, 4)):
             tape.touch(page)
@@ -330,7 +330,7 @@ class TestPages:
         tape.tick()
         assert len(attribute(tape.trace()).ranges) == 0
 
-    def test_a_write_that_the_tracker_cannot_tell_is_unknown_in_its_segment_only(self):
+    def test_a_write_that_the_tracker_cannot_tell_is_unknown_in_its_range_only(self):
         tape = self.tape()
         for page in range(100, 132):
             tape.touch(page, -1, -1)

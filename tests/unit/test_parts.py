@@ -1,4 +1,4 @@
-"""Tensors cut into their segments and put together again: small cases computed by hand."""
+"""Tensors cut into their ranges and put together again: small cases computed by hand."""
 
 from __future__ import annotations
 

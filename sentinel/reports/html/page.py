@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing
+from sentinel.reports import false_sharing, ranges
 from sentinel.reports.caveats import counted, done_sentence
 from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
@@ -13,7 +13,7 @@ from sentinel.reports.html.heat import heat
 from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.shell import document, section
 from sentinel.reports.html.svg import escape, tag
-from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, of_ns, pairs, plain, table, yes_no
+from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, of_ns, of_share, pairs, plain, table, yes_no
 from sentinel.reports.text import headline_rows
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def _tables(report: Report) -> list[str]:
     found = [section("Migrations", _migrations(frames["migrations"]))]
     if "tensors" in frames:
         found.append(section("Tensors", _tensors(frames["tensors"], _unit(report))))
+    if "ranges" in frames:
+        found.append(section(ranges.TITLE, _ranges(frames["ranges"])))
     place: list[Column] = [("tensor", "tensor", str), ("nbytes", "bytes", of_bytes), ("reason", "reason", str)]
     for key, title in (("in_place", "Stayed in place"), ("unmanaged", "Fell back to malloc, all allocations added up")):
         if len(frames[key]):
@@ -152,6 +154,21 @@ def _tensors(frame: pd.DataFrame, unit: str) -> str:
     ]
     largest = frame.sort_values(["nbytes", "tensor"], ascending=[False, True]).head(MAX_ROWS)
     return table(largest, columns, "Tensors, largest first", total=len(frame))
+
+
+def _ranges(frame: pd.DataFrame) -> str:
+    columns: list[Column] = [
+        ("tensor", "tensor", str),
+        ("first_page", "first page", plain),
+        ("stop_page", "stop page", plain),
+        ("nbytes", "bytes", of_bytes),
+        ("density", "pages touched, a layer", of_share),
+        ("share_of_touches", "of the tensor's touches", of_share),
+        ("tier", "tier", str),
+        ("fast_bytes", "bytes in fast", of_bytes),
+        ("migrations", "migrations a step", plain),
+    ]
+    return table(frame, columns, ranges.TITLE)
 
 
 def _migrations(frame: pd.DataFrame) -> str:

@@ -34,6 +34,11 @@ def of_bytes(value: Any) -> str:
     return format_bytes(int(value))
 
 
+def of_share(value: Any) -> str:
+    """A share in per cent."""
+    return f"{value:.1%}"
+
+
 def of_ns(value: Any) -> str:
     """Nanoseconds in a readable unit."""
     return format_ns(int(value))

@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_PAGES = 16
-"""A segment has at least so many pages, 64 KiB, where the tensor does: what is cut finer moves slower."""
-MOST_SEGMENTS = 16
+"""A range has at least so many pages, 64 KiB, where the tensor does: what is cut finer moves slower."""
+MOST_RANGES = 16
 """Of one tensor."""
 _MOST_BINS = 1 << 15
 
 
 def cut_pages(page: NDArray[np.int64], layer: NDArray[np.int64], n_pages: int) -> NDArray[np.int64]:
-    """(segments + 1,) page indexes, from 0 to `n_pages`, at which segments of like density begin and end.
+    """(ranges + 1,) page indexes, from 0 to `n_pages`, at which ranges of like density begin and end.
 
     `page`, `layer`: (touches,) of each touch of a page of the tensor in a layer, no pair twice.
     """
     width = LEAST_PAGES * max(-(-n_pages // (LEAST_PAGES * _MOST_BINS)), 1)
-    n_bins = max(n_pages // width, 1)  # the last one is wider: no segment is smaller than `width`
+    n_bins = max(n_pages // width, 1)  # the last one is wider: no range is smaller than `width`
     ends = np.append(np.arange(n_bins) * width, n_pages)
     _, row = np.unique(layer, return_inverse=True)
     n_layers = int(row.max(initial=-1)) + 1
@@ -51,7 +51,7 @@ def _grow(touched: NDArray[np.float64], ends: NDArray[np.float64]) -> list[int]:
             heapq.heappush(open_, (-saved, low, at, high))
 
     offer(0, n_bins)
-    while open_ and len(cuts) <= MOST_SEGMENTS:
+    while open_ and len(cuts) <= MOST_RANGES:
         _, low, at, high = heapq.heappop(open_)
         cuts.append(at)
         offer(low, at)

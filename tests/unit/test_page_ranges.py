@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sentinel.core.segments import LEAST_PAGES, MOST_SEGMENTS, cut_pages
+from sentinel.core.page_ranges import LEAST_PAGES, MOST_RANGES, cut_pages
 
 
 def touches(densities, *, layers=1, seed=0):
@@ -47,10 +47,10 @@ def test_a_hot_run_in_the_middle_is_found():
     assert abs(cuts[2] - 1160) <= LEAST_PAGES
 
 
-def test_segments_are_few_and_no_smaller_than_the_least():
+def test_ranges_are_few_and_no_smaller_than_the_least():
     page, layer, pages = touches([(64, i % 2) for i in range(100)])
     cuts = cut_pages(page, layer, pages)
-    assert len(cuts) == MOST_SEGMENTS + 1
+    assert len(cuts) == MOST_RANGES + 1
     assert (np.diff(cuts) >= LEAST_PAGES).all()
 
 
@@ -66,3 +66,36 @@ def test_small_tensors_and_their_last_pages():
     assert cut_pages(np.array([0]), np.array([0]), 5).tolist() == [0, 5]
     page = np.arange(64)
     assert cut_pages(page, page * 0, 64 + LEAST_PAGES + 3).tolist() == [0, 64, 64 + LEAST_PAGES + 3]
+
+
+def bits(touched, pages):
+    """n·H(k/n)."""
+    share = np.clip(touched / pages, 1e-300, 1 - 1e-16)
+    return -(touched * np.log2(share) + (pages - touched) * np.log2(1 - share))
+
+
+def shortest(page, n_pages):
+    """Bits of the shortest description of one layer, by dynamic programming over all cuts."""
+    bins = n_pages // LEAST_PAGES
+    ends = np.append(np.arange(bins) * LEAST_PAGES, n_pages)
+    upto = np.searchsorted(page, ends)
+    price = np.log2(bins) + 0.5 * np.log2(n_pages)
+    best = np.full(bins + 1, np.inf)
+    best[0] = -price
+    for stop in range(1, bins + 1):
+        best[stop] = (best[:stop] + price + bits(upto[stop] - upto[:stop], ends[stop] - ends[:stop])).min()
+    return best[bins]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_description_is_within_one_per_cent_of_the_shortest(seed):
+    random = np.random.default_rng(seed)
+    runs = list(zip((random.integers(3, 40, 8) * LEAST_PAGES).tolist(), (random.random(8) ** 2).tolist(), strict=True))
+    page, layer, pages = touches(runs, seed=seed)
+    cuts = cut_pages(page, layer, pages)
+    bins = pages // LEAST_PAGES
+    price = np.log2(bins) + 0.5 * np.log2(pages)
+    found = bits(np.diff(np.searchsorted(page, cuts)), np.diff(cuts)).sum() + price * (len(cuts) - 2)
+    least = shortest(page, pages)
+    assert least <= found * (1 + 1e-9)
+    assert found <= 1.01 * least

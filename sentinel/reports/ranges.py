@@ -1,0 +1,126 @@
+"""Hot and cold ranges of large tensors: how densely each is touched, and where the plan has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sentinel.core.parts import split
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES, format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TITLE = "Hot and cold ranges of large tensors"
+TOP = 4
+"""Tensors whose ranges the text shows, those of the most touches; the other forms show all."""
+
+
+def shares(plan: Plan | None) -> dict[str, float | None]:
+    """For the headline: what page ranges serve from fast memory and what whole tensors would, both as planned.
+
+    None where the profile has no ranges, or all fits.
+    """
+    told = plan.details.get("page_ranges") if plan is not None else None
+    return {f"fast_served_fraction_{name}": _share(told, name) for name in ("ranged", "whole")}
+
+
+def _share(told: Any, name: str) -> float | None:
+    one = told.get(name) if isinstance(told, dict) else None
+    share = one.get("fast_served_fraction") if isinstance(one, dict) else None
+    return float(share) if isinstance(share, int | float) and not isinstance(share, bool) else None
+
+
+def headline_row(headline: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The row of the headline table, if there is something to say."""
+    ranged, whole = headline["fast_served_fraction_ranged"], headline["fast_served_fraction_whole"]
+    if ranged is None or whole is None:
+        return []
+    return [("served, planned by", f"page ranges {ranged:.1%}", f"whole tensors {whole:.1%}, at equal fast memory")]
+
+
+def frame(profile: Profile, plan: Plan | None) -> pd.DataFrame | None:
+    """One row a range of a tensor that has several, by tensor and page; None if no tensor has.
+
+    `density`: of its pages, the share that a layer touches, over the layers that touch the tensor.
+    `share_of_touches`: of all touches of the tensor. `tier`: where most of it is as layer 0 begins; `fast_bytes`: how
+    much of it is in the fast tier then; `migrations`: of its blocks, a step.
+    """
+    import pandas as pd
+
+    from sentinel.reports.frames import of_names, whole
+
+    parts = split(profile)
+    if not parts.cut:
+        return None
+    n = len(parts.whole)
+    chosen = np.flatnonzero(np.bincount(parts.whole)[parts.whole] > 1)
+    a, told = parts.profile.accesses, parts.profile.accesses["pages_touched"] > 0
+    touches = np.bincount(a["tensor"][told], a["pages_touched"][told], n)
+    layers = np.bincount(a["tensor"][told], minlength=n)
+    of_tensor = np.bincount(parts.whole, touches)[parts.whole]
+    before = profile.accesses
+    steps = np.bincount(before["tensor"][before["pages_touched"] > 0], minlength=len(profile.names))[parts.whole]
+    nbytes = parts.profile.tensors["nbytes"]
+    pages = -(-nbytes // PAGE_BYTES)
+    tier, fast, moves = _places(parts.unfold(plan), n) if plan is not None else (np.full(n, -1), nbytes, nbytes)
+    return pd.DataFrame(
+        {
+            "tensor": of_names(profile.names, parts.whole[chosen]),
+            "first_page": whole(parts.first_page[chosen]),
+            "stop_page": whole((parts.first_page + pages)[chosen]),
+            "nbytes": whole(nbytes[chosen]),
+            "touched_layers": whole(layers[chosen]),
+            "page_touches": whole(touches[chosen]),
+            "density": _real((touches / np.maximum(pages * steps, 1))[chosen]),
+            "share_of_touches": _real((touches / np.maximum(of_tensor, 1))[chosen]),
+            "tier": of_names(plan.tier_names if plan is not None else (), tier[chosen]),
+            "fast_bytes": whole(fast[chosen], plan is not None),
+            "migrations": whole(moves[chosen], plan is not None),
+        }
+    )
+
+
+def _real(values: Any) -> Any:
+    import pandas as pd
+
+    return pd.array(values, dtype="Float64")
+
+
+def _places(plan: Plan, n: int) -> tuple[Any, Any, Any]:
+    """Per part of an unfolded plan: the tier of most of it as layer 0 begins, its bytes in fast, its migrations."""
+    slots = {slot.tensor: slot for slot in plan.slots}
+    held, moves = np.zeros((len(plan.tier_names), n), np.int64), np.zeros(n, np.int64)
+    for index, block in enumerate(plan.blocks):
+        for part in block.tensors:
+            slot = slots[part]
+            inside = min(block.offset + block.nbytes, slot.offset + slot.nbytes) - max(block.offset, slot.offset)
+            held[block.tier, part] += max(inside, 0)
+            moves[part] += len(plan.moves_by_block.get(index, ()))
+    return np.where(held.any(axis=0), held.argmax(axis=0), -1), held[0], moves
+
+
+def text_rows(table: pd.DataFrame | None) -> list[tuple[str, ...]]:
+    """Rows of the text: the tensors with the most touches, each with all its ranges."""
+    if table is None:
+        return []
+    most = table.groupby("tensor", sort=False)["page_touches"].sum().sort_values(ascending=False, kind="stable")
+    rows: list[tuple[str, ...]] = [("bytes", "pages", "density", "of its touches", "tier", "tensor")]
+    for name in most.index[:TOP]:
+        for row in table[table["tensor"] == name].astype(object).to_dict("records"):
+            figures = (f"{row['density']:.1%}", f"{row['share_of_touches']:.1%}")
+            pages = f"[{row['first_page']}:{row['stop_page']}]"  # as blocks are named
+            rows.append((format_bytes(row["nbytes"]), pages, *figures, _tier(row), str(name)))
+    return rows
+
+
+def _tier(row: Any) -> str:
+    import pandas as pd
+
+    if pd.isna(row["tier"]):
+        return "unknown"
+    moves = row["migrations"]
+    return f"{row['tier']}, moves" if moves else str(row["tier"])
