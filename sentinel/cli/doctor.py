@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,20 @@ if TYPE_CHECKING:
     from sentinel.system.topology import Node, Topology
 
 NEEDED = ("C++ compiler", "torch")
-"""Without these no training step can be watched, and the exit code is 1."""
+"""Without these, and tracker `ops`, no training step can be watched, and the exit code is 1."""
 
 _EXAMPLES = f"""\
 examples:
   sentinel doctor
   sentinel doctor --json | jq '.capabilities[] | select(.available | not) | .remedy'
+  sentinel doctor --json | jq -r .auto.tracker
 
-Every capability is tried, not looked up, so the answer holds for this user in this container. What is missing
-costs only what the table says it is for; the exit code is 1 where {" or ".join(NEEDED)} is missing.
+Everything is tried, not looked up, so the answer holds for this user in this container. What is missing costs only
+what the table says it is for.
+
+exit code: 0 where a training step can be watched and placed, 1 where it cannot: {" or ".join(NEEDED)} is missing, or
+not even tracker ops works. A page tracker that is refused, a right or a kernel feature that is missing, and the want of
+a second node change nothing in it.
 """
 
 
@@ -35,20 +41,35 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Probe, print, and judge."""
-    from sentinel.system.capabilities import probe_all
+    from sentinel.cli import watch
+    from sentinel.system.capabilities import GROUPS, probe_all
     from sentinel.system.topology import topology
 
     with telling("probing this host"):
-        host, found = topology(), probe_all()
+        host, found, seen = topology(), probe_all(), watch.examine()
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
+    missing += [] if seen.auto else ["tracker ops"]
     if arguments.json:
-        print_json({"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing})
+        answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
+        print_json(answer | seen.as_json())
     else:
         print_table(node_rows(host))
-        print(f"slow memory: {slow_memory(host)}\n")
-        for capability in found:
-            print(told(capability))
+        print(f"slow memory: {slow_memory(host)}")
+        print("\n".join(seen.lines()))
+        for group in GROUPS:
+            print(f"\n{group}")
+            for capability in found:
+                if capability.group == group:
+                    print(told(capability))
+        print(f"\n{verdict(missing)}")
     return FAILED if missing else OK
+
+
+def verdict(missing: Sequence[str]) -> str:
+    """The last line."""
+    if missing:
+        return f"no training step can be watched here: {', '.join(missing)} is missing"
+    return "a training step can be watched and placed here"
 
 
 def node_rows(host: Topology) -> list[tuple[str, ...]]:

@@ -21,7 +21,6 @@ from sentinel.system.topology import topology as read_topology
 TORCH_SINCE, TORCH_BEFORE = (2, 11), (2, 16)
 """The torch releases this package is made for, as pyproject.toml says."""
 
-_CAP_SYS_NICE = 23
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
 _UFFD_API = 0xAA
@@ -42,7 +41,7 @@ class Missing(Exception):
 
 def move_pages() -> str:
     """A fresh page is found, and asked to move to where it is."""
-    with _Page() as address:
+    with Page() as address:
         node = int(numa.residency(address, PAGE_BYTES)[0])
         if node < 0:
             raise Missing(f"a touched page is nowhere: {os.strerror(-node)}")
@@ -53,7 +52,7 @@ def move_pages() -> str:
 
 def mbind() -> str:
     """A fresh page is given a policy, which is read back."""
-    with _Page() as address:
+    with Page() as address:
         node = numa.node_of_fresh_page()
         numa.bind(address, PAGE_BYTES, node)
         mode, nodes = numa.policy(address)
@@ -68,14 +67,6 @@ def second_node() -> str:
     if not host.slower:
         raise Missing(f"nodes with memory: {[node.number for node in host.nodes if node.total_bytes]}, none slower")
     return f"slower than node {host.fast}: {', '.join(map(str, host.slower))} (decided by {host.decided_by})"
-
-
-def cap_sys_nice() -> str:
-    """The effective capabilities of this process."""
-    held = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if held is None or not int(held.group(1), 16) >> _CAP_SYS_NICE & 1:
-        raise Missing("not among this process's capabilities")
-    return "this process has it"
 
 
 def no_numa_balancing() -> str:
@@ -144,7 +135,7 @@ def perf_event_open() -> str:
 
 def pagemap() -> str:
     """A touched page is marked present."""
-    with _Page() as address, open("/proc/self/pagemap", "rb", buffering=0) as file:
+    with Page() as address, open("/proc/self/pagemap", "rb", buffering=0) as file:
         file.seek(address // PAGE_BYTES * 8)
         (entry,) = struct.unpack("=Q", file.read(8))
     if not entry >> 63:
@@ -188,7 +179,7 @@ def _userfaultfd(flags: int) -> str:
     return f"opened, with {', '.join(name for name, bit in _UFFD_FEATURES.items() if features & bit) or 'no features'}"
 
 
-class _Page:
+class Page:
     """A page of this process, touched; gives its address."""
 
     def __enter__(self) -> int:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import mmap
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.system import capabilities, numa, probes
+from sentinel.system import capabilities, numa, probes, settings
 from sentinel.system.capabilities import probe_all
+
+SOURCE = Path(__file__).parents[2]
 
 
 def test_every_capability_says_what_was_seen_and_what_to_do() -> None:
@@ -59,9 +66,7 @@ def test_torch_must_be_of_a_known_release(monkeypatch: pytest.MonkeyPatch, versi
 
 
 def test_the_known_torch_releases_are_those_of_the_package() -> None:
-    from pathlib import Path
-
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (SOURCE / "pyproject.toml").read_text()
     since, before = (".".join(map(str, bound)) for bound in (probes.TORCH_SINCE, probes.TORCH_BEFORE))
     assert f'"torch>={since},<{before}"' in text
 
@@ -86,3 +91,62 @@ def test_residency_tells_touched_pages_from_untouched_ones() -> None:
     numa.unbind(ctypes.addressof(anchor), 7 * 4096)
     assert numa.policy(ctypes.addressof(anchor)) == (numa.MPOL_DEFAULT, ())
     del anchor
+
+
+def test_every_right_setting_and_feature_is_asked_for_and_grouped() -> None:
+    found = {capability.name: capability for capability in probe_all()}
+    assert {c.group for c in found.values()} == set(capabilities.GROUPS)
+    for name in (
+        *("CAP_BPF", "CAP_PERFMON", "CAP_SYS_NICE", "perf_event_paranoid", "unprivileged_userfaultfd"),
+        *("unprivileged_bpf_disabled", "locked memory", "madvise", "no NUMA balancing", "no demotion by the kernel"),
+        *("cpuset", "PAGEMAP_SCAN", "soft-dirty bits", "move_pages"),
+    ):
+        assert "\n" not in found[name].remedy
+
+
+def test_rights_are_those_of_the_process() -> None:
+    held = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    assert settings.holds("CAP_SYS_NICE") == bool(held >> 23 & 1)
+    assert settings.holds("CAP_IPC_LOCK") == bool(held >> 14 & 1)
+    program = (
+        "import os; os.setresuid(65534, 65534, 65534)\n"
+        "from sentinel.system.settings import holds\n"
+        "print([holds(n) for n in ('CAP_BPF', 'CAP_PERFMON', 'CAP_SYS_NICE', 'CAP_IPC_LOCK')])"
+    )
+    if os.geteuid() == 0:
+        program = program.replace("import os;", "import os, sentinel.system.settings;")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=SOURCE)
+        assert done.stdout.strip() == "[False, False, False, False]"
+
+
+@pytest.mark.parametrize(
+    ("value", "rights", "shown"),
+    [("-1", False, "-1"), ("1", False, "=1"), ("2", False, "none inside"), ("3", False, None), ("3", True, "CAP_PERF")],
+)
+def test_perf_is_judged_by_setting_and_right(
+    monkeypatch: pytest.MonkeyPatch, value: str, rights: bool, shown: str | None
+) -> None:
+    monkeypatch.setattr(settings, "_sysctl", lambda name: value)
+    monkeypatch.setattr(settings, "holds", lambda name: rights)
+    if shown is None:
+        with pytest.raises(probes.Missing, match="perf_event_paranoid=3, without CAP_PERFMON"):
+            settings.perf_event_paranoid()
+    else:
+        assert shown in settings.perf_event_paranoid()
+
+
+def test_limits_are_read_from_the_process() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (257, hard))
+    try:
+        with pytest.raises(probes.Missing, match="ulimit -n is 257"):
+            settings.open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_cpuset_that_leaves_out_a_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/proc/self/status": "Mems_allowed_list:\t0,2\n", "/sys/devices/system/node/has_memory": "0-3\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path, *_: texts[str(path)])
+    with pytest.raises(probes.Missing, match=r"nodes \[1, 3\]"):
+        settings.cpuset_nodes()

@@ -1,0 +1,134 @@
+"""Trials of rights, limits and kernel settings: what this process may do, and what the kernel does by itself."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import resource
+from pathlib import Path
+
+from sentinel.core.units import format_bytes
+from sentinel.system.probes import Missing
+from sentinel.system.sysfs import numbers
+
+RESERVED_BYTES = 1 << 38
+"""Of address space for an arena."""
+PERF_THREADS = 1024
+"""The perf tracker opens a file a thread of the step."""
+
+_CAPABILITIES = {"CAP_IPC_LOCK": 14, "CAP_SYS_ADMIN": 21, "CAP_SYS_NICE": 23, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_UNLIMITED = 1 << 60
+
+
+def holds(name: str) -> bool:
+    """Whether capability `name`, or CAP_SYS_ADMIN for those that were once part of it, is effective."""
+    held = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    bits = int(held.group(1), 16) if held else 0
+    names = (name, "CAP_SYS_ADMIN") if name in ("CAP_BPF", "CAP_PERFMON") else (name,)
+    return any(bits >> _CAPABILITIES[each] & 1 for each in names)
+
+
+def capability(name: str) -> str:
+    """It is among the effective capabilities of this process."""
+    if not holds(name):
+        raise Missing("not among this process's capabilities")
+    return "this process has it"
+
+
+def no_seccomp_filter() -> str:
+    """No filter stands between this process and the kernel."""
+    found = re.search(r"^Seccomp:\s*(\d)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found and found.group(1) != "0":
+        raise Missing("a seccomp filter is in place, as in containers: system calls may be refused")
+    return "no filter is in place"
+
+
+def perf_event_paranoid() -> str:
+    """Page faults of user code may be counted: at most 2, or CAP_PERFMON; those of system calls too at most 1."""
+    value = _sysctl("kernel/perf_event_paranoid")
+    if value is None:
+        raise Missing("this kernel has no perf events")
+    if int(value) > 2 and not holds("CAP_PERFMON"):
+        raise Missing(f"kernel.perf_event_paranoid={value}, without CAP_PERFMON")
+    if int(value) > 1 and not holds("CAP_PERFMON"):
+        return f"kernel.perf_event_paranoid={value}: faults of user code, none inside system calls"
+    return f"kernel.perf_event_paranoid={value}" + (", and CAP_PERFMON" if holds("CAP_PERFMON") else "")
+
+
+def unprivileged_bpf() -> str:
+    """bpf() may be called: the setting is 0, or CAP_BPF."""
+    value = _sysctl("kernel/unprivileged_bpf_disabled")
+    if value not in (None, "0") and not holds("CAP_BPF"):
+        raise Missing(f"kernel.unprivileged_bpf_disabled={value}, without CAP_BPF")
+    return f"kernel.unprivileged_bpf_disabled={value or 'absent'}" + (", with CAP_BPF" if holds("CAP_BPF") else "")
+
+
+def unprivileged_userfaultfd() -> str:
+    """userfaultfd() sees faults inside system calls too: the setting is 1, or CAP_SYS_PTRACE as root has it."""
+    value = _sysctl("vm/unprivileged_userfaultfd")
+    device = Path("/dev/userfaultfd")
+    try:
+        device.open("rb", buffering=0).close()
+        return "/dev/userfaultfd may be opened"
+    except OSError:
+        pass
+    if value == "1":
+        return "vm.unprivileged_userfaultfd=1"
+    raise Missing(f"vm.unprivileged_userfaultfd={value or 'absent'}, and {device} cannot be opened")
+
+
+def locked_memory() -> str:
+    """Ring buffers of perf and, before Linux 5.11, maps of eBPF are locked memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if holds("CAP_IPC_LOCK"):
+        return "CAP_IPC_LOCK: no limit"
+    if soft != resource.RLIM_INFINITY and soft < 8 << 20:
+        raise Missing(f"ulimit -l is {format_bytes(soft)}")
+    return f"ulimit -l is {_limit(soft)}"
+
+
+def open_files() -> str:
+    """One for each thread that the perf tracker watches."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < PERF_THREADS:
+        raise Missing(f"ulimit -n is {soft}, up to {hard} may be asked for")
+    return f"ulimit -n is {soft}"
+
+
+def address_space() -> str:
+    """An arena's worth of addresses is reserved, with no memory behind."""
+    try:
+        mmap.mmap(-1, RESERVED_BYTES, prot=0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000).close()
+    except OSError as error:
+        raise Missing(f"{format_bytes(RESERVED_BYTES)} of addresses: {error.strerror}") from error
+    return f"{format_bytes(RESERVED_BYTES)} of addresses were reserved"
+
+
+def no_kernel_demotion() -> str:
+    """The kernel does not demote by itself under pressure."""
+    path = Path("/sys/kernel/mm/numa/demotion_enabled")
+    value = path.read_text().strip() if path.exists() else ""
+    if value.lower() in ("1", "true"):
+        raise Missing(f"numa/demotion_enabled={value}: under pressure the kernel demotes pages by itself")
+    return f"numa/demotion_enabled={value}" if value else "this kernel demotes nothing by itself"
+
+
+def cpuset_nodes() -> str:
+    """The cgroup allows memory of every node that has some."""
+    listed = re.search(r"^Mems_allowed_list:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if listed is None:
+        return "this kernel has no cpusets"
+    allowed = set(numbers(listed.group(1)))
+    nodes = set(numbers(Path("/sys/devices/system/node/has_memory").read_text()))
+    if nodes - allowed:
+        raise Missing(f"nodes {sorted(nodes - allowed)} have memory that this process's cpuset does not allow")
+    return f"memory of nodes {sorted(nodes & allowed)} is allowed"
+
+
+def _sysctl(name: str) -> str | None:
+    path = Path("/proc/sys") / name
+    return path.read_text().strip() if path.exists() else None
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY or value > _UNLIMITED else format_bytes(value)
