@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+EMULATED = "emulated machine: these are not memory's speeds"
+"""Said wherever such figures are shown."""
+
 
 @dataclass(frozen=True)
 class Figure:

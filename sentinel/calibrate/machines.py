@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sentinel.calibrate.figures import Calibration, NodeFigures, best
+from sentinel.calibrate.figures import EMULATED, Calibration, NodeFigures, best
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import PAGE_BYTES, format_bytes
@@ -47,7 +47,7 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
 
 def conditions(found: Calibration) -> str:
     """How and when it was measured, in one line."""
-    emulated = "emulated machine: these are not memory's speeds; " if found.emulated else ""
+    emulated = f"{EMULATED}; " if found.emulated else ""
     return (
         f"{emulated}measured {found.began} by sentinel calibrate on {found.processor or 'an unnamed processor'},"
         f" CPUs {as_list(found.cpus)}, over {format_bytes(found.nbytes)}, medians of {found.rounds} rounds"

@@ -6,7 +6,7 @@ import datetime as dt
 import os
 from collections.abc import Callable, Sequence
 
-from sentinel.calibrate.figures import Calibration, Figure, MoveFigures, NodeFigures, figure_of
+from sentinel.calibrate.figures import EMULATED, Calibration, Figure, MoveFigures, NodeFigures, figure_of
 from sentinel.calibrate.order import CACHES, Order
 from sentinel.calibrate.paces import Chase, Moving, Pace, Stream, latency_ns, move_rates, parts_of, stream_rate
 from sentinel.calibrate.regions import HUGE_BYTES, Region
@@ -151,8 +151,8 @@ class _Run:
 def _notes(order: Order, nodes: Sequence[NodeFigures], run: _Run) -> list[str]:
     notes = list(dict.fromkeys(run.notes))
     if processor.is_emulated():
-        notes.insert(0, "emulated machine: these are not memory's speeds")
-    elif processor.is_virtual():
+        return [EMULATED, *notes]  # what else could be wrong does not matter then
+    if processor.is_virtual():
         notes.append("virtual machine: others may use the same memory, and the hypervisor's pages count too")
     if run.busy < IDLE:
         notes.append(

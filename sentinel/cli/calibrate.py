@@ -79,13 +79,12 @@ def execute(arguments: argparse.Namespace) -> int:
     machine = calibrate.machine_of(found, host, slow)
     if slow != arguments.slow:
         machine = replace(machine, decided_by="declared")
-    said = [*_said(found, machine, arguments.slow), _kept(found, machine, host, arguments)]
+    said = _said(found, machine, arguments.slow)
     if arguments.json:
         print_json(as_json(found, machine, said))
     else:
-        _print(found, machine)
-    for sentence in said:
-        print(f"sentinel: {sentence}", file=sys.stderr)
+        _print(found, machine, said)
+    print(f"sentinel: {_kept(found, machine, host, arguments)}", file=sys.stderr)
     return OK
 
 
@@ -154,7 +153,7 @@ def as_json(found: Calibration, machine: Machine, said: list[str]) -> dict[str, 
     }
 
 
-def _print(found: Calibration, machine: Machine) -> None:
+def _print(found: Calibration, machine: Machine, said: list[str]) -> None:
     rows: list[tuple[str, ...]] = [("node", "tier", "threads", "read", "write", "mixed")]
     names = {tier.node: tier.name for tier in machine.tiers}
     for node in found.nodes:
@@ -173,6 +172,8 @@ def _print(found: Calibration, machine: Machine) -> None:
         print()
         _print_moves(found)
     print(f"\norder of tiers: {', '.join(tier.name for tier in machine.tiers)} (decided by {machine.decided_by})")
+    for sentence in said:
+        print(f"note: {sentence}")
 
 
 def _print_moves(found: Calibration) -> None:

@@ -1,0 +1,128 @@
+"""`sentinel calibrate` and `sentinel run --cpus` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sentinel.files import load_machine
+from sentinel.system.topology import topology
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.needs("native")
+
+
+def _sentinel(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "sentinel", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_one_node_gives_a_machine_with_a_declared_tier_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    words = ("--quick", "--size", "8MiB", "--threads", "1", "--slow", "emulated:cxl-asic-x8", "--json", "-o", str(file))
+    done = _sentinel("calibrate", *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    machine = load_machine(file)
+    assert told["machine"]["name"] == machine.name == "calibrated, emulated:cxl-asic-x8"
+    assert [(tier.kind, tier.measured) for tier in machine.tiers] == [("node", True), ("emulated", False)]
+    assert [node["node"] for node in told["nodes"]] == [topology().fast]
+    read = told["nodes"][0]["read"]["1"]
+    assert read["lowest"] <= read["median"] <= read["highest"]
+    assert read["rounds"] == 3
+    assert f"machine written to {file}" in done.stderr
+    assert "calibrating 1/4" in done.stderr
+
+
+def test_a_table_names_what_was_measured(tmp_path: Path) -> None:
+    words = ("--quick", "--size", "8MiB", "--threads", "1", "--nodes", str(topology().fast))
+    done = _sentinel("calibrate", *words, "-o", str(tmp_path / "machine.json"))
+    assert done.returncode == 0, done.stderr
+    heads = [line.split() for line in done.stdout.splitlines()]
+    assert ["node", "tier", "threads", "read", "write", "mixed"] in heads
+    assert ["node", "latency", "loaded", "readers", "pages"] in heads
+    assert "cxl-asic-x8, declared, not measured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--slow", "nothing"], "names no slow tier"),
+        (["--nodes", "x"], "names no nodes"),
+        (["--nodes", "99"], "no node 99 with memory"),
+        (["--threads", "0"], "is not a number of threads"),
+        (["--threads", "100000"], "CPUs of the fast node"),
+        (["--size", "1MB"], "1MB"),
+        (["--size", "64KiB"], "too little to measure"),
+        (["--cpus", "node:99"], "no node 99"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], why: str) -> None:
+    done = _sentinel("calibrate", *words)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr
+    assert "calibrating" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_has_no_room_is_refused() -> None:
+    done = _sentinel("calibrate", "--size", "1024TiB")
+    assert done.returncode == 1
+    assert "or less, or free memory there" in done.stderr
+    assert "calibrating 1" not in done.stderr
+
+
+def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    command = [sys.executable, "-m", "sentinel", "calibrate", "--nodes", "0", "--size", "8MiB", "-o", str(file)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert "calibrating 1/" in running.stderr.readline()
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        assert running.wait(60) == 130
+    assert "sentinel: interrupted" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+_SCRIPT = """
+import os, torch
+torch.ones(512, 512) @ torch.ones(512, 512)
+masks = {tuple(sorted(os.sched_getaffinity(int(thread)))) for thread in os.listdir("/proc/self/task")}
+print(torch.get_num_threads(), sorted(masks))
+"""
+
+
+@pytest.mark.needs("torch")
+def test_a_run_is_bound_before_torch_counts_cpus_and_starts_threads(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    cpu = max(os.sched_getaffinity(0))
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-m", "sentinel", "run", "--cpus", str(cpu), str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"1 [({cpu},)]\n", done.stderr
+
+
+def test_a_run_on_cpus_that_are_not_there_does_not_begin(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('began')\n")
+    for words, code, why in (
+        ("node:99", 2, "this host has no node 99"),
+        ("none", 2, "names no CPUs"),
+        ("8000", 1, "CPUs 8000 are not online"),
+    ):
+        done = _sentinel("run", "--cpus", words, str(script), cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr

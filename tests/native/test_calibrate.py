@@ -1,0 +1,124 @@
+"""Measuring for real, little and short: what is counted, and that nothing stays. No speed is judged."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from sentinel.calibrate import calibrate, machine_of, order
+from sentinel.calibrate.paces import Chase, latency_ns, parts_of, stream_rate
+from sentinel.calibrate.regions import HUGE_BYTES, Region
+from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.system.topology import topology
+from sentinel.tiers import PRESETS
+
+pytestmark = pytest.mark.needs("native")
+
+MIB = 1 << 20
+ROUND_NS = 2_000_000
+
+
+def _mapped() -> set[str]:
+    """Anonymous mappings of a megabyte and more."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, _, high = line.split()[0].partition("-")
+        if len(line.split()) == 5 and int(high, 16) - int(low, 16) >= 7 * MIB:
+            found.add(line.split()[0])
+    return found
+
+
+def test_a_region_is_touched_aligned_and_given_back() -> None:
+    before = _mapped()
+    with Region(8 * MIB, None, huge=False) as region:
+        assert region.address % HUGE_BYTES == 0
+        assert ctypes.string_at(region.address + 8 * MIB - 3, 3) == b"\x5a\x5a\x5a"
+        assert region.huge_bytes() == 0
+    assert _mapped() <= before
+
+
+def test_huge_pages_are_counted_where_they_are_allowed() -> None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("needs transparent huge pages: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+    with Region(8 * MIB, None, huge=True) as region:
+        assert region.huge_bytes() in range(0, 8 * MIB + 1, HUGE_BYTES)
+
+
+def test_a_node_that_is_not_there_takes_nothing() -> None:
+    before = _mapped()
+    with pytest.raises(CapabilityError, match=r"putting 8\.00 MiB on node 1000"):
+        Region(8 * MIB, 1000, huge=False)
+    assert _mapped() <= before
+
+
+def test_parts_are_whole_pages_and_cover_the_region() -> None:
+    with Region(22 * MIB, None, huge=False) as region:
+        parts = parts_of(region, 3, HUGE_BYTES, 1)
+        assert [part.nbytes for part in parts] == [6 * MIB, 8 * MIB, 8 * MIB]
+        assert parts[0].address == region.address
+        for one, other in itertools.pairwise(parts):
+            assert one.address + one.nbytes == other.address
+
+
+def test_streams_and_chases_take_time_on_their_cpu() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with Region(4 * MIB, None, huge=False) as region:
+        for kind in ("read", "write", "mixed"):
+            pace = stream_rate(region, kind, [cpu], ROUND_NS)
+            assert pace.figure > 0, kind
+            assert 0 < pace.busy <= 1.2, kind
+        chase = Chase(region)
+        one, other = latency_ns(chase, cpu, ROUND_NS), chase.at
+        assert one.figure > 0
+        latency_ns(chase, cpu, ROUND_NS)
+        assert chase.at != other  # it went on
+        assert region.address <= chase.at < region.address + region.nbytes
+
+
+def test_a_cpu_that_is_not_there_is_an_error_and_no_hang() -> None:
+    with Region(4 * MIB, None, huge=False) as region, pytest.raises(NativeError, match="CPUs 0, 100000"):
+        stream_rate(region, "read", [0, 100_000], ROUND_NS)
+
+
+def test_this_host_is_calibrated_part_by_part() -> None:
+    host = topology()
+    asked = order(host, nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
+    told: list[tuple[int, int, str]] = []
+    before = _mapped()
+    found = calibrate(asked, lambda part, parts, what: told.append((part, parts, what)))
+    assert _mapped() <= before
+    assert [part for part, _, _ in told] == list(range(1, told[0][1] + 1))
+    assert [node.node for node in found.nodes] == [host.fast]
+    machine = machine_of(found, host, "cxl-asic-x8")
+    assert machine.fast.measured
+    assert machine.tiers[1].read_bytes_per_s == PRESETS["cxl-asic-x8"].read_bytes_per_s
+
+
+@pytest.mark.needs("two nodes")
+def test_two_nodes_are_measured_and_moved_between() -> None:
+    host = topology()
+    asked = order(host, threads=[1], nbytes=4 * MIB, quick=True)
+    found = calibrate(asked, lambda part, parts, what: None)
+    pairs = {(move.source, move.target) for move in found.moves}
+    assert pairs == {(host.fast, other) for other in asked.others} | {(other, host.fast) for other in asked.others}
+    assert all(figure.median > 0 for move in found.moves for figure in move.rates.values())
+    machine = machine_of(found, host)
+    assert all(part.measured for part in (*machine.tiers, *machine.links))
+
+
+def test_an_interrupted_calibration_leaves_nothing() -> None:
+    asked = order(topology(), nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
+
+    def interrupt(part: int, parts: int, what: str) -> None:
+        if part == parts:
+            raise KeyboardInterrupt
+
+    before = _mapped()
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(asked, interrupt)
+    assert _mapped() <= before

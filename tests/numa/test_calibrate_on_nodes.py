@@ -1,0 +1,61 @@
+"""Calibration of a host with several nodes: run on one, or in tools/numa_vm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sentinel.cli import main
+from sentinel.files import load_machine
+from sentinel.system import calibration, processor
+from sentinel.system.topology import topology
+from sentinel.tiers import machine_for
+
+pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("native")]
+
+
+def _calibrate(*words: str) -> int:
+    return main(["calibrate", "--quick", "--size", "4MiB", "--threads", "1", *words])
+
+
+def test_a_calibration_gives_a_machine_of_this_hosts_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "machine.json"
+    assert _calibrate("--json", "-o", str(file)) == 0
+    told, host, machine = json.loads(capsys.readouterr().out), topology(), load_machine(file)
+    assert [tier.node for tier in machine.tiers] == [host.fast, *host.slower]
+    assert all(part.measured for part in (*machine.tiers, *machine.links))
+    assert machine.decided_by in ("hmat", "measurement") or told["conditions"]["emulated"]
+    pairs = {(move["source"], move["target"], move["page_bytes"]) for move in told["moves"]}
+    for slow in host.slower:
+        assert {(host.fast, slow, 4096), (slow, host.fast, 4096)} <= pairs
+    for move in told["moves"]:
+        assert all(0 < rate["lowest"] <= rate["highest"] for rate in move["rates"].values())
+
+
+def test_auto_takes_the_slower_node_and_says_who_decided() -> None:
+    host, machine = topology(), machine_for("auto")
+    assert machine.tiers[1].node == host.slower[0]
+    assert machine.decided_by == host.decided_by
+    if all(node.read_latency_ns for node in host.nodes) and not host.nodes[1].cpus:
+        assert machine.decided_by == "hmat"
+
+
+def test_what_is_kept_is_used_but_for_an_emulated_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
+    assert _calibrate() == 0
+    told = capsys.readouterr()
+    machine, kept = machine_for("auto"), list(tmp_path.glob("machine-*.json"))
+    if processor.is_emulated():
+        assert "note: emulated machine: these are not memory's speeds" in told.out
+        assert "not kept for plans" in told.err
+        assert kept == []
+        assert not any(tier.measured for tier in machine.tiers)
+    else:
+        assert len(kept) == 1
+        assert all(part.measured for part in (*machine.tiers, *machine.links))

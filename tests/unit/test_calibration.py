@@ -1,0 +1,243 @@
+"""From figures to a Machine, what may be asked for, and the calibration that is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sentinel.calibrate import Calibration, Figure, MoveFigures, NodeFigures, machine_of, order
+from sentinel.calibrate.figures import best, figure_of
+from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
+from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.files import load_machine, save
+from sentinel.system import calibration, processor
+from sentinel.system.topology import Node, Topology
+
+MIB, GIB, GB = 1 << 20, 1 << 30, 10**9
+
+
+def _flat(value: float) -> Figure:
+    return Figure(value, value, value, 3)
+
+
+def _node(number: int, rate: float, latency_ns: float, loaded_ns: float | None = None) -> NodeFigures:
+    rates = {1: _flat(rate / 2), 4: _flat(rate)}
+    halves = {threads: _flat(figure.median / 2) for threads, figure in rates.items()}
+    loaded = None if loaded_ns is None else _flat(loaded_ns)
+    return NodeFigures(number, rates, halves, rates, _flat(latency_ns), loaded, 3 if loaded else 0, huge=True)
+
+
+def _moves(other: int, down: float, up: float) -> tuple[MoveFigures, ...]:
+    """Four movers get twice as much, huge pages ten times: neither is how a plan is carried out."""
+    return tuple(
+        MoveFigures(source, target, page_bytes, {1: _flat(rate * factor), 4: _flat(2 * rate * factor)})
+        for page_bytes, factor in ((4096, 1), (2 * MIB, 10))
+        for source, target, rate in ((0, other, down), (other, 0, up))
+    )
+
+
+def _found(**changed: object) -> Calibration:
+    made = Calibration(
+        nodes=(_node(0, 20 * GB, 90.0), _node(1, 6 * GB, 210.0)),
+        moves=_moves(1, 2 * GB, 1.5 * GB),
+        both_ways={(0, 1): _flat(1.9 * GB), (1, 0): _flat(1.4 * GB)},
+        cpus=(0, 1, 2, 3),
+        nbytes=256 * MIB,
+        rounds=3,
+        processor="A Processor",
+        virtual=False,
+        emulated=False,
+        began="2026-11-20T10:00:00+00:00",
+        notes=(),
+    )
+    return replace(made, **changed)
+
+
+def _host(**changed: object) -> Topology:
+    nodes = (Node(0, (0, 1, 2, 3), 8 * GIB, 4 * GIB, {0: 10, 1: 20}), Node(1, (), 16 * GIB, 9 * GIB, {0: 20, 1: 10}))
+    return replace(Topology(nodes, 0, (1,), "no_cpus", (0,)), **changed)
+
+
+def test_a_figure_is_the_median_and_says_how_far_rounds_lay_apart() -> None:
+    figure = figure_of([5.0, 1.0, 3.0])
+    assert (figure.median, figure.lowest, figure.highest, figure.rounds) == (3.0, 1.0, 5.0, 3)
+    assert figure.spread == pytest.approx(4 / 3)
+    assert best({1: _flat(3.0), 2: _flat(7.0), 4: _flat(5.0)}).median == 7.0
+
+
+def test_a_machine_has_the_best_bandwidths_and_the_links_of_a_plans_mover() -> None:
+    machine = machine_of(_found(), _host())
+    fast, slow = machine.tiers
+    assert (fast.name, fast.kind, fast.node, slow.name, slow.kind, slow.node) == ("fast", "node", 0, "node1", "node", 1)
+    assert (fast.read_bytes_per_s, fast.write_bytes_per_s, fast.latency_ns) == (20 * GB, 10 * GB, 90.0)
+    assert (slow.read_bytes_per_s, slow.write_bytes_per_s, slow.latency_ns) == (6 * GB, 3 * GB, 210.0)
+    assert (fast.capacity_bytes, slow.capacity_bytes) == (4 * GIB, 9 * GIB)
+    assert machine.link(0, 1).bandwidth_bytes_per_s == 2 * GB
+    assert machine.link(1, 0).bandwidth_bytes_per_s == 1.5 * GB
+    assert all(part.measured for part in (*machine.tiers, *machine.links))
+    assert "2026-11-20" in slow.source
+    assert "A Processor" in slow.source
+    assert machine.decided_by == "measurement"
+
+
+def test_several_nodes_are_tiers_nearest_first() -> None:
+    far = Node(2, (), GIB, GIB, {0: 17, 1: 20, 2: 10})
+    host = _host(nodes=(*_host().nodes, far))
+    nodes = (_node(0, 20 * GB, 90.0), _node(1, 6 * GB, 310.0), _node(2, 6 * GB, 210.0))
+    both = {pair: _flat(GB) for pair in ((0, 1), (1, 0), (0, 2), (2, 0))}
+    found = _found(nodes=nodes, moves=(*_moves(1, GB, GB), *_moves(2, 3 * GB, 4 * GB)), both_ways=both)
+    machine = machine_of(found, host)
+    assert [tier.node for tier in machine.tiers] == [0, 2, 1]
+    assert machine.link(1, 0).bandwidth_bytes_per_s == 4 * GB
+    assert machine.link(0, 2).bandwidth_bytes_per_s == GB
+
+
+def test_the_firmware_orders_before_what_was_measured() -> None:
+    nodes = tuple(replace(node, read_latency_ns=ns) for node, ns in zip(_host().nodes, (90, 250), strict=True))
+    assert machine_of(_found(), _host(nodes=nodes)).decided_by == "hmat"
+
+
+def test_an_emulated_machine_orders_nothing_and_says_so_in_the_file(tmp_path: Path) -> None:
+    machine = machine_of(_found(emulated=True), _host())
+    assert machine.decided_by == "no_cpus"
+    save(machine, tmp_path / "machine.json")
+    assert load_machine(tmp_path / "machine.json") == machine
+    for tier in machine.tiers:
+        assert tier.source.startswith("emulated machine: these are not memory's speeds")
+
+
+def test_one_node_and_a_declared_tier_make_a_machine() -> None:
+    alone = _found(nodes=_found().nodes[:1], moves=(), both_ways={})
+    with pytest.raises(UsageError, match="only one node was measured; name a declared tier with --slow"):
+        machine_of(alone, _host())
+    for word, kind in (("emulated:cxl-asic-x8", "emulated"), ("cxl-asic-x8", "described")):
+        machine = machine_of(alone, _host(), word)
+        fast, slow = machine.tiers
+        assert (fast.measured, slow.measured, slow.kind) == (True, False, kind)
+        assert slow.source.startswith("declared")
+        assert not any(link.measured for link in machine.links)
+    with pytest.raises(UsageError, match="names no slow tier"):
+        machine_of(alone, _host(), "emulated:nothing")
+
+
+def test_directions_that_slow_each_other_down_share_a_link() -> None:
+    assert is_full_duplex(_found(), 1)
+    shared = _found(both_ways={(0, 1): _flat(0.9 * GB), (1, 0): _flat(0.8 * GB)})
+    assert not is_full_duplex(shared, 1)
+    assert not machine_of(shared, _host()).full_duplex
+
+
+def test_the_model_of_loaded_latency_gives_back_what_was_measured() -> None:
+    assert loaded_latency_a(_node(0, 20 * GB, 90.0)) == 0.0
+    node = replace(_node(0, 20 * GB, 90.0, loaded_ns=150.0), readers=1)  # one reader gets half of the bandwidth
+    use = 0.5
+    assert 90.0 * (1 + loaded_latency_a(node) * use / (1 - use)) == pytest.approx(150.0, abs=0.1)  # `a` has four digits
+    assert loaded_latency_a(_node(0, 20 * GB, 90.0, loaded_ns=80.0)) == 0.0  # noise
+
+
+# ---- what may be asked for ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(processor, "is_emulated", lambda: False)
+    monkeypatch.setattr(processor, "last_cache_bytes", lambda: 32 * MIB)
+
+
+@pytest.mark.usefixtures("all_cpus")
+def test_an_order_covers_all_nodes_and_numbers_of_threads() -> None:
+    made = order(_host())
+    assert (made.fast, made.others, made.cpus, made.threads) == (0, (1,), (0, 1, 2, 3), (1, 2, 4))
+    assert (made.nbytes, made.on_nodes) == (256 * MIB, True)
+    assert order(_host(), quick=True).threads == (1, 4)
+    assert order(_host(), quick=True).rounds < made.rounds
+    assert order(_host(), threads=[2, 0]).threads == (2, 4)
+    assert order(_host(), nodes=[0]).others == ()
+    assert order(_host(), nodes=[1]).others == (1,)
+
+
+@pytest.mark.usefixtures("all_cpus")
+def test_memory_outgrows_the_cache_and_fits_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "last_cache_bytes", lambda: 300 * MIB)
+    assert order(_host()).nbytes == 1200 * MIB
+    nodes = (replace(_host().nodes[0], free_bytes=500 * MIB), _host().nodes[1])
+    assert order(_host(nodes=nodes)).nbytes == 234 * MIB
+
+
+@pytest.mark.usefixtures("all_cpus")
+def test_what_has_no_room_is_refused_before_anything_is_touched() -> None:
+    nodes = (_host().nodes[0], replace(_host().nodes[1], free_bytes=100 * MIB))
+    with pytest.raises(CapabilityError, match=r"node 1 has 100.00 MiB free.*give --size 34.00MiB or less"):
+        order(_host(nodes=nodes), nbytes=GIB)
+    assert order(_host(nodes=nodes), nbytes=34 * MIB).nbytes == 34 * MIB
+    with pytest.raises(UsageError, match="too little to measure"):
+        order(_host(), nbytes=MIB)
+
+
+@pytest.mark.usefixtures("all_cpus")
+def test_nodes_and_threads_that_are_not_there_are_named() -> None:
+    with pytest.raises(UsageError, match=r"no node 7 with memory \(with memory: 0, 1\)"):
+        order(_host(), nodes=[0, 7])
+    with pytest.raises(UsageError, match="may use 4 CPUs of the fast node; give numbers from 1 to 4"):
+        order(_host(), threads=[1, 5])
+    with pytest.raises(CapabilityError, match="cpuset allows no memory there"):
+        order(_host(forbidden=(1,)), nodes=[1])
+    assert order(_host(forbidden=(1,))).others == ()
+
+
+# ---- the processor, and what is kept ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "vendor", "clocks", "emulated"),
+    [
+        ("QEMU TCG CPU version 2.5+", "QEMU", "tsc", True),
+        ("QEMU Virtual CPU version 2.5+", "QEMU", "tsc hpet", True),
+        ("QEMU Virtual CPU version 2.5+", "QEMU", "kvm-clock tsc", False),
+        ("AMD EPYC", "QEMU", "hpet", True),
+        ("AMD EPYC", "QEMU", "kvm-clock", False),
+        ("AMD EPYC", "", "tsc", False),
+        ("", "", "", False),
+    ],
+)
+def test_a_processor_of_software_is_told_from_a_virtual_one(
+    tmp_path: Path, model: str, vendor: str, clocks: str, emulated: bool
+) -> None:
+    files = {
+        "proc/cpuinfo": f"processor\t: 0\nmodel name\t: {model}\nflags\t\t: fpu hypervisor\n",
+        "sys/class/dmi/id/sys_vendor": vendor,
+        "sys/devices/system/clocksource/clocksource0/available_clocksource": clocks,
+        "sys/devices/system/cpu/cpu0/cache/index0/size": "48K\n",
+        "sys/devices/system/cpu/cpu0/cache/index3/size": "36864K\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert processor.model(tmp_path) == model
+    assert processor.is_emulated(tmp_path) is emulated
+    assert processor.is_virtual(tmp_path)
+    assert processor.last_cache_bytes(tmp_path) == 36 * MIB
+    assert processor.last_cache_bytes(tmp_path / "nowhere") == 0
+
+
+def test_what_is_kept_is_found_by_this_host_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nodes = _host().nodes
+    assert calibration.kept(nodes, 0) is None
+    machine = machine_of(_found(), _host())
+    path = calibration.keep(machine, nodes)
+    assert path.parent == tmp_path / "sentinel"
+    assert calibration.kept(nodes, 0) == machine
+    assert calibration.kept(nodes, 1) is None  # seen from elsewhere
+    grown = (nodes[0], replace(nodes[1], total_bytes=32 * GIB))
+    assert calibration.kept(grown, 0) is None
+    less_free = (nodes[0], replace(nodes[1], free_bytes=1))
+    assert calibration.kept(less_free, 0) == machine
+    assert calibration.latencies(machine) == {0: 90.0, 1: 210.0}
+    path.write_text("{")
+    with pytest.warns(RuntimeWarning, match="calibration is not used.*run `sentinel calibrate` again"):
+        assert calibration.kept(nodes, 0) is None
+
