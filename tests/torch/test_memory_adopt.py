@@ -81,8 +81,7 @@ def test_a_trained_module_moves_whole(memory: ManagedMemory) -> None:
 
     slots = Slots()
     slots.parameter = model.first.weight
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda _, p=p: None)
+    hooks = [p.register_post_accumulate_grad_hook(lambda _, p=p: None) for p in model.parameters()]
     before = [t.clone() for _, t in named(model, optimizer)]
     rows = adopt(ManagedMemory.install(), named(model, optimizer))
     again = ManagedMemory._current
@@ -103,6 +102,8 @@ def test_a_trained_module_moves_whole(memory: ManagedMemory) -> None:
         optimizer.step()
         assert loss.isfinite()
     finally:
+        for hook in hooks:  # Python's collector does not see this cycle: torch alone would keep the parameters for ever
+            hook.remove()
         again.uninstall()
 
 
