@@ -11,7 +11,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, TRIAL, Run
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.outcomes import kept_steps, stayed
+from sentinel.reports.outcomes import kept_steps
 from sentinel.reports.setup import Setup
 
 MAX_EVENTS = 8
@@ -83,9 +83,6 @@ def _of_run(run: Run) -> list[str]:
         count = int(outcomes[OUTCOMES.index(word)])
         if count:
             found.append(f"{count} of {len(run.migrations)} migrations {became}.")
-    if reasons := stayed(run):
-        listed = "; ".join(f"{count:,} × {name} ({meaning})" for name, count, meaning in reasons)
-        found.append(f"{'Transfers' if run.emulated else 'Pages'} that stayed where they were: {listed}.")
     over = run.layers["fast_bytes"].max(initial=0) - run.fast_capacity_bytes
     if over > 0:
         found.append(f"The fast tier held up to {format_bytes(int(over))} more than its budget.")

@@ -7,7 +7,7 @@ import os
 
 from sentinel.core.run import Run
 
-TITLE = "Pages that stayed where they were"
+TITLE = "What stayed where it was, over all steps"
 _STAYED = "stayed_"
 
 
@@ -22,7 +22,8 @@ def stayed(run: Run | None) -> list[tuple[str, int, str]]:
 def stayed_rows(run: Run | None) -> list[tuple[str, str, str]]:
     """The same as a table of words, with a head; empty if nothing stayed."""
     rows = [(name, f"{count:,}", meaning) for name, count, meaning in stayed(run)]
-    return [("errno", "pages", "meaning"), *rows] if rows else []
+    unit = "transfers" if run is not None and run.emulated else "pages"
+    return [("errno", unit, "meaning"), *rows] if rows else []
 
 
 def kept_steps(run: Run) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.reports import build_report
 from sentinel.reports.caveats import _of_run
-from sentinel.reports.outcomes import kept_steps, stayed, stayed_rows
+from sentinel.reports.html.page import page
+from sentinel.reports.outcomes import TITLE, kept_steps, stayed, stayed_rows
 
 
 def run(numbers: list[int], **counters: int) -> Run:
@@ -28,8 +30,17 @@ def test_pages_that_stayed_are_a_table_by_errno() -> None:
     assert [(name, count) for name, count, _ in rows] == [("EACCES", 1009), ("EBUSY", 7), ("EIO", 7)]
     assert "CAP_SYS_NICE" in rows[0][2]
     assert rows[2][2] == "Input/output error"
-    (sentence,) = _of_run(run([0], steps=1, stayed_EBUSY=7))
-    assert sentence == "Pages that stayed where they were: 7 × EBUSY (in use by someone: pinned, or under I/O)."
+    assert stayed_rows(run([0], steps=1, stayed_EBUSY=7009)) == [
+        ("errno", "pages", "meaning"),
+        ("EBUSY", "7,009", "in use by someone: pinned, or under I/O"),
+    ]
+
+
+def test_every_form_of_the_report_has_the_table() -> None:
+    report = build_report(profile=None, plan=None, machine=None, executed=run([0], steps=1, stayed_EBUSY=7009))
+    assert f"{TITLE}\n  errno  pages  meaning\n  EBUSY  7,009  in use by someone" in report.text()
+    assert TITLE in page(report)
+    assert TITLE not in build_report(profile=None, plan=None, machine=None, executed=run([0], steps=1)).text()
 
 
 def test_a_long_run_says_which_steps_its_tables_hold() -> None:
