@@ -13,12 +13,17 @@ import sentinel
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
+    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 4, 32) if options.small else ([64, 128, 256, 512], 2, 48, 64)
     config = ResNetConfig(
-        num_channels=1, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10
+        num_channels=1,
+        hidden_sizes=widths,
+        depths=[depth] * 4,
+        layer_type="basic",
+        num_labels=10,
     )
     model = ResNetForImageClassification(config).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = common.digit_batches(rows=48, pixels=64)
+    batches = common.digit_batches(rows, pixels)
     losses = []
 
     if not options.stock:

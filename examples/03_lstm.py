@@ -1,4 +1,4 @@
-"""An LSTM language model, annotated by hand: the three calls, one `add_layer()` after each layer."""
+"""An LSTM language model: recurrent layers, one tick after each, and the optimizer's step slice by slice."""
 
 from __future__ import annotations
 
@@ -22,36 +22,33 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(rows, columns) int64 -> (rows, columns, 256)."""
         x = self.embedding(tokens)
-        sentinel.add_layer("embedding")
         for layer in self.layers:
             x, _ = layer(x)
             x = self.dropout(x)
-            sentinel.add_layer("lstm")
         logits: Tensor = self.head(x)
-        sentinel.add_layer("head")
         return logits
 
 
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
-    model = LanguageModel(width=384, depth=3).train()
+    width, depth, rows, columns = (96, 12, 4, 8) if options.small else (384, 3, 16, 96)
+    model = LanguageModel(width, depth).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    batches = common.text_batches(rows=16, columns=96)
+    batches = common.text_batches(rows, columns)
     losses = []
 
+    if not options.stock:
+        sentinel.annotate(model, optimizer)
     for step in range(options.steps):
         if options.begins(step):
             sentinel.start_profile(model, optimizer, fast=options.fast, slow=options.slow)
         inputs, targets = next(batches)
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        sentinel.add_layer("loss")
         optimizer.zero_grad()
         loss.backward()
-        sentinel.add_layer("backward")
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        sentinel.add_layer("optimizer")
         losses.append(common.show(step, loss))
         if options.begins(step):
             sentinel.end_profile()

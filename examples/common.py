@@ -24,6 +24,12 @@ class Options:
     slow: str = "auto"
     stock: bool = False
     report: str | None = None
+    scale: str = "full"
+
+    @property
+    def small(self) -> bool:
+        """Whether to train a model of some ten MiB: for machines that are emulated in software."""
+        return self.scale == "small"
 
     def begins(self, step: int) -> bool:
         """Whether `step` is the one to profile."""
@@ -41,6 +47,9 @@ def options(description: str | None) -> Options:
     parser.add_argument("--slow", default=default.slow, help="slow tier, such as numa:1 or emulated:cxl-asic-x8")
     parser.add_argument("--report", help="write the report here (.html, .json, .csv, .txt)")
     parser.add_argument("--stock", action="store_true", help="train without Sentinel")
+    parser.add_argument(
+        "--scale", choices=("full", "small"), default=default.scale, help="size of the model (default %(default)s)"
+    )
     return Options(**vars(parser.parse_args()))
 
 

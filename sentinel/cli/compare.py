@@ -1,4 +1,4 @@
-"""`sentinel compare`: every policy at several amounts of fast memory, and how much of it is enough. All simulated."""
+"""`sentinel compare`: every policy at several amounts of fast memory, simulated; or, executed, every placement."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sentinel.cli import compare_executed
 from sentinel.cli.common import OK, add_json, add_verb, amount, machine_named, print_json, telling
 from sentinel.core.errors import UsageError
 from sentinel.core.units import parse_budget
@@ -23,22 +24,24 @@ examples:
   sentinel compare p.safetensors --machine cxl-m5 --fast 10%,20% --policies sentinel,static,autotm
   sentinel compare a.safetensors b.safetensors --machine optane-m10 --html compare.html
   sentinel compare p.safetensors --machine cxl-m5 --fast 20% --curve 15%,25%,35%,45% --json
+  sentinel compare --slow numa:1 --fast 20% --executed train.py --epochs 1
+      runs the script: ours against the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
 How to read it. 1 in `of all-fast speed` means as fast as with everything in fast memory. 1 in `of the bound` means
 that no plan can be faster with that much fast memory. A policy that cannot plan a case is shown with the reason.
 The curve shows the policy sentinel with more and more fast memory; its knee, the least amount tried with at least
 95% of all-fast speed, answers "how much DRAM do I need?".
 
-Nothing is run: every number is simulated on a described machine, and every output says `simulated`. Shares such as
-20% are of the footprint of each profile's plan that keeps everything in fast memory.
+Without --executed nothing is run: every number is simulated on a described machine, and every output says
+`simulated`. Shares such as 20% are of the footprint of each profile's plan that keeps everything in fast memory.
 """
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "compare", "simulate all policies, and how much fast memory is enough", _EXAMPLES)
-    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="written by `sentinel run --save-profile`")
-    parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`")
+    parser.add_argument("--machine", metavar="PRESET|FILE", help="the machine to simulate, or to plan for")
     shown = ",".join(FAST).replace("%", "%%")
     parser.add_argument(
         "--fast", type=_amounts, default=FAST, metavar="AMOUNTS", help=f"fast memory in the table (default {shown})"
@@ -58,11 +61,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--bound-limit", type=_seconds, default=60.0, metavar="SECONDS", help="for each bound (default 60)"
     )
     add_json(parser)
+    compare_executed.add_to(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
+    if arguments.executed is not None:
+        if arguments.profiles:
+            raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")
+        return compare_executed.execute(arguments)
+    if not arguments.profiles or arguments.machine is None:
+        raise UsageError("nothing to compare", "give profiles and --machine, or --executed SCRIPT")
     from sentinel import files
     from sentinel.planner import comparison
     from sentinel.reports.comparison import as_object, text

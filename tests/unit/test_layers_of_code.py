@@ -26,6 +26,7 @@ RANKS = {
     # the front has an order of its own
     "integration": 4,
     "session": 5,
+    "executed": 6,
     "__init__": 6,
     "cli": 7,
     "__main__": 8,
@@ -35,7 +36,7 @@ SIDEWAYS |= {("system", "files")}  # the calibration that is kept is a Machine o
 """(who, whom): imports within a rank, one way only."""
 PURE = ("core", "planner", "simulator")
 PURE_THIRD_PARTY = {"core": {"numpy"}, "planner": {"numpy", "scipy", "highspy"}, "simulator": {"numpy"}}
-NEEDS_TORCH = ("profiler", "tiers", "migration", "session", "integration", "__init__")
+NEEDS_TORCH = ("profiler", "tiers", "migration", "session", "executed", "integration", "__init__")
 # What the pure packages may not ask: clocks, files, environments, devices, other processes, chance.
 IMPURE = {"ctypes", "glob", "mmap", "multiprocessing", "pathlib", "random", "secrets", "shutil", "socket", "subprocess"}
 IMPURE |= {"tempfile", "threading", "time", "uuid", "platform", "sys", "datetime"}

@@ -1,0 +1,154 @@
+"""`sentinel compare --executed`: the same script under every placement in this machine, and what the kernel says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sentinel.cli.common import FAILED, OK, print_json, telling
+from sentinel.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from sentinel.executed.child import Job
+    from sentinel.reports.executed import Comparison, Row
+
+DEFAULT_SLOW = "numa:1"
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """The arguments that only an executed comparison takes."""
+    group = parser.add_argument_group("with --executed SCRIPT ARGUMENTS…", "options stand before --executed")
+    group.add_argument(
+        "--executed",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="run this training script once per placement on the NUMA nodes of this host",
+    )
+    group.add_argument("--slow", default=DEFAULT_SLOW, metavar="numa:N", help="the slow node (default %(default)s)")
+    group.add_argument("--tracker", help="of ours: auto, ops, ebpf, perf, pagemap, uffd")
+    group.add_argument("--plan", metavar="FILE", help="ours applies this saved plan, without profiling")
+    group.add_argument(
+        "--warm-up", type=_count, default=4, metavar="STEPS", help="steps before those measured (default %(default)s)"
+    )
+    group.add_argument(
+        "--measure", type=_count, default=2, metavar="STEPS", help="steps measured (default %(default)s)"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Run every placement, write the page, print the table or the object; FAILED if bits differ anywhere."""
+    from sentinel.executed.placements import NAMES
+    from sentinel.reports.executed import as_object, text
+
+    names = arguments.policies or NAMES
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"there is no placement {name!r}", f"choose of {', '.join(NAMES)}")
+    if arguments.html and not Path(arguments.html).absolute().parent.is_dir():
+        raise UsageError(f"the page cannot be written to {arguments.html}", "name a file in a folder that exists")
+    found = _compared(_job(arguments), names, arguments)
+    if arguments.html:
+        from sentinel.reports.html.executed import executed_page
+
+        Path(arguments.html).write_text(executed_page(found), encoding="utf-8")
+    if arguments.json:
+        print_json(as_object(found))
+    else:
+        print(text(found))
+    return FAILED if any(row.same_losses is False or row.same_parameters is False for row in found.rows) else OK
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    from sentinel.executed.child import Job
+    from sentinel.executed.observer import Window
+    from sentinel.session import Overrides
+    from sentinel.tiers import machine_for
+
+    if not arguments.executed:
+        raise UsageError("--executed: no script is given", "name it last, with its own arguments after it")
+    script, *own = arguments.executed
+    if not os.path.isfile(script):
+        raise UsageError(f"there is no script {script}", "give the path of a training script")
+    if len(arguments.fast) != 1:
+        raise UsageError("--executed measures one amount of fast memory", "give one, such as --fast 20%")
+    machine = machine_for(arguments.slow)
+    nodes = [tier.node for tier in machine.tiers[:2]]
+    if machine.tiers[1].kind != "node" or None in nodes:
+        raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
+    overrides = Overrides(
+        fast=arguments.fast[0],
+        slow=arguments.slow,
+        tracker=arguments.tracker,
+        machine=arguments.machine,
+        plan=arguments.plan,
+    )
+    weights = _weights([tier.read_bytes_per_s for tier in machine.tiers[:2]])
+    return Job(
+        script=script,
+        arguments=tuple(own),
+        nodes=(int(nodes[0] or 0), int(nodes[1] or 0)),
+        overrides=overrides,
+        window=Window(arguments.warm_up, arguments.measure),
+        weights=dict(zip((int(nodes[0] or 0), int(nodes[1] or 0)), weights, strict=True)),
+    )
+
+
+def _weights(bandwidths: list[int]) -> tuple[int, int]:
+    """Small whole numbers in about the ratio of `bandwidths`, the kernel's to be at most 255."""
+    fast, slow = bandwidths
+    return max(1, min(round(fast / slow), 255)), 1
+
+
+def _compared(job: Job, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
+    from sentinel.executed import comparing
+    from sentinel.reports.executed import Comparison, cells
+
+    found: list[Row] = []
+    room: tuple[int, int] | None = None
+    for row, equal in comparing.rows(job, names, telling):
+        found.append(row)
+        room = equal
+        print(f"sentinel: {': '.join(cells(row)[:2])}", file=sys.stderr, flush=True)
+    return Comparison(
+        script=" ".join((job.script, *job.arguments)),
+        fast=arguments.fast[0],
+        slow=arguments.slow,
+        fast_bytes=room[0] if room else None,
+        beside_bytes=room[1] if room else None,
+        emulated=emulated(),
+        where=_where(arguments),
+        rows=tuple(found),
+    )
+
+
+def emulated() -> bool:
+    """Whether this processor is one that QEMU computes in software, whose times mean nothing."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "QEMU TCG" in text or "QEMU Virtual CPU" in text
+
+
+def _where(arguments: argparse.Namespace) -> dict[str, str]:
+    from importlib.metadata import version
+
+    import sentinel
+
+    return {
+        "kernel": platform.release(),
+        "torch": version("torch"),
+        "sentinel": sentinel.__version__,
+        "machine": arguments.machine or "this host's own numbers",
+    }
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

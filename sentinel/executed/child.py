@@ -1,0 +1,184 @@
+"""One placement of the job: run in a forked child, which writes what it saw to a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import runpy
+import struct
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel import session
+from sentinel.core.errors import CapabilityError
+from sentinel.executed.memory import node_free_bytes
+from sentinel.executed.observer import StepObserver, Window
+from sentinel.executed.placements import OURS, Placement, set_policy
+from sentinel.executed.stock import StockSession
+from sentinel.migration.sightings import REASONS, Sightings
+from sentinel.migration.witness import MigrationWitness
+from sentinel.profiler import annotate, names
+from sentinel.session import Overrides, observing
+from sentinel.session.request import Request
+from sentinel.session.session import Session
+
+_EVERYWHERE = (0, 1 << 47)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script with its arguments, and what ours is asked for.
+
+    `nodes`: the fast one and the slow one. `weights`: of weighted interleave, node -> pages in a row.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    nodes: tuple[int, int]
+    overrides: Overrides
+    window: Window
+    weights: dict[int, int]
+
+
+def run_child(job: Job, placement: Placement, result: Path, log: Path) -> int:
+    """Run the job in this process, a forked child; its output goes to `log`. Returns the exit code."""
+    with open(log, "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        seen = _observed(job, placement)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+    result.write_text(json.dumps(seen))
+    return 0
+
+
+def _observed(job: Job, placement: Placement) -> dict[str, Any]:
+    observer, kept = StepObserver(job.window, job.nodes[0]), _Kept(placement)
+    observing.observer = observer
+    session.made_by(kept.make)
+    session.set_overrides(job.overrides)
+    witness = _Witness()
+    if placement.mode is not None:
+        set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
+    free_before = node_free_bytes(job.nodes[0])
+    with _losses() as losses:
+        _run(job)
+    found = observer.finish()
+    told: dict[str, Any] = dataclasses.asdict(found)
+    told["free_before_bytes"] = free_before
+    told["losses"] = hashlib.sha256(b"".join(struct.pack("<d", loss) for loss in losses)).hexdigest()
+    told["n_losses"] = len(losses)
+    told["parameters"] = kept.digest()
+    told["ours"] = kept.ours()
+    told["witness"] = witness.told()
+    return told
+
+
+def _run(job: Job) -> None:
+    sys.argv = [job.script, *job.arguments]
+    sys.path.insert(0, str(Path(job.script).resolve().parent))
+    try:
+        runpy.run_path(job.script, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+
+
+class _Kept:
+    """The script's session, and the modules and optimizers that it trains, until their digest is taken."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._stock = placement.name != OURS
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Optimizer] = []
+
+    def make(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Session:
+        """The session that `start_profile` begins."""
+        annotated = annotate.annotated()
+        self._models += [m for m in (*models, *annotated[0]) if not any(m is other for other in self._models)]
+        self._optimizers += [
+            o for o in (*optimizers, *annotated[1]) if not any(o is other for other in self._optimizers)
+        ]
+        return (StockSession if self._stock else Session)(request, models, optimizers)
+
+    def digest(self) -> str:
+        """Of every parameter, buffer and optimizer state, by name."""
+        total = hashlib.sha256()
+        for name, tensor, role in sorted(names.persistent_tensors(self._models, self._optimizers), key=lambda n: n[0]):
+            if role != "grad":
+                total.update(name.encode())
+                total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()
+
+    def ours(self) -> dict[str, Any] | None:
+        """What the plan was and what the engine says it did; None for a baseline."""
+        last = session.current()
+        if self._stock or last is None:
+            return None
+        plan, profile, run = last.plan, last.profile, last.stop()
+        return {
+            "budget_bytes": plan.capacity_bytes[0] if plan else None,
+            "footprint_bytes": plan.footprint_bytes if plan else None,
+            "planned_per_step_bytes": plan.migrated_bytes_per_step if plan else None,
+            "live_peak_bytes": profile.live_peak_bytes if profile else None,
+            "tracker": profile.quality.tracker if profile else None,
+            "counters": run.counters,
+            "events": [text for _, text in run.events],
+            "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
+        }
+
+
+class _Witness:
+    """The same witness of page migrations for every placement; without the right to it, why not."""
+
+    def __init__(self) -> None:
+        self._witness, self._why = MigrationWitness(), ""
+        try:
+            self._witness.start([_EVERYWHERE])
+        except CapabilityError as error:
+            self._why = str(error)
+
+    def told(self) -> dict[str, Any]:
+        """Pages that moved: by reason, those asked for by the process itself, and what was lost."""
+        if self._why:
+            return {"why": self._why}
+        seen = self._witness.read()
+        self._witness.stop()
+        return {"by_reason": _by_reason(seen), "own": seen.pages(reason="syscall", own=True), "lost": seen.lost}
+
+
+def _by_reason(seen: Sightings) -> dict[str, int]:
+    return {reason: pages for reason in REASONS if (pages := seen.pages(reason=reason))}
+
+
+@contextmanager
+def _losses() -> Iterator[list[float]]:
+    """The values that backward is called on, in order."""
+    found: list[float] = []
+    plain = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        found.extend(float(root.detach().double().sum()) for root in roots)
+        plain(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield found
+    finally:
+        torch.autograd.backward = plain

@@ -1,0 +1,139 @@
+"""The parent: one child per placement, each with the same fast bytes, and what they saw side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from sentinel.core.errors import CapabilityError, SentinelError, UsageError
+from sentinel.core.units import PAGE_BYTES
+from sentinel.executed.child import Job, run_child
+from sentinel.executed.memory import Ballast, exact_free_counts
+from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
+from sentinel.executed.preload import pin_what_is_there, preload
+from sentinel.reports.executed import Ours, Row
+
+_LAST_LINES = 30
+Told = dict[str, Any]
+Telling = Callable[[str], AbstractContextManager[None]]
+
+
+class ChildFailed(SentinelError):
+    """A placement's child ended without a result."""
+
+
+def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row, tuple[int, int]]]:
+    """(row, room) of each placement of `names`. Ours and all-fast run first: the room of the others is from them.
+
+    `room`: fast bytes that every limited placement gets, and bytes beside them for what is no tensor.
+    `telling(what)`: says so while that lasts.
+    Raises UsageError if the script cannot be measured, ChildFailed if ours or all-fast fails.
+    """
+    with telling(f"importing what {job.script} imports"):
+        preload(job.script)
+        pin_what_is_there()
+    with exact_free_counts():
+        known = {}
+        for placement in PLACEMENTS[:2]:
+            with telling(f"{job.script} as {placement.name}"):
+                known[placement.name] = _child(job, placement)
+        room = _room(known[OURS], known[ALL_FAST])
+        for placement in PLACEMENTS:
+            if placement.name in names:
+                with telling(f"{job.script} as {placement.name}"):
+                    row = _row(job, placement, known, room)
+                yield row, room
+
+
+def _room(ours: Told, stock: Told) -> tuple[int, int]:
+    """What all-fast stock took of the node beyond its tensors is what a limited placement gets beside the budget."""
+    taken = stock["free_before_bytes"] - stock["least_free_bytes"]
+    tensors = ours["ours"]["live_peak_bytes"] or ours["ours"]["footprint_bytes"]  # a saved plan knows the latter
+    return int(ours["ours"]["budget_bytes"]), max(taken - int(tensors), 0)
+
+
+def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int, int]) -> Row:
+    told, ballast = known.get(placement.name), None
+    try:
+        if told is None:
+            with contextlib.ExitStack() as held:
+                held.enter_context(kernel_settings(placement, job.weights))
+                if placement.limited:
+                    ballast = held.enter_context(Ballast(job.nodes[0], sum(room)))
+                told = _child(job, placement)
+    except (CapabilityError, ChildFailed) as error:
+        return Row(placement.name, placement.how, skipped=str(error))
+    return _row_of(job, placement, told, ballast, known[ALL_FAST])
+
+
+def _row_of(job: Job, placement: Placement, told: Told, ballast: Ballast | None, reference: Told) -> Row:
+    by_node = {int(node): nbytes for node, nbytes in told["by_node"].items()}
+    touched, witness = sum(by_node.values()), told["witness"]
+    return Row(
+        placement.name,
+        placement.how,
+        served_share=by_node.get(job.nodes[0], 0) / touched if touched else None,
+        touched_bytes=touched // told["measured_steps"] if told["measured_steps"] else None,
+        measured_steps=told["measured_steps"],
+        migrated_pages=witness.get("by_reason"),
+        no_witness=witness.get("why", ""),
+        fast_taken_bytes=told["free_before_bytes"] - told["least_free_bytes"],
+        left_bytes=ballast.room_bytes if ballast else None,
+        ballast_bytes=ballast.took_bytes if ballast else None,
+        same_losses=told["losses"] == reference["losses"],
+        same_parameters=told["parameters"] == reference["parameters"],
+        ours=_ours(told) if told["ours"] else None,
+    )
+
+
+def _ours(told: Told) -> Ours:
+    said, audit = told["ours"], told["audit"] or {}
+    present = sum(audit.get(part, 0) for part in ("as_planned_bytes", "elsewhere_bytes", "moving_bytes"))
+    return Ours(
+        budget_bytes=said["budget_bytes"],
+        footprint_bytes=said["footprint_bytes"],
+        residency_share=audit.get("share"),
+        moving_share=audit["moving_bytes"] / present if present else None,
+        managed_fast_peak_bytes=audit.get("fast_peak_bytes"),
+        claimed_pages=said["counters"].get("migrated_bytes", 0) // PAGE_BYTES,
+        witness_pages=told["witness"].get("own"),
+        tracker=said["tracker"],
+        elsewhere=tuple((layer, block, nbytes) for layer, block, nbytes in audit.get("worst", ())),
+    )
+
+
+def _child(job: Job, placement: Placement) -> Told:
+    """What one forked child saw. Raises ChildFailed with its last lines, UsageError if too few steps ran."""
+    with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as folder:
+        result, log = Path(folder) / "result.json", Path(folder) / "log"
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = run_child(job, placement, result, log)
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        if status or not result.exists():
+            lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            raise ChildFailed(f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines))
+        told: Told = json.loads(result.read_text())
+    if placement.name == OURS and not told["ours"]:
+        raise UsageError(f"{job.script} started no session", "call sentinel.start_profile() and end_profile() in it")
+    if not told["measured_steps"]:
+        raise UsageError(
+            f"{placement.name}: {told['steps']} whole steps ran after the profiled one, too few to measure any",
+            f"train at least {job.window.warm_up + job.window.measured + 1} more, or lower --warm-up",
+        )
+    return told
+
+
+def _ending(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

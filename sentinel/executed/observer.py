@@ -1,0 +1,99 @@
+"""One step after another: some warm up, some are looked at by the audit, some by the operators' own touches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.executed.audit import Audit, Ranges
+from sentinel.executed.memory import node_free_bytes
+from sentinel.executed.touches import Touches
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which steps are measured, counted from the first whole one after the profiled step: the first `warm_up` are
+    not, the last of them is audited if a plan is applied, then `measured` steps are."""
+
+    warm_up: int = 4
+    measured: int = 2
+
+
+@dataclass
+class Observation:
+    """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
+
+    `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
+    """
+
+    steps: int = 0
+    measured_steps: int = 0
+    by_node: dict[int, int] = field(default_factory=dict)
+    least_free_bytes: int | None = None
+    audit: dict[str, Any] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether a step was measured to its end."""
+        return self.measured_steps > 0
+
+
+class StepObserver:
+    """The onlooker of one training run on `fast_node`."""
+
+    def __init__(self, window: Window, fast_node: int = 0) -> None:
+        self.seen = Observation()
+        self._window, self._node = window, fast_node
+        self._touches = Touches(on_operator=self._sample)
+        self._entered = contextlib.ExitStack()
+        self._measuring = False
+        self._plan: tuple[Plan, Machine, Ranges] | None = None
+        self._audit: Audit | None = None
+
+    def applying(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
+        """See Observer."""
+        self._plan, self._audit = (plan, machine, ranges), None
+
+    def layer_ended(self, layer: int, length: int) -> None:
+        """See Observer."""
+        self._sample()
+        self._touches.end_layer()
+        if self._audit is not None:
+            self._audit.after(layer)
+        if layer == length - 1:
+            self._step_ended()
+
+    def finish(self) -> Observation:
+        """The script has ended. What was measured of a step that did not end is dropped with it."""
+        self._entered.close()
+        self.seen.by_node = dict(self._touches.by_node)
+        if self._audit is not None:
+            self.seen.audit = {**asdict(self._audit.found), "share": self._audit.found.share, "worst": self._worst()}
+        return self.seen
+
+    def _step_ended(self) -> None:
+        self.seen.steps += 1
+        self.seen.measured_steps += self._measuring
+        if self.seen.steps == self._window.warm_up - 1 and self._plan is not None:
+            self._audit = Audit(*self._plan)
+        if self.seen.steps == self._window.warm_up:
+            self._entered.enter_context(self._touches)
+            self._measuring = True
+        elif self.seen.steps == self._window.warm_up + self._window.measured:
+            self._entered.close()
+            self._measuring = False
+
+    def _sample(self) -> None:
+        free, least = node_free_bytes(self._node), self.seen.least_free_bytes
+        self.seen.least_free_bytes = free if least is None else min(free, least)
+
+    def _worst(self) -> list[tuple[str, str, int]]:
+        assert self._plan is not None
+        assert self._audit is not None
+        plan = self._plan[0]
+        most = sorted(self._audit.worst.items(), key=lambda item: -item[1])[:5]
+        return [(str(plan.layers[layer]), plan.blocks[block].name or f"block {block}", n) for (layer, block), n in most]

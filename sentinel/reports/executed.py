@@ -1,0 +1,160 @@
+"""One job under several placements, executed: the table as text and as an object for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sentinel.core.units import PAGE_BYTES, format_bytes
+
+EMULATED = "emulated machine (QEMU, software): shares, pages and bits are real, times are not, and none is shown"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What only a planned placement has. Bytes and pages.
+
+    `residency_share`: of the managed bytes present after each layer of the audited steps, the share that the kernel
+    has where the plan allows it. `moving_share`: of them, in blocks under way between tiers, where either side is
+    right. `managed_fast_peak_bytes`: most managed bytes that the kernel had on the fast node after a layer.
+    `claimed_pages`: that the engine says it moved; `witness_pages`: that the witness saw it move, None without one.
+    """
+
+    budget_bytes: int
+    footprint_bytes: int
+    residency_share: float | None
+    moving_share: float | None
+    managed_fast_peak_bytes: int | None
+    claimed_pages: int
+    witness_pages: int | None
+    tracker: str | None
+    elsewhere: tuple[tuple[str, str, int], ...] = ()
+    """(layer, block, bytes) of the largest blocks found where they were not planned."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One placement. What is unknown, and all of a placement that was `skipped`, is None.
+
+    `served_share`: of the bytes touched in the measured steps, the share on the fast node when they were touched.
+    `migrated_pages`: by reason, by the witness, over the whole run. `fast_taken_bytes`: most of the fast node that
+    the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left, and was.
+    `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training.
+    """
+
+    name: str
+    how: str
+    served_share: float | None = None
+    touched_bytes: int | None = None
+    measured_steps: int = 0
+    migrated_pages: Mapping[str, int] | None = None
+    no_witness: str = ""
+    fast_taken_bytes: int | None = None
+    left_bytes: int | None = None
+    ballast_bytes: int | None = None
+    same_losses: bool | None = None
+    same_parameters: bool | None = None
+    ours: Ours | None = None
+    skipped: str = ""
+
+    @property
+    def migrated_bytes(self) -> int | None:
+        """Bytes of all pages that moved, for whatever reason."""
+        return None if self.migrated_pages is None else sum(self.migrated_pages.values()) * PAGE_BYTES
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it. `fast_bytes`: of every limited placement; `beside_bytes`: what the ballast leaves beside them, for
+    what is no tensor. `where`: kernel, versions, nodes. `emulated`: in a machine whose times mean nothing."""
+
+    script: str
+    fast: str
+    slow: str
+    fast_bytes: int | None
+    beside_bytes: int | None
+    emulated: bool
+    where: Mapping[str, str] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+
+
+def as_object(found: Comparison) -> dict[str, Any]:
+    """JSON values only; what is unknown is null."""
+    rows = [{**asdict(row), "migrated_bytes": row.migrated_bytes} for row in found.rows]
+    return {**asdict(found), "kind": "executed", "rows": rows}
+
+
+def title(found: Comparison) -> str:
+    """What was run, in a line."""
+    return f"executed: {found.script}, fast={found.fast}, slow={found.slow}"
+
+
+def notes(found: Comparison) -> list[str]:
+    """What to know before reading the numbers."""
+    said = [EMULATED] if found.emulated else []
+    said.append(
+        "served fast: of the bytes touched in the measured steps (lines of 64, each once a layer and tensor),"
+        " the share that was on the fast node when an operator touched them, asked from the kernel"
+    )
+    if found.fast_bytes is not None and found.beside_bytes is not None:
+        said.append(
+            f"equal fast bytes: pinned ballast on the fast node leaves {format_bytes(found.fast_bytes)}, the budget of"
+            f" ours, and {format_bytes(found.beside_bytes)} beside it for what is no tensor (what all-fast took"
+            " beyond its tensors); ours keeps its budget by its plan, without ballast"
+        )
+    said += [f"{row.name}: skipped: {row.skipped}" for row in found.rows if row.skipped]
+    said += [f"{row.name}: page migrations not counted: {row.no_witness}" for row in found.rows if row.no_witness]
+    said += [line for row in found.rows if row.ours is not None for line in _proofs(row.ours)]
+    return said
+
+
+def _proofs(ours: Ours) -> list[str]:
+    seen = "no witness" if ours.witness_pages is None else f"{ours.witness_pages:,} by the witness"
+    lines = [f"ours: pages moved: {ours.claimed_pages:,} by the engine, {seen}"]
+    if ours.residency_share is not None and ours.managed_fast_peak_bytes is not None:
+        lines.append(
+            f"ours: {ours.residency_share:.2%} of managed bytes were where the plan has them after each layer"
+            f" ({ours.moving_share or 0:.2%} under way, where either node is right); at most"
+            f" {format_bytes(ours.managed_fast_peak_bytes)} on the fast node, budget {format_bytes(ours.budget_bytes)}"
+        )
+    lines += [f"ours: elsewhere after {layer}: {format_bytes(n)} of {block}" for layer, block, n in ours.elsewhere]
+    return lines
+
+
+HEADS = ("placement", "served fast", "moved", "why", "node taken", "left by ballast", "bits as all-fast")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """What the table shows of `row`, a cell for each of HEADS."""
+    if row.skipped:
+        return (row.name, "skipped", *("-",) * 5)
+    return (
+        row.name,
+        _share(row.served_share),
+        _bytes(row.migrated_bytes),
+        ", ".join(f"{reason} {n:,}" for reason, n in (row.migrated_pages or {}).items()) or "-",
+        _bytes(row.fast_taken_bytes),
+        "no ballast" if row.left_bytes is None else format_bytes(row.left_bytes),
+        {True: "same", False: "DIFFER", None: "-"}[row.same_losses and row.same_parameters],
+    )
+
+
+def text(found: Comparison) -> str:
+    """What a terminal shows."""
+    lines = _columns([HEADS, *(cells(row) for row in found.rows)])
+    where = ", ".join(f"{what} {value}" for what, value in found.where.items())
+    return "\n".join([title(found), where, "", *lines, "", *(f"- {note}" for note in notes(found))])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _bytes(value: int | None) -> str:
+    return "-" if value is None else format_bytes(value)

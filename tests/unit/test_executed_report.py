@@ -1,0 +1,58 @@
+"""An executed comparison in text, JSON and HTML: a placement that was skipped is named, what is unknown is null."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from sentinel.reports.executed import Comparison, Ours, Row, as_object, text
+from sentinel.reports.html.executed import executed_page
+
+OURS = Ours(1000, 5000, 0.995, 0.02, 900, 17, 17, "ops", (("h.0:forward", "w<1>", 4096),))
+FOUND = Comparison(
+    script="train.py --small",
+    fast="20%",
+    slow="numa:1",
+    fast_bytes=1 << 20,
+    beside_bytes=1 << 21,
+    emulated=True,
+    where={"kernel": "6.12"},
+    rows=(
+        Row("sentinel", "plan", 0.93, 100, 1, {"syscall": 17}, "", 10, None, None, True, True, OURS),
+        Row("first-touch", "default", 0.31, 100, 1, {}, "", 10, 1 << 20, 1 << 22, True, True),
+        Row("kernel-tiering", "mode 2", skipped="no right to write <sysctl>"),
+        Row("all-slow", "slow", 0.0, 100, 1, None, "no eBPF here", 10, None, None, True, False),
+    ),
+)
+
+
+def test_the_text_has_a_line_a_placement_and_says_what_is_emulated_and_what_was_skipped() -> None:
+    lines = text(FOUND).splitlines()
+    assert any(line.startswith("sentinel ") and "93.0%" in line and "syscall 17" in line for line in lines)
+    assert any(line.startswith("kernel-tiering ") and "skipped" in line for line in lines)
+    assert any(line.startswith("all-slow ") and "DIFFER" in line for line in lines)
+    said = text(FOUND)
+    assert "emulated machine" in said
+    assert "no right to write <sysctl>" in said
+    assert "17 by the engine, 17 by the witness" in said
+    assert "99.50% of managed bytes" in said
+    assert "emulated machine" not in text(replace(FOUND, emulated=False))
+
+
+def test_the_object_is_json_with_null_for_the_unknown() -> None:
+    told = json.loads(json.dumps(as_object(FOUND), allow_nan=False))
+    rows = {row["name"]: row for row in told["rows"]}
+    assert told["kind"] == "executed"
+    assert rows["sentinel"]["migrated_bytes"] == 17 * 4096
+    assert rows["first-touch"]["migrated_bytes"] == 0
+    assert rows["all-slow"]["migrated_bytes"] is None
+    assert rows["kernel-tiering"]["served_share"] is None
+
+
+def test_the_page_shows_every_placement_and_escapes_what_it_shows() -> None:
+    page = executed_page(FOUND)
+    for row in FOUND.rows:
+        assert row.name in page
+    assert "emulated" in page
+    assert "<sysctl>" not in page
+    assert "w<1>" not in page
