@@ -12,6 +12,9 @@ from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 
 FIRST_STEPS = 4
 LAST_STEPS = 64
+MAX_ROWS = 50_000
+"""Of the last steps, all kinds together; where steps have many, fewer of them are kept, but LEAST_STEPS."""
+LEAST_STEPS = 2
 MAX_EVENTS = 256
 
 Row = tuple[Any, ...]
@@ -27,6 +30,9 @@ class _Step:
         self.layers: list[Row] = []
         self.migrations: list[Row] = []
 
+    def __len__(self) -> int:
+        return len(self.layers) + len(self.migrations)
+
 
 class Ledger:
     """Collects rows; `totals` count every step, also those whose rows are gone."""
@@ -35,7 +41,8 @@ class Ledger:
         self.totals: Counter[str] = Counter()
         self.events: list[tuple[int, str]] = []
         self._first: list[_Step] = []
-        self._last: deque[_Step] = deque(maxlen=LAST_STEPS)
+        self._last: deque[_Step] = deque()
+        self._last_rows = 0
         self._now = _Step()
 
     def layer(self, row: Row) -> None:
@@ -76,6 +83,9 @@ class Ledger:
             self._first.append(now)
         else:
             self._last.append(now)
+            self._last_rows += len(now)
+            while len(self._last) > LAST_STEPS or (self._last_rows > MAX_ROWS and len(self._last) > LEAST_STEPS):
+                self._last_rows -= len(self._last.popleft())
 
     def run(self, tier_names: tuple[str, ...], fast_capacity_bytes: int, *, emulated: bool) -> Run:
         """The Run so far. The step under way has no row in `steps` and none in `layers`; its migrations count."""

@@ -1,0 +1,45 @@
+"""A run's tables stay bounded, however long it runs and however much a step has to tell."""
+
+from __future__ import annotations
+
+from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS, LEAST_STEPS, MAX_EVENTS, MAX_ROWS, Ledger
+
+TIERS = ("fast", "slow")
+
+
+def run_of(steps: int, rows_a_step: int) -> Ledger:
+    ledger = Ledger()
+    for step in range(steps):
+        for row in range(rows_a_step):
+            ledger.migration((step, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
+        ledger.end_step((step, 0, 1, 0, 0, 0, True))
+    return ledger
+
+
+def test_the_first_and_last_steps_are_kept_and_all_are_counted() -> None:
+    run = run_of(1009, 3).run(TIERS, 0, emulated=True)
+    assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(1009 - LAST_STEPS, 1009)]
+    assert len(run.migrations) == 3 * len(run.steps)
+    assert run.counters["migrations"] == 3 * 1009
+
+
+def test_steps_with_many_rows_are_fewer() -> None:
+    each = MAX_ROWS // 5
+    run = run_of(20, each).run(TIERS, 0, emulated=True)
+    assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(15, 20)]
+    assert len(run.migrations) == each * len(run.steps)
+    assert run.counters["migrations"] == each * 20
+
+
+def test_the_last_steps_are_kept_whatever_they_hold() -> None:
+    run = run_of(9, MAX_ROWS).run(TIERS, 0, emulated=True)
+    assert run.steps["step"].tolist()[-LEAST_STEPS:] == [7, 8]
+    assert len(run.steps) == FIRST_STEPS + LEAST_STEPS
+
+
+def test_events_are_counted_beyond_a_limit() -> None:
+    ledger = Ledger()
+    for i in range(MAX_EVENTS + 17):
+        ledger.event(str(i))
+    run = ledger.run(TIERS, 0, emulated=True)
+    assert (len(run.events), run.counters["events_dropped"]) == (MAX_EVENTS, 17)
