@@ -9,10 +9,10 @@ import pytest
 
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
-from sentinel.planner.ladder import LADDER
+from sentinel.planner.ladder import RUNGS, ladder
 from sentinel.planner.packing import live_peak_bytes, pack_slots
 from sentinel.planner.published import Sentinel2021
-from sentinel.planner.seal import seal
+from sentinel.planner.shared_pages import shared_pages
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param
 
@@ -184,10 +184,39 @@ def test_simulating_the_plan_gives_what_the_plan_predicts():
     assert run.layers["fast_bytes"].max() <= machine.fast.capacity_bytes
 
 
+def with_small_activations(n: int = 8):
+    """`network` in which every layer also leaves 40 KiB in small tensors to its backward, hot and cold ones mixed."""
+    specs = []
+    for i in range(n):
+        back = 2 * n - 1 - i
+        for k in range(20):
+            specs.append(act(f"s{i}.{k}", 2048, i, back + 1 if k % 2 else i + 2, [back if k % 2 else i + 1]))
+    big = [act(f"a{i}", 64 * 1024, i, 2 * n - i, [2 * n - 1 - i]) for i in range(n)]
+    return make_profile([*specs, *big], 2 * n, layer_ns=10_000)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 def test_each_rung_of_the_papers_ladder_adds_speed(share):
     profile = network()
     machine = make_machine(int(share * footprint_bytes(profile)), promote=3 * GB, demote=3 * GB)
-    times = [seal(policy.plan(profile, machine), profile, machine).predicted_step_ns or 0 for policy in LADDER]
-    assert times == sorted(times, reverse=True)
-    assert times[0] > times[-1]  # the control: the ladder climbs
+    times = ladder(profile, machine)
+    assert tuple(times) == RUNGS
+    assert list(times.values()) == sorted(times.values(), reverse=True)
+    assert times["direct"] > times["reservation"] > times["ours"]  # the control: the ladder climbs
+
+
+def test_co_allocation_is_a_rung_where_small_tensors_share_pages():
+    profile = with_small_activations()
+    shared = shared_pages(profile)
+    small = profile.tensors["nbytes"] < 4096
+    assert len(shared.names) == int((~small).sum()) + int(small.sum()) // 2  # two of 2 KiB a page
+    assert shared.tensors["nbytes"].sum() == profile.tensors["nbytes"].sum()
+    for column in ("read_bytes", "written_bytes", "touched_bytes"):
+        assert shared.accesses[column].sum() == profile.accesses[column].sum()
+    times = ladder(profile, make_machine(int(0.4 * footprint_bytes(profile)), promote=3 * GB, demote=3 * GB))
+    assert times["co-allocation"] < times["reservation"]
+
+
+def test_a_step_that_fits_has_a_flat_ladder():
+    profile = network()
+    assert set(ladder(profile, make_machine(footprint_bytes(profile))).values()) == {fast_only_ns(profile)}

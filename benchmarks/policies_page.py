@@ -1,0 +1,117 @@
+"""docs/policies.md and docs/policies.json from a run of benchmarks/policies.py:
+
+`python benchmarks/policies.py --json > build/policies.txt; python -m benchmarks.policies_page build/policies.txt`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import traces
+
+DOCS = Path(__file__).parents[1] / "docs"
+_HEAD = """# Policies side by side
+
+Simulated, on {when}, by `benchmarks/policies.py` (numpy {numpy}, Python {python}); the numbers are in
+[policies.json](policies.json). The traces are full training steps of {n} models under fake tensors ({names}).
+The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s with DRAM as fast memory and
+migration at 5 GB/s each way. *Share of the bound*: the time that no plan can beat (`planner/bound.py`) over the
+plan's own; 1 is perfect. *Of fast-only speed*: what is left of the speed with everything in fast memory.
+Percentages are fast memory as a share of the step's footprint. Means are over the paper's families ({paper}).
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="what the run printed; its last line is the JSON")
+    told = json.loads(parser.parse_args(arguments).run.read_text().splitlines()[-1])
+    (DOCS / "policies.json").write_text(_compact(told))
+    (DOCS / "policies.md").write_text("\n".join(_page(told)))
+
+
+def _compact(told: dict[str, Any]) -> str:
+    """One line a cell."""
+    rest = json.dumps({key: value for key, value in told.items() if key != "cells"}, indent=1)
+    cells = ",\n".join(json.dumps(cell) for cell in told["cells"])
+    return f'{rest[:-2]},\n "cells": [\n{cells}\n]}}\n'
+
+
+def _page(told: dict[str, Any]) -> Iterator[str]:
+    cells = told["cells"]
+    names = list(dict.fromkeys(cell["trace"] for cell in cells))
+    yield _HEAD.format(
+        when=told["when"],
+        numpy=told["versions"]["numpy"],
+        python=told["versions"]["python"],
+        n=len(names),
+        names=", ".join(names),
+        paper=", ".join(traces.PAPER),
+    )
+    yield from _behind(told)
+    for machine in told["mean_of_bound"]:
+        yield f"\n## {machine}\n"
+        yield from _means(told, machine)
+        yield from _by_trace([cell for cell in cells if cell["machine"] == machine])
+
+
+def _behind(told: dict[str, Any]) -> Iterator[str]:
+    rows = told["sentinel_behind"]
+    n = len(told["cells"])
+    if not rows:
+        yield f"In none of the {n} cells is a rival more than 0.5 % faster than `sentinel`."
+        return
+    yield f"In {len(rows)} of {n} cells times rivals a rival is more than 0.5 % faster than `sentinel`:\n"
+    yield from _table(
+        ("trace", "machine", "fast", "rival", "faster by"),
+        [(r["trace"], r["machine"], r["fast"], r["rival"], f"{r['by'] - 1:.1%}") for r in rows],
+    )
+
+
+def _means(told: dict[str, Any], machine: str) -> Iterator[str]:
+    """Mean share of the bound, the worst trace, and the mean of fast-only speed, a row a policy."""
+    shares, worst = told["mean_of_bound"][machine], told["worst_of_bound"][machine]
+    fast = list(dict.fromkeys(f for by_fast in shares.values() for f in by_fast))
+    rows = []
+    for policy, by_fast in shares.items():
+        least = min(worst[policy].values(), key=lambda w: float(w["share"]))
+        of_speed = told["mean_fraction"][machine][policy]
+        means = [f"{by_fast[f]:.3f}" if f in by_fast else "" for f in fast]
+        speeds = [f"{of_speed[f]:.3f}" if f in of_speed else "" for f in fast]
+        rows.append((policy, *means, f"{least['share']:.3f} ({least['trace']})", *speeds))
+    heads = ("policy", *(f"of bound, {f}" for f in fast), "worst of all traces", *(f"of fast-only, {f}" for f in fast))
+    yield from _table(heads, rows)
+    some = [policy for policy in shares if len(shares[policy]) < len(fast) or policy == "autotm"]
+    if some:
+        yield f"\n`{'`, `'.join(some)}`: only for small steps; means over the families that it accepts."
+
+
+def _by_trace(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """Share of the bound of `sentinel`, and the best rival's, by trace."""
+    fast = list(dict.fromkeys(cell["fast"] for cell in cells))
+    rows = []
+    for name in dict.fromkeys(cell["trace"] for cell in cells):
+        row = [name]
+        for cell in (cell for cell in cells if cell["trace"] == name):
+            rivals = {policy: share for policy, share in cell["of_bound"].items() if policy != "sentinel"}
+            best = max(rivals, key=lambda policy: rivals[policy])
+            loose = " (loose)" if cell["loose"] else ""
+            row.append(f"{cell['of_bound']['sentinel']:.3f}{loose}; {best} {rivals[best]:.3f}")
+        rows.append(tuple(row))
+    yield "\n`sentinel`, and the best rival, as shares of the bound:\n"
+    yield from _table(("trace", *fast), rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "| " + " | ".join("---" for _ in heads) + " |"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+if __name__ == "__main__":
+    main()
