@@ -79,6 +79,13 @@ class MigrationWitness:
             self.stop()
             raise
 
+    def waiting(self) -> int:
+        """Records that the next `read` will find, those included for which there was no room. Raises UsageError."""
+        if not self._fds:
+            raise UsageError("the witness is not watching", "call start() first")
+        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
+        return int(head - taken)
+
     def read(self) -> Sightings:
         """What was seen since `start` or the last `read`; calls that the kernel is still busy with come next time.
 

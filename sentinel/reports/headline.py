@@ -10,7 +10,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
-from sentinel.reports import ranges
+from sentinel.reports import ranges, who_moved
 from sentinel.reports.setup import Done, Setup
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
@@ -47,6 +47,8 @@ def headline_of(
         "fast_peak_bytes": _fast_peak(plan, run),
         "fast_needed_bytes": plan.fast_needed_bytes if plan else None,
         "fast_served_fraction": served_fraction(run),
+        "moved_pages": who_moved.claimed_pages(executed),
+        "witness_pages": who_moved.witness_pages(executed),
         **ranges.shares(plan),
         "migrated_bytes_per_step": _migrated(plan, run),
         "stall_ns_per_step": _stall(run),

@@ -14,7 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.files import digest
-from sentinel.reports import false_sharing, ranges
+from sentinel.reports import false_sharing, ranges, who_moved
 from sentinel.reports.caveats import caveats_of
 from sentinel.reports.headline import headline_of, shown
 from sentinel.reports.reconcile import ReportError, reconcile
@@ -94,6 +94,8 @@ class Report:
         found["layers"] = make.layers(self.profile, self.plan, self.run, self.simulated)
         found["migrations"] = make.migrations(self.run, self.plan, names)
         found["steps"] = make.steps(self.run)
+        if who_moved.witness_pages(self.executed) is not None:
+            found["who_moved"] = who_moved.frame(self.executed)
         if self.plan is not None:
             found["blocks"] = make.blocks(self.plan, names)
             found["occupancy"] = make.occupancy(self.plan)

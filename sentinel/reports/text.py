@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing, outcomes, ranges
+from sentinel.reports import false_sharing, outcomes, ranges, who_moved
 from sentinel.reports.caveats import counted, done_sentence
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def text_of(report: Report) -> str:
         _table("Headline", headline_rows(report.headline)),
         _footprint(frames),
         _migrations(frames["migrations"], report.headline["steps"]),
+        _table(who_moved.TITLE, who_moved.text_rows(report.executed)),
         _table(outcomes.TITLE, outcomes.stayed_rows(report.executed)),
         _tensors(frames.get("tensors")),
         _table(ranges.TITLE, ranges.text_rows(frames.get("ranges"))),

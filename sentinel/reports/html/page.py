@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing, outcomes, ranges
+from sentinel.reports import false_sharing, outcomes, ranges, who_moved
 from sentinel.reports.caveats import counted, done_sentence
 from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
@@ -116,6 +116,8 @@ def _pictures(report: Report) -> list[str]:
 def _tables(report: Report) -> list[str]:
     frames = report.frames()
     found = [section("Migrations", _migrations(frames["migrations"]))]
+    if moved := who_moved.text_rows(report.executed):
+        found.append(section("Who moved what", pairs(moved, who_moved.TITLE)))
     if stayed := outcomes.stayed_rows(report.executed):
         found.append(section(outcomes.TITLE, pairs(stayed, outcomes.TITLE)))
     if "tensors" in frames:

@@ -1,0 +1,98 @@
+"""Who moved what: pages of the managed memory that changed nodes, by the witness, beside what the engine claims."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sentinel.core.run import Run
+from sentinel.core.units import PAGE_BYTES, format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TITLE = "Who moved what (pages of managed memory, by an independent witness)"
+
+COUNTER = "pages moved by {who} to node {node}"
+_PATTERN = re.compile(r"pages moved by (.+) to node (-?\d+)")
+LOST, UNMATCHED = "witness records lost", "witness records unmatched"
+OWN, ANOTHER = "this process", "another process"
+MOVERS = {
+    "mempolicy_mbind": "a change of memory policy",
+    "numa_misplaced": "NUMA balancing",
+    "demotion": "reclaim (demotion)",
+    "compaction": "compaction",
+    "contig_range": "compaction",
+    "memory_hotplug": "memory hotplug",
+    "memory_failure": "memory failure",
+    "longterm_pin": "pinning",
+    "damon": "DAMON",
+}
+"""The kernel's reason (sentinel.migration.sightings) -> who that is."""
+
+
+def rows(run: Run | None) -> list[tuple[str, int, int]]:
+    """(who, node, pages), ours first; empty where there was no witness, or nothing moved."""
+    found = []
+    for name, pages in (run.counters if run is not None else {}).items():
+        matched = _PATTERN.fullmatch(name)
+        if matched:
+            found.append((matched[1], int(matched[2]), pages))
+    return sorted(found, key=lambda row: (row[0] != OWN, row[0], row[1]))
+
+
+def witness_pages(run: Run | None) -> int | None:
+    """Pages that the witness saw this process move; None where there was no witness."""
+    if run is None or LOST not in run.counters:
+        return None
+    return sum(pages for who, _, pages in rows(run) if who == OWN)
+
+
+def claimed_pages(run: Run | None) -> int | None:
+    """Pages that the engine says it moved, in all steps and at the beginning and end; None without an executed run."""
+    if run is None or run.kind != "executed":
+        return None
+    return run.counters.get("migrated_bytes", 0) // PAGE_BYTES
+
+
+def verdict(run: Run | None) -> str:
+    """Whether engine and witness agree, in a sentence; "" where there was no witness."""
+    seen, claimed = witness_pages(run), claimed_pages(run)
+    if run is None or seen is None or claimed is None:
+        return ""
+    if seen == claimed:
+        said = f"engine and witness agree: {seen:,} pages"
+    else:
+        said = f"the engine claims {claimed:,} pages, the witness saw {seen:,}: {abs(seen - claimed):,}"
+        said += " more" if seen > claimed else " fewer"
+    lost, unmatched = run.counters.get(LOST, 0), run.counters.get(UNMATCHED, 0)
+    if lost or unmatched:
+        said += f"; {lost:,} records were lost and {unmatched:,} have no beginning, so the witness may miss pages"
+    return said
+
+
+def text_rows(run: Run | None) -> list[tuple[str, str, str]]:
+    """(who, pages and bytes, node) for a table, with the verdict last; empty without a witness."""
+    said = verdict(run)
+    if not said:
+        return []
+    shown = [
+        (who, f"{pages:,} pages, {format_bytes(pages * PAGE_BYTES)}", f"to node {n}") for who, n, pages in rows(run)
+    ]
+    return [*shown, ("verdict", said, "")]
+
+
+def frame(run: Run | None) -> pd.DataFrame:
+    """who, node, pages, nbytes: a row each."""
+    import pandas as pd
+
+    found = rows(run)
+    table = pd.DataFrame(
+        {
+            "who": pd.array([who for who, _, _ in found], "string"),
+            "node": pd.array([node for _, node, _ in found], "Int64"),
+            "pages": pd.array([pages for _, _, pages in found], "Int64"),
+        }
+    )
+    table["nbytes"] = table["pages"] * PAGE_BYTES
+    return table
