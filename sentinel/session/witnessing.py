@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from sentinel.core.errors import SentinelError
 from sentinel.core.run import Run
+from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
 from sentinel.reports.who_moved import ANOTHER, COUNTER, LOST, MOVERS, OWN, UNMATCHED
@@ -19,24 +19,33 @@ READ_SHARE = 0.25
 
 
 class Witnessing:
-    """Runs the witness over `ranges` of (address, nbytes) from `begin` to `end`, where this process may.
+    """Runs the witness over managed memory from `begin` to `end`, where this process may.
 
     `why`: why there is no witness; "" while there is one. Whatever goes wrong with it never touches training.
     """
 
     def __init__(self, log_entries: int = 1 << 18) -> None:
-        self.why = "not started"
+        self.why = "not begun"
+        self._wanted = False
         self._witness = MigrationWitness(log_entries)
         self._read_above = int(log_entries * READ_SHARE)
         self._seen: Counter[str] = Counter()
 
-    def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Watch from now on."""
+    def begin(self, memory: ManagedMemory) -> None:
+        """Watch both arenas of `memory` from now on."""
+        self._wanted = True
+        base, _, reserved = memory.exclusive_extent()
         try:
-            self._witness.start(ranges)
+            self._witness.start([(base, reserved), (memory.placement_base, reserved)])
             self.why = ""
         except (SentinelError, OSError) as error:
             self.why = str(error)
+
+    def notes(self) -> list[str]:
+        """Why migrations on real nodes were not witnessed, as a sentence; empty where they were."""
+        if not self._wanted or not self.why or self._seen:
+            return []
+        return [f"page migrations were counted by the engine alone: {self.why}"]
 
     def step_ended(self) -> None:
         """Make room in the log, if it fills."""
