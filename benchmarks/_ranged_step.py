@@ -83,7 +83,7 @@ def trained(chosen: argparse.Namespace) -> dict[str, Any]:
             if step != PROFILED_STEP:
                 first.setdefault("headline", sentinel.report().headline)
                 sentinel.stop()
-            sentinel.start_profile(model, optimizer, fast="20%", slow=chosen.slow, tracker=chosen.tracker)
+            sentinel.start_profile(model, optimizer, fast=chosen.applied, slow=chosen.slow, tracker=chosen.tracker)
         dense, rows, labels = next(batches)
         loss = nn.functional.binary_cross_entropy_with_logits(model(dense, rows), labels)
         optimizer.zero_grad()
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--slow", default="emulated:cxl-asic-x8")
     parser.add_argument("--machines", nargs="*", default=[])
     parser.add_argument("--fast", nargs="+", default=["20%"])
+    parser.add_argument("--applied", default="20%", help="fast memory of the session that trains")
     parser.add_argument("--look", type=int, nargs="+", default=[7, 12])
     print(json.dumps(trained(parser.parse_args())))
 

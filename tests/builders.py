@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
-from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import ROLES, LayerId, Quality, Role
 from sentinel.core.units import PAGE_BYTES, page_ceil
 
@@ -181,6 +182,22 @@ def profiles(draw: st.DrawFn, max_layers: int = 8, max_tensors: int = 10) -> Pro
     times = draw(st.lists(st.integers(0, 2_000_000), min_size=n_layers, max_size=n_layers))
     flops = draw(st.lists(st.integers(0, 10**9), min_size=n_layers, max_size=n_layers))
     return make_profile(specs, n_layers, layer_ns=times, flops=flops)
+
+
+@st.composite
+def ranged_profiles(draw: st.DrawFn) -> Profile:
+    """Any small profile, some of whose persistent tensors have ranges in some of their layers."""
+    profile = draw(profiles())
+    rows = []
+    for tensor in np.flatnonzero(profile.tensors["persistent"]).tolist():
+        pages = -(-int(profile.tensors["nbytes"][tensor]) // PAGE_BYTES)
+        cuts = sorted(draw(st.sets(st.integers(0, pages), min_size=2, max_size=5)) if pages > 1 else [])
+        for layer in profile.accesses["layer"][profile.accesses["tensor"] == tensor].tolist():
+            for low, high in itertools.pairwise(cuts):
+                touched = draw(st.integers(0, high - low))
+                if touched:
+                    rows.append((tensor, layer, low, high, touched, draw(st.integers(-1, touched))))
+    return replace(profile, ranges=np.array(rows, RANGE_DTYPE))
 
 
 @st.composite

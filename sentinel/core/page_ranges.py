@@ -5,7 +5,7 @@ little, how densely a run of pages is touched tells much. So a tensor is cut int
 to be touched as any other, by the shortest description: told run by run, a run of n pages of which a layer touches k
 takes n·H(k/n) bits (H: the entropy of a coin), and a cut is made where it saves more bits than it costs to tell (its
 place, and one more density a layer: half a logarithm of the pages each; Rissanen 1978). The best cut first, then the
-best within its halves, as trees are grown.
+best within its halves, as trees are grown. Layers that touch the very same pages count as one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,19 @@ def cut_pages(page: NDArray[np.int64], layer: NDArray[np.int64], n_pages: int) -
     width = LEAST_PAGES * max(-(-n_pages // (LEAST_PAGES * _MOST_BINS)), 1)
     n_bins = max(n_pages // width, 1)  # the last one is wider: no range is smaller than `width`
     ends = np.append(np.arange(n_bins) * width, n_pages)
-    _, row = np.unique(layer, return_inverse=True)
-    n_layers = int(row.max(initial=-1)) + 1
-    touched = np.zeros((n_layers, n_bins + 1))
-    np.add.at(touched, (row, np.minimum(page // width, n_bins - 1) + 1), 1)
-    cuts = _grow(touched.cumsum(axis=1), ends.astype(np.float64))
+    bins = [np.minimum(pages // width, n_bins - 1) for pages in _patterns(page, layer)]
+    touched = np.array([np.append(0, np.bincount(of, minlength=n_bins)) for of in bins]).reshape(-1, n_bins + 1)
+    cuts = _grow(touched.cumsum(axis=1).astype(np.float64), ends.astype(np.float64))
     return ends[cuts].astype(np.int64)
+
+
+def _patterns(page: NDArray[np.int64], layer: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The pages touched in each layer. Layers that touch the same pages (a lookup, and the update of what was looked
+    up) are one observation, not several: counted twice, chance would look like structure."""
+    order = np.lexsort((page, layer))
+    page, layer = page[order], layer[order]
+    of_layers = np.split(page, np.flatnonzero(np.diff(layer)) + 1)
+    return list({pages.tobytes(): pages for pages in of_layers}.values())
 
 
 def _grow(touched: NDArray[np.float64], ends: NDArray[np.float64]) -> list[int]:

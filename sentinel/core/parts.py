@@ -104,7 +104,8 @@ def split(profile: Profile) -> Parts:
     ranges = profile.ranges[profile.tensors["managed"][profile.ranges["tensor"]]]
     if not len(ranges):
         same = np.arange(n)
-        return Parts(replace(profile, ranges=np.zeros(0, RANGE_DTYPE)), same, same * 0, np.arange(n + 1), profile.names)
+        even = replace(profile, ranges=np.zeros(0, RANGE_DTYPE)) if len(profile.ranges) else profile
+        return Parts(even, same, same * 0, np.arange(n + 1), profile.names)
     whole, first_page, stop_page = _cuts(profile, ranges)
     tensors = profile.tensors[whole]
     pieces = np.bincount(whole, minlength=n)[whole] > 1

@@ -18,7 +18,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, PAGE_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
 from sentinel.files import digest, load, save, with_origin
-from tests.builders import make_profile, param, persistent_plan, profiles
+from tests.builders import make_profile, param, persistent_plan, profiles, ranged_profiles
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCRATCH = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -139,7 +139,7 @@ def runs(draw: st.DrawFn) -> Run:
     return Run("executed", draw(st.booleans()), ("fast", "slow"), 1 << 30, steps, layers, moves, counters, events)
 
 
-ANY_NOUN = st.one_of(described_machines(), profiles(), plans(), traces(), runs())
+ANY_NOUN = st.one_of(described_machines(), profiles(), ranged_profiles(), plans(), traces(), runs())
 
 
 @SCRATCH

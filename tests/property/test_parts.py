@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,26 +11,9 @@ from sentinel.core.laws import check
 from sentinel.core.machine import Machine
 from sentinel.core.parts import split
 from sentinel.core.plan import block_uses
-from sentinel.core.profile import RANGE_DTYPE, Profile
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.profile import Profile
 from sentinel.simulator import simulate
-from tests.builders import machines, profiles
-
-
-@st.composite
-def ranged_profiles(draw: st.DrawFn) -> Profile:
-    """Any small profile, some of whose persistent tensors have ranges in some of their layers."""
-    profile = draw(profiles())
-    rows = []
-    for tensor in np.flatnonzero(profile.tensors["persistent"]).tolist():
-        pages = -(-int(profile.tensors["nbytes"][tensor]) // PAGE_BYTES)
-        cuts = sorted(draw(st.sets(st.integers(0, pages), min_size=2, max_size=5)) if pages > 1 else [])
-        for layer in profile.accesses["layer"][profile.accesses["tensor"] == tensor].tolist():
-            for low, high in itertools.pairwise(cuts):
-                touched = draw(st.integers(0, high - low))
-                if touched:
-                    rows.append((tensor, layer, low, high, touched, draw(st.integers(-1, touched))))
-    return replace(profile, ranges=np.array(rows, RANGE_DTYPE))
+from tests.builders import machines, profiles, ranged_profiles
 
 
 @given(ranged_profiles())
