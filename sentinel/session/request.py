@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from sentinel import files, tiers
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
-from sentinel.system import affinity
+from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
 
 FRACTIONAL = "%"
@@ -65,7 +65,27 @@ def load_plan(request: Request) -> Plan | None:
 def machine_of(request: Request) -> Machine:
     """The machine to plan for and to apply on, its links within the rate limit; its fast capacity is the tier's own,
     not yet the budget."""
-    return tiers.limited(_machine_of(request))
+    return _allowed(tiers.limited(_machine_of(request)))
+
+
+def _allowed(machine: Machine) -> Machine:
+    """`machine`, its fast tier without a node where memory policies are refused, as containers do.
+
+    Raises CapabilityError if a slow tier needs them.
+    """
+    if machine.fast.node is None:
+        return machine
+    try:
+        probes.mbind()
+    except (NativeError, CapabilityError, probes.Missing) as error:
+        if any(tier.kind == "node" for tier in machine.tiers[1:]):
+            raise CapabilityError(
+                f"placing memory on the nodes of {machine.name}",
+                str(error),
+                "allow memory policies (docker: --cap-add SYS_NICE), or use slow=\"emulated:cxl-asic-x8\"",
+            ) from error
+        return replace(machine, tiers=(replace(machine.fast, node=None), *machine.tiers[1:]))
+    return machine
 
 
 def _machine_of(request: Request) -> Machine:
@@ -110,6 +130,11 @@ def notes_on(machine: Machine, host: Topology) -> list[str]:
     """What a report must say of the tiers that were taken on this host."""
     notes = [affinity.spanning(host)]
     slow = machine.tiers[1]
+    if slow.kind == "emulated" and machine.fast.kind == "node" and machine.fast.node is None:
+        notes.append(
+            "Memory policies are refused here (mbind): the kernel puts managed memory where it likes, and automatic"
+            " NUMA balancing may move it."
+        )
     if slow.kind == "node":
         why = _DECIDED.get(machine.decided_by, machine.decided_by)
         speeds = "" if slow.measured else "; `sentinel calibrate` measures them"

@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60
 
 
 def holds(name: str) -> bool:
-    """Whether capability `name`, or CAP_SYS_ADMIN for those that were once part of it, is effective."""
+    """Whether capability `name` is effective, or CAP_SYS_ADMIN for what was once part of it; in any user namespace."""
     held = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     bits = int(held.group(1), 16) if held else 0
     names = (name, "CAP_SYS_ADMIN") if name in ("CAP_BPF", "CAP_PERFMON") else (name,)
@@ -32,7 +32,19 @@ def capability(name: str) -> str:
     """It is among the effective capabilities of this process."""
     if not holds(name):
         raise Missing("not among this process's capabilities")
+    if not in_first_namespace():
+        raise Missing("held in a user namespace only, where it does not count for the whole kernel")
     return "this process has it"
+
+
+def in_first_namespace() -> bool:
+    """Whether user ids are the kernel's own: all of them, each for itself."""
+    path = Path("/proc/self/uid_map")
+    return not path.exists() or path.read_text().split() == ["0", "0", "4294967295"]
+
+
+def _counts(name: str) -> bool:
+    return holds(name) and in_first_namespace()
 
 
 def no_seccomp_filter() -> str:
@@ -48,19 +60,19 @@ def perf_event_paranoid() -> str:
     value = _sysctl("kernel/perf_event_paranoid")
     if value is None:
         raise Missing("this kernel has no perf events")
-    if int(value) > 2 and not holds("CAP_PERFMON"):
+    if int(value) > 2 and not _counts("CAP_PERFMON"):
         raise Missing(f"kernel.perf_event_paranoid={value}, without CAP_PERFMON")
-    if int(value) > 1 and not holds("CAP_PERFMON"):
+    if int(value) > 1 and not _counts("CAP_PERFMON"):
         return f"kernel.perf_event_paranoid={value}: faults of user code, none inside system calls"
-    return f"kernel.perf_event_paranoid={value}" + (", and CAP_PERFMON" if holds("CAP_PERFMON") else "")
+    return f"kernel.perf_event_paranoid={value}" + (", and CAP_PERFMON" if _counts("CAP_PERFMON") else "")
 
 
 def unprivileged_bpf() -> str:
     """bpf() may be called: the setting is 0, or CAP_BPF."""
     value = _sysctl("kernel/unprivileged_bpf_disabled")
-    if value not in (None, "0") and not holds("CAP_BPF"):
+    if value not in (None, "0") and not _counts("CAP_BPF"):
         raise Missing(f"kernel.unprivileged_bpf_disabled={value}, without CAP_BPF")
-    return f"kernel.unprivileged_bpf_disabled={value or 'absent'}" + (", with CAP_BPF" if holds("CAP_BPF") else "")
+    return f"kernel.unprivileged_bpf_disabled={value or 'absent'}" + (", with CAP_BPF" if _counts("CAP_BPF") else "")
 
 
 def unprivileged_userfaultfd() -> str:
@@ -80,7 +92,7 @@ def unprivileged_userfaultfd() -> str:
 def locked_memory() -> str:
     """Ring buffers of perf and, before Linux 5.11, maps of eBPF are locked memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if holds("CAP_IPC_LOCK"):
+    if _counts("CAP_IPC_LOCK"):
         return "CAP_IPC_LOCK: no limit"
     if soft != resource.RLIM_INFINITY and soft < 8 << 20:
         raise Missing(f"ulimit -l is {format_bytes(soft)}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.profiler.pages.protocol import AddressRange
 from sentinel.system import native
 
@@ -53,12 +54,26 @@ def unmap_range(owned: AddressRange) -> None:
 def back(owned: AddressRange) -> None:
     """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`."""
     result = native.function("sn_arm_back", _INT, _U64, _U64)(owned.start, owned.nbytes)
+    if result in (-errno.EPERM, -errno.ENOSYS):
+        _require_memfd()
     if result == -errno.EPERM:
         raise UsageError(
             f"[{owned.start:#x}, {owned.stop:#x}) is not memory of the profiling arena",
             "watch the arena's reservation, or memory from map_range",
         )
     native.check("sn_arm_back", result)
+
+
+def _require_memfd() -> None:
+    """Raises CapabilityError where the kernel, or a container's filter, gives no memfd."""
+    try:
+        os.close(os.memfd_create("sentinel-probe"))
+    except OSError as error:
+        raise CapabilityError(
+            "backing memory by a memfd",
+            error.strerror or str(error),
+            "in a container: allow the system call memfd_create; or use --tracker ops",
+        ) from error
 
 
 def unback() -> None:

@@ -1,0 +1,159 @@
+"""Trains a small model under Sentinel as a user without rights, or in a sandbox, and prints what it was told as JSON.
+
+    python confined.py TRACKER [SYSTEM_CALL...]    gives up all rights; from then on seccomp refuses each SYSTEM_CALL
+    python confined.py TRACKER keep-rights         gives up nothing
+
+All that is imported and compiled is so before: the files may not be everybody's to read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import pkgutil
+import platform
+import re
+import struct
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import sentinel
+from sentinel import session
+from sentinel.cli.watch import examine
+from sentinel.profiler import operators
+from sentinel.profiler.pages import PageTracker, choose
+from sentinel.system import native
+from sentinel.system.capabilities import probe_all
+from sentinel.system.kernel import _NUMBERS
+
+NOBODY = 65534
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 22, 38, 47
+_LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def give_up_rights() -> None:
+    """Another user, no capability in any set, and none to come back."""
+    for capability in range(64):
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)
+    _must(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    _must(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))  # /proc/self is this user's again
+
+
+def refuse(names: list[str]) -> None:
+    """Each of these system calls fails with EPERM from now on, in all threads to come and this one."""
+    if not names:
+        return
+    numbers = {**_NUMBERS[platform.machine()], "memfd_create": _MEMFD_CREATE[platform.machine()]}
+    program = [struct.pack("=HBBI", _LOAD, 0, 0, 0)]
+    for name in names:
+        program.append(struct.pack("=HBBI", _EQUALS, 0, 1, numbers[name]))
+        program.append(struct.pack("=HBBI", _RETURN, 0, 0, _ERRNO | _EPERM))
+    program.append(struct.pack("=HBBI", _RETURN, 0, 0, _ALLOW))
+    code = ctypes.create_string_buffer(b"".join(program))
+    filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", len(program), ctypes.addressof(code)))
+    _must(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_void_p(ctypes.addressof(filtering)), 0, 0))
+
+
+def import_all() -> None:
+    """Every module of the package, and what they use only when a report is drawn."""
+    for module in pkgutil.walk_packages(sentinel.__path__, "sentinel."):
+        if module.name.rpartition(".")[2] not in ("__main__", "_native", "preload"):
+            importlib.import_module(module.name)
+    importlib.import_module("pandas")
+
+
+def _must(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def train(tracker: str | None) -> list[float]:
+    """The losses of eight steps; with a tracker, under Sentinel from the third step on."""
+    torch.manual_seed(5)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    x = torch.linspace(-1, 1, 64 * 256).view(64, 256)
+    losses = []
+    annotation = sentinel.annotate(model, optimizer)
+    for step in range(8):
+        if tracker is not None and step == 2:
+            sentinel.start_profile(model, optimizer, fast="50%", slow="emulated:cxl-asic-x8", tracker=tracker)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if tracker is not None and step == 2:
+            sentinel.end_profile()
+        losses.append(loss.item())
+    annotation.remove()
+    return losses
+
+
+def status(field: str) -> str:
+    """A field of /proc/self/status, "" where there is none."""
+    try:
+        found = re.search(rf"^{field}:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def main() -> None:
+    """See the module's docstring."""
+    tracker, refused = sys.argv[1], sys.argv[2:]
+    torch.set_num_threads(1)
+    import_all()
+    native.library()
+    operators.start()
+    operators.stop()
+    stock = train(None)
+    if refused != ["keep-rights"]:
+        give_up_rights()
+        refuse(refused)
+    losses = train(tracker)
+    report, current = sentinel.report(), session.current()
+    assert current is not None
+    assert current.profile is not None
+    sentinel.stop()
+    quality = current.profile.quality
+    touched = current.profile.accesses["pages_touched"]
+    seen = examine()
+    chosen: PageTracker | None = choose("auto")[0]
+    print(
+        json.dumps(
+            {
+                "uid": os.geteuid(),
+                **{name: status(name) for name in ("CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")},
+                "identical": stock == losses,
+                "tracker": report.headline["tracker"],
+                "blind_to": quality.blind_to,
+                "sees": quality.sees,
+                "granularity_bytes": quality.granularity_bytes,
+                "touched_pages": int(touched[touched > 0].sum()),
+                "known_pages": bool((touched >= 0).all()),
+                "text": report.text(),
+                "auto": chosen.name if chosen else "ops",
+                "doctor": seen.as_json(),
+                "capabilities": [asdict(found) for found in probe_all()],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
