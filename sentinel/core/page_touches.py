@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.lifetimes import Entity
-from sentinel.core.profile import RANGE_DTYPE
 from sentinel.core.page_ranges import cut_pages
+from sentinel.core.profile import RANGE_DTYPE
 from sentinel.core.trace import Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
