@@ -65,7 +65,7 @@ def train(options: common.Options) -> tuple[list[float], nn.Module]:
     torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns until it is told: checks cost, and find nothing
     model = Dlrm().train()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-    batches = clicks(batch=2048, bag=4)
+    batches = clicks(batch=64 if options.small else 2048, bag=4)
     losses = []
 
     for step in range(options.steps):
