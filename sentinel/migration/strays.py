@@ -28,6 +28,9 @@ AUDIT_STEPS = 64
 CLEAN_STEPS = 2
 """After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
 
+_FORK = "copy-on-write after a fork"
+_OTHER = "reclaim, balancing, a changed cpuset or something else of its own"
+
 
 class Strays:
     """`forks()`: how often this process has forked. Blocks on real nodes only."""
@@ -44,12 +47,14 @@ class Strays:
         self._where, self._flights, self._ledger, self._forks = where, flights, ledger, forks
         self._forked = forks()
         self._movable = [index for index, block in enumerate(plan.blocks) if not block.fixed]
+        # By the memory policy: persistent blocks are in an arena of the fast tier, whatever the plan starts them in.
+        self._home = [0 if block.persistent else block.tier for block in plan.blocks]
         self._written: list[tuple[int, ...]] = [()] * plan.n_layers
         rows = uses[(uses["writes"] > 0) | (uses["written_bytes"] > 0)]
         for layer in np.unique(rows["layer"]).tolist():
             self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
-        self._why = ""
+        self._why = _OTHER
 
     def look(self, ended: int, step: int, layer: int) -> None:
         """Layer `ended` is over: look at what it wrote; at the end of a step (`layer` is 0), at all suspects."""
@@ -57,33 +62,32 @@ class Strays:
         if forks != self._forked:
             self._forked = forks
             self._suspects = dict.fromkeys(self._movable, CLEAN_STEPS)
-            self._why = "copy-on-write after a fork"
-        elif layer == 0 and not self._suspects and step % AUDIT_STEPS == 0:
-            self._suspects = dict.fromkeys(self._movable, 1)
-            self._why = "reclaim, balancing, a changed cpuset or something else of its own"
-        if not self._suspects:
-            return
-        if layer:
-            self._sweep([block for block in self._written[ended] if block in self._suspects], step, layer)
-        else:
+            self._why = _FORK
+        if layer == 0:
             self._end_step(step)
+        elif self._suspects:
+            self._sweep([block for block in self._written[ended] if block in self._suspects], step, layer)
 
     def _end_step(self, step: int) -> None:
         self._tell()
-        checked = self._sweep(list(self._suspects), step, 0)
-        for block in checked:
-            self._suspects[block] -= 1
-            if self._suspects[block] == 0:
-                del self._suspects[block]
-        for block in [block for block in self._suspects if not self._where.held[block]]:
-            del self._suspects[block]  # dead: it is born again, and written, at home
+        if not self._suspects:
+            self._why = _OTHER
+        audit = step % AUDIT_STEPS == 0
+        if not self._suspects and not audit:
+            return
+        busy = {block for block in self._suspects if self._flights.of(block)}  # not looked at now
+        self._sweep(self._movable if audit else list(self._suspects), step, 0, audit=audit)
+        # Those at home count as seen. A dead one is born again, and written, at home.
+        left = {block: n - (block not in busy) for block, n in self._suspects.items()}
+        self._suspects = {block: n for block, n in left.items() if n and self._where.held[block]}
 
-    def _sweep(self, blocks: list[int], step: int, layer: int) -> list[int]:
-        """Look at those that are held and not under way; returns them."""
-        found = [block for block in blocks if self._where.held[block] and not self._flights.of(block)]
-        for block in found:
-            self._flights.sweep(block, step, layer)
-        return found
+    def _sweep(self, blocks: list[int], step: int, layer: int, *, audit: bool = False) -> None:
+        """Look at those that are held, not under way, and (but for an `audit`) elsewhere than a new page would be."""
+        where = self._where
+        for block in blocks:
+            away = audit or where.tier[block] != self._home[block]
+            if away and where.held[block] and not self._flights.of(block):
+                self._flights.sweep(block, step, layer)
 
     def _tell(self) -> None:
         """One sentence for what was found since the last one; a block that had strayed is suspected on."""
