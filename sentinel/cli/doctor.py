@@ -11,6 +11,7 @@ from sentinel.cli.common import FAILED, OK, add_json, add_verb, print_json, prin
 from sentinel.core.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
+    from sentinel.core.machine import Machine, TierSpec
     from sentinel.system.capabilities import Capability
     from sentinel.system.topology import Node, Topology
 
@@ -42,19 +43,25 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Probe, print, and judge."""
     from sentinel.cli import watch
+    from sentinel.system.affinity import spanning
+    from sentinel.system.calibration import kept
     from sentinel.system.capabilities import GROUPS, probe_all
     from sentinel.system.topology import topology
 
     with telling("probing this host"):
         host, found, seen = topology(), probe_all(), watch.examine()
+    measured, spans = kept(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
     missing += [] if seen.auto else ["tracker ops"]
     if arguments.json:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
-        print_json(answer | seen.as_json())
+        placed = {"calibration": None if measured is None else asdict(measured), "affinity": spans or None}
+        print_json(answer | placed | seen.as_json())
     else:
-        print_table(node_rows(host))
+        print_table(node_rows(host, measured))
         print(f"slow memory: {slow_memory(host)}")
+        for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured)):
+            print(line)
         print("\n".join(seen.lines()))
         for group in GROUPS:
             print(f"\n{group}")
@@ -72,21 +79,29 @@ def verdict(missing: Sequence[str]) -> str:
     return "a training step can be watched and placed here"
 
 
-def node_rows(host: Topology) -> list[tuple[str, ...]]:
-    """One row a node, under a heading. Speeds are the firmware's; `-` where it tells none."""
-    heading = ("node", "cpus", "memory", "free", "read latency", "read bandwidth", "role")
-    return [heading, *(_node_row(node, host) for node in host.nodes)]
+def node_rows(host: Topology, measured: Machine | None = None) -> list[tuple[str, ...]]:
+    """One row a node, under a heading. Speeds are those of the calibration, else the firmware's; `-` where neither
+    tells any."""
+    heading = ("node", "cpus", "memory", "free", "read latency", "read bandwidth", "told by", "role")
+    tiers = {tier.node: tier for tier in measured.tiers} if measured is not None else {}
+    return [heading, *(_node_row(node, host, tiers.get(node.number)) for node in host.nodes)]
 
 
-def _node_row(node: Node, host: Topology) -> tuple[str, ...]:
+def _node_row(node: Node, host: Topology, measured: TierSpec | None) -> tuple[str, ...]:
     role = "fast" if node.number == host.fast else "slower" if node.number in host.slower else "-"
+    role = "forbidden by the cpuset" if node.number in host.forbidden else role
+    latency_ns: float | None = node.read_latency_ns
+    rate, told_by = node.read_bytes_per_s, "-" if latency_ns is None else "HMAT"
+    if measured is not None:
+        latency_ns, rate, told_by = measured.latency_ns, measured.read_bytes_per_s, "calibration"
     return (
         str(node.number),
         str(len(node.cpus)),
         format_bytes(node.total_bytes),
         format_bytes(node.free_bytes),
-        "-" if node.read_latency_ns is None else format_ns(node.read_latency_ns),
-        "-" if node.read_bytes_per_s is None else f"{format_bytes(node.read_bytes_per_s)}/s",
+        "-" if latency_ns is None else format_ns(latency_ns),
+        "-" if rate is None else f"{format_bytes(rate)}/s",
+        told_by,
         role,
     )
 
@@ -96,6 +111,15 @@ def slow_memory(host: Topology) -> str:
     if host.slower:
         return f"node {host.slower[0]} (decided by {host.decided_by})"
     return "none on this host; --slow emulated:cxl-asic-x8 runs with injected delays"
+
+
+def speeds(host: Topology, measured: Machine | None) -> list[str]:
+    """Where a plan for nodes of this host has its speeds from."""
+    if not host.slower:
+        return []
+    if measured is not None:
+        return [f"speeds: {measured.tiers[0].source}"]
+    return ["speeds: not measured, so migration is planned at memory bandwidth; `sentinel calibrate` measures them"]
 
 
 def told(capability: Capability) -> str:

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.cli import doctor
+from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import load_machine
-from sentinel.system.topology import topology
+from sentinel.system.topology import Node, Topology, topology
 
+GIB = 1 << 30
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.needs("native")
 
@@ -126,3 +129,19 @@ def test_a_run_on_cpus_that_are_not_there_does_not_begin(tmp_path: Path) -> None
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         assert why in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_doctor_shows_what_calibration_found_and_where_the_process_runs() -> None:
+    near = TierSpec("fast", "node", GIB, 91.0, 2 * GIB, GIB, node=0, measured=True, source="measured on a Tuesday")
+    far = TierSpec("node1", "node", GIB, 207.0, GIB, GIB, node=1, measured=True, source="measured on a Tuesday")
+    machine = Machine("calibrated", (near, far), (Link(0, 1, GIB), Link(1, 0, GIB)))
+    nodes = (Node(0, (0,), GIB, GIB, read_latency_ns=80), Node(1, (), GIB, GIB), Node(2, (), GIB, GIB))
+    host = Topology(nodes, 0, (1,), "measurement", (0,), forbidden=(2,))
+    rows = [row[4:] for row in doctor.node_rows(host, machine)[1:]]
+    assert rows[0] == ("91 ns", "2.00 GiB/s", "calibration", "fast")
+    assert rows[1] == ("207 ns", "1.00 GiB/s", "calibration", "slower")
+    assert rows[2] == ("-", "-", "-", "forbidden by the cpuset")
+    assert doctor.node_rows(host)[1][4:] == ("80 ns", "-", "HMAT", "fast")
+    assert doctor.speeds(host, machine) == ["speeds: measured on a Tuesday"]
+    assert "`sentinel calibrate` measures them" in doctor.speeds(host, None)[0]
+    assert "node 1 (decided by measurement)" in doctor.slow_memory(host)
