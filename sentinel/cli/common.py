@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -69,14 +69,18 @@ def machine_named(text: str) -> Machine:
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that."""
+def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
+    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
+
+    `state()`: how far it is, in few words.
+    """
     done, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
         wait = QUIET_SECONDS
         while not done.wait(wait):
-            print(f"sentinel: {what}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
+            how_far = f" ({said})" if (said := state()) else ""
+            print(f"sentinel: {what}{how_far}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
             wait = 5.0
 
     teller = threading.Thread(target=tell, daemon=True)

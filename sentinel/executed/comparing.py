@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from sentinel.reports.executed import Ours, Row
 
 _LAST_LINES = 30
 Told = dict[str, Any]
-Telling = Callable[[str], AbstractContextManager[None]]
+Telling = Callable[[str, Callable[[], str]], AbstractContextManager[None]]
 
 
 class ChildFailed(SentinelError):
@@ -32,23 +33,20 @@ def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row
     """(row, room) of each placement of `names`. Ours and all-fast run first: the room of the others is from them.
 
     `room`: fast bytes that every limited placement gets, and bytes beside them for what is no tensor.
-    `telling(what)`: says so while that lasts.
+    `telling(what, state)`: says so while that lasts.
     Raises UsageError if the script cannot be measured, ChildFailed if ours or all-fast fails.
     """
-    with telling(f"importing what {job.script} imports"):
+    with telling(f"importing what {job.script} imports", str):
         preload(job.script)
         pin_what_is_there()
     with exact_free_counts():
         known = {}
         for placement in PLACEMENTS[:2]:
-            with telling(f"{job.script} as {placement.name}"):
-                known[placement.name] = _child(job, placement)
+            known[placement.name] = _child(job, placement, telling)
         room = _room(known[OURS], known[ALL_FAST])
         for placement in PLACEMENTS:
             if placement.name in names:
-                with telling(f"{job.script} as {placement.name}"):
-                    row = _row(job, placement, known, room)
-                yield row, room
+                yield _row(job, placement, known, room, telling), room
 
 
 def _room(ours: Told, stock: Told) -> tuple[int, int]:
@@ -58,7 +56,7 @@ def _room(ours: Told, stock: Told) -> tuple[int, int]:
     return int(ours["ours"]["budget_bytes"]), max(taken - int(tensors), 0)
 
 
-def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int, int]) -> Row:
+def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int, int], telling: Telling) -> Row:
     told, ballast = known.get(placement.name), None
     try:
         if told is None:
@@ -66,7 +64,7 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
                 held.enter_context(kernel_settings(placement, job.weights))
                 if placement.limited:
                     ballast = held.enter_context(Ballast(job.nodes[0], sum(room)))
-                told = _child(job, placement)
+                told = _child(job, placement, telling)
     except (CapabilityError, ChildFailed) as error:
         return Row(placement.name, placement.how, skipped=str(error))
     return _row_of(job, placement, told, ballast, known[ALL_FAST])
@@ -108,7 +106,7 @@ def _ours(told: Told) -> Ours:
     )
 
 
-def _child(job: Job, placement: Placement) -> Told:
+def _child(job: Job, placement: Placement, telling: Telling) -> Told:
     """What one forked child saw. Raises ChildFailed with its last lines, UsageError if too few steps ran."""
     with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
@@ -119,7 +117,8 @@ def _child(job: Job, placement: Placement) -> Told:
                 code = run_child(job, placement, result, log)
             finally:
                 os._exit(code)
-        _, status = os.waitpid(pid, 0)
+        with telling(f"{job.script} as {placement.name}", lambda: _last_line(log)):
+            status = _ended(pid)
         if status or not result.exists():
             lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise ChildFailed(f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines))
@@ -132,6 +131,23 @@ def _child(job: Job, placement: Placement) -> Told:
             f"train at least {job.window.warm_up + job.window.measured + 1} more, or lower --warm-up",
         )
     return told
+
+
+def _ended(pid: int) -> int:
+    """The status of a child that has ended; it is ended if we are."""
+    try:
+        return os.waitpid(pid, 0)[1]
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return lines[-1][:60] if lines else ""
+    return ""
 
 
 def _ending(status: int) -> str:
