@@ -122,8 +122,8 @@ SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordina
  * room left empty) is put in use, at most four times a step. -EINVAL in another mode. */
 SN_API int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                          const uint64_t *nbytes, uint64_t extent_bytes, int huge);
-SN_API int sn_use_table(int32_t table);            /* -EINVAL if there is none such; owner's thread */
-SN_API const int32_t *sn_table_in_use(void);       /* where its index is kept */
+SN_API int sn_use_table(int32_t table);      /* -EINVAL if there is none such; owner's thread */
+SN_API const int32_t *sn_table_in_use(void); /* where its index is kept */
 
 SN_API void sn_memory_counters(sn_counters *out);
 SN_API void sn_memory_reset_peaks(void); /* peaks restart from what is live now */
@@ -150,6 +150,8 @@ SN_API int64_t sn_exclusive_release(void);
 
 #define SN_GRANULE_BYTES 512
 
+/* Bytes served so far in slots of another size than the plan expected; they count as served. */
+SN_API uint64_t sn_placement_fitted(void);
 SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_bytes: 0 */
 /* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.
  * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */

@@ -33,6 +33,7 @@ Arena arena;
 sn::Tables tables;
 sn::Bitmap bitmap;
 std::atomic<bool> keep_free_pages{false};
+std::atomic<uint64_t> fitted_bytes{0};  // written by the owner alone
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
 
@@ -61,6 +62,13 @@ void *serve_unsynchronised(uint64_t nbytes, int *why) {
   if (arena.cursor >= count) arena.cursor = 0;
   const int32_t at = arena.cursor++;
   return look_around(std::max(0, at - kBack), std::min(count, at + kAhead), nbytes);
+}
+
+// What was served where the plan expected another size.
+void *fitted(void *address, uint64_t nbytes) {
+  if (address != nullptr)
+    fitted_bytes.store(fitted_bytes.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
+  return address;
 }
 
 int commit(uint64_t extent_bytes) {
@@ -151,12 +159,13 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
   arena.cursor = index + 1;
   if (nbytes <= slot.nbytes) {
     *why = SN_WHY_BUSY;
-    if (void *served = serve(slot, nbytes)) return served;
-    if (granules(nbytes) == granules(slot.nbytes)) return nullptr;  // as planned, its tenant lives on
+    const bool planned = granules(nbytes) == granules(slot.nbytes);
+    if (void *served = serve(slot, nbytes)) return planned ? served : fitted(served, nbytes);
+    if (planned) return nullptr;  // its tenant lives on
   }
   *why = SN_WHY_SIZE_DIFFERS;
   const int32_t first = table.first(arena.layer), end = table.end(arena.layer);
-  return look_around(std::max(first, index - kBack), std::min(end, index + kAhead), nbytes);
+  return fitted(look_around(std::max(first, index - kBack), std::min(end, index + kAhead), nbytes), nbytes);
 }
 
 void placement_keep_free_pages(bool keep) { keep_free_pages.store(keep); }
@@ -202,6 +211,8 @@ extern "C" int sn_use_table(int32_t table) {
 }
 
 extern "C" const int32_t *sn_table_in_use(void) { return tables.in_use(); }
+
+extern "C" uint64_t sn_placement_fitted(void) { return fitted_bytes.load(std::memory_order_relaxed); }
 
 extern "C" int sn_placement_range(sn_range *out) {
   if (arena.nbytes == 0) return -ENODEV;

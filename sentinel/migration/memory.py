@@ -43,10 +43,12 @@ _RESERVED_BYTES = 1 << 38  # of address space, for each arena; halved until the 
 @dataclass(frozen=True)
 class MemoryCounters:
     """Since the process first installed. `fallback`: reason -> (allocations, bytes). Managed bytes are those
-    that tensors asked for, unmanaged ones malloc's usable sizes."""
+    that tensors asked for, unmanaged ones malloc's usable sizes. `fitted_bytes`: of the served ones, those in slots
+    for which the plan expected another size."""
 
     served: int
     served_bytes: int
+    fitted_bytes: int
     fallback: dict[str, tuple[int, int]]
     live_bytes: int
     peak_live_bytes: int
@@ -190,6 +192,7 @@ class ManagedMemory:
         return MemoryCounters(
             served=raw.served,
             served_bytes=raw.served_bytes,
+            fitted_bytes=self._native.sn_placement_fitted(),
             fallback=fallback,
             live_bytes=raw.live_bytes,
             peak_live_bytes=raw.peak_live_bytes,
@@ -230,6 +233,11 @@ class ManagedMemory:
         finally:
             self._native.sn_release(offset, nbytes)
 
+    def discard_free(self, offset: int, nbytes: int) -> None:
+        """As `discard`, piece by piece: what tensors of a piece keep, others need not."""
+        for at in range(offset, offset + nbytes, _PIECE_BYTES):
+            self.discard(at, min(_PIECE_BYTES, offset + nbytes - at))
+
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
         return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)
@@ -245,6 +253,7 @@ class ManagedMemory:
             raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
 
 
+_PIECE_BYTES = 1 << 18
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _OWNER = "call it from the thread that installed the memory, not in a forked child"

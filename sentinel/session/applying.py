@@ -1,8 +1,11 @@
-"""Applying: a plan's slots are served, and its migrations carried out, as the ticks come."""
+"""Applying: the slots of plans are served, and their migrations carried out, as the ticks come."""
 
 from __future__ import annotations
 
+import time
 import warnings
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +13,11 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.migration.engine import Engine
+from sentinel.migration.handover import Handover
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
-from sentinel.session.binding import Addresses, arena_start, slot_table
+from sentinel.session.binding import Addresses, arena_start, changed_homes, slot_table
+from sentinel.session.buckets import NEW_SHARE, Bucket, Served
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
 from sentinel.system import numa
@@ -26,19 +31,54 @@ def applicable(machine: Machine) -> bool:
     return all(tier.kind in ("node", "emulated") for tier in machine.tiers[1:])
 
 
-class Applying:
-    """Carries out one plan at a time on `memory`: `place`, `start`, a `tick` at each layer, `end`.
+class Ended(NamedTuple):
+    """A step that has ended. `known`: from its first tick on it asked for the sizes of its bucket's plan; before may
+    lie a validation, or whatever else is done between steps. `missed`: the share of its bytes that found no slot."""
 
-    `machine` says where tiers are. `engine` runs between `start` and `end`; `executed` is what the last one did.
+    known: bool
+    missed: float
+
+
+class _Asked(NamedTuple):
+    asked: int
+    missed: int
+    fitted: int
+
+
+def _asked(before: MemoryCounters, now: MemoryCounters) -> _Asked:
+    """Bytes asked for between two looks at the counters."""
+    missed = sum(now.fallback.get(why, (0, 0))[1] - before.fallback.get(why, (0, 0))[1] for why in MISSED)
+    return _Asked(missed + now.served_bytes - before.served_bytes, missed, now.fitted_bytes - before.fitted_bytes)
+
+
+class Applying:
+    """Carries out the plans of all buckets on `memory`, one at a time: `add`, `serve`, `start`, a `tick` at each
+    layer, `rest` while a step is recorded, `end`. `machine` says where tiers are.
+
+    `current` is the bucket of the step that runs. The allocator changes tables as soon as sizes tell that a step is
+    another bucket's; with the next tick its engine takes over, from the first layer if that was in time.
     """
 
     def __init__(self, memory: ManagedMemory, machine: Machine, job: Job) -> None:
         self._memory, self._machine, self._job = memory, machine, job
-        self._plan: Plan | None = None
+        self.buckets: list[Bucket] = []
+        self.strangers = Served()  # steps of shapes that no bucket knows
+        self._current = 0
+        self._handover: Handover | None = None  # of the engine that rests
         self._in_step = False
-        self._before: MemoryCounters | None = None  # the counters at the last fallback_share()
-        self.engine: Engine | None = None
-        self.executed: Run | None = None
+        self._before = memory.counters()  # as the step began
+        self._inside: MemoryCounters | None = None  # as its first layer ended
+        self._homes: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def current(self) -> Bucket:
+        """The bucket whose plan is carried out."""
+        return self.buckets[self._current]
+
+    @property
+    def main(self) -> Bucket:
+        """The bucket of most steps."""
+        return max(self.buckets, key=lambda bucket: bucket.served.steps)
 
     def bind_fast(self) -> None:
         """What is not placed by a plan is born in the fast tier, if that is a node."""
@@ -46,93 +86,163 @@ class Applying:
             base, _, reserved = self._memory.exclusive_extent()
             numa.bind(base, reserved, self._machine.fast.node)
 
-    def place(self, plan: Plan, layer: int | None) -> None:
-        """From now on the plan's slots are served; `layer` is under way, None if that is not known."""
-        self._plan = plan
+    def add(self, flow: Dataflow) -> Bucket:
+        """One more bucket, for steps of this dataflow."""
+        self.buckets.append(Bucket(len(self.buckets), flow))
+        return self.buckets[-1]
+
+    def renew(self, bucket: Bucket, flow: Dataflow) -> None:
+        """Another plan for `bucket`, whose engine, if it has one, rests or has not taken over."""
+        bucket.flow = flow
+        self._end_engine(bucket)
+
+    def clear(self) -> None:
+        """There is no plan any more."""
+        self.end()
+        self.buckets.clear()
+        self._current = 0
+
+    def serve(self, bucket: Bucket, layer: int | None) -> None:
+        """From now on slots are served: those of `bucket` until a step tells otherwise. `layer` is under way."""
+        self._current = bucket.number
         if not applicable(self._machine):
             return
-        table = slot_table(plan)
-        huge = not plan.migrations  # where nothing moves, pages may as well be large
-        self._memory.place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
-        for offset, nbytes, tier in table.homes:  # what is born where; a range with a policy is not balanced away
-            node = self._machine.tiers[tier].node
-            if node is not None:
-                numa.bind(self._memory.placement_base + offset, nbytes, node)
+        huge = not any(each.plan.migrations for each in self.buckets)  # where nothing moves, pages may as well be large
+        for each in self.buckets:
+            table = slot_table(each.plan)
+            place = self._memory.place_also if each.number else self._memory.place
+            place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
+        self._memory.use_table(bucket.number)
+        self._settle_homes()
         self._memory.tick(layer if layer is not None else -1)
         self._memory.reset_peaks()
         self._memory.trim()
+        self._before = self._memory.counters()
 
-    def start(self, flow: Dataflow, layer: int | None) -> None:
-        """From now on the migrations of the plan that was placed are carried out.
+    def start(self, layer: int | None) -> None:
+        """From now on the migrations of the current bucket's plan are carried out.
 
         `layer` is under way: 0, or another one, and then the engine waits for the next step.
         """
-        plan, machine = flow.plan, flow.machine
-        assert plan is not None
-        assert machine is not None
-        self._plan = plan
-        mapped = Addresses(plan, self._memory.placement_base, self._job.addresses())
-        self.engine = Engine(
-            plan,
-            flow.profile,
-            machine,
-            ranges=mapped.ranges,
-            warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
-            discard=self._discard,
-            unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
-        )
-        self.engine.start()
-        if observing.observer is not None:
-            observing.observer.applying(plan, machine, mapped.ranges)
+        given, self._handover = self._handover, None
         self._in_step = layer == 0
-        if not self._in_step:
-            self.engine.out_of_step()
-        self.fallback_share()
+        engine = self._engine_of(self.current)
+        if given is not None:
+            engine.take_over(replace(given, began_ns=time.monotonic_ns()), in_step=self._in_step)
+        else:
+            engine.start()
+            if not self._in_step:
+                engine.out_of_step()
+        self._show()
+        self._before = self._memory.counters()
+
+    def rest(self) -> None:
+        """Nothing is migrated from now on until `start`; bytes stay where they are."""
+        self._handover = self._engine_of(self.current).hand_over()
 
     def tick(self, layer: int | None) -> bool:
-        """A tick began `layer`, None while out of step. Returns whether a step of the plan has ended."""
-        engine = self.engine
-        assert engine is not None
+        """A tick began `layer`, None while out of step. Returns whether a step of the ring has ended."""
+        if self._memory.table != self._current:
+            self._change(layer)
+        engine = self._engine_of(self.current)
+        if layer == 1:
+            self._inside = self._memory.counters()
         if layer is None:
             engine.out_of_step()
             self._in_step = False
             return False
-        if not self._in_step:  # back in step at the ring's first tick: the engine starts its step afresh
-            engine.begin_layer(0)
+        if not self._in_step:
+            if layer > 1:
+                return False  # another plan's engine has taken over: it begins with the next step
+            if layer == 1:  # back in step at the ring's first tick: the engine starts its step afresh
+                engine.begin_layer(0)
             self._in_step = True
-        elif observing.observer is not None and self._plan is not None:
-            length = self._plan.n_layers
+        elif observing.observer is not None:
+            length = self.current.plan.n_layers
             observing.observer.layer_ended((layer - 1) % length, length)
         engine.begin_layer(layer)
         return layer == 0
 
-    def fallback_share(self) -> float:
-        """Of the bytes allocated since the last call, the share that should have found a slot and did not."""
-        before, now = self._before, self._memory.counters()
-        self._before = now
-        if before is None:
-            return 0.0
-        missed = sum(now.fallback.get(why, (0, 0))[1] - before.fallback.get(why, (0, 0))[1] for why in MISSED)
-        total = missed + now.served_bytes - before.served_bytes
-        return missed / total if total else 0.0
-
-    def so_far(self) -> Run | None:
-        """What was executed until now; None if nothing was."""
-        return self.engine.so_far() if self.engine is not None else self.executed
+    def end_step(self) -> Ended:
+        """A step of the current bucket has ended, or a trial of one."""
+        now = self._memory.counters()
+        step, inside = _asked(self._before, now), _asked(self._inside or self._before, now)
+        self._before, self._inside = now, None
+        missed, unknown = step.missed / max(step.asked, 1), (inside.missed + inside.fitted) / max(inside.asked, 1)
+        known = unknown <= NEW_SHARE
+        (self.current.served if known else self.strangers).add(*step)
+        return Ended(known, missed)
 
     def end(self) -> None:
         """What was migrated comes home; slots are served until the memory is told otherwise."""
-        if self.engine is not None:
-            self.engine.end_run()
-            self.engine.restore()
-            self.executed = self.engine.end_run()  # what was brought back is in it
-            self.engine = None
+        if not self.buckets:
+            return
+        given, self._handover = self._handover, None
+        if given is not None and self.current.engine is not None:
+            self.current.engine.take_over(given, in_step=False)
+        for bucket in self.buckets:
+            self._end_engine(bucket)
 
-    def _discard(self, block: int) -> None:
-        """The pages of a dead transient block go, so that its next tenant's are born at home."""
-        assert self._plan is not None
-        dead = self._plan.blocks[block]
-        self._memory.discard(dead.offset - arena_start(self._plan), dead.nbytes)
+    def _change(self, layer: int | None) -> None:
+        """The step that runs is another bucket's."""
+        given = self._engine_of(self.current).hand_over()
+        in_time = self._in_step and layer == 1
+        self._current = self._memory.table
+        self._settle_homes()
+        self._engine_of(self.current).take_over(given, in_step=in_time)
+        self._in_step = in_time
+        self._show()
+
+    def _show(self) -> None:
+        """Whoever looks on is told which plan is carried out."""
+        bucket = self.current
+        if observing.observer is not None and bucket.flow.machine is not None and bucket.ranges is not None:
+            observing.observer.applying(bucket.plan, bucket.flow.machine, bucket.ranges)
+
+    def _engine_of(self, bucket: Bucket) -> Engine:
+        if bucket.engine is None:
+            plan, machine = bucket.plan, bucket.flow.machine
+            assert machine is not None
+            mapped = Addresses(plan, self._memory.placement_base, self._job.addresses())
+            start = arena_start(plan)
+
+            def discard(block: int) -> None:
+                """The pages of a dead transient block go, so that its next tenant's are born at home."""
+                dead = plan.blocks[block]
+                self._memory.discard(dead.offset - start, dead.nbytes)
+
+            bucket.engine = Engine(
+                plan,
+                bucket.flow.profile,
+                machine,
+                ranges=mapped.ranges,
+                warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
+                discard=discard,
+                unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
+            )
+            bucket.ranges = mapped.ranges
+        return bucket.engine
+
+    @staticmethod
+    def _end_engine(bucket: Bucket) -> None:
+        if bucket.engine is not None:
+            bucket.engine.end_run()
+            bucket.engine.restore()
+            bucket.executed = bucket.engine.end_run()  # what was brought back is in it
+            bucket.engine = None
+
+    def _settle_homes(self) -> None:
+        """The current plan says what is born where. Free pages of ranges that had another home go first: they are not
+        where this plan counts them. A range with a policy is not balanced away."""
+        if all(tier.node is None for tier in self._machine.tiers):
+            return
+        homes = slot_table(self.current.plan).homes
+        for offset, nbytes, tier in changed_homes(self._homes, homes):
+            self._memory.discard_free(offset, nbytes)
+            node = self._machine.tiers[tier].node if tier >= 0 else None
+            if node is not None:
+                numa.bind(self._memory.placement_base + offset, nbytes, node)
+        self._homes = homes
 
 
 def nothing_ran(plan: Plan | None) -> Run:

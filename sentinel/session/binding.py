@@ -6,8 +6,9 @@ in the placement arena, which starts where the plan's persistent part ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,26 @@ def slot_table(plan: Plan) -> SlotTable:
             if s.offset + s.nbytes > start
         ),
     )
+
+
+def changed_homes(
+    before: Sequence[tuple[int, int, int]], after: Sequence[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """(offset, nbytes, tier): ranges of which `after` says another tier than `before`, -1 where it says none."""
+    cuts = sorted({edge for offset, nbytes, _ in (*before, *after) for edge in (offset, offset + nbytes)})
+    found: list[tuple[int, int, int]] = []
+    for low, high in pairwise(cuts):
+        was, now = _home(before, low), _home(after, low)
+        if was == now:
+            continue
+        if found and found[-1][2] == now and found[-1][0] + found[-1][1] == low:
+            low, _, _ = found.pop()
+        found.append((low, high - low, now))
+    return found
+
+
+def _home(homes: Sequence[tuple[int, int, int]], at: int) -> int:
+    return next((tier for offset, nbytes, tier in homes if offset <= at < offset + nbytes), -1)
 
 
 class Addresses:

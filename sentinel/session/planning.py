@@ -48,6 +48,7 @@ class Planning:
     def __init__(self, request: Request, machine: Machine) -> None:
         self._request, self._machine = request, machine
         self.spent_ns = 0
+        self._footprint_bytes = 0  # the largest that was planned for
 
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
@@ -62,11 +63,18 @@ class Planning:
         profile = replace(attribute(trace), provisional=provisional)
         return Dataflow(trace=trace, profile=files.with_origin(profile, trace=trace))
 
+    def outdated(self, flow: Dataflow) -> bool:
+        """Whether `flow` was planned for another budget than there is now."""
+        assert flow.machine is not None
+        return self._with_budget(0).fast.capacity_bytes != flow.machine.fast.capacity_bytes
+
     def planned(self, flow: Dataflow) -> Dataflow:
         """A plan for a profiled dataflow. Raises UsageError if the host has less fast memory than is asked for."""
         assert flow.profile is not None
         began = time.perf_counter_ns()
         machine = self._with_budget(planner.footprint_bytes(flow.profile))
+        if flow.profile.provisional:
+            self._footprint_bytes = 0  # the steps to come decide
         plan = self._plan(flow.profile, machine)
         self.spent_ns += time.perf_counter_ns() - began
         simulated = simulator.simulate(plan, flow.profile, machine, steps=2)
@@ -124,10 +132,15 @@ class Planning:
         return files.with_origin(plan, profile=profile, machine=machine)
 
     def _with_budget(self, footprint_bytes: int) -> Machine:
+        """A share means that of the largest footprint among the job's dataflows."""
         if self._request.fast is None:
             return self._machine
-        budget = parse_budget(self._request.fast, footprint_bytes)
+        first = not self._footprint_bytes
+        self._footprint_bytes = max(self._footprint_bytes, footprint_bytes)
+        budget = parse_budget(self._request.fast, self._footprint_bytes)
         fast = self._machine.fast
+        if not first:
+            budget = min(budget, fast.capacity_bytes) if fast.kind == "node" else budget
         if fast.kind == "node" and budget > fast.capacity_bytes:
             raise UsageError(
                 f"fast={self._request.fast!r}: {format_bytes(budget)} of fast memory are asked for,"

@@ -50,9 +50,9 @@ class Recording:
             self._tracker.mark(begins)
             recorder.resume()
 
-    def end_ring(self) -> None:
-        """The tick that closes the ring: it ends layer 0, and with it the step."""
-        self._running().tick(0)
+    def end(self, layer: int) -> None:
+        """The tick that closes the ring: it ends `layer`, and with it the step."""
+        self._running().tick(layer)
 
     def finish(self, ring: tuple[LayerId, ...]) -> Trace:
         """End the step, whose layers are those of `ring`."""

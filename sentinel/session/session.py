@@ -2,14 +2,14 @@
 
 States, in order:
   RECORDING   between start_profile() and end_profile(): one step is observed
-  WAITING     a whole step must be recorded anew; it begins at the ring's first tick
-  RING        that step, from first tick to first tick
+  WAITING     a whole step must be recorded anew; it begins with the ring's layer 0
+  RING        that step, from last tick to last tick
   TRYING      a saved plan is in place, and is checked against the step before its migrations start
-  APPLYING    the plan is applied: ticks drive the engine
+  APPLYING    the plan is applied: ticks drive the engine. Steps of a shape that it does not know lead to RING again
   DECLARED    there is a plan, but nothing to apply it to
   ENDED       stock allocation is back
 
-What it does in them is in the other files: job, recording, planning, applying, trial.
+What it does in them is in the other files: job, recording, planning, buckets, applying, trial.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.applying import Applying, applicable, nothing_ran
+from sentinel.session.buckets import MOST, NEW_SHARE, Bucket, Lookout, known_share
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
 from sentinel.session.request import Request, load_plan, machine_of, notes_on
 from sentinel.session.trial import clock_of, mismatch
+from sentinel.session.witnessing import Witnessing
 from sentinel.system.topology import topology
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
-REPROFILE_STEPS = 100
-"""A new dataflow is profiled again at most every so many steps, and"""
-REPROFILES = 10
-"""at most so many times."""
 FALLBACK_SHARE = 0.4
 """A step of which more than this share of bytes found no slot runs another dataflow than planned."""
 
@@ -71,16 +69,19 @@ class Session:
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.request = request
         self.state = State.ENDED
-        self.flow = Dataflow()
+        self._recorded = Dataflow()  # the step recorded last, before it has a bucket
         self._job = Job(models, optimizers)
         self._clock = LayerClock()
         self._notes: list[str] = []
         self._setup_ns = 0
-        self._steps = self._reprofiles = 0
-        self._profiled_at = 0
+        self._steps = 0  # applied ones
+        self._lookout = Lookout()
         self._counters: MemoryCounters | None = None  # at the end
-        self._heard: list[tuple[str, Phase]] = []  # ticks while TRYING
+        self._heard: list[tuple[str, Phase]] = []  # ticks of the step that is recorded or tried
         self._heard_boundary = False
+        self._ring_from = 0  # the layer in which the recording began
+        self._missed_a_ring = False
+        self._full = False
         self._untaken: list[str] = []
 
     # ---- what is known --------------------------------------------------------------------------------------
@@ -91,8 +92,13 @@ class Session:
         return self.state is State.RECORDING
 
     @property
+    def flow(self) -> Dataflow:
+        """That of most steps, where there are several; without a plan that is applied, of the step recorded last."""
+        return self._applying.main.flow if self._applying.buckets else self._recorded
+
+    @property
     def plan(self) -> Plan | None:
-        """The present plan."""
+        """What is planned for most steps."""
         return self.flow.plan
 
     @property
@@ -120,10 +126,13 @@ class Session:
         self._recording = Recording(self._memory, self._job, tracker)
         self._applying = Applying(self._memory, machine, self._job)
         self._applicable, self._slow = applicable(machine), machine.tiers[1]
+        self._witnessing = Witnessing()
         try:
             self._job.gather()
             self._applying.bind_fast()
             self._job.adopt(self._memory)
+            if self._slow.kind == "node":
+                self._witnessing.begin(self._memory)
             if given is None:
                 self._recording.begin(0)
                 self.state = State.RECORDING
@@ -165,16 +174,20 @@ class Session:
             if self.state in (State.RECORDING, State.RING):
                 self._notes.append("stopped while a step was recorded: nothing was applied")
             self._close()
-        return self._applying.executed or nothing_ran(self.plan)
+        return self._executed() or nothing_ran(self.plan)
 
     def report(self) -> Report:
         """See `sentinel.report`."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        self.flow, loose = self._planning.bounded(self.flow)
+        flow, loose = self._planning.bounded(self.flow)
         if loose:
             self._notes.append(f"the bound is loose: {loose}")
-        flow, executed = self.flow, self._applying.so_far()
+        if self._applying.buckets:
+            self._applying.main.flow = flow
+        else:
+            self._recorded = flow
+        executed = self._executed()
         return build_report(
             profile=flow.profile,
             plan=flow.plan,
@@ -183,6 +196,10 @@ class Session:
             simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
             setup=self._setup(),
         )
+
+    def _executed(self) -> Run | None:
+        run = self._applying.main.run() if self._applying.buckets else None
+        return run and self._witnessing.told(run)
 
     # ---- ticks ------------------------------------------------------------------------------------------
 
@@ -223,55 +240,92 @@ class Session:
     def _watch_tick(self, layer: int | None, identity: LayerId) -> None:
         """WAITING, RING or TRYING: look for the whole step that is wanted."""
         first = 1 % len(self._clock.ring)
+        heard = (identity.name, identity.phase)
         if self.state is State.TRYING:
-            again = bool(self._heard) and (identity.name, identity.phase) == self._heard[0]
+            again = bool(self._heard) and heard == self._heard[0]
             if again and (layer == first or self._heard_boundary):
                 self._settle_trial()
-            self._heard.append((identity.name, identity.phase))
-        elif self.state is State.RING:
-            if layer == first:
-                self._end_ring()
-            else:
-                self._recording.end_layer(len(self._heard), len(self._heard) + 1)
-                self._heard.append((identity.name, identity.phase))
-        elif layer == first:
-            self._heard = [(identity.name, identity.phase)]
-            self._recording.begin(1)
-            self.state = State.RING
-
-    def _end_ring(self) -> None:
-        """The ring's first tick has come round. The step may have ticked otherwise than the one before: it counts."""
-        self._recording.end_ring()
-        began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        followed = clock_of(self._heard)
-        if followed.ring != self._clock.ring:
-            first = followed.identify(*self._heard[0])
-            followed.advance(first)
-            self._clock = followed
-        self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
-        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+            self._heard.append(heard)
+        elif self.state is State.WAITING:
+            if layer == 0:
+                self._begin_ring()
+            elif layer == first and self._missed_a_ring:  # where no step ends as the ring does
+                self._begin_ring(heard)
+            self._missed_a_ring |= layer == first
+        elif layer == self._ring_from:
+            self._end_ring()
+        elif layer == first and self._heard:  # the step was cut short, or ticked otherwise than the one before
+            self._recording.abandon()
+            self._clock = clock_of(self._heard)
+            self._clock.advance(self._clock.identify(*heard))
+            self._begin_ring(heard)
+        else:
+            self._recording.end_layer(len(self._heard), len(self._heard) + 1)
+            self._heard.append(heard)
 
     # ---- from one state to the next -------------------------------------------------------------------------
 
+    def _begin_ring(self, *heard: tuple[str, Phase]) -> None:
+        """Record one round from here: from layer 0, or from the ring's first tick, which was `heard` just now."""
+        self._ring_from, self._heard = len(heard), list(heard)
+        self._missed_a_ring = False
+        self._recording.begin(self._ring_from)
+        self.state = State.RING
+
+    def _end_ring(self) -> None:
+        """A whole step was recorded. If it ticked otherwise than the one before, it counts."""
+        self._recording.end(0 if self._ring_from else len(self._heard))
+        began, planned = time.perf_counter_ns(), self._planning.spent_ns
+        if self._ring_from:
+            followed = clock_of(self._heard)
+            if followed.ring != self._clock.ring:
+                followed.advance(followed.identify(*self._heard[0]))
+                self._clock = followed
+        self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
+        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+
     def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
         """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
-        self.flow = self._planning.profiled(trace, provisional=provisional)
-        self.flow = self._planning.planned(self.flow)
+        flow = self._planning.profiled(trace, provisional=provisional)
+        bucket = self._known(flow)
+        if bucket is None:
+            self._recorded = flow
+            self._recorded = flow = self._planning.planned(flow)
         if provisional:
             self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
             self.state = State.WAITING
             return
-        self._profiled_at = self._steps
-        self._place()
-        self._apply()
+        self._lookout.recorded(known=bucket is not None)
+        if bucket is None:
+            bucket = self._applying.add(flow)
+            if bucket.number:
+                self._notes.append(
+                    f"after {self._steps} steps: a shape that no plan knew came again and was profiled (bucket"
+                    f" {bucket.number})"
+                )
+            self._hold_to_one_budget()
+        self._apply(bucket)
 
-    def _place(self) -> None:
-        """From now on the plan's slots are served."""
-        assert self.plan is not None
-        self._applying.place(self.plan, self._clock.layer)
+    def _known(self, flow: Dataflow) -> Bucket | None:
+        """The bucket of a recorded step, if it has one already."""
+        if flow.profile is None:
+            return None
+        profile, buckets = flow.profile, self._applying.buckets
+        best = max(buckets, key=lambda bucket: known_share(bucket.plan, profile), default=None)
+        return best if best is not None and known_share(best.plan, profile) >= 1 - NEW_SHARE else None
 
-    def _apply(self) -> None:
-        """From now on the plan's migrations are carried out; layer 0, or the first after it, has begun."""
+    def _hold_to_one_budget(self) -> None:
+        """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
+        for bucket in self._applying.buckets:
+            if bucket.flow.profile is not None and self._planning.outdated(bucket.flow):
+                self._applying.renew(bucket, self._planning.planned(bucket.flow))
+
+    def _apply(self, bucket: Bucket) -> None:
+        """From now on the plan of `bucket` is carried out; layer 0, or the first after it, has begun."""
+        self._applying.serve(bucket, self._clock.layer)
+        self._start()
+
+    def _start(self) -> None:
         if not self._applicable:
             self._notes.append(
                 f"nothing was applied: this host has no slower tier, {self._slow.name} is declared only;"
@@ -279,54 +333,47 @@ class Session:
             )
             self._close(State.DECLARED)
             return
-        self._applying.start(self.flow, self._clock.layer)
+        self._applying.start(self._clock.layer)
         self.state = State.APPLYING
 
     def _end_step(self) -> None:
-        """An applied step has ended: a dataflow that the plan does not know is profiled anew."""
+        """An applied step has ended. Where shapes come again that no bucket knows, one such step is recorded."""
         self._steps += 1
-        if self._steps == self._profiled_at + REFINE_STEPS:
-            self._refine()
-        share = self._applying.fallback_share()
-        if share <= FALLBACK_SHARE or self._steps - self._profiled_at < REPROFILE_STEPS:
+        self._witnessing.step_ended()
+        known = self._applying.end_step().known
+        if known and self._applying.current.served.steps == REFINE_STEPS:
+            self._refine(self._applying.current)
+        if not self._lookout.ended(self._steps, unknown=not known):
             return
-        if self._reprofiles == REPROFILES:
-            self._reprofiles += 1
-            self._notes.append(f"profiled anew {REPROFILES} times; from then on slots were served where they fit")
-        if self._reprofiles > REPROFILES:
-            return
-        self._reprofiles += 1
-        self._again(f"step {self._steps}: {share:.0%} of its bytes found no planned slot: a new dataflow")
+        if len(self._applying.buckets) < MOST:
+            self._applying.rest()
+            self._begin_ring()
+        elif not self._full:
+            self._full = True
+            self._notes.append(f"steps came in more than {MOST} shapes; those beyond were served where they fit")
 
-    def _refine(self) -> None:
+    def _refine(self, bucket: Bucket) -> None:
         """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
-        executed = self._applying.so_far()
+        executed = bucket.run()
         if executed is None:
             return
-        self.flow, switch = self._planning.refined(self.flow, executed)
-        if switch:
-            self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
-            self._applying.end()
-            self._place()
-            self._apply()
-
-    def _again(self, why: str) -> None:
-        """Give up the present plan and record the next whole step."""
-        self._notes.append(f"{why}; the step was profiled anew")
-        self._applying.end()
-        self._memory.record()
-        self.state = State.WAITING
+        flow, switch = self._planning.refined(bucket.flow, executed)
+        if not switch:
+            bucket.flow = flow
+            return
+        self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
+        self._applying.rest()
+        self._applying.renew(bucket, flow)
+        self._apply(bucket)
 
     # ---- a saved plan ---------------------------------------------------------------------------------------
 
     def _try(self, plan: Plan) -> None:
         """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
-        self.flow = self._planning.saved(plan)
         self._clock = LayerClock(plan.layers)
         self._heard, self._heard_boundary = [], False
-        self._place()
+        self._applying.serve(self._applying.add(self._planning.saved(plan)), self._clock.layer)
         self.state = State.TRYING
-        self._applying.fallback_share()
 
     def _settle_trial(self) -> None:
         """A step has run on a saved plan's slots: apply the plan if the step was its own, else profile anew."""
@@ -336,18 +383,21 @@ class Session:
         born = self._job.state_was_born()
         self._job.adopt(self._memory)
         why = mismatch(self.plan, self._clock, self._job)
-        share = self._applying.fallback_share()
+        missed = self._applying.end_step().missed
         if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
             self._heard, self._heard_boundary = [], False
             return
-        if not why and share > FALLBACK_SHARE:
-            why = f"{share:.0%} of its bytes found no planned slot"
+        if not why and missed > FALLBACK_SHARE:
+            why = f"{missed:.0%} of its bytes found no planned slot"
         if not why:
-            self._apply()
+            self._start()
             return
-        self.flow = replace(self.flow, plan=None)
+        self._notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew")
+        self._recorded = replace(self.flow, plan=None)
+        self._applying.clear()
         self._clock = clock_of(self._heard)  # what this step ticked is the ring to record
-        self._again(f"the saved plan does not match this step ({why})")
+        self._memory.record()
+        self.state = State.WAITING
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -360,6 +410,7 @@ class Session:
                 self._recording.abandon()
             self._applying.end()
         finally:
+            self._witnessing.end()
             self._counters = self._memory.counters()
             self._memory.uninstall()
             self._job.close()
@@ -380,6 +431,11 @@ class Session:
             plan_ns=self._planning.spent_ns,
             in_place=tuple(self._job.stays),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
-            notes=(*self._notes, *(f"tracker not taken: {why}" for why in self._untaken), *annotate.notes()),
+            notes=(
+                *self._notes,
+                *self._witnessing.notes(),
+                *(f"tracker not taken: {why}" for why in self._untaken),
+                *annotate.notes(),
+            ),
             script=sys.argv[0] or None,
         )

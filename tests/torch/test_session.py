@@ -272,7 +272,7 @@ def test_what_fails_inside_a_tick_ends_the_session_and_not_the_step(monkeypatch:
         def fail(layer: int) -> None:
             raise sentinel.NativeError("move_pages", 5)
 
-        monkeypatch.setattr(session._applying.engine, "begin_layer", fail)
+        monkeypatch.setattr(session._applying.current.engine, "begin_layer", fail)
         with pytest.warns(RuntimeWarning, match=r"training goes on.*move_pages"):
             losses.append(work.step(4))
         assert not sentinel.active()

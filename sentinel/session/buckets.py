@@ -1,0 +1,108 @@
+"""Buckets: the shapes that the step of a job comes in, one dataflow and one plan each.
+
+Sequence lengths, the last batch of an epoch, tasks that take turns: the same ring of layers, other sizes. The
+allocator tells them apart by what a step asks for first (kernel_profiler/src/tables.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.run import Run
+from sentinel.migration.engine import Engine
+from sentinel.session.planning import Dataflow
+
+MOST = 10
+"""So many buckets at most; steps of any further shape are served by those whose slots they fit in."""
+NEW_SHARE = 0.1
+"""A step of which more than this share of bytes found no slot of its size is of a shape that no bucket knows."""
+IN_VAIN = 20
+"""So many steps are recorded at most that turn out to be of a known shape."""
+
+
+@dataclass
+class Served:
+    """What some steps asked for, in bytes: all; what found no slot (`missed`); what was served where another size was
+    planned (`fitted`)."""
+
+    steps: int = 0
+    asked_bytes: int = 0
+    missed_bytes: int = 0
+    fitted_bytes: int = 0
+
+    def add(self, asked_bytes: int, missed_bytes: int, fitted_bytes: int) -> None:
+        """One step more."""
+        self.steps += 1
+        self.asked_bytes += asked_bytes
+        self.missed_bytes += missed_bytes
+        self.fitted_bytes += fitted_bytes
+
+
+@dataclass(eq=False)
+class Bucket:
+    """`number` is that of its table of slots. `served`: its own steps. `ranges(block)`: (address, nbytes) of a block's
+    pieces, once there was an `engine`; `executed` once that has ended.
+    """
+
+    number: int
+    flow: Dataflow
+    served: Served = field(default_factory=Served)
+    engine: Engine | None = None
+    ranges: Callable[[int], list[tuple[int, int]]] | None = None
+    executed: Run | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What its steps run by."""
+        assert self.flow.plan is not None
+        return self.flow.plan
+
+    def run(self) -> Run | None:
+        """What was executed until now; None if nothing was."""
+        return self.engine.so_far() if self.engine is not None else self.executed
+
+
+def known_share(plan: Plan, profile: Profile) -> float:
+    """Of the bytes that a recorded step allocated from its first tick on, the share for which `plan` has a slot of
+    that very size."""
+    sizes = {slot.key: slot.nbytes for slot in plan.slots if slot.key is not None}
+    first = min(1, profile.n_layers - 1)
+    rows = profile.tensors[(profile.tensors["key_layer"] >= first) & (profile.tensors["managed"] != 0)]
+    keys = zip(rows["key_layer"].tolist(), rows["key_ordinal"].tolist(), strict=True)
+    same = np.fromiter((sizes.get(key, -1) for key in keys), np.int64, len(rows)) == rows["nbytes"]
+    total = int(rows["nbytes"].sum())
+    return int(rows["nbytes"][same].sum()) / total if total else 1.0
+
+
+class Lookout:
+    """Says when to record a step for a new bucket: when a shape that no bucket knows is due again.
+
+    Nothing tells the shape of a step before it begins. But it was seen twice, so many steps apart, and is expected
+    once more after as many: the next step where all are new, every other where two take turns, an epoch later
+    where it is the last batch. Where steps come at random the guess may fail; that is allowed IN_VAIN times.
+    """
+
+    def __init__(self) -> None:
+        self.in_vain = 0
+        self._last: int | None = None
+        self._gap: int | None = None
+
+    def ended(self, step: int, *, unknown: bool) -> bool:
+        """Step number `step` has ended. Whether to record the next one."""
+        if unknown:
+            self._gap = None if self._last is None else step - self._last
+            self._last = step
+        if self._last is None or self._gap is None or self.in_vain >= IN_VAIN:
+            return False
+        return step + 1 == self._last + self._gap
+
+    def recorded(self, *, known: bool) -> None:
+        """The step was recorded, and its shape was in a bucket already, or is from now on."""
+        self.in_vain += known
+        if not known:
+            self._last = self._gap = None
