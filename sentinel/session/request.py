@@ -12,6 +12,7 @@ from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
+from sentinel.tiers.rate import note_on_limit
 
 FRACTIONAL = "%"
 
@@ -128,7 +129,7 @@ _DECIDED = {
 
 def notes_on(machine: Machine, host: Topology) -> list[str]:
     """What a report must say of the tiers that were taken on this host."""
-    notes = [affinity.spanning(host)]
+    notes = [affinity.spanning(host), note_on_limit()]
     slow = machine.tiers[1]
     if slow.kind == "emulated" and machine.fast.kind == "node" and machine.fast.node is None:
         notes.append(

@@ -33,6 +33,11 @@ def rate_limit() -> int:
     return parse_rate(said) if said else 0
 
 
+def note_on_limit() -> str:
+    """What a report says of the limit; "" without one."""
+    return f"Migrations go no faster than {os.environ[VARIABLE]} each way, as was asked." if rate_limit() else ""
+
+
 def limited(machine: Machine) -> Machine:
     """`machine` with links no faster than the rate limit, if there is one."""
     limit = rate_limit()

@@ -6,8 +6,9 @@ import pytest
 
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
-from sentinel.session.request import Request, machine_of
-from sentinel.tiers.rate import VARIABLE, limited, parse_rate, rate_limit
+from sentinel.session.request import Request, machine_of, notes_on
+from sentinel.system.topology import topology
+from sentinel.tiers.rate import VARIABLE, limited, note_on_limit, parse_rate, rate_limit
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, applied, emulated_machine
 
@@ -31,9 +32,11 @@ def test_plans_count_on_links_within_it(monkeypatch: pytest.MonkeyPatch) -> None
     free = machine_of(asked)
     assert rate_limit() == 0
     assert limited(free) is free
+    assert note_on_limit() == ""
     monkeypatch.setenv(VARIABLE, "500MB/s")
     assert {link.bandwidth_bytes_per_s for link in machine_of(asked).links} == {5 * 10**8}
     assert machine_of(asked).tiers[1] == free.tiers[1]
+    assert "500MB/s" in notes_on(machine_of(asked), topology())[0]
     monkeypatch.setenv(VARIABLE, "900GB/s")  # no faster than the link itself
     assert machine_of(asked).links == free.links
     monkeypatch.setenv(VARIABLE, "much")
