@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sentinel.calibrate.regions import HUGE_BYTES
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import format_bytes
-from sentinel.system import processor
+from sentinel.system import limits, processor
 from sentinel.system.topology import Topology
 
 MIB = 1 << 20
@@ -94,23 +94,27 @@ def _threads(asked: Sequence[int] | None, most: int, quick: bool) -> tuple[int, 
 
 
 def _nbytes(host: Topology, nodes: Sequence[int], asked: int | None, threads: int) -> int:
-    room = min(((_free_bytes(host, node) - HEADROOM_BYTES) // REGIONS, node) for node in nodes)
+    free_bytes, where = min((_free_bytes(host, node), f"node {node}") for node in nodes)
+    limit_bytes = limits.room_bytes()
+    if limit_bytes is not None and limit_bytes < free_bytes:
+        free_bytes, where = limit_bytes, "this process's memory cgroup"
+    room = max((free_bytes - HEADROOM_BYTES) // REGIONS, 0)
     least = max(LEAST_BYTES, threads * HUGE_BYTES)
     if asked is None:
         usual = max(USUAL_BYTES, CACHES * processor.last_cache_bytes())
-        wanted = EMULATED_BYTES if processor.is_emulated() else min(usual, room[0])
+        wanted = EMULATED_BYTES if processor.is_emulated() else min(usual, room)
     else:
         wanted = asked
     size = max(wanted, least if asked is None else 0) // HUGE_BYTES * HUGE_BYTES
     if size < least:
         said = f"--size {format_bytes(wanted)} is too little to measure"
         raise UsageError(said, f"give at least {format_bytes(least)}")
-    if size > room[0]:
+    if size > room:
         raise CapabilityError(
             f"calibrating with {format_bytes(size)}",
-            f"node {room[1]} has {format_bytes(_free_bytes(host, room[1]))} free, and {REGIONS} times the size and"
+            f"{where} has {format_bytes(free_bytes)} free, and {REGIONS} times the size and"
             f" {format_bytes(HEADROOM_BYTES)} are needed",
-            f"give --size {format_bytes(max(room[0], 0) // HUGE_BYTES * HUGE_BYTES).replace(' ', '')} or less,"
+            f"give --size {format_bytes(room // HUGE_BYTES * HUGE_BYTES).replace(' ', '')} or less,"
             " or free memory there",
         )
     return size

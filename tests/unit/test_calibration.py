@@ -12,7 +12,7 @@ from sentinel.calibrate.figures import best, figure_of
 from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.files import load_machine, save
-from sentinel.system import calibration, processor
+from sentinel.system import calibration, limits, processor
 from sentinel.system.topology import Node, Topology
 
 MIB, GIB, GB = 1 << 20, 1 << 30, 10**9
@@ -144,6 +144,7 @@ def test_the_model_of_loaded_latency_gives_back_what_was_measured() -> None:
 def all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(processor, "is_emulated", lambda: False)
+    monkeypatch.setattr(limits, "room_bytes", lambda: None)
     monkeypatch.setattr(processor, "last_cache_bytes", lambda: 32 * MIB)
 
 
@@ -175,6 +176,34 @@ def test_what_has_no_room_is_refused_before_anything_is_touched() -> None:
     assert order(_host(nodes=nodes), nbytes=34 * MIB).nbytes == 34 * MIB
     with pytest.raises(UsageError, match="too little to measure"):
         order(_host(), nbytes=MIB)
+
+
+@pytest.mark.usefixtures("all_cpus")
+def test_a_containers_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "room_bytes", lambda: 300 * MIB)
+    assert order(_host()).nbytes == 134 * MIB
+    with pytest.raises(CapabilityError, match=r"memory cgroup has 300.00 MiB free.*--size 134.00MiB or less"):
+        order(_host(), nbytes=256 * MIB)
+
+
+def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert limits.room_bytes(tmp_path) is None
+    write("proc/self/cgroup", "3:cpuset:/x\n2:memory:/job\n0::/outer/inner\n")
+    write("sys/fs/cgroup/outer/inner/memory.max", "max\n")
+    write("sys/fs/cgroup/outer/inner/memory.current", "77\n")
+    assert limits.room_bytes(tmp_path) is None
+    write("sys/fs/cgroup/outer/memory.max", "1000\n")
+    write("sys/fs/cgroup/outer/memory.current", "900\n")
+    write("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 30\n")
+    assert limits.room_bytes(tmp_path) == 130
+    write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000\n")
+    write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "950\n")
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2**63 - 4096}\n")
+    assert limits.room_bytes(tmp_path) == 50
 
 
 @pytest.mark.usefixtures("all_cpus")
