@@ -6,7 +6,7 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,27 +14,33 @@ import torch
 import transformers
 
 from sentinel.core.trace import Phase
+from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
-from sentinel.migration.memory import ManagedMemory
+from sentinel.migration.memory import ALLOC, FALLBACK, FOREIGN, FREE, SMALL, ManagedMemory
 from sentinel.profiler import annotate, ticks
-from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, make
-from sentinel.system import native
+from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, binding, make
+from sentinel.profiler.record import StepRecorder
 
-PLAIN, EXCLUSIVE = "stock", "exclusive"
+PLAIN, EXCLUSIVE, OPS = "stock", "exclusive", "ops"
+PACKED = 64  # bytes: torch's alignment
 
 
 class Marks:
-    """Takes ticks: each ends a layer for the allocator and for the tracker, if there is one."""
+    """Takes ticks: each ends a layer for the recorder, the allocator and the tracker, as far as there are any."""
 
-    def __init__(self, memory: ManagedMemory, tracker: PageTracker | None) -> None:
-        self._memory, self._tracker, self.layer = memory, tracker, 0
+    def __init__(self, memory: ManagedMemory, tracker: PageTracker | None, recorder: StepRecorder | None) -> None:
+        self._memory, self._tracker, self._recorder, self.layer = memory, tracker, recorder, 0
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
         del name, phase, source
+        if self._recorder is not None:
+            self._recorder.tick(self.layer)
         self.layer += 1
         self._memory.tick(self.layer)
         if self._tracker is not None:
             self._tracker.mark(self.layer)
+        if self._recorder is not None:
+            self._recorder.resume()
 
     def step_boundary(self) -> None:
         return None
@@ -69,32 +75,63 @@ def timed_step(step: Callable[[], float]) -> dict[str, Any]:
     return {"step_ns": time.perf_counter_ns() - began, "cpu_ns": time.process_time_ns() - cpu, "loss": loss}
 
 
-def profiled(variant: str, memory: ManagedMemory, step: Callable[[], float]) -> dict[str, Any]:
-    """One step in the profiling arena, page touches watched unless the variant is EXCLUSIVE."""
-    arena = native.Range()
-    native.check("sn_exclusive_range", native.library().sn_exclusive_range(arena))
-    tracker = None if variant == EXCLUSIVE else make(variant)
+def profiled(
+    variant: str, memory: ManagedMemory, lasting_nbytes: Sequence[int], step: Callable[[], float]
+) -> dict[str, Any]:
+    """One step in the profiling arena: bare (EXCLUSIVE), watched by operators (OPS), and by a page tracker too."""
+    tracker = None if variant in (EXCLUSIVE, OPS) else make(variant)
+    recorder = None if variant == EXCLUSIVE else StepRecorder()
+    base, _, reserved = memory.exclusive_extent()
     began = time.perf_counter_ns()
     memory.record()
+    if recorder is not None:
+        recorder.start()
     if tracker is not None:
-        tracker.start([AddressRange(arena.base, arena.base + arena.reserved_bytes)])
+        tracker.start([AddressRange(base, base + reserved)])
         tracker.mark(0)
     memory.tick(0)
-    ticks.sink = Marks(memory, tracker)
+    ticks.sink = marks = Marks(memory, tracker, recorder)
     started = time.perf_counter_ns()
     result = timed_step(step)
-    marks, ticks.sink = ticks.sink.layer, None
+    ticks.sink = None
     stopping = time.perf_counter_ns()
+    if recorder is not None:
+        recorder.abandon()
     samples = tracker.stop() if tracker is not None else None
-    stopped = time.perf_counter_ns()
-    native.check("sn_exclusive_range", native.library().sn_exclusive_range(arena))
+    result |= {"start_ns": started - began, "stop_ns": time.perf_counter_ns() - stopping, "layers": marks.layer}
+    if variant == EXCLUSIVE:
+        result["memory"] = exclusivity(memory, lasting_nbytes)
     memory.pass_through()
-    result |= {"layers": marks, "start_ns": started - began, "stop_ns": stopped - stopping}
-    return {**result, "arena_bytes": arena.used_bytes, **(_told(samples) if samples is not None else {})}
+    return {**result, **(_told(samples) if samples is not None else {})}
+
+
+def exclusivity(memory: ManagedMemory, lasting_nbytes: Sequence[int]) -> dict[str, Any]:
+    """The step's peak of managed bytes, packed as by malloc and each tensor on pages of its own, and the arena's."""
+    lasting = {unit: sum(-(-nbytes // unit) * unit for nbytes in lasting_nbytes) for unit in (PACKED, PAGE_BYTES)}
+    now, peak = dict(lasting), dict(lasting)
+    born: dict[int, int] = {}
+    for event in memory.events():
+        address, sign = int(event["address"]), 1 if event["kind"] == ALLOC else -1
+        if event["kind"] == ALLOC and not event["flags"] & (SMALL | FALLBACK | FOREIGN):
+            born[address] = nbytes = int(event["nbytes"])
+        else:
+            nbytes = born.pop(address, 0) if event["kind"] == FREE else 0
+        for unit in now:
+            now[unit] += sign * -(-nbytes // unit) * unit
+            peak[unit] = max(peak[unit], now[unit])
+    return {
+        "peak_bytes": peak[PACKED],
+        "peak_exclusive_bytes": peak[PAGE_BYTES],
+        "overhead": peak[PAGE_BYTES] / peak[PACKED] - 1,
+        "lasting_bytes": lasting[PACKED],
+        "lasting_exclusive_bytes": lasting[PAGE_BYTES],
+        "arena_bytes": memory.exclusive_extent()[1],
+    }
 
 
 def _told(samples: PageSamples) -> dict[str, Any]:
     rows = samples.pages
+    state = binding.touch_state()
     return {
         "touched_pages": len(rows),
         "written_pages": int((rows["writes"] == 1).sum()) if "writes" in samples.quality.sees else None,
@@ -102,16 +139,20 @@ def _told(samples: PageSamples) -> dict[str, Any]:
         "distinct_pages": len(np.unique(rows["page"])),
         "lost": samples.quality.lost,
         "overhead_ns": samples.quality.overhead_ns,
+        "granularity_bytes": samples.quality.granularity_bytes,
         "notes": samples.quality.notes,
+        "resting": {
+            "overhead": state.held_peak_bytes / state.live_peak_bytes - 1,
+            "given_up_bytes": int(state.given_up_bytes),
+        },
     }
 
 
 def main() -> None:
     """Parse, train, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("variants", nargs="+")
+    parser.add_argument("--variants", nargs="+", default=[PLAIN])
     parser.add_argument("--shape", type=int, nargs=4, default=[12, 768, 4, 256])
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -129,18 +170,13 @@ def main() -> None:
         step()
     memory = ManagedMemory.install()
     gc.collect()
-    adopt(memory, list(lasting(model, optimizer)))
-    rounds: list[dict[str, Any]] = []
-    for turn in range(chosen.rounds):
-        order = [PLAIN, *chosen.variants]
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        rounds.append({})
-        for variant in order:
-            if variant == PLAIN:
-                rounds[-1][variant] = timed_step(step)
-            else:
-                rounds[-1][variant] = profiled(variant, memory, step)
-    print(json.dumps({"rounds": rounds}))
+    adopted = adopt(memory, list(lasting(model, optimizer)))
+    lasting_nbytes = [row.nbytes for row in adopted if row.moved]
+    runs = {
+        variant: timed_step(step) if variant == PLAIN else profiled(variant, memory, lasting_nbytes, step)
+        for variant in chosen.variants
+    }
+    print(json.dumps({"runs": runs}))
 
 
 if __name__ == "__main__":

@@ -282,6 +282,7 @@ SN_API int sn_arm_range(int index, uint64_t *base, uint64_t *nbytes);
 enum { SN_TOUCH_TABLE = 0, SN_TOUCH_PAGEMAP, SN_TOUCH_PERF, SN_TOUCH_UFFD };
 /* What was seen of a page in a layer; SN_TOUCHED alone: the reader can't tell which. */
 enum { SN_TOUCHED_READ = 1, SN_TOUCHED_WRITE = 2, SN_TOUCHED = 4 };
+enum { SN_IN_GRANULE = 8 }; /* beside those: the run is a granule, touched somewhere, by one fault */
 
 typedef struct sn_touch_run {
   uint64_t page; /* address / 4096 */
@@ -304,6 +305,9 @@ typedef struct sn_touch_state {
 
 /* `table`: two bytes a page, {read, written}, set by faults and cleared here; ranges in their order, each from
  * a multiple of four pages on. NULL but for SN_TOUCH_TABLE. Pages beyond `n_pages` are not told. */
+/* The next watch tells touches in tensors of at least `tensor_bytes`, and in sn_arm_map's ranges of as much, in granules
+ * of a huge page (2 MiB), but for what does not fill one; their other pages, and 0: all, one by one. */
+SN_API int sn_touch_granules(uint64_t tensor_bytes);
 SN_API int sn_touch_start(int kind, void *table, uint64_t n_pages);
 /* Touches until the next mark belong to `layer`; -1: to none. At a quiescent point; arms all that is mapped. */
 SN_API int sn_touch_mark(int32_t layer);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "granule.h"
 #include "sentinel.h"
 #include "system.h"
 
@@ -242,6 +243,7 @@ void *exclusive_allocate(uint64_t nbytes) {
   node.slack = static_cast<uint16_t>((uint64_t{npages} << arena.page_shift) - nbytes);
   if (npages > 1) arena.nodes[page + npages - 1].state = kNone;
   node.state = kUsed;
+  granules_born(address_of(page), uint64_t{npages} << arena.page_shift);
   return reinterpret_cast<void *>(address_of(page));
 }
 
@@ -251,6 +253,7 @@ uint64_t exclusive_free(uint64_t address) {
   if (node.state != kUsed) return 0;
   const uint64_t nbytes = (uint64_t{node.npages} << arena.page_shift) - node.slack;
   node.state = kNone;
+  granules_died(address, uint64_t{node.npages} << arena.page_shift);
   if (arena.resting.percent != 0)
     rest(page);
   else
@@ -286,6 +289,13 @@ void exclusive_rest(uint64_t percent) {
   arena.resting = Resting{};
   arena.resting.percent = percent;
   arena.resting.peak_live = arena.resting.peak_held = held_pages();
+}
+
+// Every block, whatever its state, holds its length at its first page.
+void exclusive_each(void (*visit)(uint64_t address, uint64_t nbytes)) {
+  for (uint32_t page = 0; page < arena.bump; page += arena.nodes[page].npages)
+    if (arena.nodes[page].state == kUsed)
+      visit(address_of(page), uint64_t{arena.nodes[page].npages} << arena.page_shift);
 }
 
 Rested exclusive_rested() {

@@ -19,6 +19,7 @@ void exclusive_keep_free_pages(bool keep);    // false: what is freed from now o
 // where live and resting pages would take more than `percent` over the peak of live ones. 0: nothing rests.
 void exclusive_rest(uint64_t percent);
 void exclusive_settle();
+void exclusive_each(void (*visit)(uint64_t address, uint64_t nbytes));  // live blocks, whole pages
 
 struct Rested {
   uint64_t live_peak_bytes;   // whole pages

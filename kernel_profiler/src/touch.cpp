@@ -8,15 +8,17 @@
 #include <vector>
 
 #include "exclusive.h"
+#include "granule.h"
 #include "system.h"
 
 namespace {
 
 // What one fault maps where the ranges can't be registered: 64 KiB around it, or its huge page.
 constexpr uint64_t kAroundPages = 16, kHugePages = 512;
+constexpr uint64_t kWordPages = sizeof(uint64_t) / sizeof(sn::TouchCell);
 
 // Over the peak of live memory: what may be spent on telling apart tensors that follow each other on a page.
-constexpr uint64_t kRestPercent = 10;
+constexpr uint64_t kRestPercent = 25;
 
 struct Session {
   bool running = false;
@@ -94,6 +96,22 @@ void harvest_cell(uint64_t page, uint64_t last_page, sn::TouchCell cell) {
   if (begin < end) append(begin, end - begin, meaning(cell));
 }
 
+// Takes the words of one granule out of the table: what was seen anywhere in it.
+sn::TouchCell take_granule(uint64_t *words, uint64_t count) {
+  sn::TouchCell seen = {};
+  for (uint64_t word = 0; word < count; word++) {
+    if (__atomic_load_n(&words[word], __ATOMIC_RELAXED) == 0) continue;
+    const uint64_t taken = __atomic_exchange_n(&words[word], 0, __ATOMIC_RELAXED);
+    sn::TouchCell cells[kWordPages];
+    memcpy(cells, &taken, sizeof taken);
+    for (const sn::TouchCell cell : cells) {
+      seen.read = static_cast<uint8_t>(seen.read | cell.read);
+      seen.written = static_cast<uint8_t>(seen.written | cell.written);
+    }
+  }
+  return seen;
+}
+
 // Moves the table's content to the runs of the current layer. Four pages are looked at together.
 void harvest(int index) {
   const sn::ArmRange &range = sn::armed.ranges[index];
@@ -101,14 +119,24 @@ void harvest(int index) {
   if (first >= sn::touched.n_pages) return;
   const uint64_t base_page = range.base / sn::kArmPage, last_page = base_page + range.nbytes / sn::kArmPage;
   const uint64_t count = std::min(sn::touched.n_pages - first, sn::arm_used_bytes(range) / sn::kArmPage);
+  const uint64_t n_words = (count + kWordPages - 1) / kWordPages;
   uint64_t *words = reinterpret_cast<uint64_t *>(sn::touched.cells + first);
-  for (uint64_t word = 0; word < (count + 3) / 4; word++) {
+  for (uint64_t word = 0; word < n_words; word++) {
     if (__atomic_load_n(&words[word], __ATOMIC_RELAXED) == 0) continue;
+    if (sn::in_granule(index, word * kWordPages)) {
+      const uint64_t begin = word * kWordPages / sn::kGranulePages * sn::kGranulePages;
+      const uint64_t end = std::min(n_words, (begin + sn::kGranulePages) / kWordPages);
+      const sn::TouchCell seen = take_granule(words + word, end - word);
+      append(base_page + begin, sn::kGranulePages, meaning(seen) | SN_IN_GRANULE);
+      word = end - 1;
+      continue;
+    }
     const uint64_t taken = __atomic_exchange_n(&words[word], 0, __ATOMIC_RELAXED);
-    sn::TouchCell cells[4];
+    sn::TouchCell cells[kWordPages];
     memcpy(cells, &taken, sizeof taken);
-    for (uint64_t i = 0; i < 4; i++)
-      if (cells[i].read != 0 || cells[i].written != 0) harvest_cell(base_page + word * 4 + i, last_page, cells[i]);
+    for (uint64_t i = 0; i < kWordPages; i++)
+      if (cells[i].read != 0 || cells[i].written != 0)
+        harvest_cell(base_page + word * kWordPages + i, last_page, cells[i]);
   }
 }
 
@@ -126,6 +154,7 @@ void rest_freed_pages(uint64_t percent) {
 
 void end() {
   session.reader->stop();
+  sn::granules_stop();
   session.rested = sn::exclusive_rested();
   rest_freed_pages(0);
   if (sn::armed.uffd >= 0) sn_system(SYS_close, sn::armed.uffd, 0, 0, 0, 0, 0);
@@ -204,16 +233,26 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   session.reader = reader;
   session.running = true;
   error = reader->start();
+  if (error == 0) error = sn::granules_start();
   session.unit_pages = unit_of_faults();
   rest_freed_pages(kRestPercent);
   if (error != 0) end();
   return error;
 }
 
+extern "C" int sn_touch_granules(uint64_t tensor_bytes) {
+  if (tensor_bytes != 0 && tensor_bytes < sn::kHugeBytes) return -EINVAL;
+  Locked locked;
+  if (session.running) return -EBUSY;
+  sn::granules_want(tensor_bytes);
+  return 0;
+}
+
 extern "C" int sn_touch_mark(int32_t layer) {
   Locked locked;
   if (!session.running) return -ENODEV;
   int error = collect();
+  sn::granules_marked();
   session.layer = layer;
   if (error == 0) error = sn::arm_zap();
   if (error == 0) sn::arm_prepare();

@@ -38,7 +38,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
     )
     where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, file:PATH")
-    where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf, perf, pagemap, uffd")
+    where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help="sentinel, sentinel-2021, first-touch, all-fast, all-slow")
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")

@@ -12,10 +12,11 @@ from sentinel.session.job import Job
 
 
 def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
-    """The page tracker asked for, None for operators alone; and why more exact ones were not taken."""
+    """The page tracker asked for (`"ebpf:2MiB"`: large tensors in granules), None for operators alone; and why more
+    exact ones were not taken."""
     if name == "ops":
         return None, []
-    if name not in ("auto", *TRACKERS):
+    if name.partition(":")[0] not in ("auto", *TRACKERS):
         raise UsageError(f"there is no tracker {name!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
     return choose(name)
 

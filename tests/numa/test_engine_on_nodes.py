@@ -7,6 +7,7 @@ import errno
 import mmap
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,16 +28,18 @@ BUDGET = 3 * MIB // 2
 
 
 class Arena:
-    """Memory at the plan's addresses, with known bytes."""
+    """Private memory at the plan's addresses, with known bytes."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, huge: bool = False) -> None:
         self.plan = plan
-        self.map = mmap.mmap(-1, plan.extent_bytes)
-        self.map.madvise(mmap.MADV_NOHUGEPAGE)
+        self.map = mmap.mmap(-1, plan.extent_bytes + 2 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.map.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.map)
-        self.base = ctypes.addressof(self._anchor)
+        start = ctypes.addressof(self._anchor)
+        self.base = -(-start // (2 * MIB)) * 2 * MIB
+        self._first = self.base - start
         numa.bind(self.base, plan.extent_bytes, topology().fast)
-        self.map[:] = bytes(i % 251 for i in range(4096)) * (plan.extent_bytes // 4096)
+        self.map[:] = bytes(i % 251 for i in range(4096)) * (len(self.map) // 4096)
         self.expected = bytes(self.map)
 
     def ranges(self, block: int) -> list[tuple[int, int]]:
@@ -45,7 +48,7 @@ class Arena:
 
     def discard(self, block: int) -> None:
         spec = self.plan.blocks[block]
-        self.map.madvise(mmap.MADV_DONTNEED, spec.offset, spec.nbytes)
+        self.map.madvise(mmap.MADV_DONTNEED, self._first + spec.offset, spec.nbytes)
 
     def close(self) -> None:
         self._anchor = None
@@ -139,3 +142,37 @@ def test_a_dead_block_that_had_moved_goes_home_by_discard(arena: Arena) -> None:
         running.let_land()
         walk(running, 2)
     assert running.discarded == [2, 2]
+
+
+@pytest.mark.needs("two nodes")
+def test_huge_pages_move_as_such() -> None:
+    """Whole after each move, and every page accounted for."""
+    profile = make_profile([param("a", 4 * MIB, [1, 2]), param("b", 6 * MIB, [5, 6])], 8)
+    moves = [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)]
+    plan = transient_plan(profile, [1, 1], moves, fast_bytes=6 * MIB)
+    arena = Arena(plan, huge=True)
+    huge = huge_bytes(arena.base)
+    assert huge == 10 * MIB
+    with applied(plan, profile, node_machine(topology().slower[0]), strict=True, ranges=arena.ranges) as running:
+        running.let_land()
+        walk(running, 3)
+        assert huge_bytes(arena.base) == huge
+        run = running.engine.end_run()
+    assert {OUTCOMES[outcome] for outcome in run.migrations["outcome"]} <= {"done", "late"}
+    assert (run.migrations["moved_bytes"] == run.migrations["nbytes"]).all()
+    assert [name for name in run.counters if name.startswith("stayed")] == []
+    assert bytes(arena.map) == arena.expected
+    arena.close()
+
+
+def huge_bytes(address: int) -> int:
+    """Bytes in huge pages of the mapping that holds `address`."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(part, 16) for part in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "AnonHugePages:":
+            return int(rest.split()[0]) << 10
+    return 0

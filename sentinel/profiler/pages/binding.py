@@ -16,7 +16,7 @@ from sentinel.system import native
 
 TABLE, PAGEMAP, PERF, UFFD = range(4)
 """Who fills the table of touched pages: SN_TOUCH_*."""
-READ, WRITE, TOUCHED = 1, 2, 4
+READ, WRITE, TOUCHED, IN_GRANULE = 1, 2, 4, 8
 
 MAX_RANGES = 8  # SN_ARM_RANGES
 RUN_DTYPE = np.dtype([("page", "<u8"), ("npages", "<u8"), ("layer", "<i4"), ("seen", "<u4")])
@@ -79,6 +79,11 @@ def _require_memfd() -> None:
 def unback() -> None:
     """Puts private memory under all backed ranges again; nothing to do if there are none."""
     native.check("sn_arm_unback", native.function("sn_arm_unback", _INT)())
+
+
+def touch_granules(tensor_bytes: int) -> None:
+    """In the next watch, tensors of at least so many bytes are told in granules of a huge page; 0: none is."""
+    native.check("sn_touch_granules", native.function("sn_touch_granules", _INT, _U64)(tensor_bytes))
 
 
 def touch_start(kind: int, table: int | None, n_pages: int) -> int:

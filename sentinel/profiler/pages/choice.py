@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import PAGE_BYTES, parse_bytes
 from sentinel.profiler.pages import binding
 from sentinel.profiler.pages.ebpf import ebpf_tracker
-from sentinel.profiler.pages.engine import ArmedTracker
+from sentinel.profiler.pages.engine import GRANULE_BYTES, ArmedTracker
 from sentinel.profiler.pages.pagemap import pagemap_tracker
 from sentinel.profiler.pages.perf import perf_tracker
 from sentinel.profiler.pages.protocol import PageTracker
@@ -25,11 +25,35 @@ TRACKERS: dict[str, Callable[[], ArmedTracker]] = {
 AUTO = ("ebpf", "perf", "pagemap")
 
 
-def make(name: str) -> PageTracker:
-    """The page tracker `name`, not yet started. Raises UsageError if there is none of that name."""
-    if name not in TRACKERS:
-        raise UsageError(f"{name!r} is not a page tracker", f"use one of {', '.join(TRACKERS)}")
-    return TRACKERS[name]()
+def parse(spec: str) -> tuple[str, int]:
+    """Name and granule in bytes of `"ebpf"` (every page for itself) or `"ebpf:2MiB"` (large tensors by huge pages).
+
+    Raises UsageError for anything else than a page tracker, or `auto`, and one of the two granules.
+    """
+    name, colon, granule = spec.partition(":")
+    if name not in ("auto", *TRACKERS):
+        raise UsageError(f"{name!r} is not a page tracker", f"use one of {', '.join(TRACKERS)}, or auto")
+    if not colon:
+        return name, PAGE_BYTES
+    try:
+        nbytes = parse_bytes(granule)
+    except UsageError:
+        nbytes = 0
+    if nbytes not in (PAGE_BYTES, GRANULE_BYTES):
+        raise UsageError(f"tracker {spec!r}: {granule!r} is no granule", f"use {name}:4KiB or {name}:2MiB")
+    if name == "uffd" and nbytes != PAGE_BYTES:
+        raise UsageError("tracker 'uffd' maps one page a fault: granules save it nothing", "use uffd, or ebpf:2MiB")
+    return name, nbytes
+
+
+def make(spec: str) -> PageTracker:
+    """The page tracker of `spec` (see `parse`), not yet started. Raises UsageError if there is none such."""
+    name, granule_bytes = parse(spec)
+    if name == "auto":
+        raise UsageError("'auto' is not a page tracker", f"use one of {', '.join(TRACKERS)}, or choose()")
+    tracker = TRACKERS[name]()
+    tracker.granule_bytes = granule_bytes
+    return tracker
 
 
 def obstacle(name: str) -> CapabilityError | None:
@@ -52,19 +76,21 @@ def obstacle(name: str) -> CapabilityError | None:
 def choose(name: str = "auto") -> tuple[PageTracker | None, list[str]]:
     """The tracker asked for, or for `auto` the most exact that works here; and why the others were not taken.
 
+    `name` may have a granule: `"auto:2MiB"`, see `parse`.
+
     None if `auto` finds no page tracker: operators (`ops`) remain. Raises UsageError for an unknown name, and
     CapabilityError if the tracker that was asked for by name does not work here.
     """
-    if name != "auto":
-        found = make(name)
+    kind, granule_bytes = parse(name)
+    if kind != "auto":
         refused = obstacle(name)
         if refused is not None:
             raise refused
-        return found, []
+        return make(name), []
     reasons: list[str] = []
     for candidate in AUTO:
         refused = obstacle(candidate)
         if refused is None:
-            return make(candidate), reasons
+            return make(f"{candidate}:{granule_bytes}"), reasons
         reasons.append(f"{candidate}: {refused}")
     return None, reasons

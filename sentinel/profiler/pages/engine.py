@@ -24,6 +24,10 @@ _PROBE_LAYER = 2**31 - 1
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENOENT)
 _TOO_OLD = errno.EOPNOTSUPP  # what the library says where no right would help
 
+GRANULE_BYTES = 2 << 20
+"""What large tensors may be watched by instead of pages: a huge page, which one fault maps whole."""
+_LEAST_GRANULES = 4  # in a tensor that is watched by them
+
 TWICE = "reads of a page after its first write in the same layer"
 PINNED = "direct I/O (O_DIRECT), process_vm_* and other accesses to pinned pages"
 DEVICES = "accesses of devices"
@@ -66,10 +70,14 @@ class Reader:
 
 
 class ArmedTracker:
-    """A page tracker: the engine with one reader."""
+    """A page tracker: the engine with one reader.
 
-    def __init__(self, reader: Reader) -> None:
+    `granule_bytes`: PAGE_BYTES, or GRANULE_BYTES for tensors of at least four of them; set it before `start`.
+    """
+
+    def __init__(self, reader: Reader, granule_bytes: int = PAGE_BYTES) -> None:
         self.name = reader.name
+        self.granule_bytes = granule_bytes
         self._reader = reader
         self._running = False
         self._probe: AddressRange | None = None
@@ -126,6 +134,7 @@ class ArmedTracker:
     def _open(self, ranges: Sequence[AddressRange]) -> None:
         n_pages, layout = _layout(ranges)
         table = self._reader.open(n_pages, layout)
+        binding.touch_granules(self._least_bytes())
         result = binding.touch_start(self._reader.kind, table, n_pages)
         if -result == _TOO_OLD and self._reader.too_old:
             raise CapabilityError(self._reader.what, self._reader.too_old, "use another tracker, or a later kernel")
@@ -133,6 +142,10 @@ class ArmedTracker:
             raise CapabilityError(self._reader.what, os.strerror(-result), self._reader.remedy)
         if result < 0:
             raise NativeError("sn_touch_start", -result)
+
+    def _least_bytes(self) -> int:
+        """Of tensors watched in granules; 0: none is."""
+        return _LEAST_GRANULES * self.granule_bytes if self.granule_bytes != PAGE_BYTES else 0
 
     def _end(self) -> int:
         """Back to where `start` began, as far as it came."""
@@ -169,10 +182,19 @@ class ArmedTracker:
         spent: dict[int, float] = {layer: float(ns) for layer, ns in self._mark_ns.items()}
         either = self._cost.read_ns * ((runs["seen"] & (binding.READ | binding.TOUCHED)) != 0)
         per_page = either + self._cost.write_ns * ((runs["seen"] & binding.WRITE) != 0)
+        in_granules = (runs["seen"] & binding.IN_GRANULE) != 0
+        faults = runs["npages"] / np.where(in_granules, GRANULE_BYTES // PAGE_BYTES, 1)
         for layer in np.unique(runs["layer"]).tolist():
             mine = runs["layer"] == layer
-            spent[layer] = spent.get(layer, 0.0) + float((per_page[mine] * runs["npages"][mine]).sum())
+            spent[layer] = spent.get(layer, 0.0) + float((per_page[mine] * faults[mine]).sum())
         return {layer: int(ns) for layer, ns in spent.items()}
+
+    def _granules(self) -> tuple[str, ...]:
+        least = self._least_bytes()
+        if not least:
+            return ()
+        told = f"tensors of at least {format_bytes(least)} are watched in granules of {format_bytes(GRANULE_BYTES)}"
+        return (f"{told}, touched whole or not at all; their ends that fill no granule by pages",)
 
     def _quality(self, state: binding.TouchState, lost: int, overhead_ns: int) -> Quality:
         exact = state.unit_pages == 1
@@ -191,6 +213,7 @@ class ArmedTracker:
                 "a touch is a layer in which the page was used, not an access to DRAM",
                 f"overhead: marks, and {self._cost.read_ns:.0f} ns a page read, {self._cost.write_ns:.0f} ns written",
                 *(() if exact else (coarse,)),
+                *self._granules(),
                 *_rested(state),
             ),
         )
