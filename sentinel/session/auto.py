@@ -1,13 +1,16 @@
 """Finds the training loop of an unmodified script by PyTorch's global hooks, annotates it, and profiles one step.
 
-A step is one period of optimizer steps: `[a]` for one optimizer, `[d, g]` for a pair that takes turns. When a
-period has been seen twice, the outermost modules that ran forward with gradients are annotated; the next period
-is profiled. It begins and ends where the first forward after an optimizer's step begins. An optimizer that steps
-several times before another one steps once looks like a period of its own.
+A step is one period of optimizer steps (profiler/auto.py): `[a]` for one optimizer, `[d, g]` for a pair that takes
+turns, `[d, d, g]` where one steps more often. When a period has been seen twice, the outermost modules that ran
+forward with gradients are annotated; the next period is profiled. It begins and ends where the first forward after
+an optimizer's step begins. Only the thread that began to follow is watched.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import threading
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from sentinel import session
+from sentinel.profiler.auto import OptimizerStep, period_of
 from sentinel.profiler.backward import graph_task
 
 _following: Follower | None = None
@@ -31,14 +35,6 @@ def follow() -> Follower:
     return _following
 
 
-def period_of(steps: list[int]) -> int:
-    """Length of the shortest sequence that `steps` ends with twice; 0 if there is none."""
-    for length in range(1, len(steps) // 2 + 1):
-        if steps[-length:] == steps[-2 * length : -length]:
-            return length
-    return 0
-
-
 class Follower:
     """Counts optimizer steps, and calls `annotate`, `start_profile` and `end_profile` in the user's place.
 
@@ -47,10 +43,12 @@ class Follower:
 
     def __init__(self) -> None:
         self.done = False
+        self._thread = threading.get_ident()
         self._depth = 0
         self._models: dict[int, nn.Module] = {}
         self._optimizers: dict[int, Optimizer] = {}
-        self._steps: list[int] = []
+        self._steps: list[OptimizerStep] = []
+        self._all_optimizers = functools.cache(_alive)  # looked for once, when the first period shows
         self._period = self._left = 0
         self._hooks: list[RemovableHandle] = [
             register_module_forward_pre_hook(self._before_forward),
@@ -65,6 +63,8 @@ class Follower:
         self._leave()
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._depth += 1
         recomputed = graph_task() != -1  # by activation checkpointing, within backward
         if self._depth > 1 or recomputed or not (module.training and torch.is_grad_enabled()):
@@ -74,16 +74,20 @@ class Follower:
             self._at_boundary()
 
     def _after_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
-        self._depth = max(self._depth - 1, 0)
+        if threading.get_ident() == self._thread:
+            self._depth = max(self._depth - 1, 0)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._depth = 0  # no forward is running, whatever an exception left
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self._period:
             self._left = max(self._left - 1, 0)
             return
-        self._steps.append(id(optimizer))
-        self._period = period_of(self._steps)
+        trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
+        self._steps.append(OptimizerStep(id(optimizer), trained))
+        self._period = period_of(self._steps, self._trainable)
         if self._period:
             session.annotate(self._trained_models(), list(self._optimizers.values()))
 
@@ -100,9 +104,14 @@ class Follower:
             self._left = self._period
             session.start_profile()
 
+    def _trainable(self) -> set[int]:
+        """Parameters of all optimizers that there are, also of those that have not stepped yet."""
+        optimizers = (*self._all_optimizers(), *self._optimizers.values())
+        return {id(param) for optimizer in optimizers for param in _parameters(optimizer) if param.requires_grad}
+
     def _trained_models(self) -> list[nn.Module]:
         """The modules seen that an optimizer trains, those within another one left out."""
-        trained = {id(p) for o in self._optimizers.values() for group in o.param_groups for p in group["params"]}
+        trained = {id(param) for optimizer in self._optimizers.values() for param in _parameters(optimizer)}
         found = [m for m in self._models.values() if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
         return [m for m in found if id(m) not in inner]
@@ -114,3 +123,14 @@ class Follower:
     def _leave(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
+        self._models, self._optimizers, self._steps = {}, {}, []
+        self._all_optimizers = functools.cache(_alive)
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _alive() -> list[Optimizer]:
+    """Every optimizer that was made and is in use somewhere."""
+    return [found for found in gc.get_objects() if issubclass(type(found), Optimizer) and found.param_groups]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -11,92 +14,213 @@ import torch.nn.modules.module as modules
 import torch.optim.optimizer as optimizers
 from torch import nn
 
-from sentinel.profiler.annotate import annotated
-from sentinel.profiler.auto import AutoLoop
-from tests.torch.ticking import noted
+import sentinel
+from sentinel import session
+from sentinel.profiler.auto import PATIENCE, OptimizerStep, period_of
+from sentinel.session import Overrides, auto, set_overrides
 
 
 class Watch:
-    """What an AutoLoop did, in order."""
+    """A Follower; `calls` are those that it made, and at which optimizer step of the script."""
 
-    def __init__(self):
-        self.calls = []
-        self.loop = AutoLoop(self._start, lambda: self.calls.append("end"))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.stepped = 0
+        self.models: Sequence[nn.Module] = ()
+        self._session: Watch | None = None
+        monkeypatch.setattr(session, "annotate", self._annotate)
+        monkeypatch.setattr(session, "start_profile", lambda: self._call("start"))
+        monkeypatch.setattr(session, "end_profile", lambda: self._call("end"))
+        monkeypatch.setattr(session, "current", lambda: self._session)
+        self.profiling = False
+        self.follower = auto.Follower()
 
-    def _start(self, models, optimizers):
-        self.calls.append(("start", len(models), len(optimizers)))
+    def step(self, *turns: torch.optim.Optimizer) -> None:
+        for optimizer in turns:
+            optimizer.step()
+            self.stepped += 1
 
-    def close(self):
-        self.loop.remove()
-        if self.loop._annotation:
-            self.loop._annotation.remove()
+    def _annotate(self, models: Sequence[nn.Module], _optimizers: object) -> None:
+        self.models = models
+        self.calls.append(("annotate", self.stepped + 1))  # within that step
+
+    def _call(self, name: str) -> None:
+        self.calls.append((name, self.stepped))
+        self.profiling = name == "start"
+        self._session = self
 
 
 @pytest.fixture
-def watch():
-    made = Watch()
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    made = Watch(monkeypatch)
     yield made
-    made.close()
-    assert annotated() == ([], [])
+    made.follower._leave()
     assert not modules._global_forward_pre_hooks
     assert not modules._global_forward_hooks
     assert not optimizers._global_optimizer_post_hooks
 
 
-def mlp():
+def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
-def test_the_third_step_is_profiled(watch):
-    model, loss = mlp(), nn.MSELoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    happened = []
-    with noted() as notes:
-        for _ in range(6):
-            optimizer.zero_grad()
-            loss(model(torch.ones(2, 4)), torch.zeros(2, 4)).backward()
-            optimizer.step()
-            happened.append((list(watch.calls), len(notes.take())))
-    assert [calls for calls, _ in happened] == [[], [], *[[("start", 1, 1)]], *[[("start", 1, 1), "end"]] * 3]
-    ticks = {count for _, count in happened[2:]}
-    assert happened[0][1] == happened[1][1] == 0
-    assert len(ticks) == 1
-    assert ticks.pop() > 6
-    assert watch.loop.ended
-    assert watch.loop.found == ((model,), (optimizer,))
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_accumulation_validation_and_several_models(watch):
+def train(model: nn.Module) -> None:
+    nn.functional.mse_loss(model(torch.ones(2, 4)), torch.zeros(2, 4)).backward()
+
+
+def gan(watch: Watch, turns: str, periods: int) -> None:
+    """`turns`: who steps within one training step, as in "ddg"."""
     generator, critic = mlp(), mlp()
-    first = torch.optim.SGD(critic.parameters(), lr=0.1)
-    second = torch.optim.SGD(generator.parameters(), lr=0.1)
+    by = {"d": sgd(critic), "g": sgd(generator)}
+    for _ in range(periods):
+        for turn in turns:
+            for optimizer in by.values():
+                optimizer.zero_grad()
+            made = generator(torch.ones(2, 4))
+            critic(made.detach() if turn == "d" else made).sum().backward()
+            watch.step(by[turn])
+
+
+def test_the_third_step_is_profiled(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(6):
+        optimizer.zero_grad()
+        train(model)
+        watch.step(optimizer)
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+    assert watch.models == [model]
+    assert watch.follower.done
+
+
+@pytest.mark.parametrize("turns", ["dg", "ddg", "dddddg", "dgg", "ddgg"])
+def test_several_steps_of_one_optimizer_to_one_of_another(watch: Watch, turns: str) -> None:
+    gan(watch, turns, 5)
+    length = len(turns)
+    assert watch.calls == [("annotate", 2 * length), ("start", 2 * length), ("end", 3 * length)]
+    assert len(watch.models) == 2
+
+
+def test_a_warm_up_of_one_optimizer_is_no_step(watch: Watch) -> None:
+    critic, generator = mlp(), mlp()
+    by = {"d": sgd(critic), "g": sgd(generator)}
+    for turn in "dddddddgdgdgdg":
+        train(critic if turn == "d" else generator)
+        watch.step(by[turn])
+    # d g d g: known with the tenth optimizer step; the rhythm is kept from there on
+    assert watch.calls == [("annotate", 10), ("start", 10), ("end", 12)]
+
+
+def test_accumulation_and_validation_lie_within_a_step(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
     for _ in range(4):
-        for _ in range(3):  # micro-steps
-            critic(generator(torch.ones(2, 4)).detach()).sum().backward()
-        first.step()
-        critic(generator(torch.ones(2, 4))).sum().backward()
-        second.step()
+        for _ in range(3):
+            train(model)
+        watch.step(optimizer)
         with torch.no_grad():
-            generator(torch.ones(2, 4))
-    assert watch.calls == [("start", 2, 2), "end"]
+            model(torch.ones(2, 4))
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
 
 
-def test_inference_and_losses_are_no_loop(watch):
+def test_inference_and_losses_are_no_loop(watch: Watch) -> None:
     model = mlp()
     with torch.no_grad():
         for _ in range(5):
             model(torch.ones(2, 4))
     nn.MSELoss()(torch.ones(2), torch.zeros(2))
     assert watch.calls == []
-    assert watch.loop.found == ((), ())
 
 
-def test_a_forward_that_fails_does_not_hide_the_next(watch):
+def test_a_forward_that_fails_does_not_hide_the_next(watch: Watch) -> None:
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     for _ in range(4):
         with pytest.raises(RuntimeError):
             model(torch.ones(2, 5))
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    assert watch.calls == [("start", 1, 1), "end"]
+        train(model)
+        watch.step(optimizer)
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+
+
+def test_another_thread_is_not_followed(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+
+    def loop() -> None:
+        for _ in range(4):
+            train(model)
+            watch.step(optimizer)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+    assert watch.calls == []
+
+
+def spelled(turns: str) -> list[OptimizerStep]:
+    """One optimizer a letter; digits are the parameters that it trains, its letter without any."""
+    found: list[OptimizerStep] = []
+    for turn in turns.split() if " " in turns else turns:
+        found.append(OptimizerStep(ord(turn[0]), frozenset(map(ord, turn[1:] or turn))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("turns", "length"),
+    [
+        ("", 0),
+        ("a", 0),
+        ("aa", 1),
+        ("dgdg", 2),
+        ("ddgdd", 0),
+        ("ddgddg", 3),
+        ("dgddgd", 3),
+        ("dddddgdddddg", 6),
+        ("abcabc", 3),
+        ("abcab", 0),
+        ("a1 a2 a1 a2", 2),  # one optimizer, tasks that take turns
+        ("a1 a2 a1", 0),
+    ],
+)
+def test_periods(turns: str, length: int) -> None:
+    assert period_of(spelled(turns)) == length
+
+
+def test_parameters_that_nobody_trains_are_waited_for_but_not_for_ever() -> None:
+    wanted = {ord("d"), ord("g")}
+    assert period_of(spelled("ddd"), lambda: wanted) == 0
+    assert period_of(spelled("ddgddg"), lambda: wanted) == 3
+    assert period_of(spelled("d" * (PATIENCE - 1)), lambda: wanted) == 0
+    assert period_of(spelled("d" * PATIENCE), lambda: wanted) == 1
+
+
+@pytest.mark.needs("torch", "compiler")
+def test_a_script_with_two_critic_steps_is_profiled_over_three() -> None:
+    """The real thing: the ring that is learned has three optimizer steps."""
+    torch.manual_seed(0)
+    generator, critic = mlp(), mlp()
+    by = {"d": sgd(critic), "g": sgd(generator)}
+    set_overrides(Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops"))
+    follower = auto.Follower()
+    try:
+        for turn in "ddg" * 6:
+            for optimizer in by.values():
+                optimizer.zero_grad()
+            made = generator(torch.ones(256, 4))
+            critic(made.detach() if turn == "d" else made).sum().backward()
+            by[turn].step()
+        assert follower.done
+        running = session.current()
+        assert running is not None
+        assert len(running._clock.boundaries) == 3
+        assert len(sentinel.stop().steps) >= 1
+    finally:
+        set_overrides(Overrides())
+        follower._leave()
+        if sentinel.active():
+            sentinel.stop()
