@@ -88,7 +88,8 @@ def _tier(found: Calibration, node: NodeFigures, host: Topology, name: str) -> T
         node=node.node,
         measured=True,
         source=f"{conditions(found)}; mixed {format_bytes(best(node.mixed).median)}/s",
-        loaded_latency_a=loaded_latency_a(node),
+        # a profile's layer times were recorded in the fast tier, its load included: it must not count twice
+        loaded_latency_a=0.0 if node is found.nodes[0] else loaded_latency_a(node),
     )
 
 

@@ -135,6 +135,10 @@ def test_the_model_of_loaded_latency_gives_back_what_was_measured() -> None:
     use = 0.5
     assert 90.0 * (1 + loaded_latency_a(node) * use / (1 - use)) == pytest.approx(150.0, abs=0.1)  # `a` has four digits
     assert loaded_latency_a(_node(0, 20 * GB, 90.0, loaded_ns=80.0)) == 0.0  # noise
+    loaded = (_node(0, 20 * GB, 90.0, loaded_ns=150.0), _node(1, 6 * GB, 210.0, loaded_ns=400.0))
+    fast, slow = machine_of(_found(nodes=loaded), _host()).tiers
+    assert (fast.loaded_latency_a, slow.loaded_latency_a) == (0.0, loaded_latency_a(loaded[1]))
+    assert slow.loaded_latency_a > 0
 
 
 # ---- what may be asked for ----------------------------------------------------------------------------------
