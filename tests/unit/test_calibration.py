@@ -12,8 +12,10 @@ from sentinel.calibrate.figures import best, figure_of
 from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.files import load_machine, save
+from sentinel.planner import plan
 from sentinel.system import calibration, limits, processor
 from sentinel.system.topology import Node, Topology
+from tests.builders import act, make_profile
 
 MIB, GIB, GB = 1 << 20, 1 << 30, 10**9
 
@@ -274,3 +276,18 @@ def test_what_is_kept_is_found_by_this_host_and_no_other(tmp_path: Path, monkeyp
     with pytest.warns(RuntimeWarning, match="calibration is not used.*run `sentinel calibrate` again"):
         assert calibration.kept(nodes, 0) is None
 
+
+
+def test_a_plan_is_made_for_the_migration_that_was_measured() -> None:
+    """Activations that wait for their backward pass: all that does not fit is moved where the link keeps up."""
+    length = 16
+    acts = [act(f"a{i}", 8 * MIB, i, length - i, reads=[length - 1 - i]) for i in range(length // 2)]
+    profile = make_profile(acts, length, layer_ns=20_000_000)
+    planned = {}
+    for rate in (8 * GB, 8 * 10**6):
+        both = {pair: _flat(rate) for pair in ((0, 1), (1, 0))}
+        machine = machine_of(_found(moves=_moves(1, rate, rate), both_ways=both), _host())
+        planned[rate] = plan(profile, machine.with_fast_capacity(24 * MIB), policy="sentinel")
+    assert planned[8 * GB].migrated_bytes_per_step >= 2 * 8 * MIB
+    carried = 2 * 8 * 10**6 * (planned[8 * 10**6].predicted_step_ns or 0) / 1e9  # both ways, all the step long
+    assert planned[8 * 10**6].migrated_bytes_per_step <= carried < 8 * MIB
