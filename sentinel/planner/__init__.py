@@ -14,7 +14,7 @@ from sentinel.core.profile import Profile
 from sentinel.planner.bound import Bound
 from sentinel.planner.bound import bound as bound_of_tensors
 from sentinel.planner.integer import AutoTm
-from sentinel.planner.parts import better_of, without_ranges
+from sentinel.planner.parts import better_of, without_ranges, worth_planning
 from sentinel.planner.portfolio import Sentinel
 from sentinel.planner.published import Sentinel2021
 from sentinel.planner.reactive import Capuchin, Lru, NextUse
@@ -46,8 +46,8 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
 def plan(profile: Profile, machine: Machine, policy: str = "sentinel", *, whole_tensors: bool = False) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
-    Where the profile tells the page ranges of large tensors apart, they are planned apart, unless that is predicted
-    to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
+    Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
+    that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
     Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
     """
     if policy not in POLICIES:
@@ -57,7 +57,8 @@ def plan(profile: Profile, machine: Machine, policy: str = "sentinel", *, whole_
         return seal(make(profile, machine), profile, machine)
     # A policy that is not told of ranges thinks that a tensor is used evenly; the simulator is told.
     whole = seal(replace(make(without_ranges(profile), machine), predicted_step_ns=None), profile, machine)
-    if whole_tensors or whole.footprint_bytes <= machine.fast.capacity_bytes:
+    fits = whole.footprint_bytes <= machine.fast.capacity_bytes
+    if whole_tensors or fits or not worth_planning(parts, profile):
         return whole
     ranged = replace(parts.fold(make(parts.profile, machine)), fast_needed_bytes=whole.fast_needed_bytes)
     return better_of(seal(ranged, profile, machine), whole, profile, machine)

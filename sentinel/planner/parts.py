@@ -8,9 +8,26 @@ from typing import Any
 import numpy as np
 
 from sentinel.core.machine import Machine
+from sentinel.core.parts import Parts
 from sentinel.core.plan import Plan
 from sentinel.core.profile import RANGE_DTYPE, Profile
 from sentinel.simulator import simulate
+
+LEAST_UNEVEN = 1e-3
+"""Ranges are planned apart where this share of the touched bytes is elsewhere than even use would have it: planning
+them takes as long again, and below this it cannot show."""
+
+
+def worth_planning(parts: Parts, profile: Profile) -> bool:
+    """Whether the ranges of `profile`, whose parts these are, can matter to a plan."""
+    a, before = parts.profile.accesses, profile.accesses
+    length = profile.n_layers
+    whole = parts.whole[a["tensor"]]
+    key = before["tensor"].astype(np.int64) * length + before["layer"]
+    total = before["touched_bytes"][np.searchsorted(key, whole * length + a["layer"])]
+    even = total * (parts.profile.tensors["nbytes"][a["tensor"]] / profile.tensors["nbytes"][whole])
+    uneven = float(np.maximum(a["touched_bytes"] - even, 0).sum())
+    return uneven >= LEAST_UNEVEN * float(before["touched_bytes"].sum()) and uneven > 0
 
 
 def without_ranges(profile: Profile) -> Profile:

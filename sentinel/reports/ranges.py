@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TITLE = "Hot and cold ranges of large tensors"
+TEXT_TITLE = f"{TITLE} (those of most touches; density: of its pages, the share that a layer touches)"
 TOP = 4
 """Tensors whose ranges the text shows, those of the most touches; the other forms show all."""
 

@@ -60,7 +60,8 @@ def test_plans_of_parts_keep_the_laws(profile: Profile, machine: Machine, policy
     used = int(profile.accesses["touched_bytes"][managed].sum())
     uses = block_uses(plan, profile)
     assert abs(int(uses["touched_bytes"].sum()) - used) <= len(uses) + len(profile.accesses)
-    assert planner.bound(profile, machine).step_ns <= (plan.predicted_step_ns or 0)
+    rounding = profile.n_layers  # simulated layers are whole ns
+    assert planner.bound(profile, machine).step_ns <= (plan.predicted_step_ns or 0) + rounding
 
 
 @given(ranged_profiles(), machines())

@@ -166,6 +166,20 @@ def test_all_in_fast_memory_has_no_ranges_and_no_moves():
     assert [block.tensors for block in plan.blocks if 1 in block.tensors] == [(1,)]
 
 
+def test_ranges_that_cannot_show_are_not_planned_apart():
+    """Of 6.5 MiB that are touched, those of the table are 4 KiB from where even use would have them."""
+    profile = table_profile()
+    rows = profile.accesses.copy()
+    rows["touched_bytes"][rows["tensor"] == 1] = 16 * PAGE_BYTES
+    ranges = np.array([(1, 1, 0, HOT, 1, 0), (1, 1, HOT, PAGES, 15, 0)], RANGE_DTYPE)
+    machine = make_machine(2 * MIB, slow_bw=GB)
+    plan = planner.plan(replace(profile, accesses=rows, ranges=ranges), machine)
+    assert "page_ranges" not in plan.details
+    ranges["pages_touched"] = 8, 8
+    plan = planner.plan(replace(profile, accesses=rows, ranges=ranges), machine)
+    assert "page_ranges" in plan.details
+
+
 def test_the_bound_knows_of_ranges():
     machine = make_machine(MIB, slow_bw=GB, promote=10**6, demote=10**6)
     plan = planner.plan(table_profile(), machine)
