@@ -15,6 +15,8 @@ constexpr uint64_t kHuge = 512 * kPage;
 // Pages a call: each call empties every CPU's page lists before it begins, which costs more the more CPUs there
 // are. Under a rate limit calls are shorter, for it is kept between them.
 constexpr size_t kBatch = 4096, kPacedBatch = 512;
+// After so many journeys that met no huge page only every so-manyth looks for one.
+constexpr uint32_t kPatience = 3, kSeldom = 64;
 constexpr uint64_t kAttempts = 4;  // in a row that move nothing
 constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is busy while someone holds it
 constexpr long kMove = 2;     // MPOL_MF_MOVE: pages that only this process maps
@@ -31,7 +33,8 @@ struct Journey {
   std::vector<sn::PageOrder> &orders;
   const sn::PageRoute &route;
   uint64_t *errors;
-  bool huge_pages = true;        // until the first page of a 2 MiB group moved without the others
+  bool huge_pages;               // worth looking for: until the first page of a 2 MiB group moved without the others
+  bool met_huge = false, met_none = false;
   bool may_move_shared = true;   // until the kernel said EPERM
   std::vector<int> nodes = {};   // scratch
   uint64_t moved_bytes = 0;
@@ -124,7 +127,9 @@ int move_huge_pages(Journey &journey, Batch &batch) {
   if (error != 0) return error;
   settle(journey, batch, true, nullptr);
   const size_t moved = before - batch.pages.size();
-  if (moved > 0 && moved <= heads.size()) journey.huge_pages = false;
+  if (moved > heads.size()) journey.met_huge = true;
+  if (moved > 0 && moved <= heads.size()) journey.met_none = true;
+  journey.huge_pages = !journey.met_none;
   return 0;
 }
 
@@ -177,7 +182,8 @@ bool is_full(const Batch &batch, uint64_t page, size_t most) {
 namespace sn {
 
 void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t *errors) {
-  Journey journey{orders, route, errors};
+  const uint32_t without = route.without_huge->load(std::memory_order_relaxed);
+  Journey journey{orders, route, errors, without < kPatience || without % kSeldom == 0};
   const size_t most = route.bytes_per_s != 0 ? kPacedBatch : kBatch;
   Batch batch;
   const uint64_t began_ns = sn_now_ns();
@@ -200,6 +206,11 @@ void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t
         batch.orders.push_back(order);
       }
   flush();
+  if (journey.met_huge) {
+    route.without_huge->store(0, std::memory_order_relaxed);
+  } else if (journey.met_none || without >= kPatience) {
+    route.without_huge->store(without + 1, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace sn

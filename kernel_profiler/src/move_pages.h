@@ -27,6 +27,7 @@ struct PageRoute {
   int node;
   uint64_t bytes_per_s;                // 0: as fast as it goes
   const std::atomic<bool> *abandoned;  // looked at between batches
+  std::atomic<uint32_t> *without_huge;  // journeys in a row that met no huge page; kept up to date here
 };
 
 // Carries out `orders` together, their pages in the same system calls, and fills in their fates. Adds to

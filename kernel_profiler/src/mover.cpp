@@ -88,6 +88,7 @@ struct sn_mover {
   uint64_t born_in = generation.load();
   bool half_duplex = false;
   std::atomic<bool> stopping{false};
+  std::atomic<uint32_t> without_huge{0};
   Accounts accounts;
   uint64_t births_waiting = 0;
   uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
@@ -200,7 +201,7 @@ std::vector<sn_moved> run_nodes(sn_mover &m, const std::vector<Job> &jobs) {
   for (const Job &job : jobs) orders.push_back({&job.spans, {}});
   uint64_t errors[SN_ERRNO_COUNT] = {};
   const uint64_t start_ns = sn_now_ns();
-  sn::move_pages(orders, {first.node, first.bytes_per_s, &m.stopping}, errors);
+  sn::move_pages(orders, {first.node, first.bytes_per_s, &m.stopping, &m.without_huge}, errors);
   const uint64_t stop_ns = sn_now_ns();
   std::vector<sn_moved> all;
   for (size_t i = 0; i < jobs.size(); ++i) {

@@ -290,6 +290,34 @@ void a_rate_limit_is_kept() {
   CHECK(result.moved.stop_ns - result.moved.start_ns >= 50000000 && on(1) == kPages);
 }
 
+// Where no memory is huge, only every now and then a first page goes ahead; where it is huge again, that is noticed.
+void where_no_page_is_huge_none_goes_ahead() {
+  sn_mover *mover = nullptr;
+  CHECK(sn_mover_create(1024 * kPage, 0, &mover) == 0);
+  CHECK(sn_mover_reserve(mover, 1024 * kPage, 0) == 0);
+  uint64_t ahead = 0;
+  for (int i = 0; i < 131; ++i) {
+    reset(1024);
+    if (i > 3) kernel.huge.insert(kBase);
+    const sn_span span{kBase, 1024 * kPage};
+    sn_job job{};
+    job.nbytes = job.fast_bytes = 1024 * kPage;
+    job.direction = SN_DEMOTE;
+    job.kind = SN_MOVE_NODE;
+    job.node = 1;
+    job.spans = &span;
+    job.span_count = 1;
+    CHECK(sn_mover_wait(mover, static_cast<uint64_t>(sn_mover_submit(mover, &job)), UINT64_MAX) == 0);
+    sn_moved moved;
+    CHECK(sn_mover_results(mover, &moved, 1) == 1 && moved.moved_bytes == 1024 * kPage && on(1) == 1024);
+    CHECK(sn_mover_reserve(mover, 1024 * kPage, 0) == 0);
+    ahead += kernel.batches[0] == 2;
+    if (i == 2 || i == 63) CHECK(ahead == 3);  // three times in vain, and then not for long
+    if (i > 64) CHECK(kernel.batches[0] == 2);  // tried again, and it was worth it
+  }
+  sn_mover_destroy(mover);
+}
+
 // Many small jobs in few calls, each with its own fate and accounts.
 void small_jobs_travel_together() {
   constexpr uint64_t kJobs = 101, kEach = 13;
@@ -377,6 +405,7 @@ int main() {
   a_node_that_is_not_there_moves_nothing();
   any_call_may_fail();
   a_rate_limit_is_kept();
+  where_no_page_is_huge_none_goes_ahead();
   small_jobs_travel_together();
   strays_leave_before_promotions();
   sn_system_replace(nullptr);
