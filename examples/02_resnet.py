@@ -13,7 +13,7 @@ import sentinel
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
-    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 4, 32) if options.small else ([64, 128, 256, 512], 2, 48, 64)
+    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 2, 32) if options.small else ([64, 128, 256, 512], 2, 48, 64)
     config = ResNetConfig(
         num_channels=1,
         hidden_sizes=widths,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import gc
 import importlib
 from pathlib import Path
 
@@ -24,7 +25,10 @@ def preload(script: str) -> None:
                     found = importlib.import_module(module)
                     for name in names:
                         getattr(found, name, None)  # a lazy module imports it now
-    importlib.import_module("torch._dynamo")  # the first optimizer asks for it
+    for asked_later in ("torch._dynamo", "pandas", "sentinel.reports.text"):  # by the first optimizer, by a report
+        importlib.import_module(asked_later)
+    gc.collect()
+    gc.freeze()  # what looks for references to tensors, or for garbage, need not look here, nor copy these pages
 
 
 def _imported(node: ast.stmt) -> list[tuple[str, list[str]]]:
