@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sentinel.files.disk import write_whole
-from sentinel.reports.html import page
+from sentinel.reports.html.page import page
 from sentinel.reports.perfetto import timeline
 
 if TYPE_CHECKING:
