@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import TRACKERS, AddressRange, ReplayTracker, binding, choice, choose, make, obstacle
-from tests.contract.page_workload import Memory, layers, seen
+from tests.contract.page_workload import Memory, layers
 
 PAGES = 211
 _ALLOWED = [name for name in TRACKERS if obstacle(name) is None]
@@ -59,27 +58,6 @@ def test_readers_agree_to_the_page(owned: AddressRange, step: list[list[tuple[in
         assert samples.pages[["layer", "page"]].tolist() == expected[["layer", "page"]].tolist(), name
         if "writes" in samples.quality.sees:
             assert samples.pages.tolist() == expected.tolist(), name
-
-
-@pytest.mark.parametrize("name", _ALLOWED)
-def test_direct_io_is_seen_or_named(name: str, owned: AddressRange, tmp_path: Path) -> None:
-    stat = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
-    if stat.stdout.strip() not in ("ext2/ext3", "xfs", "btrfs"):
-        pytest.skip(f"needs a file system with O_DIRECT: {stat.stdout.strip()} may accept it and copy as ever")
-    source = tmp_path / "bytes"
-    source.write_bytes(b"\x05" * 3 * PAGE_BYTES)
-    try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        pytest.skip("needs a file system with O_DIRECT")
-    buffer = memoryview((ctypes.c_char * (3 * PAGE_BYTES)).from_address(owned.start + 5 * PAGE_BYTES))
-    memory = Memory(owned, make(name))
-    samples = layers(memory, 1, lambda layer: os.preadv(descriptor, [buffer], 0))
-    os.close(descriptor)
-    assert bytes(buffer) == b"\x05" * 3 * PAGE_BYTES
-    found = seen(samples, owned).touched
-    named = any("O_DIRECT" in what for what in samples.quality.blind_to)
-    assert found == ({} if named else {5: 1, 6: 1, 7: 1})
 
 
 @pytest.mark.parametrize("name", _ALLOWED)

@@ -14,7 +14,7 @@ from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import binding, bpf_calls
 from sentinel.profiler.pages.bpf_object import read_programs
-from sentinel.profiler.pages.engine import DEVICES, PINNED, TWICE, ArmedTracker, Reader
+from sentinel.profiler.pages.engine import CHILDREN, DEVICES, PINNED, TWICE, ArmedTracker, Reader
 from sentinel.profiler.pages.protocol import AddressRange
 
 OBJECT = Path(__file__).with_name("page_touches.bpf")
@@ -35,7 +35,7 @@ class EbpfReader(Reader):
     """Loads the prebuilt program, attaches it, and shares its tables."""
 
     def __init__(self) -> None:
-        super().__init__("ebpf", binding.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES))
+        super().__init__("ebpf", binding.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES, CHILDREN))
         self._fds: list[int] = []
         self._maps: list[mmap.mmap] = []
         self._totals = -1

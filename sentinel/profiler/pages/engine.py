@@ -29,8 +29,9 @@ GRANULE_BYTES = 2 << 20
 _LEAST_GRANULES = 4  # in a tensor that is watched by them
 
 TWICE = "reads of a page after its first write in the same layer"
-PINNED = "direct I/O (O_DIRECT), process_vm_* and other accesses to pinned pages"
-DEVICES = "accesses of devices"
+PINNED = "direct I/O (O_DIRECT), process_vm_* and other calls that pin the pages they access"
+DEVICES = "accesses of devices and to pages pinned before the layer (DMA, RDMA, io_uring's fixed buffers)"
+CHILDREN = "accesses of forked children, which have copies of their own"
 
 
 @dataclass(frozen=True)

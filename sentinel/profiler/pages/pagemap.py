@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import DEVICES, ArmedTracker, Reader
+from sentinel.profiler.pages.engine import CHILDREN, DEVICES, ArmedTracker, Reader
 
 
 def pagemap_tracker() -> ArmedTracker:
@@ -14,7 +14,7 @@ def pagemap_tracker() -> ArmedTracker:
             binding.PAGEMAP,
             "reading the page tables from /proc/self/pagemap",
             "mount /proc, or use --tracker ops",
-            (DEVICES,),
+            (DEVICES, CHILDREN),
             ("touches",),
         )
     )

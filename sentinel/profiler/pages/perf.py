@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import DEVICES, PINNED, ArmedTracker, Reader
+from sentinel.profiler.pages.engine import CHILDREN, DEVICES, PINNED, ArmedTracker, Reader
 
 
 def perf_tracker() -> ArmedTracker:
@@ -14,7 +14,7 @@ def perf_tracker() -> ArmedTracker:
             binding.PERF,
             "counting page faults by perf_event_open",
             "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n, or use --tracker pagemap",
-            (PINNED, DEVICES),
+            (PINNED, DEVICES, CHILDREN),
             ("touches",),
         )
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import DEVICES, TWICE, ArmedTracker, Reader
+from sentinel.profiler.pages.engine import CHILDREN, DEVICES, TWICE, ArmedTracker, Reader
 
 
 def uffd_tracker() -> ArmedTracker:
@@ -15,7 +15,7 @@ def uffd_tracker() -> ArmedTracker:
             "handling page faults by userfaultfd",
             "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.1 or later),"
             " or use --tracker perf",
-            (TWICE, DEVICES),
+            (TWICE, DEVICES, CHILDREN),
             too_old="this kernel's UFFDIO_CONTINUE cannot map a page write-protected (Linux 6.4 can)",
         )
     )
