@@ -67,6 +67,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def decisions(plan: Plan) -> dict[str, Any]:
     """What a plan decides, in numbers; null where it was not simulated or has no such thing."""
+    from sentinel.reports.ranges import shares
+
     return {
         "policy": plan.policy,
         "fast_capacity_bytes": plan.capacity_bytes[0],
@@ -78,6 +80,7 @@ def decisions(plan: Plan) -> dict[str, Any]:
         "mil": plan.details.get("mil"),
         "step_ns_predicted": plan.predicted_step_ns,
         "step_ns_bound": plan.bound_step_ns,
+        **shares(plan),
     }
 
 
@@ -91,4 +94,6 @@ def _printed(name: str, value: Any) -> str:
         return "-"
     if "bytes" in name:
         return format_bytes(value)
+    if "fraction" in name:
+        return f"{value:.1%}"
     return format_ns(value) if "_ns" in name else str(value)
