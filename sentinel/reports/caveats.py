@@ -116,7 +116,9 @@ def _of_profile(profile: Profile) -> list[str]:
     if profile.step_ns_plain is not None and not profile.step_ns_is_measured:
         found.append("The plain step time is an estimate: no step ran on stock PyTorch.")
     missing = {"reads", "writes"} - set(quality.sees)
-    if missing:
+    if "touches" in quality.sees:
+        found.append(f"Tracker {quality.tracker} sees that memory was touched, not whether it was read or written.")
+    elif missing:
         found.append(f"Tracker {quality.tracker} does not see {' or '.join(sorted(missing))}.")
     if quality.period > 1:
         found.append(f"Tracker {quality.tracker} counted one event of {quality.period}.")

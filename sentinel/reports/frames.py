@@ -162,6 +162,8 @@ def layers(profile: Profile | None, plan: Plan | None, run: Run | None, simulate
     for name in ("stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes"):
         out[name] = of_run.get(name, unknown)
     out["plain_ns"] = plain
+    taken = profile.quality.layer_overhead_ns if profile else ()
+    out["tracker_ns"] = whole(taken) if len(taken) == length else unknown
     out["predicted_ns"] = predicted.get("duration_ns", unknown)
     out["predicted_stall_ns"] = predicted.get("stall_ns", unknown)
     managed, live = live_by_layer(profile) if profile else (np.zeros(length), np.zeros(length))

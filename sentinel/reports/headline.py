@@ -35,6 +35,7 @@ def headline_of(
         "kind": kind_of(executed, simulated, setup),
         "slow": setup.slow or slow_of(machine),
         "tracker": setup.tracker or (profile.quality.tracker if profile else None),
+        "quality": quality_of(profile),
         "policy": plan.policy if plan else None,
         "fast": setup.fast,
         "peak_bytes": plan.footprint_bytes if plan else None,
@@ -66,6 +67,21 @@ def headline_of(
         "steps": len(run.steps) if run else None,
         "layers": profile.n_layers if profile else plan.n_layers if plan else None,
         "tensors": len(profile.names) if profile else None,
+    }
+
+
+def quality_of(profile: Profile | None) -> dict[str, Any] | None:
+    """What the tracker counted, what it saw, and its own time in the profiled step; the rest is Profile.quality."""
+    if profile is None:
+        return None
+    quality = profile.quality
+    return {
+        "counts": quality.counts,
+        "sees": " and ".join(quality.sees),
+        "granularity_bytes": quality.granularity_bytes,
+        "lost": quality.lost,
+        "late": quality.late,
+        "tracker_ns": quality.overhead_ns,
     }
 
 

@@ -61,7 +61,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("what was done", h["kind"] or "profiled and planned only", _in_short(h["kind"])),
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
-        ("tracker", h["tracker"], ""),
+        ("tracker", h["tracker"], _counted_by(h["quality"])),
         ("footprint, all fast", _b(peak), "packed in pages"),
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
         ("managed", _b(h["managed_bytes"]), covered),
@@ -123,6 +123,13 @@ def _wrapped(sentence: str, indent: str) -> str:
     import textwrap
 
     return textwrap.fill(sentence, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _counted_by(quality: dict[str, Any] | None) -> str:
+    if quality is None:
+        return ""
+    amiss = f"{quality['lost']:,} lost, {quality['late']:,} late"
+    return f"counts {quality['counts']} ({quality['sees']}); {amiss}; own time {format_ns(quality['tracker_ns'])}"
 
 
 def _table(title: str, rows: Sequence[Sequence[str]]) -> str:

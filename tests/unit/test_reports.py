@@ -305,6 +305,10 @@ def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
             {"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "faults", ("reads",)))},
             "does not see writes",
         ),
+        (
+            {"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "touched layers", ("touches",)))},
+            "sees that memory was touched, not whether it was read or written",
+        ),
         ({"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "faults", period=7, lost=3))}, "3 events"),
         ({"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "faults", period=7))}, "one event of 7"),
         ({"profile": dataclasses.replace(PROFILE, notes=("odd step",))}, "odd step"),
@@ -494,3 +498,39 @@ def test_the_plan_of_the_tests_migrates() -> None:
     assert isinstance(PLAN, Plan)
     assert len(PLAN.migrations) >= 2
     assert np.unique(SIMULATED.migrations["target"]).tolist() == [0, 1]
+
+
+def test_every_form_says_what_was_counted_lost_and_spent(tmp_path: Path) -> None:
+    quality = Quality(
+        "perf",
+        "touched layers",
+        ("touches",),
+        lost=3,
+        late=5,
+        overhead_ns=36_000_000,
+        layer_overhead_ns=tuple(range(1_000_000, 9_000_000, 1_000_000)),
+        granularity_bytes=4096,
+        blind_to=("accesses of devices",),
+    )
+    report = build_report(profile=dataclasses.replace(PROFILE, quality=quality))
+    assert report.headline["quality"] == {
+        "counts": "touched layers",
+        "sees": "touches",
+        "granularity_bytes": 4096,
+        "lost": 3,
+        "late": 5,
+        "tracker_ns": 36_000_000,
+    }
+    assert report.frames()["layers"]["tracker_ns"].tolist() == [n * 1_000_000 for n in range(1, 9)]
+    for form, words in {
+        "txt": ("counts touched layers (touches); 3 lost, 5 late; own time 36.00 ms", "blind to accesses of devices"),
+        "html": ("touched layers", "3; 5", "36.00 ms", "accesses of devices"),
+        "json": ('"late": 5', '"blind_to": ["accesses of devices"]', '"layer_overhead_ns": [1000000, 2000000'),
+        "csv": ("quality.counts,touched layers", "quality.lost,3", "quality.tracker_ns,36000000"),
+    }.items():
+        report.write(tmp_path / f"r.{form}")
+        text = (tmp_path / f"r.{form}").read_text()
+        for word in words:
+            assert word in text, (form, word)
+    assert build_report(plan=PLAN).headline["quality"] is None
+    assert build_report(profile=PROFILE).frames()["layers"]["tracker_ns"].isna().all()
