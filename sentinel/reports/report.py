@@ -14,7 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.files import digest
-from sentinel.reports import false_sharing, ranges, who_moved
+from sentinel.reports import buckets, false_sharing, ranges, who_moved
 from sentinel.reports.caveats import caveats_of
 from sentinel.reports.headline import headline_of, shown
 from sentinel.reports.reconcile import ReportError, reconcile
@@ -101,6 +101,8 @@ class Report:
             found["occupancy"] = make.occupancy(self.plan)
         found["in_place"] = make.in_place(self.setup.in_place)
         found["unmanaged"] = make.unmanaged(self.setup.unmanaged.items())
+        if self.setup.buckets:
+            found["buckets"] = buckets.frame(self.setup.buckets)
         self._frames_agree(found)
         return found
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from sentinel.reports.buckets import BucketRow
+
 Done = Literal["executed", "emulated", "simulated", "declared"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed, the slow tier's delays injected.
 `simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
@@ -28,7 +30,8 @@ class Setup:
     `kind`: only `"declared"` needs to be told, the others follow from the nouns. `setup_ns`: spent in
     `start_profile` and `end_profile`, planning apart; `plan_ns`: planning. `in_place`: (name, nbytes,
     reason) of tensors whose memory was not taken over. `unmanaged`: why allocations fell back to malloc ->
-    bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report.
+    bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report. `buckets`: the
+    shapes that steps came in, where there were several.
     """
 
     tracker: str | None = None
@@ -40,4 +43,5 @@ class Setup:
     in_place: tuple[tuple[str, int, str], ...] = ()
     unmanaged: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    buckets: tuple[BucketRow, ...] = ()
     script: str | None = None

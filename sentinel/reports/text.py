@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing, outcomes, ranges, who_moved
+from sentinel.reports import buckets, false_sharing, outcomes, ranges, who_moved
 from sentinel.reports.caveats import counted, done_sentence
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def text_of(report: Report) -> str:
         _tensors(frames.get("tensors")),
         _table(ranges.TEXT_TITLE, ranges.text_rows(frames.get("ranges"))),
         _false_sharing(report),
+        _table(buckets.TITLE, buckets.text_rows(report.setup.buckets)),
         _in_place(frames["in_place"], "Stayed in place"),
         _in_place(frames["unmanaged"], "Fell back to malloc, all allocations added up"),
         _origins(report),

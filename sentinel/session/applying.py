@@ -190,6 +190,7 @@ class Applying:
         self._current = self._memory.table
         self._settle_homes()
         self._engine_of(self.current).take_over(given, in_step=in_time)
+        self.current.taken_over += 1
         self._in_step = in_time
         self._show()
 

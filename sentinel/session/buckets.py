@@ -6,7 +6,7 @@ allocator tells them apart by what a step asks for first (kernel_profiler/src/ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.migration.engine import Engine
+from sentinel.reports.buckets import BucketRow
 from sentinel.session.planning import Dataflow
 
 MOST = 10
@@ -45,13 +46,15 @@ class Served:
 
 @dataclass(eq=False)
 class Bucket:
-    """`number` is that of its table of slots. `served`: its own steps. `ranges(block)`: (address, nbytes) of a block's
+    """`number` is that of its table of slots. `served`: its own steps. `taken_over`: how often its plan
+    followed on another within a step. `ranges(block)`: (address, nbytes) of a block's
     pieces, once there was an `engine`; `executed` once that has ended.
     """
 
     number: int
     flow: Dataflow
     served: Served = field(default_factory=Served)
+    taken_over: int = 0
     engine: Engine | None = None
     ranges: Callable[[int], list[tuple[int, int]]] | None = None
     executed: Run | None = None
@@ -65,6 +68,36 @@ class Bucket:
     def run(self) -> Run | None:
         """What was executed until now; None if nothing was."""
         return self.engine.so_far() if self.engine is not None else self.executed
+
+
+def rows_of(buckets: Sequence[Bucket], strangers: Served) -> tuple[BucketRow, ...]:
+    """For the report; none where all steps were of one shape."""
+    if len(buckets) < 2 and not strangers.steps:
+        return ()
+    rows = [_row(bucket) for bucket in buckets]
+    return (*rows, _served("unknown", strangers)) if strangers.steps else tuple(rows)
+
+
+def _served(name: str, served: Served) -> BucketRow:
+    return BucketRow(name, served.steps, served.asked_bytes, served.missed_bytes, served.fitted_bytes)
+
+
+def _row(bucket: Bucket) -> BucketRow:
+    run, simulated, plan = bucket.run(), bucket.flow.simulated, bucket.plan
+    row = _served(str(bucket.number), bucket.served)._replace(
+        step_ns_predicted=simulated.step_ns if simulated is not None else plan.predicted_step_ns,
+        fast_capacity_bytes=plan.capacity_bytes[0],
+        taken_over=bucket.taken_over,
+    )
+    if run is None:
+        return row
+    touched = run.counters.get("touched_bytes", 0)
+    return row._replace(
+        step_ns_applied=run.step_ns,
+        fast_served_fraction=run.counters.get("served_fast_bytes", 0) / touched if touched else None,
+        fast_peak_bytes=run.counters.get("fast_peak_bytes"),
+        migrated_bytes=run.counters.get("migrated_bytes", 0),
+    )
 
 
 def known_share(plan: Plan, profile: Profile) -> float:

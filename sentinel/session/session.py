@@ -36,7 +36,7 @@ from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.applying import Applying, applicable, nothing_ran
-from sentinel.session.buckets import MOST, NEW_SHARE, Bucket, Lookout, known_share
+from sentinel.session.buckets import MOST, NEW_SHARE, Bucket, Lookout, known_share, rows_of
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
@@ -438,4 +438,5 @@ class Session:
                 *annotate.notes(),
             ),
             script=sys.argv[0] or None,
+            buckets=rows_of(self._applying.buckets, self._applying.strangers),
         )

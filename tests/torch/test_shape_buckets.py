@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.reports.buckets import TITLE  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.buckets import IN_VAIN, MOST, Lookout  # noqa: E402
 
@@ -72,7 +74,7 @@ def assert_same(one: tuple[list[float], list[Any]], other: tuple[list[float], li
 
 
 @pytest.mark.needs("torch", "compiler")
-def test_two_shapes_that_take_turns_get_a_plan_each_and_are_not_profiled_again() -> None:
+def test_two_shapes_that_take_turns_get_a_plan_each_and_are_not_profiled_again(tmp_path: Path) -> None:
     lengths = [24, 56] * 9
     expected = stock(lengths)
     assert_same(expected, managed(lengths))
@@ -83,6 +85,15 @@ def test_two_shapes_that_take_turns_get_a_plan_each_and_are_not_profiled_again()
     assert session._lookout.in_vain == 0
     assert applying.strangers.steps == 2  # seen twice, then recorded
     run = sentinel.stop()
+    report = sentinel.report()
+    table = report.frames()["buckets"]
+    assert table["bucket"].tolist() == ["0", "1", "unknown"]
+    assert table["steps"].tolist() == [bucket.served.steps for bucket in applying.buckets] + [2]
+    assert table["taken_over"].tolist()[0] >= 5
+    assert TITLE in report.text()
+    assert "a shape that no plan knew came again" in report.text()
+    report.write(tmp_path / "report.html")
+    assert TITLE in (tmp_path / "report.html").read_text()
     budgets = set()
     for bucket in applying.buckets:
         assert bucket.served.missed_bytes + bucket.served.fitted_bytes < 0.02 * bucket.served.asked_bytes
@@ -106,6 +117,8 @@ def test_one_shape_alone_has_one_bucket() -> None:
     (bucket,) = session._applying.buckets
     assert bucket.served.steps == 9 - 3  # profiled, waited, recorded
     assert bucket.served.missed_bytes == bucket.served.fitted_bytes == session._applying.strangers.steps == 0
+    assert "buckets" not in sentinel.report().frames()
+    assert TITLE not in sentinel.report().text()
 
 
 @pytest.mark.needs("torch", "compiler")

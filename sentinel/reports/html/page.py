@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports import false_sharing, outcomes, ranges, who_moved
+from sentinel.reports import buckets, false_sharing, outcomes, ranges, who_moved
 from sentinel.reports.caveats import counted, done_sentence
 from sentinel.reports.html import by_layer
 from sentinel.reports.html.columns import Columns
@@ -120,6 +120,8 @@ def _tables(report: Report) -> list[str]:
         found.append(section("Who moved what", pairs(moved, who_moved.TITLE)))
     if stayed := outcomes.stayed_rows(report.executed):
         found.append(section(outcomes.TITLE, pairs(stayed, outcomes.TITLE)))
+    if report.setup.buckets:
+        found.append(section(buckets.TITLE, pairs(buckets.text_rows(report.setup.buckets), buckets.TITLE)))
     if "tensors" in frames:
         found.append(section("Tensors", _tensors(frames["tensors"], _unit(report))))
     if "ranges" in frames:
