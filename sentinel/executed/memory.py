@@ -32,24 +32,24 @@ def node_free_bytes(node: int) -> int:
 
 
 def node_room_bytes(node: int) -> int:
-    """Bytes of `node` that go to whoever asks before the kernel turns to another node.
+    """Bytes of `node` that go to whoever asks before the kernel turns to another node."""
+    return room_bytes(Path("/proc/zoneinfo").read_text(), node)
 
-    What is free above the low watermark, zone by zone (Linux, mm/page_alloc.c, get_page_from_freelist). A small
-    zone that is kept for devices counts too, since a request of any kind may fall back to it.
+
+def room_bytes(zoneinfo: str, node: int) -> int:
+    """What is free above the low watermark, zone by zone (Linux, mm/page_alloc.c, get_page_from_freelist).
+
+    A small zone that is kept for devices counts above its reserve, since a request of any kind may fall back to it.
     """
-    zones = re.split(r"\nNode ", "\n" + Path("/proc/zoneinfo").read_text())
-    room = 0
-    for zone in zones:
-        if not zone.startswith(f"{node},"):
+    pages = 0
+    for zone in zoneinfo.split("\nNode "):
+        if not zone.removeprefix("Node ").startswith(f"{node},"):
             continue
-        free, low, kept = (
-            re.search(rule, zone) for rule in (r"pages free +(\d+)", r" low +(\d+)", r"protection: \(([\d, ]+)\)")
-        )
-        if free is None or low is None or kept is None:
-            continue
-        reserve = max(int(word) for word in kept[1].split(","))  # of this zone against requests for higher ones
-        room += max(int(free[1]) - int(low[1]) - reserve, 0)
-    return room * PAGE_BYTES
+        found = [re.search(rule, zone) for rule in (r"pages free +(\d+)", r" low +(\d+)", r"protection: \(([\d, ]+)\)")]
+        free, low, kept = (match[1] if match else "0" for match in found)
+        reserve = max(int(word) for word in kept.split(","))  # of this zone against requests for higher ones
+        pages += max(int(free) - int(low) - reserve, 0)
+    return pages * PAGE_BYTES
 
 
 @contextlib.contextmanager

@@ -35,3 +35,5 @@ def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() 
     assert told["seen_pages"] == told["claimed_pages"] > 100
     assert told["seen_to_node_1"] > 50
     assert told["unaccounted"] == [0, 0]
+    assert told["report"] == {"moved_pages": told["claimed_pages"], "witness_pages": told["seen_pages"]}
+    assert told["verdict"].startswith("engine and witness agree")

@@ -9,6 +9,7 @@ from torch import nn
 
 import sentinel
 from sentinel.migration.witness import MigrationWitness
+from sentinel.reports import who_moved
 
 STEPS = 7
 ALL_ADDRESSES = (0, 1 << 47)
@@ -45,6 +46,7 @@ if __name__ == "__main__":
     run = sentinel.stop()
     seen = witness.read()  # what was brought back at the end is in both
     witness.stop()
+    report = sentinel.report()
     told = {
         "same_losses": losses == our_losses,
         "same_parameters": all(map(torch.equal, parameters, our_parameters)),
@@ -54,5 +56,7 @@ if __name__ == "__main__":
         "seen_pages": seen.pages(reason="syscall", own=True),
         "seen_to_node_1": seen.pages(reason="syscall", to_node=1),
         "unaccounted": [seen.lost, seen.unmatched],
+        "report": {name: report.headline[name] for name in ("moved_pages", "witness_pages")},
+        "verdict": who_moved.verdict(report.executed),
     }
     print(json.dumps(told))

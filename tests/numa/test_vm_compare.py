@@ -1,0 +1,49 @@
+"""Placements compared on two real nodes: each does what its name says, all train the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
+
+
+@pytest.mark.needs("two nodes", "root", "torch", "native")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_placement_is_what_its_name_says_and_trains_the_same_bits() -> None:
+    words = ["compare", "--slow", "numa:1", "--fast", "20%", "--tracker", "ops", "--policies", ",".join(NAMES)]
+    words += ["--machine", "docs/two-nodes/machine.json", "--warm-up", "3", "--measure", "1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sentinel", *words, "--executed", "tests/numa/vm_job.py", "7"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    rows = {row["name"]: row for row in told["rows"]}
+    assert tuple(rows) == NAMES
+    assert all(row["same_losses"] and row["same_parameters"] for row in rows.values()), rows
+    share = {name: row["served_share"] for name, row in rows.items()}
+    assert share["all-fast"] > 0.97
+    assert share["all-slow"] < 0.2
+    assert share["all-slow"] < share["first-touch"] < 0.8
+    assert share["sentinel"] > max(share["first-touch"], share["interleave"])
+    for name in ("first-touch", "interleave"):
+        wanted = told["fast_bytes"] + told["beside_bytes"]
+        assert abs(rows[name]["left_bytes"] - wanted) <= 3 << 20
+        assert rows[name]["migrated_pages"] == {}
+    ours = rows["sentinel"]["ours"]
+    assert ours["claimed_pages"] == ours["witness_pages"] > 100
+    assert ours["residency_share"] >= 0.99
+    assert ours["managed_fast_peak_bytes"] <= ours["budget_bytes"]

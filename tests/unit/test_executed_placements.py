@@ -1,0 +1,95 @@
+"""What a node has room for, which settings of the kernel a placement asks for, and that they are given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sentinel.core.errors import CapabilityError
+from sentinel.executed import placements
+from sentinel.executed.memory import room_bytes
+
+ZONES = """\
+Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 0
+  pages free     3776
+        boost    0
+        min      153
+        low      191
+        high     229
+        protection: (0, 739, 739, 739, 739)
+Node 0, zone    DMA32
+  pages free     90620
+        min      7571
+        low      9463
+        protection: (0, 0, 0, 0, 0)
+Node 0, zone   Normal
+  pages free     0
+        min      0
+        low      0
+        protection: (0, 0, 0, 0, 0)
+Node 1, zone    DMA32
+  pages free     1000
+        low      1009
+        protection: (0, 0, 0, 0, 0)
+"""
+
+
+def test_room_is_what_is_free_above_the_low_watermark_and_the_reserve_of_each_zone() -> None:
+    assert room_bytes(ZONES, 0) == (3776 - 191 - 739 + 90620 - 9463) * 4096
+    assert room_bytes(ZONES, 1) == 0
+    assert room_bytes(ZONES, 2) == 0
+
+
+@pytest.fixture
+def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    files = {"_BALANCING": "1", "_DEMOTION": "false"}
+    for name, value in files.items():
+        (tmp_path / name).write_text(value)
+        monkeypatch.setattr(placements, name, tmp_path / name)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    for node in (0, 1):
+        (weights / f"node{node}").write_text("1")
+    monkeypatch.setattr(placements, "_WEIGHTS", weights)
+    return {**{name: tmp_path / name for name in files}, **{f"node{n}": weights / f"node{n}" for n in (0, 1)}}
+
+
+def named(name: str) -> placements.Placement:
+    return next(placement for placement in placements.PLACEMENTS if placement.name == name)
+
+
+def values(knobs: dict[str, Path]) -> list[str]:
+    return [path.read_text() for path in knobs.values()]
+
+
+BEFORE = ["1", "false", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "during"),
+    [
+        ("first-touch", ["0", "false", "1", "1"]),
+        ("weighted-interleave", ["0", "false", "7", "1"]),
+        ("kernel-tiering", ["2", "true", "1", "1"]),
+    ],
+)
+def test_a_placement_sets_what_it_needs_and_gives_it_back(knobs: dict[str, Path], name: str, during: list[str]) -> None:
+    with placements.kernel_settings(named(name), {0: 7, 1: 1}):
+        assert values(knobs) == during
+    assert values(knobs) == BEFORE
+
+
+def test_what_was_set_is_given_back_after_an_interrupt_too(knobs: dict[str, Path]) -> None:
+    with pytest.raises(KeyboardInterrupt), placements.kernel_settings(named("kernel-tiering"), {}):
+        raise KeyboardInterrupt
+    assert values(knobs) == BEFORE
+
+
+def test_a_kernel_without_tiering_is_named_and_nothing_is_changed(knobs: dict[str, Path]) -> None:
+    knobs["_DEMOTION"].unlink()
+    with pytest.raises(CapabilityError, match="tiering"), placements.kernel_settings(named("kernel-tiering"), {}):
+        pass
+    assert knobs["_BALANCING"].read_text() == "1"
