@@ -140,8 +140,8 @@ def notes_on(machine: Machine, host: Topology) -> list[str]:
         why = _DECIDED.get(machine.decided_by, machine.decided_by)
         speeds = "" if slow.measured else "; `sentinel calibrate` measures them"
         notes.append(
-            f"Node {slow.node} is the slow tier because {why} (decided by {machine.decided_by});"
-            f" its speeds are {slow.source or 'declared'}{speeds}."
+            f"Node {slow.node} is the slow tier because {why} (decided by {machine.decided_by})."
+            f" Its speeds: {slow.source or 'declared'}{speeds}."
         )
     return [note for note in notes if note]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from sentinel.calibrate import calibrate, machine_of, order
+from sentinel.calibrate import calibrate, machine_of, order, regions
 from sentinel.calibrate.paces import Chase, latency_ns, parts_of, stream_rate
 from sentinel.calibrate.regions import HUGE_BYTES, Region
 from sentinel.core.errors import CapabilityError, NativeError
@@ -22,23 +23,30 @@ MIB = 1 << 20
 ROUND_NS = 2_000_000
 
 
-def _mapped() -> set[str]:
-    """Anonymous mappings of a megabyte and more."""
-    found = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        low, _, high = line.split()[0].partition("-")
-        if len(line.split()) == 5 and int(high, 16) - int(low, 16) >= 7 * MIB:
-            found.add(line.split()[0])
-    return found
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
+    """All memory that is mapped meanwhile."""
+    maps: list[mmap.mmap] = []
+
+    class Noted(mmap.mmap):
+        def __init__(self, *words: object, **more: object) -> None:
+            maps.append(self)
+
+    monkeypatch.setattr(regions.mmap, "mmap", Noted)
+    return maps
 
 
-def test_a_region_is_touched_aligned_and_given_back() -> None:
-    before = _mapped()
+def _all_given_back(maps: list[mmap.mmap]) -> bool:
+    return len(maps) > 0 and all(each.closed for each in maps)
+
+
+def test_a_region_is_touched_aligned_and_given_back(made: list[mmap.mmap]) -> None:
     with Region(8 * MIB, None, huge=False) as region:
         assert region.address % HUGE_BYTES == 0
         assert ctypes.string_at(region.address + 8 * MIB - 3, 3) == b"\x5a\x5a\x5a"
         assert region.huge_bytes() == 0
-    assert _mapped() <= before
+        assert not _all_given_back(made)
+    assert _all_given_back(made)
 
 
 def test_huge_pages_are_counted_where_they_are_allowed() -> None:
@@ -49,11 +57,10 @@ def test_huge_pages_are_counted_where_they_are_allowed() -> None:
         assert region.huge_bytes() in range(0, 8 * MIB + 1, HUGE_BYTES)
 
 
-def test_a_node_that_is_not_there_takes_nothing() -> None:
-    before = _mapped()
+def test_a_node_that_is_not_there_takes_nothing(made: list[mmap.mmap]) -> None:
     with pytest.raises(CapabilityError, match=r"putting 8\.00 MiB on node 1000"):
         Region(8 * MIB, 1000, huge=False)
-    assert _mapped() <= before
+    assert _all_given_back(made)
 
 
 def test_parts_are_whole_pages_and_cover_the_region() -> None:
@@ -85,13 +92,12 @@ def test_a_cpu_that_is_not_there_is_an_error_and_no_hang() -> None:
         stream_rate(region, "read", [0, 100_000], ROUND_NS)
 
 
-def test_this_host_is_calibrated_part_by_part() -> None:
+def test_this_host_is_calibrated_part_by_part(made: list[mmap.mmap]) -> None:
     host = topology()
     asked = order(host, nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
     told: list[tuple[int, int, str]] = []
-    before = _mapped()
     found = calibrate(asked, lambda part, parts, what: told.append((part, parts, what)))
-    assert _mapped() <= before
+    assert _all_given_back(made)
     assert [part for part, _, _ in told] == list(range(1, told[0][1] + 1))
     assert [node.node for node in found.nodes] == [host.fast]
     machine = machine_of(found, host, "cxl-asic-x8")
@@ -111,14 +117,13 @@ def test_two_nodes_are_measured_and_moved_between() -> None:
     assert all(part.measured for part in (*machine.tiers, *machine.links))
 
 
-def test_an_interrupted_calibration_leaves_nothing() -> None:
+def test_an_interrupted_calibration_leaves_nothing(made: list[mmap.mmap]) -> None:
     asked = order(topology(), nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
 
     def interrupt(part: int, parts: int, what: str) -> None:
         if part == parts:
             raise KeyboardInterrupt
 
-    before = _mapped()
     with pytest.raises(KeyboardInterrupt):
         calibrate(asked, interrupt)
-    assert _mapped() <= before
+    assert _all_given_back(made)

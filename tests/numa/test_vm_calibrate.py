@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.system import processor
 from tools.numa_vm.packages import Missing, kernel
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tools" / "numa_vm" / "run"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
 SENTINEL = ".venv/bin/python -m sentinel"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def machine() -> None:
+    if processor.is_emulated():
+        pytest.skip("boots a machine of its own, and this is one")
     if not os.environ.get("SENTINEL_NUMA_VM"):
         pytest.skip("needs numa_vm: SENTINEL_NUMA_VM=1, since it boots a machine in software for minutes")
     if not shutil.which("qemu-system-x86_64"):
@@ -31,7 +35,7 @@ def machine() -> None:
 
 
 def _vm(*words: str, script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RUN), *words, "--timeout", "280", "--", "sh", "-c", script]
+    command = [sys.executable, str(RUN), *words, "--timeout", "500", "--", "sh", "-c", script]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

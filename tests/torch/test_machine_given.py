@@ -97,7 +97,7 @@ def test_a_report_says_who_decided_and_where_speeds_are_from(host: list[Topology
     assert "declared" in said
     assert "`sentinel calibrate` measures them" in said
     (said,) = notes_on(machine_of(Request(machine=_calibrated(1))), TWO)
-    assert said == "Node 1 is the slow tier because you named it (decided by user); its speeds are measured yesterday."
+    assert said == "Node 1 is the slow tier because you named it (decided by user). Its speeds: measured yesterday."
     spanning, _ = notes_on(machine_of(Request()), replace(TWO, spans=(0, 1)))
     assert "`sentinel run --cpus node:0` binds it there" in spanning
     assert notes_on(machine_of(Request(slow="emulated:cxl-asic-x8")), TWO) == []
