@@ -44,7 +44,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--machine", metavar="PRESET|FILE", help="the machine to simulate, or to plan for")
     shown = ",".join(FAST).replace("%", "%%")
     parser.add_argument(
-        "--fast", type=_amounts, default=FAST, metavar="AMOUNTS", help=f"fast memory in the table (default {shown})"
+        "--fast", type=_amounts, metavar="AMOUNTS", help=f"fast memory in the table (default {shown}; executed: 20%%)"
     )
     parser.add_argument(
         "--curve",
@@ -67,6 +67,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
+    if arguments.fast is None:
+        arguments.fast = FAST if arguments.executed is None else (compare_executed.DEFAULT_FAST,)
     if arguments.executed is not None:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sentinel.executed.child import Job
     from sentinel.reports.executed import Comparison, Row
 
-DEFAULT_SLOW = "numa:1"
+DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,9 @@ def execute(arguments: argparse.Namespace) -> int:
             raise UsageError(f"there is no placement {name!r}", f"choose of {', '.join(NAMES)}")
     if arguments.html and not Path(arguments.html).absolute().parent.is_dir():
         raise UsageError(f"the page cannot be written to {arguments.html}", "name a file in a folder that exists")
-    found = _compared(_job(arguments), names, arguments)
+    with telling("importing torch"):
+        job = _job(arguments)
+    found = _compared(job, names, arguments)
     if arguments.html:
         from sentinel.reports.html.executed import executed_page
 
@@ -75,6 +77,8 @@ def _job(arguments: argparse.Namespace) -> Job:
         raise UsageError(f"there is no script {script}", "give the path of a training script")
     if len(arguments.fast) != 1:
         raise UsageError("--executed measures one amount of fast memory", "give one, such as --fast 20%")
+    if taken := [word for word in own if word.split("=")[0] in ("--policies", "--html", "--warm-up", "--measure")]:
+        print(f"sentinel: {' '.join(taken)} goes to {script}: own options stand before --executed", file=sys.stderr)
     machine = machine_for(arguments.slow)
     nodes = [tier.node for tier in machine.tiers[:2]]
     if machine.tiers[1].kind != "node" or None in nodes:
