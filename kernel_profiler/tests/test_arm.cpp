@@ -1,5 +1,6 @@
 // Memory that changes its backing under live addresses: its bytes never change, whichever call fails.
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,36 @@ void any_call_may_fail() {
   CHECK(backing > 5 && both > backing + 5);
 }
 
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+// Of a range that huge pages fit, the trial of them included: it leaves nothing open, and the range works without.
+void huge_pages_may_fail() {
+  constexpr uint64_t kNbytes = uint64_t{6} << 20;
+  uint64_t at = 0, failed = 0;
+  CHECK(sn_arm_map(kNbytes, &at) == 0);
+  memset(reinterpret_cast<void *>(at), 9, kNbytes);
+  const int before = open_descriptors();
+  // any but close, whose failure would leave something open
+  constexpr long kCalls[] = {SYS_memfd_create, SYS_ftruncate, SYS_mmap,   SYS_userfaultfd, SYS_ioctl,
+                             SYS_fallocate,    SYS_madvise,   SYS_openat, SYS_pread64,     SYS_pwrite64};
+  for (const long call : kCalls) {
+    for (uint64_t n = 1, unused = 0; unused == 0; n++) {
+      CHECK(n < 100);
+      sn_system_fail(call, n, ENOMEM);
+      failed += sn_arm_back(at, kNbytes) != 0 ? 1 : 0;
+      unused = sn_system_fail(-1, 0, 0);
+      CHECK(sn_arm_unback() == 0 && open_descriptors() == before);
+      for (uint64_t page = 0; page < kNbytes; page += kPage) CHECK(*reinterpret_cast<char *>(at + page) == 9);
+    }
+  }
+  CHECK(failed > 3);
+  CHECK(sn_arm_unmap(at) == 0);
+}
+
 void a_child_has_its_own_bytes() {
   fill(5);
   CHECK(sn_arm_back(base, kBytes) == 0);
@@ -195,6 +226,7 @@ int main() {
   there_and_back();
   refuses_what_is_not_its_own();
   any_call_may_fail();
+  huge_pages_may_fail();
   a_child_has_its_own_bytes();
   a_child_without_its_copy_ends();
   CHECK(sn_arm_unmap(base) == 0);

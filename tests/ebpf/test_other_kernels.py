@@ -17,7 +17,7 @@ from tools.numa_vm.packages import Missing, kernel
 SOURCE = Path(__file__).parents[2]
 WORKLOAD = SOURCE / "tools" / "known_workload" / "run.py"
 TOUCHES = 427  # as the workload's table says
-_SUITES = ("tests/contract/test_trackers.py", "tests/ebpf/test_page_touches.py")
+_SUITES = ("tests/contract/test_trackers.py", "tests/contract/test_granules.py", "tests/ebpf/test_page_touches.py")
 
 pytestmark = [pytest.mark.needs("compiler"), pytest.mark.slow, pytest.mark.timeout(500)]
 
