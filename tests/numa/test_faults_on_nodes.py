@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(500),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:moving .*training goes on:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*moving .*training goes on:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*was born in fast memory with no room:RuntimeWarning"),
 ]
 
@@ -87,25 +87,24 @@ def train(
     if ours:
         handle = sentinel.annotate(model, optimizer)
     losses: list[float] = []
-    held = contextlib.ExitStack()
-    for step, (inputs, targets) in zip(range(STEPS), data(), strict=False):
-        if ours and step == 1:
-            sentinel.start_profile(model, optimizer, fast="20%", slow="numa:1", tracker="ops")
-            if watch:
-                witness = MigrationWitness()
-                witness.start(arenas())
-        if fault is not None and step == at:
-            held.enter_context(fault(model))
-        if step == until:
-            held.close()
-        loss = nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        if ours and step == 1:
-            sentinel.end_profile()
-    held.close()
+    with contextlib.ExitStack() as held:
+        for step, (inputs, targets) in zip(range(STEPS), data(), strict=False):
+            if ours and step == 1:
+                sentinel.start_profile(model, optimizer, fast="20%", slow="numa:1", tracker="ops")
+                if watch:
+                    witness = MigrationWitness()
+                    witness.start(arenas())
+            if fault is not None and step == at:
+                held.enter_context(fault(model))
+            if step == until:
+                held.close()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if ours and step == 1:
+                sentinel.end_profile()
     trained = Trained(losses, [parameter.detach().clone() for parameter in model.parameters()])
     if ours:
         trained.run = sentinel.stop()
@@ -169,17 +168,6 @@ def test_pinned_pages() -> None:
     assert failed(ours.run) <= {errno.EBUSY, errno.EAGAIN}
     assert failed(ours.run)
     assert ours.told("2.weight")
-
-
-def test_a_node_outside_the_cpuset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strays, "AUDIT_STEPS", 2)
-    ours = train(ours=True, fault=lambda model: faults.only_node(0))
-    same(stock(), ours)
-    assert ours.run is not None
-    assert errno.EACCES in failed(ours.run)
-    assert ours.told("Permission denied")
-    assert ours.run.counters["kernel_placed_pages"] > 0  # it brought them to node 0, whatever the plan said
-    assert ours.told("the kernel placed")
 
 
 @pytest.mark.parametrize("nth", [2, 11])
@@ -327,3 +315,14 @@ def test_the_witness_counts_what_the_engine_claims() -> None:
     claimed = int(ours.run.migrations["moved_bytes"].sum()) // vm_calls.PAGE
     assert ours.seen.pages_by_reason() == {"syscall": claimed}
     assert (ours.seen.lost, ours.seen.unmatched) == (0, 0)
+
+
+def test_a_node_outside_the_cpuset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strays, "AUDIT_STEPS", 2)
+    ours = train(ours=True, fault=lambda model: faults.only_node(0))
+    same(stock(), ours)
+    assert ours.run is not None
+    assert errno.EACCES in failed(ours.run)
+    assert ours.told("Permission denied")
+    assert ours.run.counters["kernel_placed_pages"] > 0  # it brought them to node 0, whatever the plan said
+    assert ours.told("the kernel placed")
