@@ -204,7 +204,10 @@ class Engine:
             self._mover.force(fast_bytes)
             self._mover.hold_slow(nbytes - fast_bytes)
             self._where.held[index] = True
-            self._where.settle(index, 0 if fast_bytes == nbytes else max(tier, 1), fast_bytes)
+            # Of a block in parts, those that are not where they are wanted follow the others: it counts as there.
+            in_parts = 0 < fast_bytes < nbytes
+            slow = self._agenda.wanted[index] == 0 if in_parts else fast_bytes < nbytes
+            self._where.settle(index, max(tier, 1) if slow else 0, fast_bytes)
         self._mover.held(restart=True)
         self._send(demoting=True)
         self._finish_flights()

@@ -87,6 +87,8 @@ class Flights:
             after, fast_bytes = pending[-1].job, 0 if here else flight.nbytes
         held = HeldBlock(block, flight.nbytes, fast_bytes, lambda: self._ranges(block))
         flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
+        if away.spec.kind == "emulated":  # of a block that another plan had cut otherwise, a part may be there
+            flight.nbytes = fast_bytes if target else flight.nbytes - fast_bytes
         self._by_job[flight.job] = flight
         self._by_block.setdefault(block, []).append(flight)
         self._residence.serve(block, max(source, target))

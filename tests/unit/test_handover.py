@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.handover import Pieces
+from sentinel.reports import build_report
 from tests.builders import MIB, act, make_profile, param
 from tests.unit.engine_builders import applied, emulated_machine, transient_plan
 
@@ -81,6 +82,37 @@ def test_handing_over_to_the_same_plan_moves_nothing() -> None:
         run = first.engine.end_run()
     assert not (run.migrations["moved_bytes"] > 0).any()
     assert len(run.steps) == 4
+
+
+@pytest.mark.needs("native")
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_block_that_the_other_plan_had_cut_is_made_whole(wanted: int) -> None:
+    """A quarter of `a` is fast and the rest slow; then `a` is one block, and only the difference moves."""
+    a, b, c, x = FIRST.blocks
+    parts = (replace(a, nbytes=MIB), replace(a, offset=a.offset + MIB, nbytes=3 * MIB, tier=1), b, c, x)
+    cut = replace(FIRST, blocks=parts)
+    whole = transient_plan(SHORT, [wanted, 1, 0, 0], fast_bytes=BUDGET)
+
+    def where_cut(block: int) -> list[tuple[int, int]]:
+        return [(BASE + MIB * block, (MIB, 3 * MIB)[block])] if block < 2 else where(block - 1)
+
+    machine = emulated_machine(BUDGET)
+    with (
+        applied(cut, SHORT, machine, ranges=where_cut) as first,
+        applied(whole, SHORT, machine, ranges=where) as second,
+    ):
+        second.engine.hand_over()
+        first.step(2)
+        second.engine.take_over(first.engine.hand_over(), in_step=True)
+        second.let_land()
+        second.step(2)
+        run = second.engine.end_run()
+        held = second.engine._mover.held()
+    (move,) = run.migrations[run.migrations["moved_bytes"] > 0]
+    assert move["moved_bytes"] == move["nbytes"] == (MIB if wanted else 3 * MIB)
+    assert move["target"] == wanted
+    assert held.fast_bytes == MIB + (0 if wanted else 4 * MIB)  # c, and a
+    build_report(plan=whole, executed=run)  # its sums reconcile
 
 
 def test_blocks_that_are_cut_otherwise_are_read_off_by_address() -> None:
