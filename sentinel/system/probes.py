@@ -151,7 +151,8 @@ def compiler() -> str:
             command = [path, "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
             done = subprocess.run(command, input=b"int f();", capture_output=True, timeout=1, check=False)
             if done.returncode:
-                raise Missing(f"{path} does not take C++20: {done.stderr.decode(errors='replace').strip()[:200]}")
+                said = " ".join(done.stderr.decode(errors="replace").split())
+                raise Missing(f"{path} does not take C++20: {said[:200]}")
             return path
     raise Missing("none of $CXX, c++, g++, clang++ was found")
 

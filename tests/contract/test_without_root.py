@@ -181,3 +181,13 @@ def test_a_slow_node_needs_memory_policies_and_says_so_before_anything_is_change
     )
     monkeypatch.setattr("sentinel.tiers.machine_for", lambda slow: emulated)
     assert machine_of(Request(slow="emulated:cxl-asic-x8")).fast.node is None
+
+
+def test_where_faults_may_not_be_counted_the_page_tables_tell_to_the_page() -> None:
+    """As with perf_event_paranoid=3, which a test may not set for the whole host."""
+    told = confined("auto", "perf_event_open")
+    assert told["identical"]
+    assert told["tracker"] == "pagemap"
+    assert "tracker not taken: perf" in _flat(told["text"])
+    if {found["name"]: found["available"] for found in told["capabilities"]}["userfaultfd, user mode"]:
+        assert told["granularity_bytes"] == 4096
