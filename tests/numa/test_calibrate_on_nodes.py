@@ -44,18 +44,31 @@ def test_auto_takes_the_slower_node_and_says_who_decided() -> None:
         assert machine.decided_by == "hmat"
 
 
-def test_what_is_kept_is_used_but_for_an_emulated_machine(
+def test_what_is_kept_is_what_plans_for_nodes_calculate_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(processor, "is_emulated", lambda: False)  # else its figures are not kept
+    before = machine_for("auto")
+    assert not any(tier.measured for tier in before.tiers)
+    assert _calibrate("--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    machine, (kept,) = machine_for("auto"), list(tmp_path.glob("machine-*.json"))
+    assert all(part.measured for part in (*machine.tiers, *machine.links))
+    assert [tier.node for tier in machine.tiers] == [tier.node for tier in load_machine(kept).tiers][:2]
+    slow = machine.tiers[1].node
+    up = [move for move in told["moves"] if (move["source"], move["page_bytes"]) == (slow, 4096)]
+    assert machine.link(1, 0).bandwidth_bytes_per_s == round(up[0]["rates"]["1"]["median"])
+
+
+@pytest.mark.skipif(not processor.is_emulated(), reason="its processor is real: see the test above")
+def test_what_an_emulated_machine_gives_is_labelled_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
     assert _calibrate() == 0
     told = capsys.readouterr()
-    machine, kept = machine_for("auto"), list(tmp_path.glob("machine-*.json"))
-    if processor.is_emulated():
-        assert "note: emulated machine: these are not memory's speeds" in told.out
-        assert "not kept for plans" in told.err
-        assert kept == []
-        assert not any(tier.measured for tier in machine.tiers)
-    else:
-        assert len(kept) == 1
-        assert all(part.measured for part in (*machine.tiers, *machine.links))
+    assert "note: emulated machine: these are not memory's speeds" in told.out
+    assert "not kept for plans" in told.err
+    assert list(tmp_path.iterdir()) == []
+    assert not any(tier.measured for tier in machine_for("auto").tiers)
