@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,39 +49,40 @@ class Audit:
         self.found = Found()
         self.worst: dict[tuple[int, int], int] = {}
         """(layer, block) -> most bytes of it found elsewhere."""
-        self._plan, self._ranges, self._nodes = plan, ranges, nodes
-        self._tier_nodes = [tier.node if tier.node is not None else -2 for tier in machine.tiers]
-        self._moving = _moving(plan)
+        self._placement, self._moving, self._nodes = plan.placement, _moving(plan), nodes
+        self._tier_nodes = np.array([tier.node if tier.node is not None else -2 for tier in machine.tiers], np.int32)
+        pages = [_pages(ranges(block)) for block in range(len(plan.blocks))]
+        self._pages = np.concatenate([np.empty(0, np.uint64), *pages])
+        self._owner = np.repeat(np.arange(len(pages)), [len(part) for part in pages])
 
     def after(self, layer: int) -> None:
         """`layer` has ended; the migrations due before the next one may still be under way."""
-        found, placed = self.found, self._plan.placement[:, layer]
-        fast = 0
-        for block in np.flatnonzero(placed >= 0).tolist():
-            nodes = self._nodes_of(block)
-            on_fast = int((nodes == self._tier_nodes[0]).sum()) * PAGE_BYTES
-            present = int((nodes >= 0).sum()) * PAGE_BYTES
-            fast += on_fast
-            found.absent_bytes += len(nodes) * PAGE_BYTES - present
-            if self._moving[block, layer]:
-                found.moving_bytes += present
-                continue
-            right = int((nodes == self._tier_nodes[placed[block]]).sum()) * PAGE_BYTES
-            found.as_planned_bytes += right
-            found.elsewhere_bytes += present - right
-            if present > right:
-                key = (layer, block)
-                self.worst[key] = max(self.worst.get(key, 0), present - right)
-        found.fast_peak_bytes = max(found.fast_peak_bytes, fast)
+        placed = self._placement[self._owner, layer]
+        alive = placed >= 0
+        owner, wanted = self._owner[alive], self._tier_nodes[placed[alive]]
+        nodes = self._nodes(self._pages[alive])
+        present, moving = nodes >= 0, self._moving[owner, layer]
+        wrong = present & ~moving & (nodes != wanted)
+        found = self.found
+        found.absent_bytes += _bytes(~present)
+        found.moving_bytes += _bytes(present & moving)
+        found.elsewhere_bytes += _bytes(wrong)
+        found.as_planned_bytes += _bytes(present & ~moving & ~wrong)
+        found.fast_peak_bytes = max(found.fast_peak_bytes, _bytes(nodes == self._tier_nodes[0]))
         found.layers += 1
+        for block, pages in Counter(owner[wrong].tolist()).items():
+            key = (layer, block)
+            self.worst[key] = max(self.worst.get(key, 0), pages * PAGE_BYTES)
 
-    def _nodes_of(self, block: int) -> NDArray[np.int32]:
-        pages = [
-            np.arange(address // PAGE_BYTES, -(-(address + nbytes) // PAGE_BYTES), dtype=np.uint64)
-            for address, nbytes in self._ranges(block)
-        ]
-        every = np.concatenate(pages) if pages else np.empty(0, np.uint64)
-        return self._nodes(every * np.uint64(PAGE_BYTES))
+
+def _bytes(chosen: NDArray[np.bool_]) -> int:
+    return int(chosen.sum()) * PAGE_BYTES
+
+
+def _pages(ranges: list[tuple[int, int]]) -> NDArray[np.uint64]:
+    """Addresses of the pages of `ranges` of (address, nbytes)."""
+    parts = [np.arange(a // PAGE_BYTES, -(-(a + n) // PAGE_BYTES), dtype=np.uint64) for a, n in ranges]
+    return np.concatenate([np.empty(0, np.uint64), *parts]) * np.uint64(PAGE_BYTES)
 
 
 def _moving(plan: Plan) -> NDArray[np.bool_]:
