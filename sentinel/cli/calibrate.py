@@ -171,7 +171,7 @@ def _print(found: Calibration, machine: Machine, said: list[str]) -> None:
     if found.moves:
         print()
         _print_moves(found)
-    print(f"\norder of tiers: {', '.join(tier.name for tier in machine.tiers)} (decided by {machine.decided_by})")
+    print(f"\ntiers: {', '.join(tier.name for tier in machine.tiers)} (decided by: {machine.decided_by})")
     for sentence in said:
         print(f"note: {sentence}")
 
