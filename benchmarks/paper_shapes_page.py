@@ -32,10 +32,10 @@ Now the described slow tier is made slower until slow-only loses what it lost in
 Of fast-only speed:
 """,
     "scaled_end": """
-With that one input the means come near the paper's. Single networks do not: it takes a slow tier of {slowest} times less
-bandwidth to slow {names} that much, so the paper's runs of these were bound by memory where a roofline of their FLOPs
-is bound by compute (operators that read operands several times, caches that thrash, threads that share an Optane
-buffer), and one factor on all accesses is a crude stand-in for that. The order of the networks by speed-up over
+With that one input the means come near the paper's. Single networks do not: it takes a slow tier of {slowest} times
+less bandwidth to slow {names} that much, so the paper's runs of these were bound by memory where a roofline of
+their FLOPs is bound by compute (operators that read operands several times, caches that thrash, threads that share an
+Optane buffer), and one factor on all accesses is a crude stand-in for that. The order of the networks by speed-up over
 slow-only is that of these slow-downs, a property of machine and operators more than of the policy:
 """,
     "mil": """

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = list(_cells(given))
     print(_table(cells))
     if given.json:
-        print(json.dumps(_summary(cells)))
+        print(json.dumps(summary(cells)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,7 +164,8 @@ def _mean(cells: list[dict[str, Any]], table: str) -> dict[str, dict[str, dict[s
     }
 
 
-def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is told of all cells, and the cells."""
     worst: dict[str, dict[str, dict[str, Any]]] = {}
     behind = []
     for cell in cells:

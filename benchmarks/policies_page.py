@@ -1,6 +1,8 @@
 """docs/policies.md and docs/policies.json from a run of benchmarks/policies.py:
 
 `python benchmarks/policies.py --json > build/policies.txt; python -m benchmarks.policies_page build/policies.txt`
+
+Several runs, of some traces each, make one page.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces
+from benchmarks.policies import summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 _HEAD = """# Policies side by side
@@ -28,8 +31,10 @@ Percentages are fast memory as a share of the step's footprint. Means are over t
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="what the run printed; its last line is the JSON")
-    told = json.loads(parser.parse_args(arguments).run.read_text().splitlines()[-1])
+    parser.add_argument("runs", type=Path, nargs="+", help="what each run printed; its last line is the JSON")
+    runs = [json.loads(run.read_text().splitlines()[-1]) for run in parser.parse_args(arguments).runs]
+    cells = {(c["trace"], c["machine"], c["fast"]): c for run in runs for c in run["cells"]}
+    told = {**summary(list(cells.values())), **{key: runs[-1][key] for key in ("when", "versions")}}
     (DOCS / "policies.json").write_text(_compact(told))
     (DOCS / "policies.md").write_text("\n".join(_page(told)))
 
