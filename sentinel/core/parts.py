@@ -146,30 +146,42 @@ def _accesses(
     part_bytes: NDArray[np.int64],
 ) -> NDArray[Any]:
     """The accesses of each part: one row a part and layer that touches it."""
-    a, length = profile.accesses, profile.n_layers
-    count = (first[1:] - first[:-1])[a["tensor"]]
-    row = np.repeat(np.arange(len(a)), count)
+    a = profile.accesses
+    count = np.diff(first)[a["tensor"]]
+    same = a[count == 1]
+    same["tensor"] = first[same["tensor"]]
+    cut, count = a[count > 1], count[count > 1]
+    row = np.repeat(np.arange(len(cut)), count)
     begins = np.cumsum(count) - count
-    part = np.arange(len(row)) - begins[row] + first[a["tensor"]][row]
+    part = np.arange(len(row)) - begins[row] + first[cut["tensor"]][row]
+    told = _told(ranges, first, first_page, profile.n_layers, part, cut["layer"][row])
+    spread = _spread_over_parts(cut, row, begins, part_bytes[part], *told)
+    spread["tensor"] = part
+    used = spread["touched_bytes"] + spread["read_bytes"] + spread["written_bytes"] > 0
+    found = np.concatenate([same, spread[used | (spread["pages_touched"] != 0)]])
+    return found[np.lexsort((found["layer"], found["tensor"]))]
+
+
+def _spread_over_parts(
+    a: NDArray[Any],
+    row: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    part_bytes: NDArray[np.int64],
+    touched: NDArray[np.int64],
+    written: NDArray[np.int64],
+) -> NDArray[Any]:
+    """The rows of `a` once a part: (pairs,). The pairs of row r are those from `begins[r]` on; `row`: of each pair."""
     out = a[row]
-    out["tensor"] = part
-    told, touched, written = _told(ranges, first, first_page, length, part, out["layer"])
-    by_row = np.add.reduceat(told, begins) > 0 if len(a) else np.zeros(0, bool)  # layers with ranges of the tensor
-    known = by_row[row]
-    weight = np.where(known, touched, part_bytes[part]).astype(np.float64)
-    wrote = np.bincount(row, np.where(known, np.maximum(written, 0), 0), len(a)) > 0
-    weight_written = np.where(wrote[row], np.maximum(written, 0), weight)
-    for column, by in (("touched_bytes", weight), ("read_bytes", weight), ("written_bytes", weight_written)):
-        out[column] = _spread(a[column], by, row, begins)
-    pages = -(-part_bytes // PAGE_BYTES)[part]
+    known = np.bincount(row, touched, len(a))[row] > 0  # ranges tell of this tensor in this layer
+    told_writes = np.where(known, np.maximum(written, 0), 0)
+    by_touch = np.where(known, touched, part_bytes).astype(np.float64)
+    by_write = np.where(np.bincount(row, told_writes, len(a))[row] > 0, told_writes, by_touch)
+    for column, weight in (("touched_bytes", by_touch), ("read_bytes", by_touch), ("written_bytes", by_write)):
+        out[column] = _spread(a[column], weight, row, begins)
     for column, seen in (("pages_touched", touched), ("pages_written", written)):
-        even = np.where(out[column] < 0, -1, _spread(np.maximum(a[column], 0), pages.astype(np.float64), row, begins))
-        out[column] = np.where(known, seen, even)
-    several = count[row] > 1
-    out["pages_touched"][~several] = a["pages_touched"][row][~several]
-    out["pages_written"][~several] = a["pages_written"][row][~several]
-    kept: NDArray[Any] = out[~known | (touched > 0)]
-    return kept[np.lexsort((kept["layer"], kept["tensor"]))]
+        even = _spread(np.maximum(a[column], 0), part_bytes.astype(np.float64), row, begins)
+        out[column] = np.where(known, seen, np.where(out[column] < 0, -1, even))
+    return out
 
 
 def _told(
@@ -179,8 +191,8 @@ def _told(
     length: int,
     part: NDArray[np.int64],
     layer: NDArray[np.int64],
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each (part, layer): whether a range tells of it, pages touched and pages written (0 where none tells)."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each (part, layer): pages touched, and pages written or -1; both 0 where no range tells of it."""
     apart = int(first_page.max(initial=0)) + 1
     whole = np.repeat(np.arange(len(first) - 1), np.diff(first))
     of_part = whole * apart + first_page  # ascending
@@ -192,7 +204,7 @@ def _told(
     place = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
     told = key[place] == wanted
     found = ranges[order][place]
-    return told, np.where(told, found["pages_touched"], 0), np.where(told, found["pages_written"], 0)
+    return np.where(told, found["pages_touched"], 0), np.where(told, found["pages_written"], 0)
 
 
 def _spread(
