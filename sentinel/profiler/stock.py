@@ -86,6 +86,8 @@ def blocks_of(step: Step, allocations: NDArray[Any], tensors: Sequence[TensorInf
                 blocks.end(block, stretch)
                 blocks.calls.append((block, 0))
             continue
+        if log.nbytes[at] == 0:  # no memory is asked for
+            continue
         key = (step.first_layer + stretch) % length, log.ordinal[at]
         block = blocks.add(log.nbytes[at], stretch, of_key.get(key, -1) if key[1] >= 0 else -1)
         live[address] = block

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from sentinel.core.attribution import attribute
@@ -167,3 +169,26 @@ def test_what_cannot_be_replayed_is_unknown_and_says_why(memory, monkeypatch):
     annotation.remove()
     assert recording.trace.sharing is None
     assert any("false sharing" in note and "7 bytes" in note for note in recording.trace.quality.notes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([4, 700, 5000, 1 << 25])), max_size=40), st.integers(0, 4))
+def test_no_call_of_two_rounds_frees_what_is_not_there(makes, before):
+    """A log of any shape: each entry makes a block, or ends the one of its number that is alive."""
+    blocks = stock.Blocks(4)
+    alive = {number: blocks.add(100 + number, -1, number, stays=4096 * number) for number in range(before)}
+    blocks.before = before
+    for number, nbytes in makes:
+        if number in alive:
+            block = alive.pop(number)
+            blocks.end(block, 1)
+            blocks.calls.append((block, 0))
+        else:
+            alive[number] = blocks.add(nbytes, 1, -1)
+            blocks.calls.append((alive[number], nbytes))
+    held = set()
+    for block, nbytes in stock.two_rounds(blocks):
+        assert (block in held) == (nbytes == 0)
+        held ^= {block}
+        assert nbytes < stock.APART_BYTES
+    for block in set(alive.values()) - set(range(before)):
+        assert (block in held) == (blocks.nbytes[block] < stock.APART_BYTES)
