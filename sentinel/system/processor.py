@@ -25,12 +25,14 @@ def is_virtual(root: Path = Path("/")) -> bool:
 def is_emulated(root: Path = Path("/")) -> bool:
     """Whether QEMU computes each instruction in software: times mean nothing then.
 
-    QEMU's own processor models name themselves; any other model is believed to be emulated where the firmware is
-    QEMU's and no hypervisor offers its clock.
+    QEMU's own models name themselves (on Arm by implementer 0 in MIDR, target/arm/tcg/cpu64.c); any other on x86 is
+    believed to be emulated where the firmware is QEMU's and no hypervisor offers its clock. Arm has no such clock.
     """
     name = model(root)
-    if "TCG" in name:
+    if "TCG" in name or _field(root, "CPU implementer") == "0x00":
         return True
+    if not _field(root, "flags"):
+        return False
     vendor = text(root / "sys/class/dmi/id/sys_vendor").strip()
     clocks = text(root / "sys/devices/system/clocksource/clocksource0/available_clocksource").split()
     return ("QEMU" in name or vendor == "QEMU") and not any(clock in clocks for clock in _PARAVIRTUAL_CLOCKS)

@@ -258,6 +258,15 @@ def test_a_processor_of_software_is_told_from_a_virtual_one(
     assert processor.last_cache_bytes(tmp_path / "nowhere") == 0
 
 
+@pytest.mark.parametrize(("implementer", "emulated"), [("0x00", True), ("0x41", False)])
+def test_an_arm_processor_of_software_has_no_maker(tmp_path: Path, implementer: str, emulated: bool) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: {implementer}\n")
+    (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
+    (tmp_path / "sys/class/dmi/id/sys_vendor").write_text("QEMU\n")  # as under KVM
+    assert processor.is_emulated(tmp_path) is emulated
+
+
 def test_what_is_kept_is_found_by_this_host_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     nodes = _host().nodes
