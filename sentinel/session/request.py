@@ -105,6 +105,12 @@ def _machine_of(request: Request) -> Machine:
         return replace(described, tiers=(_where(described.fast, applied.fast), *described.tiers[1:]), flops_per_s=None)
     if applied.tiers[1].kind == "described":
         return _on_paper(described) if place.kind == "node" else described
+    if described.fast.node not in (None, applied.fast.node):
+        raise UsageError(
+            f"machine {described.name} was calibrated from node {described.fast.node},"
+            f" this process runs on node {applied.fast.node}",
+            f"calibrate it from here, or run with `sentinel run --cpus node:{described.fast.node}`",
+        )
     described = _of_the_same_nodes(described, applied)
     if len(described.tiers) != len(applied.tiers):
         raise UsageError(

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
 from sentinel.session import request
@@ -72,6 +73,14 @@ def test_of_a_machine_with_more_nodes_the_one_asked_for_is_taken(host: list[Topo
     assert [tier.node for tier in machine.tiers] == [0, 2]
     assert machine.link(0, 1).bandwidth_bytes_per_s == 12 * GB
     assert machine.link(1, 0).bandwidth_bytes_per_s == 2 * GB
+
+
+def test_figures_seen_from_another_node_are_refused(host: list[Topology]) -> None:
+    host[0] = replace(TWO, fast=1, slower=(0, 2))
+    with pytest.raises(UsageError, match="calibrated from node 0, this process runs on node 1; .*--cpus node:0"):
+        machine_of(Request(slow="numa:2", machine=_calibrated(2)))
+    with pytest.raises(UsageError, match="is the node that this process runs on"):
+        machine_of(Request(machine=_calibrated(1)))
 
 
 def test_nodes_of_another_host_are_planned_for_on_paper_only(host: list[Topology]) -> None:
