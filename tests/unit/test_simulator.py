@@ -79,6 +79,40 @@ def test_a_half_duplex_link_carries_one_direction_at_a_time_demotions_first(full
     assert first_up["start_ns"] == starts
 
 
+def test_each_direction_has_its_own_speed_and_every_move_its_latency():
+    profile = make_profile([param("a", MB, [4])], 10)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 4), (0, 0, 1, 5, 8)], fast_bytes=MB)
+    machine = make_machine(MB, promote=2 * GB, demote=GB // 2)
+    links = tuple(replace(link, latency_ns=1000 + 500 * link.source) for link in machine.links)
+    up, down = run(profile, plan, replace(machine, links=links)).migrations
+    assert up["stop_ns"] - up["start_ns"] == MB // 2 + 1500
+    assert down["stop_ns"] - down["start_ns"] == 2 * MB + 1000
+
+
+def test_a_queue_behind_a_late_transfer_makes_the_next_one_late_too():
+    profile = make_profile([param("a", 3 * MB, [2]), param("b", MB, [3])], 10)
+    moves = [(0, 1, 0, 1, 2), (1, 1, 0, 1, 3), (0, 0, 1, 4, 9), (1, 0, 1, 4, 9)]
+    run_ = run(profile, persistent_plan(profile, [1, 1], moves, fast_bytes=4 * MB), make_machine(4 * MB))
+    first = 3 * MB - LAYER  # layer 2 waits for a; b has layer 2 for its own 1,048,576 ns
+    assert run_.layers["stall_ns"].tolist()[:4] == [0, 0, first, MB - LAYER]
+    assert run_.step_ns == 10 * LAYER + first + MB - LAYER
+
+
+def test_a_tensor_in_two_page_ranges_pays_for_the_slow_one_only():
+    profile = make_profile([param("a", MB, [1])], 3)
+    whole = persistent_plan(profile, [1], fast_bytes=MB)
+    (block,), quarter = whole.blocks, MB // 4
+    ranges = (
+        replace(block, nbytes=quarter, tier=0, name="a[0:64]"),
+        replace(block, offset=quarter, nbytes=MB - quarter, name="a[64:256]"),
+    )
+    segments = (replace(whole.segments[0], nbytes=quarter, tier=0), replace(whole.segments[0], offset=quarter))
+    segments = (segments[0], replace(segments[1], nbytes=MB - quarter))
+    run_ = run(profile, replace(whole, blocks=ranges, segments=segments), make_machine(MB))
+    assert run_.layers["slow_ns"].tolist() == [0, round(SLOW_EXTRA * 3 / 4), 0]
+    assert run_.layers["served_fast_bytes"].tolist() == [0, quarter, 0]
+
+
 def test_what_is_in_flight_is_served_by_the_slower_side():
     profile = make_profile([param("a", MB, [1, 2, 3])], 6)
     plan = persistent_plan(profile, [0], [(0, 0, 1, 2, 4), (0, 1, 0, 4, 6)], fast_bytes=MB)
