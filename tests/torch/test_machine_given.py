@@ -77,7 +77,7 @@ def test_of_a_machine_with_more_nodes_the_one_asked_for_is_taken(host: list[Topo
 
 def test_figures_seen_from_another_node_are_refused(host: list[Topology]) -> None:
     host[0] = replace(TWO, fast=1, slower=(0, 2))
-    with pytest.raises(UsageError, match="calibrated from node 0, this process runs on node 1; .*--cpus node:0"):
+    with pytest.raises(UsageError, match=r"calibrated from node 0, this process runs on node 1; .*--cpus node:0"):
         machine_of(Request(slow="numa:2", machine=_calibrated(2)))
     with pytest.raises(UsageError, match="is the node that this process runs on"):
         machine_of(Request(machine=_calibrated(1)))
