@@ -53,7 +53,7 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         own = tensors["persistent"] & tensors["managed"]  # their pages are theirs alone, and the same in each step
         if complete(trace.quality):
             _bound_by_pages(accesses, own[accesses["tensor"]])
-        parts = ranges(rows, touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0))
+        parts = ranges(rows, touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0), trace.quality)
         notes += _page_notes(len(rows), touches)
     layer_ns = _plain_ns(trace)
     live, unmanaged = _peaks(tensors, circle.n_events)

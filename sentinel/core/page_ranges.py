@@ -22,17 +22,18 @@ MOST_RANGES = 16
 _MOST_BINS = 1 << 15
 
 
-def cut_pages(page: NDArray[np.int64], layer: NDArray[np.int64], n_pages: int) -> NDArray[np.int64]:
+def cut_pages(page: NDArray[np.int64], layer: NDArray[np.int64], n_pages: int, together: int = 1) -> NDArray[np.int64]:
     """(ranges + 1,) page indexes, from 0 to `n_pages`, at which ranges of like density begin and end.
 
-    `page`, `layer`: (touches,) of each touch of a page of the tensor in a layer, no pair twice.
+    `page`, `layer`: (touches,) of each touch of a page of the tensor in a layer, no pair twice. `together`: pages that
+    the tracker sees as one; they are one observation.
     """
     width = LEAST_PAGES * max(-(-n_pages // (LEAST_PAGES * _MOST_BINS)), 1)
     n_bins = max(n_pages // width, 1)  # the last one is wider: no range is smaller than `width`
     ends = np.append(np.arange(n_bins) * width, n_pages)
     bins = [np.minimum(pages // width, n_bins - 1) for pages in _patterns(page, layer)]
     touched = np.array([np.append(0, np.bincount(of, minlength=n_bins)) for of in bins]).reshape(-1, n_bins + 1)
-    cuts = _grow(touched.cumsum(axis=1).astype(np.float64), ends.astype(np.float64))
+    cuts = _grow(touched.cumsum(axis=1) / together, ends / together)
     return ends[cuts].astype(np.int64)
 
 

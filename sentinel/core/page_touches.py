@@ -80,7 +80,7 @@ def _claims(trace: Trace, entities: Sequence[Entity], used: set[tuple[int, int]]
     return np.array([claim[2:] for claim in claims], np.int64).reshape(len(claims), 4)
 
 
-def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64]) -> NDArray[Any]:
+def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64], quality: Quality) -> NDArray[Any]:
     """The ranges of tensors whose pages are not all alike, by layer; dtype RANGE_DTYPE.
 
     `pages_of`: (n,) of each entity whose parts are to be told apart, 0 of the others. One that is touched evenly
@@ -91,18 +91,19 @@ def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64]) ->
     order = np.lexsort((page, rows["layer"], owner))
     rows, owner, page = rows[order], owner[order], page[order]
     found = [np.zeros(0, RANGE_DTYPE)]
+    together = max(quality.granularity_bytes // PAGE_BYTES, 1)
     for entity in np.unique(owner).tolist():
         low, high = np.searchsorted(owner, [entity, entity + 1])
-        found.append(_ranges_of(entity, rows[low:high], page[low:high], int(pages_of[entity])))
+        found.append(_ranges_of(entity, rows[low:high], page[low:high], int(pages_of[entity]), together))
     return np.concatenate(found)
 
 
-def _ranges_of(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages: int) -> NDArray[Any]:
+def _ranges_of(entity: int, rows: NDArray[Any], page: NDArray[np.int64], n_pages: int, together: int) -> NDArray[Any]:
     """Of one tensor; its touches by layer and page."""
     n_layers = int((np.diff(rows["layer"]) != 0).sum()) + 1
     if len(page) == n_layers * n_pages:  # all of it in each layer
         return np.zeros(0, RANGE_DTYPE)
-    cuts = cut_pages(page, rows["layer"].astype(np.int64), n_pages)
+    cuts = cut_pages(page, rows["layer"].astype(np.int64), n_pages, together)
     if len(cuts) == 2:
         return np.zeros(0, RANGE_DTYPE)
     place_in = np.searchsorted(cuts, page, "right") - 1

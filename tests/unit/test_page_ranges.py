@@ -23,6 +23,22 @@ def test_even_touches_are_not_cut(share, layers):
     assert sum(len(cuts) > 2 for cuts in found) <= 1
 
 
+def in_sixteens(runs, seed):
+    """Touches of a tracker that sees 16 pages at a time: whole runs of 16, each touched at random."""
+    page, _, pages = touches([(count // 16, share) for count, share in runs], seed=seed)
+    page = (page[:, None] * 16 + np.arange(16)).ravel()
+    return page, page * 0, pages * 16
+
+
+def test_pages_that_are_seen_together_are_one_observation():
+    even = [in_sixteens([(20_000, 0.3)], seed) for seed in range(40)]
+    assert sum(len(cut_pages(*seen, together=16)) > 2 for seen in even) <= 1
+    assert sum(len(cut_pages(*seen)) > 2 for seen in even) > 30, "taken for single pages, chance looks like structure"
+    cuts = cut_pages(*in_sixteens([(3200, 1.0), (16_000, 0.1)], 0), together=16)
+    assert len(cuts) == 3
+    assert cuts[1] == 3200
+
+
 def test_cuts_are_where_the_density_changes():
     page, layer, pages = touches([(320, 1.0), (640, 0.4), (3000, 0.02)], layers=2)
     cuts = cut_pages(page, layer, pages)
