@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,6 +26,7 @@ from sentinel.core.errors import CapabilityError
 from sentinel.executed.memory import node_free_bytes
 from sentinel.executed.observer import StepObserver, Window
 from sentinel.executed.placements import OURS, Placement, set_policy
+from sentinel.executed.preload import own_what_is_there
 from sentinel.executed.stock import StockSession
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
@@ -51,12 +53,47 @@ class Job:
     weights: dict[int, int]
 
 
-def run_child(job: Job, placement: Placement, result: Path, log: Path) -> int:
-    """Run the job in this process, a forked child; its output goes to `log`. Returns the exit code."""
+class Line:
+    """Two pipes between parent and child: the child says that it is ready, then waits until it is told to go."""
+
+    def __init__(self) -> None:
+        self._said, self._heard = os.pipe(), os.pipe()
+
+    def ready(self) -> None:
+        """In the child. Raises EOFError if the parent has gone."""
+        os.close(self._heard[1])
+        os.write(self._said[1], b"1")
+        if not os.read(self._heard[0], 1):
+            raise EOFError("the parent has gone")
+
+    def await_ready(self) -> bool:
+        """In the parent, once: whether the child became ready before it ended."""
+        os.close(self._said[1])
+        return bool(os.read(self._said[0], 1))
+
+    def go(self) -> None:
+        """In the parent."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._heard[1], b"1")
+
+    def close(self) -> None:
+        """In the parent, at the end."""
+        for descriptor in (self._said[0], *self._heard):
+            os.close(descriptor)
+
+
+def run_child(job: Job, placement: Placement, folder: Path, line: Line) -> int:
+    """Run the job in this process, a forked child, once it is told to go on `line`. Returns the exit code.
+
+    Writes `log`, the job's output, and `result.json` in `folder`.
+    """
+    log, result = folder / "log", folder / "result.json"
     with open(log, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
+        own_what_is_there()
+        line.ready()
         seen = _observed(job, placement)
     except BaseException:
         traceback.print_exc()

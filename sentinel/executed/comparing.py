@@ -14,7 +14,7 @@ from typing import Any
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.executed.child import Job, run_child
+from sentinel.executed.child import Job, Line, run_child
 from sentinel.executed.memory import Ballast, exact_free_counts
 from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
 from sentinel.executed.preload import pin_what_is_there, preload
@@ -62,9 +62,8 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
         if told is None:
             with contextlib.ExitStack() as held:
                 held.enter_context(kernel_settings(placement, job.weights))
-                if placement.limited:
-                    ballast = held.enter_context(Ballast(job.nodes[0], sum(room)))
-                told = _child(job, placement, telling)
+                ballast = Ballast(job.nodes[0], sum(room)) if placement.limited else None
+                told = _child(job, placement, telling, ballast)
     except (CapabilityError, ChildFailed) as error:
         return Row(placement.name, placement.how, skipped=str(error))
     return _row_of(job, placement, told, ballast, known[ALL_FAST])
@@ -106,23 +105,31 @@ def _ours(told: Told) -> Ours:
     )
 
 
-def _child(job: Job, placement: Placement, telling: Telling) -> Told:
-    """What one forked child saw. Raises ChildFailed with its last lines, UsageError if too few steps ran."""
-    with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as folder:
-        result, log = Path(folder) / "result.json", Path(folder) / "log"
+def _child(job: Job, placement: Placement, telling: Telling, ballast: Ballast | None = None) -> Told:
+    """What one forked child saw. `ballast` is taken once the child has its own copy of what it shares.
+
+    Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError for the ballast.
+    """
+    with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as name:
+        folder, line = Path(name), Line()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                code = run_child(job, placement, result, log)
+                code = run_child(job, placement, folder, line)
             finally:
                 os._exit(code)
-        with telling(f"{job.script} as {placement.name}", lambda: _last_line(log)):
-            status = _ended(pid)
-        if status or not result.exists():
+        log = folder / "log"
+        with telling(f"{job.script} as {placement.name}", lambda: _last_line(log)), _ending_with_us(pid) as ended:
+            ready = line.await_ready()
+            with contextlib.nullcontext() if ballast is None or not ready else ballast:
+                line.go()
+                status = ended()
+        line.close()
+        if status or not (folder / "result.json").exists():
             lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
             raise ChildFailed(f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines))
-        told: Told = json.loads(result.read_text())
+        told: Told = json.loads((folder / "result.json").read_text())
     if placement.name == OURS and not told["ours"]:
         raise UsageError(f"{job.script} started no session", "call sentinel.start_profile() and end_profile() in it")
     if not told["measured_steps"]:
@@ -133,14 +140,23 @@ def _child(job: Job, placement: Placement, telling: Telling) -> Told:
     return told
 
 
-def _ended(pid: int) -> int:
-    """The status of a child that has ended; it is ended if we are."""
+@contextlib.contextmanager
+def _ending_with_us(pid: int) -> Iterator[Callable[[], int]]:
+    """A call that waits for the child and gives its status. However we leave, the child does not stay."""
+    over = False
+
+    def ended() -> int:
+        nonlocal over
+        status = os.waitpid(pid, 0)[1]
+        over = True
+        return status
+
     try:
-        return os.waitpid(pid, 0)[1]
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+        yield ended
+    finally:
+        if not over:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _last_line(log: Path) -> str:
