@@ -194,6 +194,19 @@ def data_dependent_shapes() -> Job:
     return Job([model], [opt], lambda i: lm_step(model, opt, i, lengths[i % len(lengths)]))
 
 
+def shapes_that_take_turns() -> Job:
+    """Two lengths, of which each comes to have a plan of its own."""
+    model = TiedLM()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return Job([model], [opt], lambda i: lm_step(model, opt, i, length=(32, 48)[i % 2]))
+
+
+def smaller_last_batch() -> Job:
+    model = mlp()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return Job([model], [opt], lambda i: fit(model, opt, i, rows=24 if i % 3 == 2 else 64))
+
+
 def skipped_experts() -> Job:
     class Mixture(nn.Module):
         def __init__(self) -> None:
@@ -482,6 +495,8 @@ CASES: dict[str, Callable[[], Job]] = {
         two_optimizers,
         autocast_bf16,
         data_dependent_shapes,
+        shapes_that_take_turns,
+        smaller_last_batch,
         skipped_experts,
         packed_sequences,
         dense_lstm,
