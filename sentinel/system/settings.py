@@ -22,8 +22,7 @@ _UNLIMITED = 1 << 60
 
 def holds(name: str) -> bool:
     """Whether capability `name` is effective, or CAP_SYS_ADMIN for what was once part of it; in any user namespace."""
-    held = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    bits = int(held.group(1), 16) if held else 0
+    bits = int(_status("CapEff") or "0", 16)
     names = (name, "CAP_SYS_ADMIN") if name in ("CAP_BPF", "CAP_PERFMON") else (name,)
     return any(bits >> _CAPABILITIES[each] & 1 for each in names)
 
@@ -49,8 +48,7 @@ def _counts(name: str) -> bool:
 
 def no_seccomp_filter() -> str:
     """No filter stands between this process and the kernel."""
-    found = re.search(r"^Seccomp:\s*(\d)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found and found.group(1) != "0":
+    if _status("Seccomp") not in ("", "0"):
         raise Missing("a seccomp filter is in place, as in containers: system calls may be refused")
     return "no filter is in place"
 
@@ -127,14 +125,24 @@ def no_kernel_demotion() -> str:
 
 def cpuset_nodes() -> str:
     """The cgroup allows memory of every node that has some."""
-    listed = re.search(r"^Mems_allowed_list:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if listed is None:
+    listed = _status("Mems_allowed_list")
+    if not listed:
         return "this kernel has no cpusets"
-    allowed = set(numbers(listed.group(1)))
+    allowed = set(numbers(listed))
     nodes = set(numbers(Path("/sys/devices/system/node/has_memory").read_text()))
     if nodes - allowed:
         raise Missing(f"nodes {sorted(nodes - allowed)} have memory that this process's cpuset does not allow")
     return f"memory of nodes {sorted(nodes & allowed)} is allowed"
+
+
+def _status(field: str) -> str:
+    """A field of /proc/self/status, "" where the kernel has none of that name."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError as error:
+        raise Missing(f"/proc/self/status cannot be read ({error.strerror}): is /proc mounted?") from error
+    found = re.search(rf"^{field}:\s*(\S+)", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def _sysctl(name: str) -> str | None:

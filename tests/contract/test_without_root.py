@@ -139,12 +139,16 @@ def _sandbox() -> tuple[str, ...]:
     return ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc")
 
 
-def test_root_of_a_user_namespace_has_rights_that_do_not_count() -> None:
+def _require(sandbox: tuple[str, ...]) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare: apt-get install util-linux")
-    tried = subprocess.run([*_sandbox(), "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([*sandbox, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"needs user namespaces: {tried.stderr.strip()}")
+
+
+def test_root_of_a_user_namespace_has_rights_that_do_not_count() -> None:
+    _require(_sandbox())
     told = confined("auto", "keep-rights", within=_sandbox())
     assert told["identical"]
     assert told["uid"] == 0
@@ -191,3 +195,25 @@ def test_where_faults_may_not_be_counted_the_page_tables_tell_to_the_page() -> N
     assert "tracker not taken: perf" in _flat(told["text"])
     if {found["name"]: found["available"] for found in told["capabilities"]}["userfaultfd, user mode"]:
         assert told["granularity_bytes"] == 4096
+
+
+def test_without_proc_operators_tell() -> None:
+    """A sandbox that hides /proc: no page tables to read, and no list of threads."""
+    hidden = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc && exec "$@"',
+        "sh",
+    )
+    _require(hidden)
+    told = confined("auto", "keep-rights", within=hidden)
+    assert told["identical"]
+    assert told["tracker"] == "ops"
+    for name in ("ebpf", "perf", "pagemap"):
+        assert f"tracker not taken: {name}" in _flat(told["text"])
+    rights = {found["name"]: found for found in told["capabilities"]}
+    assert "is /proc mounted?" in rights["CAP_BPF"]["why"]
