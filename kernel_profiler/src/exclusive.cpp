@@ -189,11 +189,11 @@ void rest(uint32_t page) {
   resting.pages += node.npages;
 }
 
-// Before `npages` become live: lets go of what rests, where memory would grow beyond what is allowed.
+// Before `npages` become live: lets go of what rests, where memory would grow beyond what is allowed or there is.
 void keep_within_limit(uint32_t npages) {
   Resting &resting = arena.resting;
   resting.peak_live = std::max(resting.peak_live, held_pages() - resting.pages + npages);
-  const uint64_t limit = resting.peak_live * (100 + resting.percent) / 100;
+  const uint64_t limit = std::min(resting.peak_live * (100 + resting.percent) / 100, arena.nbytes >> arena.page_shift);
   while (resting.first != kNil && held_pages() + npages > limit) {
     resting.given_up += arena.nodes[resting.first].npages;
     release_oldest();
@@ -237,6 +237,11 @@ void *exclusive_allocate(uint64_t nbytes) {
   if (arena.resting.percent != 0) keep_within_limit(npages);
   uint32_t page = take_free(npages);
   if (page == kNil) page = take_bump(npages);
+  if (page == kNil && arena.resting.first != kNil) {
+    arena.resting.given_up += arena.resting.pages;
+    exclusive_settle();
+    page = take_free(npages);
+  }
   if (page == kNil) return nullptr;
   Node &node = arena.nodes[page];
   node.npages = npages;

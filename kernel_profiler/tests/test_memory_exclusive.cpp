@@ -140,6 +140,16 @@ void watched_pages_rest_until_the_layer_ends() {
   CHECK(state.live_peak_bytes == 104 * kMiB);
   CHECK(state.held_peak_bytes <= 104 * kMiB * 5 / 4 && state.held_peak_bytes > 125 * kMiB);
   CHECK(state.given_up_bytes > 20 * kMiB && state.given_up_bytes < 50 * kMiB);
+  CHECK(sn_tick(2) == 0);
+  void *rest = sn_allocate(exclusive().reserved_bytes - exclusive().used_bytes);
+  CHECK(sn_memory_contains(reinterpret_cast<uintptr_t>(rest)) == 1);
+  const uint64_t most = exclusive().free_bytes / 3 * 2;
+  CHECK(most > 10 * kMiB);
+  sn_free(sn_allocate(most));
+  void *last = sn_allocate(most);  // no room but where pages rest
+  CHECK(sn_memory_contains(reinterpret_cast<uintptr_t>(last)) == 1);
+  sn_free(last);
+  sn_free(rest);
   const sn_range before = exclusive();
   CHECK(sn_touch_stop() == 0);
   CHECK(exclusive().free_bytes > before.free_bytes);  // nothing rests any more
