@@ -42,14 +42,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Probe, print, and judge."""
-    from sentinel.cli import watch
+    from sentinel.cli import doctor_watchers
     from sentinel.system.affinity import spanning
     from sentinel.system.calibration import kept
     from sentinel.system.capabilities import GROUPS, probe_all
     from sentinel.system.topology import topology
 
-    with telling("probing this host"):
-        host, found, seen = topology(), probe_all(), watch.examine()
+    with telling("probing this host (the first time, the torch shim is compiled)"):
+        host, found, seen = topology(), probe_all(), doctor_watchers.examine()
     measured, spans = kept(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
     missing += [] if seen.auto else ["tracker ops"]

@@ -25,7 +25,7 @@ from torch import nn
 
 import sentinel
 from sentinel import session
-from sentinel.cli.watch import examine
+from sentinel.cli.doctor_watchers import examine
 from sentinel.profiler import operators
 from sentinel.profiler.pages import PageTracker, choose
 from sentinel.system import native
