@@ -18,6 +18,7 @@ from sentinel.executed.child import Job, Line, run_child
 from sentinel.executed.memory import Ballast, exact_free_counts
 from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
 from sentinel.executed.preload import pin_what_is_there, preload
+from sentinel.executed.touches import NOWHERE
 from sentinel.reports.executed import Ours, Row
 
 _LAST_LINES = 30
@@ -44,9 +45,9 @@ def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row
         for placement in PLACEMENTS[:2]:
             known[placement.name] = _child(job, placement, telling)
         room = _room(known[OURS], known[ALL_FAST])
-        for placement in PLACEMENTS:
-            if placement.name in names:
-                yield _row(job, placement, known, room, telling), room
+        by_name = {placement.name: placement for placement in PLACEMENTS}
+        for name in names:
+            yield _row(job, by_name[name], known, room, telling), room
 
 
 def _room(ours: Told, stock: Told) -> tuple[int, int]:
@@ -71,12 +72,14 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
 
 def _row_of(job: Job, placement: Placement, told: Told, ballast: Ballast | None, reference: Told) -> Row:
     by_node = {int(node): nbytes for node, nbytes in told["by_node"].items()}
-    touched, witness = sum(by_node.values()), told["witness"]
+    absent, witness = by_node.pop(NOWHERE, 0), told["witness"]
+    touched = sum(by_node.values())  # what is on no node was an operand, but never written: of scratch space, say
     return Row(
         placement.name,
         placement.how,
         served_share=by_node.get(job.nodes[0], 0) / touched if touched else None,
         touched_bytes=touched // told["measured_steps"] if told["measured_steps"] else None,
+        absent_bytes=absent // told["measured_steps"] if told["measured_steps"] else None,
         measured_steps=told["measured_steps"],
         migrated_pages=witness.get("by_reason"),
         no_witness=witness.get("why", ""),
@@ -101,6 +104,7 @@ def _ours(told: Told) -> Ours:
         claimed_pages=said["counters"].get("migrated_bytes", 0) // PAGE_BYTES,
         witness_pages=told["witness"].get("own"),
         tracker=said["tracker"],
+        counters=said["counters"],
         elsewhere=tuple((layer, block, nbytes) for layer, block, nbytes in audit.get("worst", ())),
     )
 

@@ -21,7 +21,8 @@ from sentinel.system.kernel import system_call
 
 LINE_BYTES = 64
 _LINES_A_PAGE = PAGE_BYTES // LINE_BYTES
-_NOWHERE = -1
+NOWHERE = -1
+"""Stands for the node of a page that was never written, or is not ours to see."""
 _ONLY_ROOM = ("empty", "new_empty", "resize", "set_", "_unsafe_view", "lift_fresh", "_local_scalar_dense")
 _ROWS_READ = {"embedding": (0, 1), "_embedding_bag": (0, 1), "_embedding_bag_forward_only": (0, 1)}
 """Operator -> (table, indices): which arguments tell that only some rows of a table are read."""
@@ -32,7 +33,7 @@ Nodes = Callable[[NDArray[np.uint64]], NDArray[np.int32]]
 def nodes_of(pages: NDArray[np.uint64]) -> NDArray[np.int32]:
     """(n,) node of each page, given by its address; negative where there is none."""
     pages = np.ascontiguousarray(pages, np.uint64)
-    status = np.full(len(pages), _NOWHERE, np.int32)
+    status = np.full(len(pages), NOWHERE, np.int32)
     if len(pages):
         system_call("move_pages", 0, len(pages), pages.ctypes.data, None, status.ctypes.data, 0)
     return status
@@ -110,7 +111,7 @@ class Touches(TorchDispatchMode):
                 pages, counts = np.unique((fresh + base) // _LINES_A_PAGE, return_counts=True)
                 found = self._nodes((pages * PAGE_BYTES).astype(np.uint64))
                 for node in np.unique(found).tolist():
-                    key = node if node >= 0 else _NOWHERE
+                    key = node if node >= 0 else NOWHERE
                     self.by_node[key] += int(counts[found == node].sum()) * LINE_BYTES
 
 

@@ -29,6 +29,8 @@ class Ours:
     claimed_pages: int
     witness_pages: int | None
     tracker: str | None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Of the engine's run, such as how many promotions came late."""
     elsewhere: tuple[tuple[str, str, int], ...] = ()
     """(layer, block, bytes) of the largest blocks found where they were not planned."""
 
@@ -38,6 +40,7 @@ class Row:
     """One placement. What is unknown, and all of a placement that was `skipped`, is None.
 
     `served_share`: of the bytes touched in the measured steps, the share on the fast node when they were touched.
+    `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
     `migrated_pages`: by reason, by the witness, over the whole run. `fast_taken_bytes`: most of the fast node that
     the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left, and was.
     `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training.
@@ -47,6 +50,7 @@ class Row:
     how: str
     served_share: float | None = None
     touched_bytes: int | None = None
+    absent_bytes: int | None = None
     measured_steps: int = 0
     migrated_pages: Mapping[str, int] | None = None
     no_witness: str = ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sentinel.reports.executed import Comparison, Ours, Row, as_object, text
 from sentinel.reports.html.executed import executed_page
 
-OURS = Ours(1000, 5000, 0.995, 0.02, 900, 17, 17, "ops", (("h.0:forward", "w<1>", 4096),))
+OURS = Ours(1000, 5000, 0.995, 0.02, 900, 17, 17, "ops", elsewhere=(("h.0:forward", "w<1>", 4096),))
 FOUND = Comparison(
     script="train.py --small",
     fast="20%",
@@ -18,10 +18,10 @@ FOUND = Comparison(
     emulated=True,
     where={"kernel": "6.12"},
     rows=(
-        Row("sentinel", "plan", 0.93, 100, 1, {"syscall": 17}, "", 10, None, None, True, True, OURS),
-        Row("first-touch", "default", 0.31, 100, 1, {}, "", 10, 1 << 20, 1 << 22, True, True),
+        Row("sentinel", "plan", 0.93, 100, 0, 1, {"syscall": 17}, "", 10, None, None, True, True, OURS),
+        Row("first-touch", "default", 0.31, 100, 0, 1, {}, "", 10, 1 << 20, 1 << 22, True, True),
         Row("kernel-tiering", "mode 2", skipped="no right to write <sysctl>"),
-        Row("all-slow", "slow", 0.0, 100, 1, None, "no eBPF here", 10, None, None, True, False),
+        Row("all-slow", "slow", 0.0, 100, 0, 1, None, "no eBPF here", 10, None, None, True, False),
     ),
 )
 
