@@ -1,0 +1,50 @@
+"""The table of policies from hand-made cells: means over the paper's families only, and no lost cell is hidden."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import policies_page
+from benchmarks.policies import summary
+
+
+def cell(trace, sentinel, rival, fast="20%"):
+    return {
+        "trace": trace,
+        "machine": "cxl-m5",
+        "fast": fast,
+        "loose": "",
+        "fraction": {"sentinel": sentinel * 0.9, "lru": rival * 0.9},
+        "of_bound": {"sentinel": sentinel, "lru": rival},
+    }
+
+
+CELLS = [cell("resnet32", 0.9, 0.5), cell("lstm", 1.0, 0.7), cell("gpt2", 0.8, 0.802), cell("vit", 0.8, 0.81)]
+
+
+def test_means_are_of_the_papers_families_and_the_worst_of_all():
+    told = summary(CELLS)
+    assert told["mean_of_bound"] == {"cxl-m5": {"sentinel": {"20%": 0.95}, "lru": {"20%": 0.6}}}
+    assert told["mean_fraction"]["cxl-m5"]["lru"]["20%"] == pytest.approx(0.54)
+    assert told["worst_of_bound"]["cxl-m5"]["sentinel"]["20%"] == {"share": 0.8, "trace": "gpt2"}
+    assert told["cells"] == CELLS
+
+
+def test_a_rival_that_is_more_than_half_a_percent_faster_is_told():
+    behind = summary(CELLS)["sentinel_behind"]
+    assert behind == [{"trace": "vit", "machine": "cxl-m5", "fast": "20%", "rival": "lru", "by": 1.0125}]
+
+
+def test_runs_make_one_page(tmp_path, monkeypatch):
+    versions = {"numpy": "2.0", "python": "3.11"}
+    for name, cells in (("a", CELLS[:2]), ("b", CELLS[2:])):
+        told = {"when": "2026-01-02", "versions": versions, "cells": cells}
+        (tmp_path / name).write_text("a table\n" + json.dumps(told))
+    monkeypatch.setattr(policies_page, "DOCS", tmp_path)
+    policies_page.main([str(tmp_path / "a"), str(tmp_path / "b")])
+    page = (tmp_path / "policies.md").read_text()
+    assert "| vit | cxl-m5 | 20% | lru | 1.2% |" in page
+    assert "| sentinel | 0.950 | 0.800 (gpt2) | 0.855 |" in page
+    assert json.loads((tmp_path / "policies.json").read_text())["cells"] == CELLS
