@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
 from sentinel.reports.buckets import TITLE  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.session.binding import changed_homes  # noqa: E402
 from sentinel.session.buckets import IN_VAIN, MOST, Lookout  # noqa: E402
 
 ASKED: dict[str, Any] = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
@@ -131,6 +134,34 @@ def test_shapes_at_random_train_bit_identically_and_get_a_plan_each() -> None:
     assert session is not None
     assert len(session._applying.buckets) == 3
     assert session._lookout.in_vain <= IN_VAIN
+
+
+def homes(cuts: list[int], tiers: list[int]) -> tuple[tuple[int, int, int], ...]:
+    """Ranges between the cuts, each with its tier; those of tier -1 have none and are left out."""
+    ranges = zip(cuts, cuts[1:], tiers, strict=False)
+    return tuple((low, high - low, tier) for low, high, tier in ranges if tier >= 0 and high > low)
+
+
+@given(st.data())
+def test_only_ranges_whose_home_changed_are_bound_anew(data: st.DataObject) -> None:
+    """Against a slow oracle: the tier of each place."""
+    drawn = [
+        homes(
+            sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=7))),
+            data.draw(st.lists(st.integers(-1, 1), min_size=6, max_size=6)),
+        )
+        for _ in range(2)
+    ]
+
+    def tier_at(ranges: Iterable[tuple[int, int, int]], place: int) -> int | None:
+        return next((tier for low, nbytes, tier in ranges if low <= place < low + nbytes), None)
+
+    changed = changed_homes(*drawn)
+    for place in range(41):
+        before, after = (tier_at(each, place) for each in drawn)
+        expected = None if before == after else -1 if after is None else after
+        assert tier_at(changed, place) == expected
+    assert changed_homes(drawn[0], drawn[0]) == []
 
 
 def test_what_comes_again_is_expected_after_as_many_steps() -> None:
