@@ -60,7 +60,10 @@ With fast memory for the whole footprint every policy keeps all in it; of fast-o
 
 def page(found: Mapping[str, Any], fast: Sequence[str]) -> str:
     """The page as Markdown."""
-    return "\n".join(_lines(found, fast)) + "\n"
+    text = "\n".join(_lines(found, fast))
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text.rstrip("\n") + "\n"
 
 
 def _lines(found: Mapping[str, Any], fast: Sequence[str]) -> Iterator[str]:

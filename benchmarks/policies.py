@@ -72,7 +72,7 @@ def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
             least: dict[str, Any] | None = None
             for fast in sorted(given.fast, key=lambda share: parse_budget(share, footprint)):
                 machine = machines.load(name).with_fast_capacity(parse_budget(fast, footprint))
-                if least is None or least["step_ns"] > int(_fast_ns(profile, machine) * _AS_FAST):
+                if least is None or least["loose"] or least["step_ns"] > int(_fast_ns(profile, machine) * _AS_FAST):
                     least = _bound(trace, profile, name, machine, fast, given.time_limit)
                 # else: with less fast memory the bound was that of all in fast memory, so it is with more
                 yield _cell(trace, profile, name, machine, fast, least, given.policies)
