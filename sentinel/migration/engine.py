@@ -39,7 +39,8 @@ class Engine:
 
     `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
     transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
-    to malloc in the step that ends. `profile` may be None for a plan that carries its uses. In a forked child the
+    to malloc in the step that ends. `before`: the run of another plan whose place this one takes; see Ledger.
+    `profile` may be None for a plan that carries its uses. In a forked child the
     engine does nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers
     cannot be applied here.
     """
@@ -55,6 +56,7 @@ class Engine:
         strict: bool = False,
         discard: Callable[[int], None] | None = None,
         unmanaged_bytes: Callable[[], int] | None = None,
+        before: Run | None = None,
     ) -> None:
         _require_fit(plan, machine)
         self._plan, self._unmanaged, self._warn = plan, unmanaged_bytes, warn
@@ -62,7 +64,7 @@ class Engine:
         self._tiers = open_tiers(machine, self._mover)
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
         self._where = Residence(plan, uses, self._tiers)
-        self._ledger = Ledger()
+        self._ledger = Ledger(before)
         self._flights = Flights(
             plan.blocks, self._mover, self._tiers, self._where, self._ledger, ranges, warn, strict
         )

@@ -19,6 +19,10 @@ MAX_EVENTS = 256
 
 Row = tuple[Any, ...]
 
+_TROUBLES = {"failed", "partial", "held_back", "kernel_placed_pages", "swept"}
+_TROUBLES |= {"overflows", "overflow_bytes", "born_slow"}
+"""Counters of what went wrong; and all that begin with `stayed_`."""
+
 
 class _Step:
     """Rows of one step: as of STEP_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE."""
@@ -35,11 +39,20 @@ class _Step:
 
 
 class Ledger:
-    """Collects rows; `totals` count every step, also those whose rows are gone."""
+    """Collects rows; `totals` count every step, also those whose rows are gone.
 
-    def __init__(self) -> None:
+    `before`: what another plan did for the same steps until this one took its place. Its rows are about other blocks;
+    what went wrong stays told and counted.
+    """
+
+    def __init__(self, before: Run | None = None) -> None:
         self.totals: Counter[str] = Counter()
-        self.events: list[tuple[int, str]] = []
+        self.events: list[tuple[int, str]] = [] if before is None else list(before.events)
+        self._before: Counter[str] = Counter()
+        if before is not None:
+            kept = {n: c for n, c in before.counters.items() if n in _TROUBLES or n.startswith("stayed_")}
+            self._before.update(kept)
+            self._before["steps_before"] = before.counters.get("steps_before", 0) + before.counters.get("steps", 0)
         self._first: list[_Step] = []
         self._last: deque[_Step] = deque()
         self._last_rows = 0
@@ -60,7 +73,7 @@ class Ledger:
     def event(self, sentence: str) -> None:
         """Something happened, in the step under way, that a user should know. Beyond MAX_EVENTS only counted."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append((self.totals["steps"], sentence))
+            self.events.append((self._before["steps_before"] + self.totals["steps"], sentence))
         else:
             self.totals["events_dropped"] += 1
 
@@ -98,9 +111,14 @@ class Ledger:
             steps=_table([step.row for step in steps if step.row is not None], STEP_DTYPE),
             layers=_table([row for step in steps for row in step.layers], LAYER_DTYPE),
             migrations=_table([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
-            counters={name: int(count) for name, count in sorted(self.totals.items())},
+            counters={name: int(count) for name, count in sorted(self._counters().items())},
             events=tuple(self.events),
         )
+
+    def _counters(self) -> Counter[str]:
+        counts = Counter(self.totals)
+        counts.update(self._before)
+        return counts
 
 
 def _table(rows: list[Row], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -220,6 +220,7 @@ class Applying:
                 warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
                 discard=discard,
                 unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
+                before=bucket.executed,
             )
             bucket.ranges = mapped.ranges
         return bucket.engine

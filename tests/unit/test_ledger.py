@@ -43,3 +43,21 @@ def test_events_are_counted_beyond_a_limit() -> None:
         ledger.event(str(i))
     run = ledger.run(TIERS, 0, emulated=True)
     assert (len(run.events), run.counters["events_dropped"]) == (MAX_EVENTS, 17)
+
+
+def test_what_went_wrong_under_another_plan_stays_told() -> None:
+    first = Ledger()
+    first.migration((0, 0, 0, 0, 1, 4096, 0, 0, 1, 2, 0, 16), "failed")
+    first.totals["stayed_EBUSY"] = 7
+    first.event("it stayed")
+    for step in range(5):
+        first.end_step((step, 0, 1, 0, 0, 0, True))
+    second = Ledger(first.run(TIERS, 0, emulated=True))
+    second.end_step((0, 0, 1, 0, 0, 0, True))
+    second.event("another")
+    second.totals["stayed_EBUSY"] = 4
+    third = Ledger(second.run(TIERS, 0, emulated=True)).run(TIERS, 0, emulated=True)
+    assert third.events == ((0, "it stayed"), (6, "another"))
+    assert (third.counters["failed"], third.counters["stayed_EBUSY"]) == (1, 11)
+    assert third.counters["steps_before"] == 6
+    assert len(third.migrations) == len(third.steps) == 0  # those rows are about other blocks
