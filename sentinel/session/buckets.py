@@ -112,6 +112,15 @@ def known_share(plan: Plan, profile: Profile) -> float:
     return int(rows["nbytes"][same].sum()) / total if total else 1.0
 
 
+def known_bucket(buckets: Sequence[Bucket], flow: Dataflow) -> Bucket | None:
+    """The bucket of a recorded step, if it has one already."""
+    profile = flow.profile
+    if profile is None or not buckets:
+        return None
+    share, _, best = max((known_share(bucket.plan, profile), -bucket.number, bucket) for bucket in buckets)
+    return best if share >= 1 - NEW_SHARE else None
+
+
 class Lookout:
     """Says when to record a step for a new bucket: when a shape that no bucket knows is due again.
 

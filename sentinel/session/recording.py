@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import LayerId, Trace
+from sentinel.core.trace import LayerId, Phase, Trace
 from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.choice import TRACKERS, choose
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.job import Job
+from sentinel.session.trial import clock_of
+
+Tick = tuple[str, Phase]
 
 
 def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
@@ -22,11 +26,16 @@ def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
 
 
 class Recording:
-    """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `abandon`."""
+    """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `abandon`.
+
+    Once the ring is known, a whole round of it: `begin_ring`, `hear` at each tick, `end_ring`, then the same.
+    """
 
     def __init__(self, memory: ManagedMemory, job: Job, tracker: PageTracker | None) -> None:
         self._memory, self._job, self._tracker = memory, job, tracker
         self._recorder: StepRecorder | None = None
+        self.heard: list[Tick] = []  # of the round that is recorded
+        self.ring_from = 0  # the layer in which it began
         self._tracking = False
 
     def begin(self, layer: int) -> None:
@@ -51,9 +60,25 @@ class Recording:
             self._tracker.mark(begins)
             recorder.resume()
 
-    def end(self, layer: int) -> None:
-        """The tick that closes the ring: it ends `layer`, and with it the step."""
-        self._running().tick(layer)
+    def begin_ring(self, *heard: Tick) -> None:
+        """Record one round from here: from layer 0, or from the ring's first tick, which was `heard` just now."""
+        self.ring_from, self.heard = len(heard), list(heard)
+        self.begin(self.ring_from)
+
+    def hear(self, tick: Tick) -> None:
+        """A tick within the round."""
+        self.end_layer(len(self.heard), len(self.heard) + 1)
+        self.heard.append(tick)
+
+    def end_ring(self, clock: LayerClock) -> LayerClock:
+        """The tick that closes the round. Returns the clock to follow: another one if the step ticked otherwise than
+        the one before; it counts. `finish` comes next."""
+        self._running().tick(0 if self.ring_from else len(self.heard))
+        followed = clock_of(self.heard) if self.ring_from else clock
+        if followed.ring == clock.ring:
+            return clock
+        followed.advance(followed.identify(*self.heard[0]))
+        return followed
 
     def finish(self, ring: tuple[LayerId, ...]) -> Trace:
         """End the step, whose layers are those of `ring`."""

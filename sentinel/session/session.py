@@ -36,7 +36,7 @@ from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.applying import Applying, applicable, nothing_ran
-from sentinel.session.buckets import MOST, NEW_SHARE, Bucket, Lookout, known_share, rows_of
+from sentinel.session.buckets import MOST, Bucket, Lookout, known_bucket, rows_of
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
@@ -77,9 +77,8 @@ class Session:
         self._steps = 0  # applied ones
         self._lookout = Lookout()
         self._counters: MemoryCounters | None = None  # at the end
-        self._heard: list[tuple[str, Phase]] = []  # ticks of the step that is recorded or tried
+        self._heard: list[tuple[str, Phase]] = []  # ticks of the step that is tried
         self._heard_boundary = False
-        self._ring_from = 0  # the layer in which the recording began
         self._missed_a_ring = False
         self._full = False
         self._untaken: list[str] = []
@@ -252,42 +251,34 @@ class Session:
             elif layer == first and self._missed_a_ring:  # where no step ends as the ring does
                 self._begin_ring(heard)
             self._missed_a_ring |= layer == first
-        elif layer == self._ring_from:
+        elif layer == self._recording.ring_from:
             self._end_ring()
-        elif layer == first and self._heard:  # the step was cut short, or ticked otherwise than the one before
+        elif layer == first and self._recording.heard:  # cut short, or it ticked otherwise than the one before
             self._recording.abandon()
-            self._clock = clock_of(self._heard)
+            self._clock = clock_of(self._recording.heard)
             self._clock.advance(self._clock.identify(*heard))
             self._begin_ring(heard)
         else:
-            self._recording.end_layer(len(self._heard), len(self._heard) + 1)
-            self._heard.append(heard)
+            self._recording.hear(heard)
 
     # ---- from one state to the next -------------------------------------------------------------------------
 
     def _begin_ring(self, *heard: tuple[str, Phase]) -> None:
-        """Record one round from here: from layer 0, or from the ring's first tick, which was `heard` just now."""
-        self._ring_from, self._heard = len(heard), list(heard)
         self._missed_a_ring = False
-        self._recording.begin(self._ring_from)
+        self._recording.begin_ring(*heard)
         self.state = State.RING
 
     def _end_ring(self) -> None:
-        """A whole step was recorded. If it ticked otherwise than the one before, it counts."""
-        self._recording.end(0 if self._ring_from else len(self._heard))
+        """A whole step was recorded."""
+        self._clock = self._recording.end_ring(self._clock)
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        if self._ring_from:
-            followed = clock_of(self._heard)
-            if followed.ring != self._clock.ring:
-                followed.advance(followed.identify(*self._heard[0]))
-                self._clock = followed
         self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
         self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
 
     def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
         """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
         flow = self._planning.profiled(trace, provisional=provisional)
-        bucket = self._known(flow)
+        bucket = known_bucket(self._applying.buckets, flow)
         if bucket is None:
             self._recorded = flow
             self._recorded = flow = self._planning.planned(flow)
@@ -305,14 +296,6 @@ class Session:
                 )
             self._hold_to_one_budget()
         self._apply(bucket)
-
-    def _known(self, flow: Dataflow) -> Bucket | None:
-        """The bucket of a recorded step, if it has one already."""
-        if flow.profile is None:
-            return None
-        profile, buckets = flow.profile, self._applying.buckets
-        best = max(buckets, key=lambda bucket: known_share(bucket.plan, profile), default=None)
-        return best if best is not None and known_share(best.plan, profile) >= 1 - NEW_SHARE else None
 
     def _hold_to_one_budget(self) -> None:
         """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
