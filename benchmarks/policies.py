@@ -171,7 +171,8 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     for cell in cells:
         for policy, share in cell["of_bound"].items():
             by_fast = worst.setdefault(cell["machine"], {}).setdefault(policy, {})
-            if cell["fast"] not in by_fast or share < by_fast[cell["fast"]]["share"]:
+            tight = not cell["loose"]  # the share of a loose bound tells nothing about the plan
+            if tight and (cell["fast"] not in by_fast or share < by_fast[cell["fast"]]["share"]):
                 by_fast[cell["fast"]] = {"share": share, "trace": cell["trace"]}
             ours = cell["of_bound"].get("sentinel")
             if ours is not None and share > ours * 1.005:

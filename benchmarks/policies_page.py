@@ -20,11 +20,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 _HEAD = """# Policies side by side
 
 Simulated, on {when}, by `benchmarks/policies.py` (numpy {numpy}, Python {python}); the numbers are in
-[policies.json](policies.json). The traces are full training steps of {n} models under fake tensors ({names}).
+[policies.json](policies.json). The traces are full training steps of {n} models under fake tensors:
+{names}.
 The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s with DRAM as fast memory and
 migration at 5 GB/s each way. *Share of the bound*: the time that no plan can beat (`planner/bound.py`) over the
 plan's own; 1 is perfect. *Of fast-only speed*: what is left of the speed with everything in fast memory.
-Percentages are fast memory as a share of the step's footprint. Means are over the paper's families ({paper}).
+Percentages are fast memory as a share of the step's footprint. Means are over the paper's families:
+{paper}. Some cells were told to three decimals only.
 """
 
 
@@ -83,7 +85,7 @@ def _means(told: dict[str, Any], machine: str) -> Iterator[str]:
     fast = list(dict.fromkeys(f for by_fast in shares.values() for f in by_fast))
     rows = []
     for policy, by_fast in shares.items():
-        least = min(worst[policy].values(), key=lambda w: float(w["share"]))
+        least = min(worst[policy].values(), key=lambda w: float(w["share"]), default={"share": 0.0, "trace": "loose"})
         of_speed = told["mean_fraction"][machine][policy]
         means = [f"{by_fast[f]:.3f}" if f in by_fast else "" for f in fast]
         speeds = [f"{of_speed[f]:.3f}" if f in of_speed else "" for f in fast]
@@ -100,15 +102,19 @@ def _by_trace(cells: list[dict[str, Any]]) -> Iterator[str]:
     fast = list(dict.fromkeys(cell["fast"] for cell in cells))
     rows = []
     for name in dict.fromkeys(cell["trace"] for cell in cells):
-        row = [name]
-        for cell in (cell for cell in cells if cell["trace"] == name):
-            rivals = {policy: share for policy, share in cell["of_bound"].items() if policy != "sentinel"}
-            best = max(rivals, key=lambda policy: rivals[policy])
-            loose = " (loose)" if cell["loose"] else ""
-            row.append(f"{cell['of_bound']['sentinel']:.3f}{loose}; {best} {rivals[best]:.3f}")
+        row, by_fast = [name], {cell["fast"]: cell for cell in cells if cell["trace"] == name}
+        for share in fast:
+            row.append(_against_best(by_fast[share]) if share in by_fast else "")
         rows.append(tuple(row))
-    yield "\n`sentinel`, and the best rival, as shares of the bound:\n"
+    yield "\n`sentinel`, and the best rival, as shares of the bound (loose: of the time with all in fast memory):\n"
     yield from _table(("trace", *fast), rows)
+
+
+def _against_best(cell: dict[str, Any]) -> str:
+    rivals = {policy: share for policy, share in cell["of_bound"].items() if policy != "sentinel"}
+    best = max(rivals, key=lambda policy: rivals[policy])
+    loose = " (loose)" if cell["loose"] else ""
+    return f"{cell['of_bound']['sentinel']:.3f}{loose}; {best} {rivals[best]:.3f}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
