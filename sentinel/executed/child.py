@@ -31,6 +31,7 @@ from sentinel.executed.stock import StockSession
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
 from sentinel.profiler import annotate, names
+from sentinel.reports import who_moved
 from sentinel.session import Overrides, observing
 from sentinel.session.request import Request
 from sentinel.session.session import Session
@@ -175,6 +176,7 @@ class _Kept:
             "live_peak_bytes": profile.live_peak_bytes if profile else None,
             "tracker": profile.quality.tracker if profile else None,
             "counters": run.counters,
+            "witness_pages": who_moved.witness_pages(run),
             "events": [text for _, text in run.events],
             "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
         }
@@ -196,7 +198,8 @@ class _Witness:
             return {"why": self._why}
         seen = self._witness.read()
         self._witness.stop()
-        return {"by_reason": _by_reason(seen), "own": seen.pages(reason="syscall", own=True), "lost": seen.lost}
+        wide = seen.machine_wide.get("demotion", (0, 0))[0] - seen.pages(reason="demotion")
+        return {"by_reason": _by_reason(seen), "others_demoted": wide, "lost": seen.lost}
 
 
 def _by_reason(seen: Sightings) -> dict[str, int]:

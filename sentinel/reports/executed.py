@@ -43,6 +43,7 @@ class Row:
     `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
     `migrated_pages`: by reason, by the witness, over the whole run. `fast_taken_bytes`: most of the fast node that
     the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left, and was.
+    `others_demoted_pages`: that the kernel demoted meanwhile and were not the job's: room that no other row has.
     `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training.
     """
 
@@ -53,6 +54,7 @@ class Row:
     absent_bytes: int | None = None
     measured_steps: int = 0
     migrated_pages: Mapping[str, int] | None = None
+    others_demoted_pages: int | None = None
     no_witness: str = ""
     fast_taken_bytes: int | None = None
     left_bytes: int | None = None
@@ -109,6 +111,12 @@ def notes(found: Comparison) -> list[str]:
         )
     said += [f"{row.name}: skipped: {row.skipped}" for row in found.rows if row.skipped]
     said += [f"{row.name}: page migrations not counted: {row.no_witness}" for row in found.rows if row.no_witness]
+    said += [
+        f"{row.name}: the kernel demoted {row.others_demoted_pages:,} pages that are not the job's"
+        f" ({format_bytes(row.others_demoted_pages * PAGE_BYTES)}), and so had more room than the other rows"
+        for row in found.rows
+        if row.others_demoted_pages
+    ]
     said += [line for row in found.rows if row.ours is not None for line in _proofs(row.ours)]
     return said
 
