@@ -90,6 +90,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "## Fast bytes",
         "",
         *(line for example, found in results.items() for line in _fast(example, found)),
+        *(line for example, found in results.items() for line in _more_room(example, found)),
         "",
         "What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).",
         "Each example's JSON, with the pages that moved and by whose hand, lies in `docs/two-nodes/`.",
@@ -117,7 +118,9 @@ def _mean(results: dict[str, dict[str, Any]]) -> list[str]:
     if not known:
         return []
     ahead = sum(share > max(_rivals(found), default=0) for found in results.values() if (share := _share(found, OURS)))
-    return [f"Ours: {sum(known) / len(known):.1%} in the mean of {len(known)}; above every rival in {ahead}."]
+    missing = [name for name in EXAMPLES if name not in results]
+    said = [f"Not measured yet: {', '.join(missing)}."] if missing else []
+    return [f"Ours: {sum(known) / len(known):.1%} in the mean of {len(known)}; above every rival in {ahead}.", *said]
 
 
 def _rivals(found: dict[str, Any]) -> list[float]:
@@ -152,6 +155,15 @@ def _fast(example: str, found: dict[str, Any]) -> list[str]:
     return [
         f"- {example}: footprint {_mib(ours['footprint_bytes'])}, budget {_mib(ours['budget_bytes'])}{held};",
         f"  the ballast left the others {left}: that budget and {_mib(found['beside_bytes'])} for what is no tensor.",
+    ]
+
+
+def _more_room(example: str, found: dict[str, Any]) -> list[str]:
+    """Rows for which the kernel made room that the others had not."""
+    more = [row for row in found["rows"] if row.get("others_demoted_pages") or (row["fast_taken_bytes"] or 0) < 0]
+    return [
+        f"- {example}, {row['name']}: **not equal**: the kernel demoted memory that is not the job's: this row had more"
+        for row in more
     ]
 
 
