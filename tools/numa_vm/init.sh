@@ -20,7 +20,8 @@ done
 port=$(echo /dev/vport*p3)
 port=${port%3}
 
-mount -t tmpfs -o size=90% upper /mnt
+# what is brought takes memory of node 1 where that is there: node 0 is the job's
+mount -t tmpfs -o size=90%,mpol=prefer:1 upper /mnt || mount -t tmpfs -o size=90% upper /mnt
 mkdir /mnt/image /mnt/brought /mnt/changed /mnt/work /mnt/root
 mount -o ro,dax /dev/pmem0 /mnt/image || fail "the root image could not be mounted"
 tar xf /dev/vda -C /mnt/brought || fail "what the run brings does not fit into the guest's memory"
