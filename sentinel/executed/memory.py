@@ -18,7 +18,7 @@ from sentinel.system.kernel import system_call
 _MPOL_BIND = 2
 _MADV_DONTFORK = 10
 _TRIES = 4
-_CLOSE_BYTES = 1 << 20
+_CLOSE_BYTES, _LARGE_BYTES = 1 << 20, 32 << 20
 _LISTS = Path("/proc/sys/vm/percpu_pagelist_high_fraction")
 _SHORT = "1000000"
 """One of so many pages, or four batches, is more than this list may hold (Linux, mm/page_alloc.c)."""
@@ -86,7 +86,8 @@ class Ballast:
                 spare = node_room_bytes(self._node) - self._left_bytes
                 if spare < _CLOSE_BYTES:
                     break
-                self._take(spare // PAGE_BYTES * PAGE_BYTES)
+                # page tables for it take memory too: most of it first, the rest once that is known
+                self._take((spare if spare < _LARGE_BYTES else spare * 49 // 50) // PAGE_BYTES * PAGE_BYTES)
         except BaseException:
             self._give_back()
             raise
