@@ -17,6 +17,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import Decision
+from sentinel.planner.homes import Housing
 from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.units import Units
@@ -47,7 +48,9 @@ class _Draft:
 def assemble(
     decision: Decision, units: Units, profile: Profile, machine: Machine, *, policy: str, footprint_bytes: int
 ) -> Plan:
-    """The Plan of a decision. Does not check the laws."""
+    """The Plan of a decision. Does not check the laws. Slower tiers that it leaves open are filled as they come."""
+    if len(machine.tiers) > 2 and not decision.housed:
+        decision, _ = Housing(units, profile, machine, range(1, len(machine.tiers))).house(decision)
     draft = _Draft(0, np.full(len(profile.names), -1, np.int64), np.full(len(units), -1, np.int64), [], [])
     first = np.searchsorted(decision.parts["unit"], np.arange(len(units) + 1))
     _persistent(draft, decision, units, first)
@@ -113,14 +116,15 @@ def _pool(
     )
     if not len(tensors):
         return
-    layered = tier == 0 and decision.fast_pool is not None
-    pool = decision.fast_pool if layered and decision.fast_pool else make_pool(profile, tensors)
+    given = decision.fast_pool if tier == 0 else None
+    layered = given is not None or 0 < tier < len(machine.tiers) - 1
+    pool = given or make_pool(profile, tensors)
     base = draft.extend(pool.cap, tier)
-    draft.extend(pool.extent - pool.cap, tier + 1)
+    draft.extend(pool.extent - pool.cap, decision.rest_tier)
     draft.offset[pool.tensors] = base + pool.offsets
     name = f"pool:{machine.tiers[tier].name}"
     if layered:
-        draft.blocks += layered_blocks(pool, profile, base, tier, name)
+        draft.blocks += layered_blocks(pool, profile, base, tier, name, decision.rest_tier)
     else:
         draft.blocks.append(fixed_block(pool, base, profile.n_layers, tier, name))
 

@@ -39,7 +39,8 @@ class Decision:
     """`parts`: page ranges that cover every unit, by unit and page. `short_tier`: one entry per `units.short`.
 
     `fast_pool`: the packed pool of the fast tier, which then holds room only in the layers in which it is used;
-    without it, what is pooled is packed by `assemble` into one block that is resident all step.
+    without it, what is pooled is packed by `assemble` into one block that is resident all step. `rest_tier`: of what
+    lies above that pool's cap. `housed`: the slower tiers are chosen; else 1 stands for all of them (see `homes`).
     """
 
     parts: NDArray[Any]
@@ -47,6 +48,8 @@ class Decision:
     short_tier: NDArray[np.int64]
     fast_pool: Pool | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    rest_tier: int = 1
+    housed: bool = False
 
 
 def whole_parts(units: Units, tier: NDArray[np.int64] | int, *, pooled: bool = True) -> NDArray[Any]:

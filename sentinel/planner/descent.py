@@ -69,11 +69,14 @@ def _alive(stays: Stays, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _moved(work: Workload, episodes: Episodes) -> list[NDArray[np.float64]]:
-    """(L,) bytes promoted and demoted."""
-    nbytes = work.units.nbytes[episodes.unit].astype(np.float64)
+    """(L,) bytes promoted and demoted, those of slower links for as many as tier 1's would move meanwhile."""
+    nbytes = work.units.nbytes[episodes.unit] * work.drag[:, episodes.unit]
     ways = ((episodes.promote, episodes.held_from), (episodes.demote, episodes.end))
     length = work.n_layers
-    return [np.bincount(start[w] % length, nbytes[w], length).astype(np.float64) for w, start in ways]
+    return [
+        np.bincount(start[w] % length, dragged[w], length).astype(np.float64)
+        for dragged, (w, start) in zip(nbytes, ways, strict=True)
+    ]
 
 
 def _layer_ns(

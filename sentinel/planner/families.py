@@ -1,4 +1,4 @@
-"""Units of one fate are one family for the planner: same life, same layers of use, same gain a byte in each."""
+"""Units of one fate are one family for the planner: same life, home and layers of use, same gain a byte in each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def families(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
     marks = mix(mix(work.use_layer.astype(np.uint64) + np.uint64(1)) ^ grade.astype(np.uint64))
     fate = np.zeros(len(units), np.uint64)
     np.add.at(fate, work.use_unit, marks)
-    keys = np.stack([~units.persistent, units.start, units.stop, fate.view(np.int64)])
+    keys = np.stack([~units.persistent, units.start, units.stop, fate.view(np.int64), work.home])
     _, first, of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     of = of.reshape(-1)
     order = np.argsort(first)  # families in the order of their first units
@@ -54,6 +54,7 @@ def families(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
             use_layer=work.use_layer[uses],
             use_ns=total,
             first_use=first_use,
+            home=work.home[first],
         ),
         of,
     )

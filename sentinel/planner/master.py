@@ -201,8 +201,9 @@ class Master:
         for way, (wanted, layer) in enumerate(ways):
             moving = np.flatnonzero(wanted)
             row = self.link_row + (way % self.links) * length + layer[moving] % length
-            entries.append((row, owner[moving], gb[moving] * (1e12 / self.per_s[way])))
-            cost += np.bincount(owner[moving], gb[moving] * _MOVE_COST, n - known)
+            dragged = gb[moving] * work.drag[way, episodes.unit[new][moving]]
+            entries.append((row, owner[moving], dragged * (1e12 / self.per_s[way])))
+            cost += np.bincount(owner[moving], dragged * _MOVE_COST, n - known)
         starts, index, value = _colwise(entries, n - known, self.unit_row + len(work.units))
         none, all_of_it = np.zeros(n - known), np.ones(n - known)
         self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)

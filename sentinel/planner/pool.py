@@ -46,14 +46,14 @@ def fixed_block(pool: Pool, base: int, length: int, tier: int, name: str) -> Blo
     return Block(base, pool.extent, 0, length, tier, tuple(pool.tensors.tolist()), name, fixed=True)
 
 
-def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str) -> list[Block]:
+def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str, rest_tier: int = 1) -> list[Block]:
     """Blocks that hold each page range of a pool only in the layers in which a tenant is alive.
 
     Rows of pages that are occupied in the same layers become one block a run of layers, so a pool that every
-    layer fills is one block.
+    layer fills is one block. What is above the cap is in `rest_tier`.
     """
     low, high, used = _rows(pool, profile)
-    above = _above(pool, profile, base, tier + 1, name)
+    above = _above(pool, profile, base, rest_tier, name)
     if not len(low):
         return above
     run, row_of, begin, width = _runs(used)

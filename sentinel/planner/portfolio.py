@@ -15,6 +15,7 @@ from sentinel.planner.mixed import Effort, mixed
 from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
 from sentinel.planner.reserve import reserve
 from sentinel.planner.simple import by_pages, first_touch_tiers, footprint_bytes, one_tier
+from sentinel.planner.tiered import has_room, tiered_plans
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate
 
@@ -35,18 +36,28 @@ class Sentinel:
         footprint = footprint_bytes(profile)
         if footprint <= machine.fast.capacity_bytes:
             return one_tier(profile, machine, 0, self.name)
+        if len(machine.tiers) > 2:
+            plans = tiered_plans(profile, machine, self.name, footprint, _decisions, large=_is_large)
+            plans += [_first_touch(profile, machine, self.name)] if all_addressable(machine) else []
+            plans = [(label, plan) for label, plan in plans if has_room(plan)]
+            if plans:
+                return best_of(plans, profile, machine, self.name)
         if not all_addressable(machine):
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
-        plans: list[tuple[str, Plan]] = []
+        plans = []
         for label, decision in _decisions(work):
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
         if not plans or not _is_large(work):
-            all_fast = one_tier(profile, machine, 0, self.name)
-            tiers = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
-            plans.append(("first-touch", by_pages(all_fast, profile, tiers, self.name)))
+            plans.append(_first_touch(profile, machine, self.name))
         return best_of(plans, profile, machine, self.name)
+
+
+def _first_touch(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
+    all_fast = one_tier(profile, machine, 0, policy)
+    tiers = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
+    return "first-touch", by_pages(all_fast, profile, tiers, policy)
 
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:

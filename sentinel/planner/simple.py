@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,14 +55,14 @@ class AllFast:
 
 
 class AllSlow:
-    """Everything in the first slower tier."""
+    """Everything in slower tiers, the first one first."""
 
     name = "all-slow"
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """A plan without migrations and without fast memory."""
         plan = one_tier(profile, machine, 1, self.name)
-        return replace(plan, capacity_bytes=(machine.fast.capacity_bytes, *plan.capacity_bytes[1:]))
+        return replace(plan, footprint_bytes=footprint_bytes(profile))
 
 
 class FirstTouch:
@@ -84,9 +85,14 @@ def first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> np.ndarray:
         born = -1 if persistent else int(profile.tensors["born_event"][slot.tensor])
         low, high = slot.offset // PAGE_BYTES, -(-(slot.offset + slot.nbytes) // PAGE_BYTES)
         touched[low:high] = np.minimum(touched[low:high], born)
-    order = np.argsort(touched, kind="stable")
-    tier = np.ones(pages, np.int64)
-    tier[order[: budget // PAGE_BYTES]] = 0
+    return filled(np.argsort(touched, kind="stable"), (budget, *plan.capacity_bytes[1:]))
+
+
+def filled(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:
+    """(pages,) tier of each page if they fill the tiers in this order; the last tier takes what is left."""
+    tier = np.zeros(len(order), np.int64)
+    ends = list(itertools.accumulate(capacity // PAGE_BYTES for capacity in capacity_bytes[:-1]))
+    tier[order] = np.searchsorted(ends, np.arange(len(order)), side="right")
     return tier
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,21 +12,21 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.simple import by_pages, one_tier
+from sentinel.planner.simple import by_pages, filled, one_tier
 
 _STRIPES = 1024
 """Pages are dealt in runs, so that a plan has at most so many; a tensor much smaller than a run is in one tier."""
 
 
 class Interleave:
-    """One page here, one there, until fast memory is full (MPOL_INTERLEAVE)."""
+    """One page here, one there, until a tier is full; what is left is in the last one (MPOL_INTERLEAVE)."""
 
     name = "interleave"
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """Half of the pages in fast memory, less where it is full."""
+        """As many pages in each tier, less where one is full."""
         plan = one_tier(profile, machine, 0, self.name)
-        return by_pages(plan, profile, dealt(plan.extent_bytes, 0.5, machine.fast.capacity_bytes), self.name)
+        return by_pages(plan, profile, _dealt_by(plan, [1] * len(machine.tiers)), self.name)
 
 
 class WeightedInterleave:
@@ -33,11 +35,10 @@ class WeightedInterleave:
     name = "weighted-interleave"
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """Fast memory's share of the bandwidth, or of the footprint where that is less, in every run of pages."""
+        """Each tier's share of the bandwidth, or of the footprint where that is less, in every run of pages."""
         plan = one_tier(profile, machine, 0, self.name)
-        fast, slow = machine.fast.read_bytes_per_s, machine.tiers[1].read_bytes_per_s
-        share = min(fast / (fast + slow), machine.fast.capacity_bytes / max(plan.extent_bytes, 1))
-        return by_pages(plan, profile, dealt(plan.extent_bytes, share, machine.fast.capacity_bytes), self.name)
+        weights = [tier.read_bytes_per_s for tier in machine.tiers]
+        return by_pages(plan, profile, _dealt_by(plan, weights, evenly=True), self.name)
 
 
 class Static:
@@ -60,7 +61,24 @@ class Static:
         rest = np.flatnonzero(~optimizer)
         left = max(budget - int(optimizer.sum()), 0)
         tier[rest] = dealt(len(rest) * PAGE_BYTES, left / max(len(rest), 1), left * PAGE_BYTES)
+        slow = np.flatnonzero(tier)
+        tier[slow] = 1 + filled(np.arange(len(slow)), plan.capacity_bytes[1:])
         return by_pages(plan, profile, tier, self.name)
+
+
+def _dealt_by(plan: Plan, weights: Sequence[int], *, evenly: bool = False) -> NDArray[np.int64]:
+    """(pages,) tier of each page: dealt to the first tier or to the slower ones by weight, and among these likewise.
+
+    `evenly`: a tier that has less room than its share is dealt what it has room for over all addresses.
+    """
+    tier = np.zeros(plan.extent_bytes // PAGE_BYTES, np.int64)
+    rest = np.arange(len(tier))
+    for number, (weight, capacity) in enumerate(zip(weights[:-1], plan.capacity_bytes[:-1], strict=True)):
+        nbytes, share = len(rest) * PAGE_BYTES, weight / sum(weights[number:])
+        share = min(share, capacity / max(nbytes, 1)) if evenly else share
+        rest = rest[dealt(nbytes, share, capacity) > 0]
+        tier[rest] = number + 1
+    return tier
 
 
 def dealt(extent: int, share: float, budget: int) -> NDArray[np.int64]:

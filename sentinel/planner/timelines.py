@@ -7,7 +7,7 @@ A demotion starts in the layer after a use at the earliest: one in the layer tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class Pricer:
         self.work = work
         self.runs = _make_runs(work)
         self.nbytes = work.units.nbytes.astype(np.float64)
+        kinds, of = np.unique(work.drag[:, self.runs.unit], axis=1, return_inverse=True)
+        self._links = [(kind, np.flatnonzero(of.reshape(-1) == i)) for i, kind in enumerate(kinds.T)]
 
     def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
         """The cheapest timeline of each unit, and (units,) what it saves against slow memory throughout, in ns."""
@@ -53,7 +55,7 @@ class Pricer:
         weighed = work.use_ns * prices.slow[work.use_layer % work.n_layers]
         here[:, 1] = np.bincount(runs.of, weighed, len(runs.head))
         all_slow = np.bincount(runs.unit, here[:, 1], len(self.nbytes))
-        stay, leave, arrive, out, back = self._gaps(priced)
+        stay, leave, arrive, out, back = self._gaps(prices)
         gap = np.zeros((len(runs.head), 2, 2))  # [from, to]
         parted = out.price + back.price < stay
         gap[:, 0, 0] = np.where(runs.has_gap, nbytes * np.minimum(stay, out.price + back.price), 0.0)
@@ -65,13 +67,29 @@ class Pricer:
         fast, cost = self._shortest(here, gap)
         return self._choice(fast, parted, leave, arrive, out, back), all_slow - cost
 
-    def _gaps(self, priced: Priced) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
+    def _gaps(self, prices: Prices) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
+        n = len(self.runs.head)
+        stay = np.zeros(n)
+        windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
+        for (up, down), rows in self._links:
+            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            stay[rows], *found = self._gaps_over(priced, rows)
+            for window, part in zip(windows, found, strict=True):
+                window.layer[rows], window.price[rows] = part.layer, part.price
+        leave, arrive, out, back = windows
+        return stay, leave, arrive, out, back
+
+    def _gaps_over(
+        self, priced: Priced, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
+        """`_gaps` of runs whose units have one home."""
         runs = self.runs
-        after, by = runs.last + 1, runs.next_layer
+        after, by = runs.last[rows] + 1, runs.next_layer[rows]
         stay = priced.room[by] - priced.room[after]
         leave = priced.leave(after, by)
-        arrive = priced.arrive(np.where(runs.born & (runs.first == runs.last), after, runs.last), by)
+        at_birth = runs.born[rows] & (runs.first[rows] == runs.last[rows])
+        arrive = priced.arrive(np.where(at_birth, after, runs.last[rows]), by)
         back = priced.arrive(after + 1, by)
         out = priced.leave(after, np.where(np.isfinite(back.price), back.layer, by))
         return stay, leave, arrive, out, back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,8 @@ class Workload:
     `use_unit, use_layer`: (m,), `use_layer` unrolled in [start, start + L). `use_ns`: extra time if the use
     is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
     `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
-    `pool_ns`: (L,) extra time of those that are in slow memory.
+    `pool_ns`: (L,) extra time of those that are in slow memory. `home`: (U,) the slower tier that serves each unit
+    where the fast one does not.
     """
 
     profile: Profile
@@ -40,6 +42,7 @@ class Workload:
     short_ns: NDArray[np.float64]
     pool_ns: NDArray[np.float64]
     footprint_bytes: int
+    home: NDArray[np.int64]
 
     @property
     def n_layers(self) -> int:
@@ -51,12 +54,31 @@ class Workload:
         """Fast memory, in whole pages."""
         return self.machine.fast.capacity_bytes // PAGE_BYTES * PAGE_BYTES
 
+    @cached_property
+    def drag(self) -> NDArray[np.float64]:
+        """(2, U) time that promoting and demoting a byte takes over the links of a unit's home, over that of tier 1."""
+        machine, tiers = self.machine, range(1, len(self.machine.tiers))
+        up = [machine.link(1, 0).bandwidth_bytes_per_s / machine.link(t, 0).bandwidth_bytes_per_s for t in tiers]
+        down = [machine.link(0, 1).bandwidth_bytes_per_s / machine.link(0, t).bandwidth_bytes_per_s for t in tiers]
+        return np.array([up, down])[:, self.home - 1]
 
-def make_workload(profile: Profile, machine: Machine, footprint_bytes: int, slow: int = 1) -> Workload:
-    """The Workload of a profile on a machine whose slow tier is `slow`."""
+
+@dataclass(frozen=True, eq=False)
+class Homes:
+    """The slower tier of each unit, and of each short-lived tensor: (U,) and (short,), by the order of `Units`."""
+
+    unit: NDArray[np.int64]
+    short: NDArray[np.int64]
+
+
+def make_workload(
+    profile: Profile, machine: Machine, footprint_bytes: int, slow: int = 1, homes: Homes | None = None
+) -> Workload:
+    """The Workload of a profile on a machine whose slow tier is `slow`, or where everything has its home."""
     units = make_units(profile)
+    homes = homes or Homes(np.full(len(units), slow, np.int64), np.full(len(units.short), slow, np.int64))
     a = profile.accesses
-    extra = slow_extra_ns(profile, machine, slow)
+    extra = _extra_ns(profile, machine, units, homes)
     unit = units.unit_of[a["tensor"]]
     known = unit >= 0
     start = units.start[unit[known]]
@@ -84,7 +106,26 @@ def make_workload(profile: Profile, machine: Machine, footprint_bytes: int, slow
         short_ns=short_ns[units.short],
         pool_ns=np.zeros(profile.n_layers),
         footprint_bytes=footprint_bytes,
+        home=homes.unit,
     )
+
+
+def _extra_ns(profile: Profile, machine: Machine, units: Units, homes: Homes) -> NDArray[np.float64]:
+    """(m,) per row of `profile.accesses`: extra time if the home of its tensor serves it."""
+    home = np.ones(len(profile.names), np.int64)
+    home[units.tensors] = homes.unit[units.unit_of[units.tensors]]
+    home[units.short] = homes.short
+    home = home[profile.accesses["tensor"]]
+    out = np.zeros(len(home))
+    for tier in np.unique(home).tolist():
+        out = np.where(home == tier, slow_extra_ns(profile, machine, tier), out)
+    return out
+
+
+def slot_bytes(nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) what tensors of so many bytes take in a pool."""
+    align = np.where(nbytes < PAGE_BYTES, SMALL_ALIGN, PAGE_BYTES)
+    return np.asarray(-(-nbytes // align) * align, np.int64)
 
 
 def short_peaks(profile: Profile, tensors: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -93,12 +134,7 @@ def short_peaks(profile: Profile, tensors: NDArray[np.int64]) -> NDArray[np.int6
     out = np.zeros(profile.n_layers, np.int64)
     if not len(t):
         return out
-    sizes = np.where(
-        t["nbytes"] < PAGE_BYTES,
-        -(-t["nbytes"] // SMALL_ALIGN) * SMALL_ALIGN,
-        -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES,
-    )
     row = np.zeros(len(t), np.int64)
-    alive = ring_sum(row, t["born_event"], t["died_event"], sizes, 1, profile.n_events)[0]
+    alive = ring_sum(row, t["born_event"], t["died_event"], slot_bytes(t["nbytes"]), 1, profile.n_events)[0]
     np.maximum.at(out, t["start"], alive[t["born_event"]])  # a peak is reached at a birth
     return -(-out // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,77 @@
+"""The laws, the bound and the promises of plans on machines with three tiers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel.core.errors import Infeasible, PlanError
+from sentinel.core.laws import check
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.simulator import simulate
+from tests.builders import profiles
+from tests.three_tiers import only, three_tier_machines
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=25, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines())
+def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(policy, profile, machine):
+    try:
+        made = plan(profile, machine, policy)
+    except Infeasible:
+        assert policy == "all-fast"
+        return
+    check(made, profile, machine)
+    assert (made.held_bytes <= np.array([tier.capacity_bytes for tier in machine.tiers])[:, None]).all()
+    assert made.footprint_bytes == footprint_bytes(profile)
+    run = simulate(made, profile, machine, steps=2)
+    assert run.step_ns == made.predicted_step_ns
+    assert run.step_ns >= bound(profile, machine).step_ns - profile.n_layers
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines())
+def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profile, machine):
+    with_it, without = plan(profile, machine), plan(profile, only(machine, 2))
+    assert with_it.predicted_step_ns <= without.predicted_step_ns
+
+
+@settings(max_examples=30, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines(), share=st.floats(0.0, 1.5))
+def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
+    """Policies fill the tiers from the fast end; what does not fit then is refused in words, by the same law."""
+    small = replace(machine.tiers[2], capacity_bytes=int(footprint_bytes(profile) * share))
+    tight = replace(machine, tiers=(*machine.tiers[:2], small))
+    try:
+        made = plan(profile, tight)
+    except PlanError as error:
+        assert "capacity" in str(error)
+        return
+    check(made, profile, tight)
+
+
+@settings(max_examples=30, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines())
+def test_the_same_inputs_give_the_same_plan_of_three_tiers(profile, machine):
+    one, other = plan(profile, machine), plan(profile, machine)
+    for part in ("segments", "slots", "blocks", "migrations", "details"):
+        assert getattr(one, part) == getattr(other, part)
+
+
+@settings(max_examples=30, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines(), middle=st.booleans())
+def test_a_tier_that_cannot_be_addressed_is_never_used_in_place(profile, machine, middle):
+    barred = 1 if middle else 2
+    tiers = tuple(replace(tier, addressable=i != barred) for i, tier in enumerate(machine.tiers))
+    machine = replace(machine, tiers=tiers)
+    try:
+        made = plan(profile, machine)
+    except (Infeasible, PlanError):
+        assert footprint_bytes(profile) > machine.fast.capacity_bytes
+        return
+    check(made, profile, machine)
