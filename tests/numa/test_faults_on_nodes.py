@@ -25,7 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*was born in fast memory with no room:RuntimeWarning"),
 ]
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sentinel  # noqa: E402

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+pytest.importorskip("torch", reason="torch is not installed")
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-import sentinel  # noqa: E402
-from sentinel.core.run import Run  # noqa: E402
-from sentinel.profiler.pages.choice import TRACKERS  # noqa: E402
-from sentinel.system import native  # noqa: E402
-from tests.torch.bit_identity_cases import batch, mlp  # noqa: E402
+import sentinel
+from sentinel.core.run import Run
+from sentinel.profiler.pages.choice import TRACKERS
+from sentinel.system import native
+from tests.torch.bit_identity_cases import batch, mlp
 
 pytestmark = [
     pytest.mark.needs("torch", "native", "compiler"),
