@@ -152,6 +152,8 @@ SN_API int64_t sn_exclusive_release(void);
 
 /* Bytes served so far in slots of another size than the plan expected; they count as served. */
 SN_API uint64_t sn_placement_fitted(void);
+/* By how many bytes the sizes asked for so far differ from those that the plan expected; all of one it expected not. */
+SN_API uint64_t sn_placement_unlike(void);
 SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_bytes: 0 */
 /* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.
  * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */

@@ -33,7 +33,7 @@ Arena arena;
 sn::Tables tables;
 sn::Bitmap bitmap;
 std::atomic<bool> keep_free_pages{false};
-std::atomic<uint64_t> fitted_bytes{0};  // written by the owner alone
+std::atomic<uint64_t> fitted_bytes{0}, unlike_bytes{0};  // written by the owner alone
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + kGranule - 1) / kGranule; }
 
@@ -64,10 +64,13 @@ void *serve_unsynchronised(uint64_t nbytes, int *why) {
   return look_around(std::max(0, at - kBack), std::min(count, at + kAhead), nbytes);
 }
 
+void add(std::atomic<uint64_t> &sum, uint64_t nbytes) {
+  sum.store(sum.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
+}
+
 // What was served where the plan expected another size.
 void *fitted(void *address, uint64_t nbytes) {
-  if (address != nullptr)
-    fitted_bytes.store(fitted_bytes.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
+  if (address != nullptr) add(fitted_bytes, nbytes);
   return address;
 }
 
@@ -154,8 +157,13 @@ void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
   *why = SN_WHY_NO_SLOT;
   const Table &table = tables.current();
   const int32_t index = table.find(arena.layer, ordinal);
-  if (index < 0) return nullptr;
+  if (index < 0) {
+    add(unlike_bytes, nbytes);
+    return nullptr;
+  }
   const Slot &slot = table.slot(index);
+  if (granules(nbytes) != granules(slot.nbytes))
+    add(unlike_bytes, std::max(nbytes, slot.nbytes) - std::min(nbytes, slot.nbytes));
   arena.cursor = index + 1;
   if (nbytes <= slot.nbytes) {
     *why = SN_WHY_BUSY;
@@ -213,6 +221,8 @@ extern "C" int sn_use_table(int32_t table) {
 extern "C" const int32_t *sn_table_in_use(void) { return tables.in_use(); }
 
 extern "C" uint64_t sn_placement_fitted(void) { return fitted_bytes.load(std::memory_order_relaxed); }
+
+extern "C" uint64_t sn_placement_unlike(void) { return unlike_bytes.load(std::memory_order_relaxed); }
 
 extern "C" int sn_placement_range(sn_range *out) {
   if (arena.nbytes == 0) return -ENODEV;

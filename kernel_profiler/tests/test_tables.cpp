@@ -73,18 +73,22 @@ void steps_that_take_turns_are_told_apart_in_their_first_layer() {
 
 void a_shape_between_two_is_served_by_the_larger() {
   CHECK(shape(8192).place() == 0 && shape(65536).place_also() == 1 && shape(131072).place_also() == 2);
-  const uint64_t before = sn_placement_fitted();
+  const uint64_t before = sn_placement_fitted(), unlike = sn_placement_unlike();
   const Step step = run(shape(20000));
   CHECK(step.in_use_after_layer_0 == 1 && step.fell_back == 0);
   CHECK(sn_placement_fitted() - before == 5 * 6 * 20000);
+  CHECK(sn_placement_unlike() - unlike == 5 * 6 * (65536 - 20000));
   run(shape(65536));
   CHECK(sn_placement_fitted() - before == 5 * 6 * 20000);  // those fit exactly
+  CHECK(sn_placement_unlike() - unlike == 5 * 6 * (65536 - 20000));
 }
 
 // Negative control: what no table fits falls back, and a single table is never left.
 void a_shape_that_none_fits_falls_back() {
   CHECK(shape(8192).place() == 0);
+  const uint64_t unlike = sn_placement_unlike();
   CHECK(run(shape(65536)).fell_back == 5 * 6 && *sn_table_in_use() == 0);
+  CHECK(sn_placement_unlike() - unlike == 5 * 6 * (65536 - 8192));
   CHECK(shape(16384).place_also() == 1);
   CHECK(run(shape(65536)).fell_back == 5 * 6);
 }

@@ -44,11 +44,13 @@ _RESERVED_BYTES = 1 << 38  # of address space, for each arena; halved until the 
 class MemoryCounters:
     """Since the process first installed. `fallback`: reason -> (allocations, bytes). Managed bytes are those
     that tensors asked for, unmanaged ones malloc's usable sizes. `fitted_bytes`: of the served ones, those in slots
-    for which the plan expected another size."""
+    for which the plan expected another size. `unlike_bytes`: by how much sizes differed from those that the plan
+    expected, all of an allocation that it did not expect."""
 
     served: int
     served_bytes: int
     fitted_bytes: int
+    unlike_bytes: int
     fallback: dict[str, tuple[int, int]]
     live_bytes: int
     peak_live_bytes: int
@@ -193,6 +195,7 @@ class ManagedMemory:
             served=raw.served,
             served_bytes=raw.served_bytes,
             fitted_bytes=self._native.sn_placement_fitted(),
+            unlike_bytes=self._native.sn_placement_unlike(),
             fallback=fallback,
             live_bytes=raw.live_bytes,
             peak_live_bytes=raw.peak_live_bytes,

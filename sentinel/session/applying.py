@@ -17,7 +17,7 @@ from sentinel.migration.handover import Handover
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
 from sentinel.session.binding import Addresses, arena_start, changed_homes, slot_table
-from sentinel.session.buckets import NEW_SHARE, Bucket, Served
+from sentinel.session.buckets import Bucket, Likeness, Served
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
 from sentinel.system import numa
@@ -32,7 +32,7 @@ def applicable(machine: Machine) -> bool:
 
 
 class Ended(NamedTuple):
-    """A step that has ended. `known`: from its first tick on it asked for the sizes of its bucket's plan; before may
+    """A step that has ended. `known`: from its first tick on it asked for what its bucket's plan expects; before may
     lie a validation, or whatever else is done between steps. `missed`: the share of its bytes that found no slot."""
 
     known: bool
@@ -43,12 +43,14 @@ class _Asked(NamedTuple):
     asked: int
     missed: int
     fitted: int
+    unlike: int
 
 
 def _asked(before: MemoryCounters, now: MemoryCounters) -> _Asked:
     """Bytes asked for between two looks at the counters."""
     missed = sum(now.fallback.get(why, (0, 0))[1] - before.fallback.get(why, (0, 0))[1] for why in MISSED)
-    return _Asked(missed + now.served_bytes - before.served_bytes, missed, now.fitted_bytes - before.fitted_bytes)
+    asked = missed + now.served_bytes - before.served_bytes
+    return _Asked(asked, missed, now.fitted_bytes - before.fitted_bytes, now.unlike_bytes - before.unlike_bytes)
 
 
 class Applying:
@@ -168,10 +170,10 @@ class Applying:
         now = self._memory.counters()
         step, inside = _asked(self._before, now), _asked(self._inside or self._before, now)
         self._before, self._inside = now, None
-        missed, unknown = step.missed / max(step.asked, 1), (inside.missed + inside.fitted) / max(inside.asked, 1)
-        known = unknown <= NEW_SHARE
-        (self.current.served if known else self.strangers).add(*step)
-        return Ended(known, missed)
+        total = max(inside.asked, 1)
+        known = Likeness(inside.unlike / total, inside.missed / total).known
+        (self.current.served if known else self.strangers).add(step.asked, step.missed, step.fitted)
+        return Ended(known, step.missed / max(step.asked, 1))
 
     def end(self) -> None:
         """What was migrated comes home; slots are served until the memory is told otherwise."""

@@ -21,7 +21,11 @@ from sentinel.session.planning import Dataflow
 MOST = 10
 """So many buckets at most; steps of any further shape are served by those whose slots they fit in."""
 NEW_SHARE = 0.1
-"""A step of which more than this share of bytes found no slot of its size is of a shape that no bucket knows."""
+"""A step whose sizes differ from those planned by more than this share of its bytes is of a shape that no bucket knows,
+and so is"""
+FALLBACK_SHARE = 0.4
+"""one of which more than this share of bytes finds no slot that is large enough. Below that, sizes that are never
+twice the same, such as those of sparse gradients, are one shape."""
 IN_VAIN = 20
 """So many steps are recorded at most that turn out to be of a known shape."""
 
@@ -100,16 +104,28 @@ def _row(bucket: Bucket) -> BucketRow:
     )
 
 
-def known_share(plan: Plan, profile: Profile) -> float:
-    """Of the bytes that a recorded step allocated from its first tick on, the share for which `plan` has a slot of
-    that very size."""
+@dataclass(frozen=True)
+class Likeness:
+    """Of the bytes that a step asked for, the share by which sizes differ from the plan's, and that finds no slot."""
+
+    unlike: float
+    missed: float
+
+    @property
+    def known(self) -> bool:
+        """Whether the plan's bucket is that of the step."""
+        return self.unlike <= NEW_SHARE and self.missed <= FALLBACK_SHARE
+
+
+def likeness(plan: Plan, profile: Profile) -> Likeness:
+    """How well `plan` would serve what a recorded step allocated from its first tick on."""
     sizes = {slot.key: slot.nbytes for slot in plan.slots if slot.key is not None}
     first = min(1, profile.n_layers - 1)
     rows = profile.tensors[(profile.tensors["key_layer"] >= first) & (profile.tensors["managed"] != 0)]
     keys = zip(rows["key_layer"].tolist(), rows["key_ordinal"].tolist(), strict=True)
-    same = np.fromiter((sizes.get(key, -1) for key in keys), np.int64, len(rows)) == rows["nbytes"]
-    total = int(rows["nbytes"].sum())
-    return int(rows["nbytes"][same].sum()) / total if total else 1.0
+    planned, asked = np.fromiter((sizes.get(key, 0) for key in keys), np.int64, len(rows)), rows["nbytes"]
+    total = max(int(asked.sum()), 1)
+    return Likeness(int(np.abs(asked - planned).sum()) / total, int(asked[asked > planned].sum()) / total)
 
 
 def known_bucket(buckets: Sequence[Bucket], flow: Dataflow) -> Bucket | None:
@@ -117,8 +133,9 @@ def known_bucket(buckets: Sequence[Bucket], flow: Dataflow) -> Bucket | None:
     profile = flow.profile
     if profile is None or not buckets:
         return None
-    share, _, best = max((known_share(bucket.plan, profile), -bucket.number, bucket) for bucket in buckets)
-    return best if share >= 1 - NEW_SHARE else None
+    found = [(likeness(bucket.plan, profile), bucket) for bucket in buckets]
+    alike, best = min(found, key=lambda each: (not each[0].known, each[0].unlike, each[1].number))
+    return best if alike.known else None
 
 
 class Lookout:

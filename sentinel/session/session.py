@@ -36,7 +36,7 @@ from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.applying import Applying, applicable, nothing_ran
-from sentinel.session.buckets import MOST, Bucket, Lookout, known_bucket, rows_of
+from sentinel.session.buckets import FALLBACK_SHARE, MOST, Bucket, Lookout, known_bucket, rows_of
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
@@ -47,8 +47,6 @@ from sentinel.system.topology import topology
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
-FALLBACK_SHARE = 0.4
-"""A step of which more than this share of bytes found no slot runs another dataflow than planned."""
 
 
 class State(enum.Enum):

@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_use_table": (_INT, (_I32,)),
     "sn_table_in_use": (_PTR, ()),
     "sn_placement_fitted": (_U64, ()),
+    "sn_placement_unlike": (_U64, ()),
     "sn_exclusive_range": (_INT, (ctypes.POINTER(Range),)),
     "sn_exclusive_set_shared": (_INT, (_INT,)),
     "sn_exclusive_release": (_I64, ()),
