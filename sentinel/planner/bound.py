@@ -11,20 +11,22 @@ from when layer k begins to compute until layer k + 1 does, T[k] the time that t
 p[g, k - 1] - y[g, k] is demoted meanwhile. y + p + d hold room in layer k, so y[g, k - 1] + p[g, k - 1] + p[g, k] do.
 q[g] is born in fast memory and never moves. What may move holds room in all layers of its life (law 1), what never
 moves shares it by events. What a simulated run did is a solution; so the least sum of T is at most the time of
-any run. Solved by interior point without crossover (4-7 times faster).
+any run. Solved by interior point without crossover (4-7 times faster). With several slower tiers see `bound_tiers`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.cost import base_ns, slow_extra_ns
+from sentinel.core.cost import base_ns
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
+from sentinel.planner.bound_tiers import least_extra_ns, most_saved_ns, saved_ns
 from sentinel.planner.relaxed import Groups, make_groups, room_rows
 
 _SLACK = 1e-6
@@ -44,11 +46,14 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> 
     compute, traffic = base_ns(profile, machine)
     floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
     least = int(floor.sum() * (1 - _SLACK))
-    extra = np.min([slow_extra_ns(profile, machine, tier) for tier in range(1, len(machine.tiers))], axis=0)
+    *middle, extra = least_extra_ns(profile, machine)
     groups = make_groups(profile, extra, machine.fast.capacity_bytes)
     if not len(groups.nbytes) or not extra.any():
         return Bound(least)
-    value, loose = _solve(_Program(groups, profile, machine, compute, traffic), time_limit_s)
+    program = _Program(groups, profile, machine, compute, traffic)
+    for tier, (here, behind) in enumerate(pairwise([*middle, extra]), 1):
+        program.middle_tier(profile, sum(t.capacity_bytes for t in machine.tiers[1 : tier + 1]), here, behind)
+    value, loose = _solve(program, time_limit_s)
     if value is None:
         return Bound(least, loose)
     return Bound(max(int(value * (1 - _SLACK)), least), loose)
@@ -80,6 +85,7 @@ class _Program:
         self.low: list[NDArray[np.float64]] = []
         self.high: list[NDArray[np.float64]] = []
         self.n_rows = 0
+        self.most_saved_ms: list[NDArray[np.float64]] = []
         self._time_rows(machine, compute, traffic)
         self._room(profile, machine)
         self._moves(machine)
@@ -109,7 +115,7 @@ class _Program:
         all_slow = np.bincount(g.use_layer, g.use_ns, self.length)
         base = traffic if machine.flops_per_s is not None else compute + traffic
         self.least_ms = np.maximum(compute, traffic if machine.flops_per_s is not None else compute) / 1e6
-        first = self._rows(self.length, (base + all_slow) / 1e6, np.array(np.inf))
+        self.time_row = first = self._rows(self.length, (base + all_slow) / 1e6, np.array(np.inf))
         layers = np.arange(self.length)
         self._put(first + layers, layers, 1.0)
         column = self.first[g.use_group] + (g.use_layer - g.start[g.use_group]) % self.length
@@ -118,6 +124,23 @@ class _Program:
         once = self._rows(len(g.use_group), np.array(-np.inf), np.array(1.0))
         for part in (column, self.length + g.use_group):
             self._put(once + np.arange(len(part)), part, 1.0)
+
+    def middle_tier(
+        self, profile: Profile, capacity_bytes: int, here_ns: NDArray[np.float64], behind_ns: NDArray[np.float64]
+    ) -> None:
+        """S[k], what the slower tiers up to one save in layer k against the tier behind it, of what is not fast."""
+        g, length = self.groups, self.length
+        here, behind = (saved_ns(profile, g, extra, g.use_ns) for extra in (here_ns, behind_ns))
+        saved = np.maximum(here - behind, 0.0) / 1e6
+        columns = self.n_columns + np.arange(length)
+        self.n_columns += length
+        self.most_saved_ms.append(most_saved_ns(g, saved, capacity_bytes, length))
+        self._put(self.time_row + np.arange(length), columns, 1.0)
+        first = self._rows(length, np.array(-np.inf), np.bincount(g.use_layer, saved, length).astype(np.float64))
+        self._put(first + np.arange(length), columns, 1.0)
+        column = self.first[g.use_group] + (g.use_layer - g.start[g.use_group]) % length
+        for part in (column, length + g.use_group):
+            self._put(first + g.use_layer, part, saved)
 
     def _room(self, profile: Profile, machine: Machine) -> None:
         """At chosen instants of each layer, what is alive and in fast memory or on its way from or to it fits."""
@@ -173,6 +196,9 @@ def _solve(program: _Program, time_limit_s: float) -> tuple[float | None, str]:
     cost[: program.length] = 1.0
     low[: program.length], high[: program.length] = program.least_ms, np.inf
     high[program.length + program.no_q] = high[program.no_y] = 0.0
+    if program.most_saved_ms:
+        saved = np.concatenate(program.most_saved_ms)
+        high[-len(saved) :] = saved
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, low, high
     lp.row_lower_, lp.row_upper_ = np.concatenate(program.low), np.concatenate(program.high)
     row, column, value = (np.concatenate(parts) for parts in zip(*program.entries, strict=True))

@@ -69,7 +69,7 @@ def _alive(stays: Stays, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _moved(work: Workload, episodes: Episodes) -> list[NDArray[np.float64]]:
-    """(L,) bytes promoted and demoted, those of slower links for as many as tier 1's would move meanwhile."""
+    """(L,) bytes promoted and demoted, those of slower links for as many as `per_s` moves meanwhile."""
     nbytes = work.units.nbytes[episodes.unit] * work.drag[:, episodes.unit]
     ways = ((episodes.promote, episodes.held_from), (episodes.demote, episodes.end))
     length = work.n_layers

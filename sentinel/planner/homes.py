@@ -52,9 +52,10 @@ class Housing:
         self.units, self.profile, self.machine = units, profile, machine
         self.tiers, self.costs = list(tiers), costs
 
-    def house(self, decision: Decision) -> tuple[Decision, Homes]:
+    def house(self, decision: Decision, planned: NDArray[np.int64] | None = None) -> tuple[Decision, Homes]:
         """`decision` with its slower tiers, and where everything would be at home, what is always fast included.
 
+        `planned`: (units,) homes that the decision was made for; who has a tier as such is asked first.
         The last tier takes what no other has room for; whether it has is for the laws to say.
         """
         time = slow_time(decision, self.units, self.profile)
@@ -63,7 +64,10 @@ class Housing:
         short_home = np.full(len(self.units.short), last, np.int64)
         rest = [last]
         for index, tier in enumerate(self.tiers[:-1]):
-            self._fill(index, tier, decision, time, part_home, short_home, rest)
+            asked = np.zeros(len(decision.parts), bool)
+            if planned is not None:
+                asked = planned[decision.parts["unit"]] == tier
+            self._fill(index, tier, decision, time, asked, part_home, short_home, rest)
         return self._told(decision, part_home, short_home, rest[0]), self._homes(decision, part_home, short_home)
 
     def _fill(
@@ -72,6 +76,7 @@ class Housing:
         tier: int,
         decision: Decision,
         time: SlowTime,
+        asked: NDArray[np.bool_],
         part_home: NDArray[np.int64],
         short_home: NDArray[np.int64],
         rest: list[int],
@@ -86,7 +91,7 @@ class Housing:
         groups = self._short_groups(index, open_short)
         parts = np.flatnonzero(part_home == last)
         above = self._above(index, decision) if rest[0] == last else (0, 0.0)
-        for kind, item in self._order(index, decision, time, parts, groups, above):
+        for kind, item in self._order(index, decision, time, asked, parts, groups, above):
             if kind == "part":
                 spans = time.spans_of(item)
                 nbytes = int(decision.parts["pages"][item]) * PAGE_BYTES
@@ -103,6 +108,7 @@ class Housing:
         index: int,
         decision: Decision,
         time: SlowTime,
+        asked: NDArray[np.bool_],
         parts: NDArray[np.int64],
         groups: dict[int, tuple[NDArray[np.int64], float, int]],
         above: tuple[int, float],
@@ -128,7 +134,11 @@ class Housing:
                 [above[0] * length] * (above[0] > 0),
             ]
         )
-        return [items[i] for i in np.lexsort((np.arange(len(items)), -gain / held, never)).tolist()]
+        later = np.append(asked.any() & ~asked[parts], np.zeros(len(items) - len(parts), bool))
+        order = np.lexsort((np.arange(len(items)), -gain / held, later, never))
+        if self.machine.tiers[self.tiers[-1]].capacity_bytes >= self.costs.work.footprint_bytes:
+            order = order[gain[order] >= 0]  # what it would slow down need not go there
+        return [items[i] for i in order.tolist()]
 
     def _part_gain(self, index: int, decision: Decision, time: SlowTime) -> NDArray[np.float64]:
         """(parts,) ns that the tier saves each part against the next slower one."""

@@ -60,11 +60,10 @@ def mixed(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
     layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
     if machine.flops_per_s is None:
         layer_ns = work.compute_ns + work.traffic_ns
-    per_s = (float(machine.link(1, 0).bandwidth_bytes_per_s), float(machine.link(0, 1).bandwidth_bytes_per_s))
     merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
     pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of, most_entries=effort.stays)
-    descend(merged, pricer, columns, stays, free, layer_ns, per_s, effort.rounds, effort.keep)
-    settler = Settler(work, merged, of, Master(merged, columns, stays, per_s), pricer, columns)
+    descend(merged, pricer, columns, stays, free, layer_ns, work.per_s, effort.rounds, effort.keep)
+    settler = Settler(work, merged, of, Master(merged, columns, stays, work.per_s), pricer, columns)
     relaxed = settler.priced(effort.repriced)
     if relaxed is None:
         return

@@ -44,14 +44,17 @@ def tiered_plans(
     if not tiers:
         return []
     works = [make_workload(profile, machine, footprint_bytes, tier) for tier in tiers]
-    housings = [_alone(works[-1], tier) for tier in tiers[:0:-1]] + _housings(works, tiers)
-    found = _drawn(works[-1], "slowest", policy, housings, decide)
-    for label in ("all slow", "again")[large(works[-1]) :]:
-        homes = _homes_of_all_slow(housings[-1], works[-1])
+    by_use, by_link = _housings(works, tiers)
+    rough = [(_alone(works[-1]), False), (by_use, False)]
+    fine = [(by_use, False), (by_use, True), (by_link, True)]
+    found = _drawn(works[-1], "slowest", policy, rough, decide)
+    rounds = ("again",) if large(works[-1]) else ("all slow", "again", "again")
+    for number, label in enumerate(rounds, 1):
+        homes = _homes_of_all_slow(by_use, works[-1])
         if label == "again" and found:
             homes = min(found, key=lambda candidate: candidate[0])[3]
         work = make_workload(profile, machine, footprint_bytes, homes=homes)
-        found += _drawn(work, label, policy, housings, decide)
+        found += _drawn(work, f"{label} {number}", policy, fine, decide)
     return [(label, plan) for _, label, plan, _ in found]
 
 
@@ -60,9 +63,9 @@ def has_room(plan: Plan) -> bool:
     return bool((plan.held_bytes <= np.array(plan.capacity_bytes)[:, None]).all())
 
 
-def _alone(work: Workload, tier: int) -> Housing:
-    """All homes in one tier."""
-    return Housing(work.units, work.profile, work.machine, [tier])
+def _alone(work: Workload) -> Housing:
+    """All homes in one tier, that of the workload."""
+    return Housing(work.units, work.profile, work.machine, [int(work.home.max(initial=1))])
 
 
 def _housings(works: list[Workload], tiers: list[int]) -> list[Housing]:
@@ -87,13 +90,15 @@ def _homes_of_all_slow(housing: Housing, work: Workload) -> Homes:
     return housing.house(nothing)[1]
 
 
-def _drawn(work: Workload, label: str, policy: str, housings: list[Housing], decide: Decide) -> list[Candidate]:
+def _drawn(
+    work: Workload, label: str, policy: str, housings: list[tuple[Housing, bool]], decide: Decide
+) -> list[Candidate]:
     """The plans of all decisions with all homes, with their simulated times, that no tier is too small for."""
     found = []
     for name, decision in decide(work):
         seen: set[bytes] = set()
-        for number, housing in enumerate(housings):
-            housed, homes = housing.house(decision)
+        for number, (housing, planned) in enumerate(housings):
+            housed, homes = housing.house(decision, work.home if planned else None)
             told = housed.parts.tobytes() + housed.short_tier.tobytes() + bytes([housed.rest_tier])
             if told in seen:
                 continue

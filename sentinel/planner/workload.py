@@ -56,11 +56,18 @@ class Workload:
 
     @cached_property
     def drag(self) -> NDArray[np.float64]:
-        """(2, U) time that promoting and demoting a byte takes over the links of a unit's home, over that of tier 1."""
-        machine, tiers = self.machine, range(1, len(self.machine.tiers))
-        up = [machine.link(1, 0).bandwidth_bytes_per_s / machine.link(t, 0).bandwidth_bytes_per_s for t in tiers]
-        down = [machine.link(0, 1).bandwidth_bytes_per_s / machine.link(0, t).bandwidth_bytes_per_s for t in tiers]
-        return np.array([up, down])[:, self.home - 1]
+        """(2, U) times as long as at `per_s` that promoting and demoting a byte of each unit takes."""
+        links = [self._per_s(tier) for tier in range(1, len(self.machine.tiers))]
+        return np.asarray((np.array(self.per_s) / np.array(links)).T[:, self.home - 1], np.float64)
+
+    @property
+    def per_s(self) -> tuple[float, float]:
+        """Bytes a second that are promoted and demoted over the links of the first tier that is a home."""
+        return self._per_s(int(self.home.min(initial=len(self.machine.tiers) - 1)))
+
+    def _per_s(self, tier: int) -> tuple[float, float]:
+        up, down = self.machine.link(tier, 0), self.machine.link(0, tier)
+        return float(up.bandwidth_bytes_per_s), float(down.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True, eq=False)
