@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import runpy
+import select
 import struct
 import sys
 import traceback
@@ -23,6 +24,7 @@ from torch.optim import Optimizer
 
 from sentinel import session
 from sentinel.core.errors import CapabilityError
+from sentinel.executed.group import Group
 from sentinel.executed.memory import node_free_bytes
 from sentinel.executed.observer import StepObserver, Window
 from sentinel.executed.placements import OURS, Placement, set_policy
@@ -55,7 +57,8 @@ class Job:
 
 
 class Line:
-    """Two pipes between parent and child: the child says that it is ready, then waits until it is told to go."""
+    """Two pipes between parent and child: the child says that it is ready, waits until it is told to go, and says
+    when its job is over."""
 
     def __init__(self) -> None:
         self._said, self._heard = os.pipe(), os.pipe()
@@ -67,6 +70,10 @@ class Line:
         if not os.read(self._heard[0], 1):
             raise EOFError("the parent has gone")
 
+    def over(self) -> None:
+        """In the child: what the job holds goes from now on."""
+        os.write(self._said[1], b"2")
+
     def await_ready(self) -> bool:
         """In the parent, once: whether the child became ready before it ended."""
         os.close(self._said[1])
@@ -77,14 +84,18 @@ class Line:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._heard[1], b"1")
 
+    def over_within(self, seconds: float) -> bool:
+        """In the parent: whether the child said `over` or ended until then."""
+        return bool(select.select([self._said[0]], [], [], seconds)[0])
+
     def close(self) -> None:
         """In the parent, at the end."""
         for descriptor in (self._said[0], *self._heard):
             os.close(descriptor)
 
 
-def run_child(job: Job, placement: Placement, folder: Path, line: Line) -> int:
-    """Run the job in this process, a forked child, once it is told to go on `line`. Returns the exit code.
+def run_child(job: Job, placement: Placement, folder: Path, line: Line, group: Group | None) -> int:
+    """Run the job in this process, a forked child, in `group`, once it is told to go on `line`. Returns the exit code.
 
     Writes `log`, the job's output, and `result.json` in `folder`.
     """
@@ -93,9 +104,10 @@ def run_child(job: Job, placement: Placement, folder: Path, line: Line) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
+        if group is not None:
+            group.join()
         own_what_is_there()
-        line.ready()
-        seen = _observed(job, placement)
+        seen = _observed(job, placement, line)
     except BaseException:
         traceback.print_exc()
         return 1
@@ -105,7 +117,7 @@ def run_child(job: Job, placement: Placement, folder: Path, line: Line) -> int:
     return 0
 
 
-def _observed(job: Job, placement: Placement) -> dict[str, Any]:
+def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
     observer, kept = StepObserver(job.window, job.nodes[0]), _Kept(placement)
     observing.observer = observer
     session.made_by(kept.make)
@@ -113,9 +125,11 @@ def _observed(job: Job, placement: Placement) -> dict[str, Any]:
     witness = _Witness()
     if placement.mode is not None:
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
+    line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
     free_before = node_free_bytes(job.nodes[0])
     with _losses() as losses:
         _run(job)
+    line.over()
     found = observer.finish()
     told: dict[str, Any] = dataclasses.asdict(found)
     told["free_before_bytes"] = free_before

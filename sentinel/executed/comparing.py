@@ -14,14 +14,17 @@ from typing import Any
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES
+from sentinel.executed.ballast import Ballast
 from sentinel.executed.child import Job, Line, run_child
-from sentinel.executed.memory import Ballast, exact_free_counts
+from sentinel.executed.group import Group, new_group
+from sentinel.executed.memory import exact_free_counts, node_promotion_reserve_bytes
 from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
 from sentinel.executed.preload import pin_what_is_there, preload
 from sentinel.executed.touches import NOWHERE
 from sentinel.reports.executed import Ours, Row
 
 _LAST_LINES = 30
+_LOOK_EVERY_S = 0.02
 Told = dict[str, Any]
 Telling = Callable[[str, Callable[[], str]], AbstractContextManager[None]]
 
@@ -43,7 +46,8 @@ def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row
     with exact_free_counts():
         known = {}
         for placement in PLACEMENTS[:2]:
-            known[placement.name] = _child(job, placement, telling)
+            with new_group(job.nodes[0]) as group:
+                known[placement.name] = _child(job, placement, telling, group)
         room = _room(known[OURS], known[ALL_FAST])
         by_name = {placement.name: placement for placement in PLACEMENTS}
         for name in names:
@@ -63,16 +67,23 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
         if told is None:
             with contextlib.ExitStack() as held:
                 held.enter_context(kernel_settings(placement, job.weights))
-                ballast = Ballast(job.nodes[0], sum(room)) if placement.limited else None
-                told = _child(job, placement, telling, ballast)
+                group = held.enter_context(new_group(job.nodes[0]))
+                ballast = Ballast(job.nodes[0], _left(job, placement, room), group) if placement.limited else None
+                told = _child(job, placement, telling, group, ballast)
     except (CapabilityError, ChildFailed) as error:
         return Row(placement.name, placement.how, skipped=str(error))
     return _row_of(job, placement, told, ballast, known[ALL_FAST])
 
 
+def _left(job: Job, placement: Placement, room: tuple[int, int]) -> int:
+    """Tiering gets besides what it keeps free: else the smallest budgets would be all reserve."""
+    return sum(room) + (node_promotion_reserve_bytes(job.nodes[0]) if placement.tiering else 0)
+
+
 def _row_of(job: Job, placement: Placement, told: Told, ballast: Ballast | None, reference: Told) -> Row:
     by_node = {int(node): nbytes for node, nbytes in told["by_node"].items()}
     absent, witness = by_node.pop(NOWHERE, 0), told["witness"]
+    had = ballast.had_bytes if ballast else []
     touched = sum(by_node.values())  # what is on no node was an operand, but never written: of scratch space, say
     return Row(
         placement.name,
@@ -83,14 +94,21 @@ def _row_of(job: Job, placement: Placement, told: Told, ballast: Ballast | None,
         measured_steps=told["measured_steps"],
         migrated_pages=witness.get("by_reason"),
         others_demoted_pages=witness.get("others_demoted"),
-        no_witness=witness.get("why", ""),
+        no_witness=witness.get("why", "") or _lost(witness["lost"]),
         fast_taken_bytes=told["free_before_bytes"] - told["least_free_bytes"],
-        left_bytes=ballast.room_bytes if ballast else None,
+        left_bytes=ballast.began_bytes if ballast else None,
+        least_left_bytes=min(had) if had else None,
+        mean_left_bytes=sum(had) // len(had) if had else None,
+        most_left_bytes=max(had) if had else None,
         ballast_bytes=ballast.took_bytes if ballast else None,
         same_losses=told["losses"] == reference["losses"],
         same_parameters=told["parameters"] == reference["parameters"],
         ours=_ours(told) if told["ours"] else None,
     )
+
+
+def _lost(records: int) -> str:
+    return f"{records:,} records found no room" if records else ""
 
 
 def _ours(told: Told) -> Ours:
@@ -110,8 +128,10 @@ def _ours(told: Told) -> Ours:
     )
 
 
-def _child(job: Job, placement: Placement, telling: Telling, ballast: Ballast | None = None) -> Told:
-    """What one forked child saw. `ballast` is taken once the child has its own copy of what it shares.
+def _child(
+    job: Job, placement: Placement, telling: Telling, group: Group | None, ballast: Ballast | None = None
+) -> Told:
+    """What one forked child saw. `ballast` is taken once the child has its own copy of what it shares, and kept.
 
     Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError for the ballast.
     """
@@ -121,7 +141,7 @@ def _child(job: Job, placement: Placement, telling: Telling, ballast: Ballast | 
         if pid == 0:
             code = 1
             try:
-                code = run_child(job, placement, folder, line)
+                code = run_child(job, placement, folder, line, group)
             finally:
                 os._exit(code)
         log = folder / "log"
@@ -129,6 +149,8 @@ def _child(job: Job, placement: Placement, telling: Telling, ballast: Ballast | 
             ready = line.await_ready()
             with contextlib.nullcontext() if ballast is None or not ready else ballast:
                 line.go()
+                while ballast is not None and not line.over_within(_LOOK_EVERY_S):
+                    ballast.keep()
                 status = ended()
         line.close()
         if status or not (folder / "result.json").exists():

@@ -13,7 +13,7 @@ import numpy as np
 
 from sentinel.core.units import PAGE_BYTES
 
-_MCL_CURRENT, _MCL_ONFAULT = 1, 4
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14; where it is missing, pages are copied when they are written, and count as the job's."""
 
@@ -47,11 +47,11 @@ def _imported(node: ast.stmt) -> list[tuple[str, list[str]]]:
 
 
 def pin_what_is_there() -> bool:
-    """Pin what this process has, so that the kernel's tiering makes no room of it; whether it was allowed.
+    """Pin what this process has and takes, so that the kernel's tiering makes no room of it; whether it was allowed.
 
     Forked children do not inherit the pin, but the pages that they share are pinned by it.
     """
-    return bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT | _MCL_ONFAULT) == 0)
+    return bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0)
 
 
 def own_what_is_there() -> None:
@@ -67,7 +67,7 @@ def own_what_is_there() -> None:
             start, stop = (int(word, 16) for word in span.split("-"))
             for begin, nbytes in _present(start, stop):
                 libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(nbytes), _MADV_POPULATE_WRITE)
-    pin_what_is_there()
+    libc.mlockall(_MCL_CURRENT | _MCL_ONFAULT)  # not what the job takes later
 
 
 def _present(start: int, stop: int) -> list[tuple[int, int]]:

@@ -42,8 +42,9 @@ class Row:
     `served_share`: of the bytes touched in the measured steps, the share on the fast node when they were touched.
     `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
     `migrated_pages`: by reason, by the witness, over the whole run. `fast_taken_bytes`: most of the fast node that
-    the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left, and was.
-    `others_demoted_pages`: that the kernel demoted meanwhile and were not the job's: room that no other row has.
+    the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the
+    beginning, and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or
+    free; None where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
     `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training.
     """
 
@@ -58,6 +59,9 @@ class Row:
     no_witness: str = ""
     fast_taken_bytes: int | None = None
     left_bytes: int | None = None
+    least_left_bytes: int | None = None
+    mean_left_bytes: int | None = None
+    most_left_bytes: int | None = None
     ballast_bytes: int | None = None
     same_losses: bool | None = None
     same_parameters: bool | None = None
@@ -107,15 +111,16 @@ def notes(found: Comparison) -> list[str]:
         said.append(
             f"equal fast bytes: pinned ballast on the fast node leaves {format_bytes(found.fast_bytes)}, the budget of"
             f" ours, and {format_bytes(found.beside_bytes)} beside it for what is no tensor (what all-fast took"
-            " beyond its tensors); ours keeps its budget by its plan, without ballast"
+            " beyond its tensors), and grows or shrinks with what else takes or frees memory there while the job runs;"
+            " ours keeps its budget by its plan, without ballast"
         )
     said += [f"{row.name}: skipped: {row.skipped}" for row in found.rows if row.skipped]
-    said += [f"{row.name}: page migrations not counted: {row.no_witness}" for row in found.rows if row.no_witness]
+    said += [f"{row.name}: page migrations not all counted: {row.no_witness}" for row in found.rows if row.no_witness]
     said += [
         f"{row.name}: the kernel demoted {row.others_demoted_pages:,} pages that are not the job's"
         f" ({format_bytes(row.others_demoted_pages * PAGE_BYTES)}), and so had more room than the other rows"
         for row in found.rows
-        if row.others_demoted_pages
+        if row.others_demoted_pages and row.most_left_bytes is None
     ]
     said += [line for row in found.rows if row.ours is not None for line in _proofs(row.ours)]
     return said
@@ -147,7 +152,7 @@ def cells(row: Row) -> tuple[str, ...]:
         _bytes(row.migrated_bytes),
         ", ".join(f"{reason} {n:,}" for reason, n in (row.migrated_pages or {}).items()) or "-",
         _bytes(row.fast_taken_bytes),
-        "no ballast" if row.left_bytes is None else format_bytes(row.left_bytes),
+        _left(row),
         {True: "same", False: "DIFFER", None: "-"}[row.same_losses and row.same_parameters],
     )
 
@@ -162,6 +167,15 @@ def text(found: Comparison) -> str:
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _left(row: Row) -> str:
+    if row.left_bytes is None:
+        return "no ballast"
+    if row.least_left_bytes is None or row.mean_left_bytes is None or row.most_left_bytes is None:
+        return f"{format_bytes(row.left_bytes)} at the beginning"
+    around = f"{format_bytes(row.least_left_bytes)} to {format_bytes(row.most_left_bytes)}"
+    return f"{format_bytes(row.mean_left_bytes)} ({around})"
 
 
 def _share(value: float | None) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from sentinel.core.errors import CapabilityError
 from sentinel.executed import placements
-from sentinel.executed.memory import room_bytes
+from sentinel.executed.group import held_bytes, new_group
+from sentinel.executed.memory import promotion_reserve_bytes, room_bytes
 
 ZONES = """\
 Node 0, zone      DMA
@@ -41,6 +42,39 @@ def test_room_is_what_is_free_above_the_low_watermark_and_the_reserve_of_each_zo
     assert room_bytes(ZONES, 0) == (3776 - 191 - 739 + 90620 - 9463) * 4096
     assert room_bytes(ZONES, 1) == 0
     assert room_bytes(ZONES, 2) == 0
+
+
+def test_tiering_keeps_free_twice_what_lies_between_low_and_high() -> None:
+    assert promotion_reserve_bytes(ZONES, 0) == 2 * (229 - 191) * 4096  # only one zone here names its high watermark
+    assert promotion_reserve_bytes(ZONES, 2) == 0
+
+
+NUMA_STAT = """\
+anon N0=8192 N1=40960
+file N0=4096 N1=0
+kernel_stack N0=16384 N1=0
+pagetables N0=20480 N1=12288
+shmem N0=4096 N1=0
+anon_thp N0=0 N1=0
+inactive_anon N0=8192 N1=40960
+slab_reclaimable N0=700 N1=0
+slab_unreclaimable N0=11 N1=13
+"""
+
+
+def test_what_a_job_holds_is_counted_once_kernel_memory_included() -> None:
+    assert held_bytes(NUMA_STAT, 0) == 8192 + 4096 + 16384 + 20480 + 700 + 11
+    assert held_bytes(NUMA_STAT, 1) == 40960 + 12288 + 13
+    assert held_bytes(NUMA_STAT, 10) == 0
+
+
+def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:
+    with new_group(0, tmp_path) as group:
+        assert group is None
+    (tmp_path / "cgroup.subtree_control").write_text("memory")  # but a folder made here is no cgroup
+    with new_group(0, tmp_path) as group:
+        assert group is None
+    assert [path.name for path in tmp_path.iterdir()] == ["cgroup.subtree_control"]
 
 
 @pytest.fixture

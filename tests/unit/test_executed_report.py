@@ -18,10 +18,38 @@ FOUND = Comparison(
     emulated=True,
     where={"kernel": "6.12"},
     rows=(
-        Row("sentinel", "plan", 0.93, 100, 0, 1, {"syscall": 17}, 0, "", 10, None, None, True, True, OURS),
-        Row("first-touch", "default", 0.31, 100, 0, 1, {}, 23, "", 10, 1 << 20, 1 << 22, True, True),
+        Row(
+            "sentinel",
+            "plan",
+            0.93,
+            100,
+            0,
+            1,
+            {"syscall": 17},
+            0,
+            "",
+            10,
+            same_losses=True,
+            same_parameters=True,
+            ours=OURS,
+        ),
+        Row("first-touch", "default", 0.31, 100, 0, 1, {}, 23, "", 10, 1 << 20, same_losses=True, same_parameters=True),
+        Row(
+            "interleave",
+            "in turn",
+            0.3,
+            others_demoted_pages=29,
+            left_bytes=1 << 20,
+            least_left_bytes=1 << 19,
+            mean_left_bytes=1 << 20,
+            most_left_bytes=1 << 21,
+            same_losses=True,
+            same_parameters=True,
+        ),
         Row("kernel-tiering", "mode 2", skipped="no right to write <sysctl>"),
-        Row("all-slow", "slow", 0.0, 100, 0, 1, None, None, "no eBPF here", 10, None, None, True, False),
+        Row(
+            "all-slow", "slow", 0.0, 100, 0, 1, None, None, "no eBPF here", 10, same_losses=True, same_parameters=False
+        ),
     ),
 )
 
@@ -36,6 +64,8 @@ def test_the_text_has_a_line_a_placement_and_says_what_is_emulated_and_what_was_
     assert "no right to write <sysctl>" in said
     assert "17 by the engine, 17 by the witness" in said
     assert "first-touch: the kernel demoted 23 pages that are not the job's (92.00 KiB)" in said
+    assert "29 pages" not in said  # its ballast grew with them
+    assert any(line.startswith("interleave ") and "1.00 MiB (512.00 KiB to 2.00 MiB)" in line for line in lines)
     assert "99.50% of managed bytes" in said
     assert "emulated machine" not in text(replace(FOUND, emulated=False))
 
