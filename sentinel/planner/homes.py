@@ -2,8 +2,8 @@
 
 A decision says fast (0) or slow (1). Here each part, each short-lived tensor and what lies above the pool's cap gets
 one slower tier for all of its slow time, so that links to the fast tier are the only ones used. From the fastest on, a
-tier takes what gains most by it for each byte and layer that it holds, as long as it has room in all these layers;
-the last one takes the rest.
+tier takes what gains most by it for what the room that it holds is worth to others (`scarcity`), as long as there is
+room in all its layers; the last one takes the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import Decision
 from sentinel.planner.pool import held_bytes, make_pool
+from sentinel.planner.scarcity import room_ns
 from sentinel.planner.slow_time import SlowTime, slow_time, used_ns
 from sentinel.planner.units import Units
 from sentinel.planner.workload import Homes, Workload, short_peaks, slot_bytes
@@ -118,27 +119,46 @@ class Housing:
         never = np.array([kind == "part" and not time.slow[i] for kind, i in items], bool)
         if self.costs is None:
             return [items[i] for i in np.argsort(never, kind="stable").tolist()]
-        length = self.profile.n_layers
-        nbytes = decision.parts["pages"][parts] * PAGE_BYTES
-        gain = np.concatenate(
-            [
-                self._part_gain(index, decision, time)[parts],
-                [gain for _, gain, _ in groups.values()],
-                [above[1]] * (above[0] > 0),
-            ]
-        )
-        held = np.concatenate(
-            [
-                nbytes * np.maximum(time.layers[parts], 1),
-                [peak for *_, peak in groups.values()],
-                [above[0] * length] * (above[0] > 0),
-            ]
-        )
+        part_gain = self._part_gain(index, decision, time)[parts]
+        tail = [above[1]] * (above[0] > 0)
+        gain = np.concatenate([part_gain, [gain for _, gain, _ in groups.values()], tail])
+        hoped = np.where(never, 0.0, np.maximum(gain, 0.0))
+        paid = self._room_ns(index, decision, time, parts, groups, above[0], hoped)
         later = np.append(asked.any() & ~asked[parts], np.zeros(len(items) - len(parts), bool))
-        order = np.lexsort((np.arange(len(items)), -gain / held, later, never))
+        worth = gain / np.maximum(paid, 1e-3)
+        order = np.lexsort((np.arange(len(items)), -worth, later, never))
         if self.machine.tiers[self.tiers[-1]].capacity_bytes >= self.costs.work.footprint_bytes:
             order = order[gain[order] >= 0]  # what it would slow down need not go there
         return [items[i] for i in order.tolist()]
+
+    def _room_ns(
+        self,
+        index: int,
+        decision: Decision,
+        time: SlowTime,
+        parts: NDArray[np.int64],
+        groups: dict[int, tuple[NDArray[np.int64], float, int]],
+        above_bytes: int,
+        gain: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """(items,) what the room of each item of `_order` costs."""
+        length = self.profile.n_layers
+        place = np.full(len(decision.parts), -1, np.int64)
+        place[parts] = np.arange(len(parts))
+        rows = np.flatnonzero(place[time.part] >= 0)
+        item = place[time.part[rows]]
+        nbytes = decision.parts["pages"][time.part[rows]] * PAGE_BYTES
+        layer, peak = np.array(list(groups), np.int64), np.array([peak for *_, peak in groups.values()], np.int64)
+        tail = np.zeros(int(above_bytes > 0), np.int64)
+        return room_ns(
+            np.append(item, np.arange(len(parts), len(gain))),
+            np.concatenate([time.start[rows], layer, tail]),
+            np.concatenate([time.stop[rows], layer + 1, tail + length]),
+            np.concatenate([nbytes, peak, tail + above_bytes]),
+            gain,
+            self.machine.tiers[self.tiers[index]].capacity_bytes,
+            length,
+        )
 
     def _part_gain(self, index: int, decision: Decision, time: SlowTime) -> NDArray[np.float64]:
         """(parts,) ns that the tier saves each part against the next slower one."""

@@ -18,7 +18,7 @@ from tests.three_tiers import only, three_tier_machines
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(policy, profile, machine):
     try:
@@ -34,14 +34,14 @@ def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(policy, pr
     assert run.step_ns >= bound(profile, machine).step_ns - profile.n_layers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profile, machine):
     with_it, without = plan(profile, machine), plan(profile, only(machine, 2))
     assert with_it.predicted_step_ns <= without.predicted_step_ns
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), share=st.floats(0.0, 1.5))
 def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     """Policies fill the tiers from the fast end; what does not fit then is refused in words, by the same law."""
@@ -55,7 +55,7 @@ def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     check(made, profile, tight)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_the_same_inputs_give_the_same_plan_of_three_tiers(profile, machine):
     one, other = plan(profile, machine), plan(profile, machine)
@@ -63,7 +63,7 @@ def test_the_same_inputs_give_the_same_plan_of_three_tiers(profile, machine):
         assert getattr(one, part) == getattr(other, part)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines(), middle=st.booleans())
 def test_a_tier_that_cannot_be_addressed_is_never_used_in_place(profile, machine, middle):
     barred = 1 if middle else 2
