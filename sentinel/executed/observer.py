@@ -56,7 +56,8 @@ class StepObserver:
 
     def applying(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         """See Observer."""
-        self._plan, self._audit = (plan, machine, ranges), None
+        self._plan = plan, machine, ranges
+        self._audit_if_due()
 
     def layer_ended(self, layer: int, length: int) -> None:
         """See Observer."""
@@ -78,14 +79,19 @@ class StepObserver:
     def _step_ended(self) -> None:
         self.seen.steps += 1
         self.seen.measured_steps += self._measuring
-        if self.seen.steps == self._window.warm_up - 1 and self._plan is not None:
-            self._audit = Audit(*self._plan)
+        if self._audit is None:
+            self._audit_if_due()
         if self.seen.steps == self._window.warm_up:
             self._entered.enter_context(self._touches)
             self._measuring = True
         elif self.seen.steps == self._window.warm_up + self._window.measured:
             self._entered.close()
             self._measuring = False
+
+    def _audit_if_due(self) -> None:
+        """A plan that takes over within the audited steps is audited from then on, in place of the one before."""
+        if self._plan is not None and self.seen.steps >= self._window.warm_up - 1:
+            self._audit = Audit(*self._plan)
 
     def _sample(self) -> None:
         free, least = node_free_bytes(self._node), self.seen.least_free_bytes

@@ -1,0 +1,77 @@
+"""Which steps are audited and measured, and what of them when another plan takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from sentinel.executed import observer
+from sentinel.executed.observer import StepObserver, Window
+
+pytestmark = pytest.mark.needs("torch")
+LAYERS = 3
+
+
+class CountingAudit:
+    """Counts the layers that it is told of, by the plan it was made for."""
+
+    looked: list[str]
+
+    def __init__(self, plan: object, machine: object, ranges: object) -> None:
+        self._plan = str(plan)
+
+    def after(self, layer: int) -> None:
+        """See Audit."""
+        CountingAudit.looked.append(f"{self._plan}:{layer}")
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> StepObserver:
+    monkeypatch.setattr(observer, "Audit", CountingAudit)
+    monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
+    CountingAudit.looked = []
+    return StepObserver(Window(2, 1))
+
+
+def step(watched: StepObserver) -> None:
+    for layer in range(LAYERS):
+        watched.layer_ended(layer, LAYERS)
+
+
+def takes_over(watched: StepObserver, plan: str) -> None:
+    watched.applying(plan, None, None)  # type: ignore[arg-type]
+
+
+def of(plan: str) -> list[str]:
+    return [f"{plan}:{layer}" for layer in range(LAYERS)]
+
+
+def test_the_last_step_of_warm_up_and_the_measured_ones_are_audited(watched: StepObserver) -> None:
+    takes_over(watched, "a")
+    for _ in range(3):
+        step(watched)
+    assert watched.seen.measured_steps == 1
+    assert CountingAudit.looked == of("a") * 2
+
+
+def test_a_plan_that_takes_over_while_audited_is_audited_from_then_on(watched: StepObserver) -> None:
+    takes_over(watched, "a")
+    step(watched)
+    step(watched)
+    takes_over(watched, "b")
+    step(watched)
+    assert CountingAudit.looked == of("a") + of("b")
+
+
+def test_without_a_plan_there_is_no_audit(watched: StepObserver) -> None:
+    for _ in range(3):
+        step(watched)
+    assert CountingAudit.looked == []
+    assert watched.finish().audit is None
+
+
+def test_a_plan_that_comes_late_is_audited_all_the_same(watched: StepObserver) -> None:
+    step(watched)
+    step(watched)
+    takes_over(watched, "late")
+    step(watched)
+    assert CountingAudit.looked == of("late")
