@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sentinel.core.cost import base_ns
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.bound_tiers import least_extra_ns, most_saved_ns, saved_ns
 from sentinel.planner.relaxed import Groups, make_groups, room_rows
 
@@ -56,6 +57,9 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> 
     value, loose = _solve(program, time_limit_s)
     if value is None:
         return Bound(least, loose)
+    footprint = int(profile.tensors["nbytes"][profile.tensors["managed"]].sum())
+    if any(0 < tier.capacity_bytes < footprint for tier in machine.tiers[1:-1]):
+        loose = "what a middle tier holds may change from layer to layer at no cost in it"
     return Bound(max(int(value * (1 - _SLACK)), least), loose)
 
 
@@ -134,7 +138,7 @@ class _Program:
         saved = np.maximum(here - behind, 0.0) / 1e6
         columns = self.n_columns + np.arange(length)
         self.n_columns += length
-        self.most_saved_ms.append(most_saved_ns(g, saved, capacity_bytes, length))
+        self.most_saved_ms.append(most_saved_ns(profile, g, saved, capacity_bytes))
         self._put(self.time_row + np.arange(length), columns, 1.0)
         first = self._rows(length, np.array(-np.inf), np.bincount(g.use_layer, saved, length).astype(np.float64))
         self._put(first + np.arange(length), columns, 1.0)
@@ -175,8 +179,9 @@ class _Program:
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
             self._put(rows, column, sign)
         layer, gb = self.layer_of[moving], self.gb[self.group_of[moving]]
-        up = 1e3 / max(machine.link(t, 0).bandwidth_bytes_per_s / 1e9 for t in range(1, len(machine.tiers))) * gb
-        down = 1e3 / max(machine.link(0, t).bandwidth_bytes_per_s / 1e9 for t in range(1, len(machine.tiers))) * gb
+        tiers = [t for t in range(1, len(machine.tiers)) if machine.tiers[t].capacity_bytes >= PAGE_BYTES] or [1]
+        up = 1e3 / max(machine.link(t, 0).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
+        down = 1e3 / max(machine.link(0, t).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
         shared = not machine.full_duplex
         promote = self._rows(self.length, np.array(-np.inf), np.array(0.0))
         demote = promote if shared else self._rows(self.length, np.array(-np.inf), np.array(0.0))

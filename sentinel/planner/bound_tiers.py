@@ -2,7 +2,7 @@
 
 Slow memory is taken to cost what its last tier costs; every tier before it saves something of that, layer by layer.
 What is used in a layer and alive all through it is then somewhere, so a tier saves no more than by the best use of its
-bytes: a fractional knapsack. What is born or dies in the layer takes turns, and counts as if there were room.
+bytes: a fractional knapsack. What is born or dies in the layer takes turns, and counts as if it were alone.
 """
 
 from __future__ import annotations
@@ -41,15 +41,21 @@ def saved_ns(
     return np.asarray(np.maximum(use_ns - density * groups.nbytes[groups.use_group], 0.0), np.float64)
 
 
-def most_saved_ns(groups: Groups, saved: NDArray[np.float64], capacity_bytes: int, length: int) -> NDArray[np.float64]:
+def most_saved_ns(
+    profile: Profile, groups: Groups, saved: NDArray[np.float64], capacity_bytes: int
+) -> NDArray[np.float64]:
     """(L,) most that so many bytes can save in each layer, of what all uses there would save together."""
-    group, layer = groups.use_group, groups.use_layer
+    group, layer, length = groups.use_group, groups.use_layer, profile.n_layers
+    members = np.flatnonzero(groups.of >= 0)
+    nbytes = profile.tensors["nbytes"][members]
+    fitting = np.bincount(groups.of[members], np.minimum(nbytes, capacity_bytes), len(groups.nbytes))
+    saved = saved * (fitting / groups.nbytes)[group]
     age = (layer - groups.start[group]) % length
     lives = groups.stop[group] - groups.start[group]
     turns = ~groups.persistent[group] & ((age == 0) | (age == lives - 1))
     out = np.bincount(layer[turns], saved[turns], length).astype(np.float64)
     rows = np.flatnonzero(~turns & (saved > 0))
-    nbytes = groups.nbytes[group]
+    nbytes = np.maximum(fitting[group], 1.0)
     rows = rows[np.lexsort((-saved[rows] / nbytes[rows], layer[rows]))]
     first = np.searchsorted(layer[rows], layer[rows])
     before = np.cumsum(nbytes[rows]) - nbytes[rows]

@@ -83,7 +83,7 @@ def refusals(cells: list[Cell]) -> list[tuple[str, str, str]]:
 
 def _table(cells: list[Cell]) -> str:
     amounts = list(dict.fromkeys(cell.fast for cell in cells))
-    loose = any(cell.loose for cell in cells)
+    loose = list(dict.fromkeys(cell.loose for cell in cells if cell.loose))
     by_place = {(cell.policy, cell.fast): cell for cell in cells}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
     rows = [["fast memory", *amounts], ["(the bound)", *(_bound(by_place[policies[0], fast]) for fast in amounts)]]
@@ -93,7 +93,7 @@ def _table(cells: list[Cell]) -> str:
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    note = "\n~ the bound was not solved to the end and may be loose" if loose else ""
+    note = f"\n~ the bound may be loose: {'; '.join(loose)}" if loose else ""
     return "Speed as a share of all-fast speed / of the bound, simulated\n" + "\n".join(lines) + note
 
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from sentinel.core.errors import Infeasible, PlanError
 from sentinel.core.laws import check
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner.assemble import assemble
+from sentinel.planner.episodes import episodes_of
+from sentinel.planner.intervals import decide
+from sentinel.planner.reserve import reserve
+from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate
 from tests.builders import profiles
+from tests.property.test_bound import _timelines as timelines
 from tests.three_tiers import only, three_tier_machines
 
 
@@ -32,6 +38,24 @@ def test_every_policy_keeps_every_capacity_and_no_run_beats_the_bound(policy, pr
     run = simulate(made, profile, machine, steps=2)
     assert run.step_ns == made.predicted_step_ns
     assert run.step_ns >= bound(profile, machine).step_ns - profile.n_layers
+
+
+@settings(max_examples=150, deadline=None)
+@given(profile=profiles(), machine=three_tier_machines(), seed=st.integers(0, 1 << 30))
+def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile, machine, seed):
+    rng = np.random.default_rng(seed)
+    work = make_workload(profile, machine.with_fast_capacity(1 << 40), footprint_bytes(profile))
+    episodes = episodes_of(work, timelines(work, rng))
+    granted = np.isin(episodes.unit, np.flatnonzero(rng.random(len(work.units)) < rng.random()))
+    short = reserve(work, 1 << 40, rng.random(len(work.units.short)) < rng.random())
+    decision = decide(work, episodes, granted, short)
+    draft = assemble(decision, work.units, profile, machine, policy="random", footprint_bytes=0)
+    held = draft.held_bytes.max(axis=1).tolist()
+    tiers = tuple(replace(tier, capacity_bytes=most) for tier, most in zip(machine.tiers[:2], held, strict=False))
+    exact = replace(machine, tiers=(*tiers, machine.tiers[2]))
+    made = replace(draft, capacity_bytes=tuple(tier.capacity_bytes for tier in exact.tiers))
+    check(made, profile, exact)
+    assert simulate(made, profile, exact).step_ns >= bound(profile, exact).step_ns - profile.n_layers
 
 
 @settings(max_examples=40, deadline=None)

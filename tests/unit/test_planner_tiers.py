@@ -67,6 +67,7 @@ def test_a_middle_tier_without_room_is_as_if_it_were_not_there(share):
         for block in without.blocks
     )
     assert made.held_bytes[1].max() == 0
+    assert bound(profile, machine) == bound(profile, only(machine, 2))
 
 
 def test_the_middle_tier_takes_what_is_used_most_a_byte_and_no_more_than_it_has_room_for():
@@ -186,4 +187,5 @@ def test_the_bound_knows_how_little_a_small_middle_tier_serves():
     profile = make_profile([param(f"p{i}", size, [0, 1]) for i in range(4)], 2)
     machine = three_tiers(0, size, middle_bw=50 * GB, slow_bw=10 * GB)
     least, made = bound(profile, machine), plan(profile, machine)
+    assert "middle tier" in least.loose
     assert simulate(made, profile, machine).step_ns == pytest.approx(least.step_ns, rel=1e-4)
