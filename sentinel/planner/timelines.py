@@ -69,6 +69,10 @@ class Pricer:
 
     def _gaps(self, prices: Prices) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
+        if len(self._links) == 1:  # as ever with one slower tier: nothing to part and to join
+            up, down = self._links[0][0]
+            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            return self._gaps_over(priced, slice(None))
         n = len(self.runs.head)
         stay = np.zeros(n)
         windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
@@ -81,7 +85,7 @@ class Pricer:
         return stay, leave, arrive, out, back
 
     def _gaps_over(
-        self, priced: Priced, rows: NDArray[np.int64]
+        self, priced: Priced, rows: NDArray[np.int64] | slice
     ) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """`_gaps` of runs whose units have one home."""
         runs = self.runs
