@@ -5,6 +5,7 @@ This module imports no torch: `sentinel.add_layer` stays in scripts that run whe
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -29,3 +30,12 @@ def add_layer(name: str | None = None) -> None:
     """End a layer and name it. Without a session: nothing, in well under 100 ns."""
     if sink is not None:
         sink.tick(name or "", "", "add_layer")
+
+
+def _forget() -> None:
+    """A forked child trains on with stock allocation: the session, its movers and its logs are the parent's."""
+    global sink
+    sink = None
+
+
+os.register_at_fork(after_in_child=_forget)

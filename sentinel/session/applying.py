@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from dataclasses import replace
@@ -180,10 +181,11 @@ class Applying:
         if not self.buckets:
             return
         given, self._handover = self._handover, None
-        if given is not None and self.current.engine is not None:
-            self.current.engine.take_over(given, in_step=False)
-        for bucket in self.buckets:
-            self._end_engine(bucket)
+        with contextlib.ExitStack() as ending:  # all of them, whatever one raises
+            for bucket in self.buckets:
+                ending.callback(self._end_engine, bucket)
+            if given is not None and self.current.engine is not None:
+                self.current.engine.take_over(given, in_step=False)
 
     def _change(self, layer: int | None) -> None:
         """The step that runs is another bucket's."""

@@ -14,6 +14,7 @@ What it does in them is in the other files: job, recording, planning, buckets, a
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 import time
@@ -85,8 +86,8 @@ class Session:
 
     @property
     def profiling(self) -> bool:
-        """Whether `end_profile()` is still to come."""
-        return self.state is State.RECORDING
+        """Whether `end_profile()` is still to come: not in a forked child, where nothing is watched."""
+        return self.state is State.RECORDING and ticks.sink is self
 
     @property
     def flow(self) -> Dataflow:
@@ -206,7 +207,10 @@ class Session:
             self._tick(name, phase, source)
         except Exception as error:
             self._notes.append(f"the session ended by itself: {error}")
-            self._close()
+            try:
+                self._close()
+            except Exception as another:
+                self._notes.append(f"as it ended, this went wrong too: {another}")
             warnings.warn(
                 f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=2
             )
@@ -386,16 +390,18 @@ class Session:
         """Stock allocation is back; what lives in managed memory stays valid."""
         if ticks.sink is self:
             ticks.sink = None
-        try:
+        with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
+            ending.callback(setattr, self, "state", state)
+            ending.callback(self._job.close)
+            ending.callback(self._memory.uninstall)
+            ending.callback(self._count)
+            ending.callback(self._witnessing.end)
+            ending.callback(self._applying.end)
             if self.state in (State.RECORDING, State.RING):
                 self._recording.abandon()
-            self._applying.end()
-        finally:
-            self._witnessing.end()
-            self._counters = self._memory.counters()
-            self._memory.uninstall()
-            self._job.close()
-            self.state = state
+
+    def _count(self) -> None:
+        self._counters = self._memory.counters()
 
     def _setup(self) -> Setup:
         counters = self._memory.counters() if self._counters is None else self._counters

@@ -18,7 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sentinel
+from sentinel.core.errors import NativeError
 from sentinel.core.run import Run
+from sentinel.migration.engine import Engine
+from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.pages.choice import TRACKERS
 from sentinel.system import native
 from tests.torch.bit_identity_cases import batch, mlp
@@ -75,6 +78,7 @@ def train(
     ours: bool = True,
     tracker: str = "ops",
     before_step: Callable[[int, nn.Module], None] = lambda step, model: None,
+    ends_by_itself: bool = False,
 ) -> Trained:
     torch.manual_seed(5)
     model = mlp()
@@ -94,7 +98,7 @@ def train(
             sentinel.end_profile()
     trained = Trained(losses, [p.detach().clone() for p in model.parameters()])
     if handle is not None:
-        trained.run = sentinel.stop()
+        trained.run = None if ends_by_itself else sentinel.stop()
         trained.text = " ".join(sentinel.report().text().split())
         handle.remove()
     return trained
@@ -237,3 +241,37 @@ def test_a_child_of_the_profiled_step_gets_a_consistent_private_copy(tracker: st
         pytest.skip(f"needs tracker {tracker}: {error}")
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child, _ in children] == [0]
     assert_same(train(ours=False), ours)
+
+
+@pytest.mark.parametrize("ends_badly", [False, True])
+def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
+    ends_badly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it breaks once more as it is ended: stock allocation is back, the step is as without us."""
+    closed: list[Engine] = []
+    close = Engine.restore
+
+    def broken(*_: object) -> None:
+        raise NativeError("sn_mover_submit", errno.ENOMEM)
+
+    def restore(engine: Engine) -> None:
+        close(engine)
+        closed.append(engine)
+        if ends_badly:
+            broken()
+
+    def break_it(step: int, _model: nn.Module) -> None:
+        if step == 7:
+            monkeypatch.setattr(Engine, "begin_layer", broken)
+            monkeypatch.setattr(Engine, "restore", restore)
+
+    with pytest.warns(RuntimeWarning, match="training goes on with stock allocation"):
+        ours = train(before_step=break_it, ends_by_itself=True)
+    stock = train(ours=False)
+    assert stock.losses == ours.losses
+    assert all(map(torch.equal, stock.parameters, ours.parameters))
+    assert len(closed) == 1
+    assert not sentinel.active()
+    assert "the session ended by itself" in ours.text
+    assert ("as it ended, this went wrong too" in ours.text) == ends_badly
+    ManagedMemory.install().uninstall()  # ours is not in place any more

@@ -26,6 +26,7 @@ torch.set_num_threads(1)
 
 
 def run(program: str, **environment: str) -> str:
+    """What `program` prints; it and its children end without a traceback."""
     done = subprocess.run(
         [sys.executable, "-c", START + textwrap.dedent(program)],
         env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
@@ -35,6 +36,7 @@ def run(program: str, **environment: str) -> str:
         check=False,
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
     return done.stdout
 
 
@@ -104,6 +106,44 @@ def test_no_forked_child_hangs_while_threads_allocate() -> None:
         """
     )
     assert out.split() == ["0", "2003"]
+
+
+@pytest.mark.parametrize("fork_in", [0, 1, 2, 7])
+def test_a_child_that_trains_on_and_exits_tells_nothing(fork_in: int) -> None:
+    """Forked in the recorded step, before the round that is recorded anew, within it, and where a plan is applied."""
+    out = run(
+        f"""
+        import sentinel
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        inputs = torch.randn(16, 64)
+        children = []
+        def forward():
+            out = model(inputs)
+            if step == {fork_in} and not children:
+                children.append(os.fork())
+            return out
+        def train():
+            forward().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        sentinel.annotate(model, optimizer)
+        sentinel.start_profile(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
+        for step in range(12):
+            train()
+            if children == [0]:
+                for _ in range(6): train()
+                assert not sentinel.active()
+                sys.stdout = open(os.devnull, "w")
+                sys.exit()
+            if step == 0:
+                sentinel.end_profile()
+        assert os.waitpid(children[0], 0)[1] == 0
+        print(sentinel.stop().counters["steps"] > 0)
+        """,
+        PYTHONWARNINGS="error:sentinel:RuntimeWarning",
+    )
+    assert out.strip() == "True"
 
 
 TOTALS = """
