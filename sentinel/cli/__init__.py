@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from sentinel.cli.common import FAILED, INTERRUPTED, code_of
 from sentinel.core.errors import SentinelError
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         prog="sentinel",
         description="Place the tensors of a PyTorch training step across fast and slow memory.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, indent_increment=1),  # or a long verb wraps
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if arguments.debug or error.filename is None:
             raise
-        print(f"sentinel: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("sentinel: interrupted", file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import OK, add_json, add_verb, print_json, print_table
+from sentinel.cli.common import OK, add_json, add_verb, check_outputs, print_json, print_table
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
 
@@ -63,8 +63,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.system.topology import topology
     from sentinel.tiers.choice import declared_words
 
+    check_outputs(arguments.output)  # before anything is measured, as the rest
     if arguments.slow is not None:
-        declared_words(arguments.slow)  # before anything is measured
+        declared_words(arguments.slow)
     if arguments.cpus is not None:
         from sentinel.system.affinity import bind_to, cpus_named
 

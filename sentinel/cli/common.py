@@ -57,6 +57,22 @@ def amount(text: str) -> str:
     return text
 
 
+def whole_number(text: str) -> int:
+    """An argparse type: a number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def check_outputs(*paths: str | None) -> None:
+    """Raises FormatError where a file that is asked for cannot be written: before the work, not after it."""
+    from sentinel.files.disk import check_writable
+
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
 def machine_named(text: str) -> Machine:
     """The described machine of that name, or the one in the file at that path."""
     if os.sep in text or os.path.splitext(text)[1]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sentinel.cli import compare_executed
-from sentinel.cli.common import OK, add_json, add_verb, amount, machine_named, print_json, telling
+from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, machine_named, print_json, telling
 from sentinel.core.errors import UsageError
 from sentinel.core.units import parse_budget
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
 CURVE = ("5%", "10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "100%")
+_TEXT = "simulate every policy by fast memory, or run placements on two nodes"
 _EXAMPLES = """\
 examples:
   sentinel compare p.safetensors --machine cxl-m5
@@ -39,7 +40,7 @@ Without --executed nothing is run: every number is simulated on a described mach
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "compare", "simulate all policies, and how much fast memory is enough", _EXAMPLES)
+    parser = add_verb(verbs, "compare", _TEXT, _EXAMPLES)
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("--machine", metavar="PRESET|FILE", help="the machine to simulate, or to plan for")
     shown = ",".join(FAST).replace("%", "%%")
@@ -67,22 +68,23 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
+    check_outputs(arguments.html)
     if arguments.fast is None:
         arguments.fast = FAST if arguments.executed is None else (compare_executed.DEFAULT_FAST,)
     if arguments.executed is not None:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")
         return compare_executed.execute(arguments)
-    if not arguments.profiles or arguments.machine is None:
+    if not arguments.profiles:
         raise UsageError("nothing to compare", "give profiles and --machine, or --executed SCRIPT")
+    if arguments.machine is None:
+        raise UsageError("no machine to simulate", "give --machine, such as --machine cxl-m5")
     from sentinel import files
     from sentinel.planner import comparison
     from sentinel.reports.comparison import as_object, text
 
     policies = arguments.policies or comparison.DEFAULT_POLICIES
     comparison.check_policies(policies)
-    if arguments.html and not Path(arguments.html).absolute().parent.is_dir():  # said now, not after all the work
-        raise UsageError(f"the page cannot be written to {arguments.html}", "name a file in a folder that exists")
     machine = machine_named(arguments.machine)
     profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
     found = _compared(profiles, machine, policies, arguments)
@@ -140,7 +142,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return value

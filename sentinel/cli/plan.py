@@ -10,6 +10,7 @@ from sentinel.cli.common import (
     add_json,
     add_verb,
     amount,
+    check_outputs,
     machine_named,
     print_json,
     print_table,
@@ -48,6 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Plan, write the plan, print what it decides."""
     from sentinel import files, planner
 
+    check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
     machine = machine_named(arguments.machine)
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):

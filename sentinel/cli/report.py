@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sentinel.cli.common import OK, add_json, add_verb, machine_named, print_json, telling
+from sentinel.cli.common import OK, add_json, add_verb, check_outputs, machine_named, print_json, telling
 
 _EXAMPLES = """\
 examples:
@@ -31,7 +31,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Load, draw, write or print."""
     from sentinel import files
     from sentinel.reports import build_report
+    from sentinel.reports.forms import form_of
 
+    if arguments.output:
+        form_of(arguments.output)
+        check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
     plan = files.load_plan(arguments.plan) if arguments.plan else None
     run = files.load_run(arguments.run) if arguments.run else None

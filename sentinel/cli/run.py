@@ -8,7 +8,7 @@ import sys
 import traceback
 from types import CodeType, ModuleType
 
-from sentinel.cli.common import INTERRUPTED, add_verb, amount, code_of
+from sentinel.cli.common import INTERRUPTED, add_verb, amount, check_outputs, code_of
 from sentinel.core.errors import SentinelError, UsageError
 
 _EXAMPLES = """\
@@ -50,13 +50,15 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
     parser.add_argument("--auto", action="store_true", help="the script has no annotations: find its training loop")
     parser.add_argument("script", help="the training script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    own.required = False  # argparse would name it among what is missing
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     code = compiled(arguments.script)
+    check_files(arguments)
     settle(arguments.cpus)
     prepare_session(arguments)
     try:
@@ -83,6 +85,15 @@ def compiled(path: str) -> CodeType:
         raise SystemExit(1) from None
 
 
+def check_files(arguments: argparse.Namespace) -> None:
+    """Refuse what could not be written when the script has ended."""
+    if arguments.report:
+        from sentinel.reports.forms import form_of
+
+        form_of(arguments.report)
+    check_outputs(arguments.report, arguments.save_plan, arguments.save_profile)
+
+
 def settle(cpus: str | None) -> None:
     """Bind this process to `cpus` before torch starts threads; say so where its CPUs are of several nodes."""
     from sentinel.system.affinity import bind_to, cpus_named, spanning
@@ -96,16 +107,17 @@ def settle(cpus: str | None) -> None:
 
 
 def prepare_session(arguments: argparse.Namespace) -> None:
-    """Hand the overrides to the session that the script will start."""
+    """Hand the overrides to the session that the script will start. Raises what that session would raise for them."""
     from sentinel.session import Overrides, set_overrides
+    from sentinel.tiers.rate import VARIABLE, rate_limit
 
     if arguments.rate_limit is not None:
-        from sentinel.tiers.rate import VARIABLE, parse_rate
-
-        parse_rate(arguments.rate_limit)
         os.environ[VARIABLE] = arguments.rate_limit
+    rate_limit()
     names = ("fast", "slow", "tracker", "policy", "machine", "plan")
-    set_overrides(Overrides(**{name: getattr(arguments, name) for name in names}))
+    overrides = Overrides(**{name: getattr(arguments, name) for name in names})
+    overrides.check()
+    set_overrides(overrides)
     if arguments.auto:
         from sentinel.session.auto import follow
 

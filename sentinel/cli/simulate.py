@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import OK, add_json, add_verb, machine_named, print_json, print_table, telling
+from sentinel.cli.common import (
+    OK,
+    add_json,
+    add_verb,
+    check_outputs,
+    machine_named,
+    print_json,
+    print_table,
+    telling,
+    whole_number,
+)
 from sentinel.cli.plan import rows_of
 
 if TYPE_CHECKING:
@@ -26,7 +36,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("plan", metavar="PLAN", help="written by `sentinel plan -o` or `sentinel run --save-plan`")
     parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")
-    parser.add_argument("--steps", type=_positive, default=1, help="steps in the steady state (default 1)")
+    parser.add_argument("--steps", type=whole_number, default=1, help="steps in the steady state (default 1)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the run here (.safetensors)")
     add_json(parser)
     parser.set_defaults(execute=execute)
@@ -37,6 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel import files
     from sentinel.simulator import simulate
 
+    check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
     plan = files.load_plan(arguments.plan)
     machine = machine_named(arguments.machine).with_fast_capacity(plan.capacity_bytes[0])
@@ -66,10 +77,3 @@ def numbers(run: Run) -> dict[str, Any]:
         "migrated_bytes_per_step": int(last["moved_bytes"].sum()),
         **run.counters,
     }
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -40,7 +40,10 @@ def parse_budget(text: str | int, footprint_bytes: int) -> int:
             raise UsageError(f"{text!r} is not a share of memory", 'write it as "20%"')
         share = float(match.group(1)) / 100
         return int(share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES  # down: a budget is never exceeded
-    return parse_bytes(text)
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(error.what, 'write "20%" of the footprint, "8GiB", or bytes') from None
 
 
 def format_bytes(nbytes: float) -> str:

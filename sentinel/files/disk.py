@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -56,12 +57,7 @@ def read_exactly(file: BinaryIO, nbytes: int, path: PathLike) -> bytes:
 def write_whole(path: PathLike, data: bytes) -> None:
     """Put `data` at `path`: all of it, or the old file stays. A symbolic link keeps pointing where it did."""
     with _told(path, "cannot be written"):
-        target = os.path.realpath(path)
-        if os.path.exists(target):
-            _regular(path, os.stat(target).st_mode)
-        folder = os.path.dirname(target)
-        if not os.path.isdir(folder):
-            raise FormatError(path, "file", f"cannot be written: there is no folder {folder}; create it")
+        folder, target = _place(path)
         temporary = os.path.join(folder, f".sentinel-{secrets.token_hex(8)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -73,6 +69,25 @@ def write_whole(path: PathLike, data: bytes) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+def check_writable(path: PathLike) -> None:
+    """Raises the FormatError of `write_whole` as far as it is known beforehand, so that no work is lost to it."""
+    with _told(path, "cannot be written"):
+        folder, _ = _place(path)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+
+def _place(path: PathLike) -> tuple[str, str]:
+    """Folder and path of the file that `path` means, links followed."""
+    target = os.path.realpath(path)
+    if os.path.exists(target):
+        _regular(path, os.stat(target).st_mode)
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FormatError(path, "file", f"cannot be written: there is no folder {folder}; create it")
+    return folder, target
 
 
 def _regular(path: PathLike, mode: int) -> None:

@@ -6,10 +6,12 @@ import csv
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sentinel.core.errors import UsageError
 from sentinel.files.disk import write_whole
 from sentinel.reports.html.page import page
 from sentinel.reports.perfetto import timeline
@@ -58,6 +60,16 @@ FORMS: dict[str, Callable[[Report, Path], list[Path]]] = {
     ".csv": write_csv,
     ".trace": write_trace,
 }
+
+
+def form_of(path: str | os.PathLike[str]) -> Callable[[Report, Path], list[Path]]:
+    """The form that the suffix of `path` names. Raises UsageError for another suffix."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMS:
+        raise UsageError(
+            f"a report cannot be written as {target.name!r}", f"end the path in one of {', '.join(sorted(FORMS))}"
+        )
+    return FORMS[target.suffix.lower()]
 
 
 def as_json(report: Report) -> dict[str, Any]:

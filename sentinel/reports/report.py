@@ -134,15 +134,9 @@ class Report:
         `.trace` a timeline for ui.perfetto.dev. Raises UsageError for another suffix, FormatError if the
         file cannot be written.
         """
-        from sentinel.reports.forms import FORMS
+        from sentinel.reports.forms import form_of
 
-        target = Path(path)
-        form = FORMS.get(target.suffix.lower())
-        if form is None:
-            raise UsageError(
-                f"a report cannot be written as {target.name!r}", f"end the path in one of {', '.join(sorted(FORMS))}"
-            )
-        return form(self, target)
+        return form_of(path)(self, Path(path))
 
 
 def build_report(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sentinel.core.errors import UsageError
 from sentinel.core.trace import LayerId, Phase, Trace
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.layers import LayerClock
-from sentinel.profiler.pages.choice import TRACKERS, choose
+from sentinel.profiler.pages.choice import check_words, choose
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.job import Job
@@ -18,10 +17,9 @@ Tick = tuple[str, Phase]
 def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
     """The page tracker asked for (`"ebpf:2MiB"`: large tensors in granules), None for operators alone; and why more
     exact ones were not taken."""
+    check_words(name)
     if name == "ops":
         return None, []
-    if name.partition(":")[0] not in ("auto", *TRACKERS):
-        raise UsageError(f"there is no tracker {name!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
     return choose(name)
 
 

@@ -10,6 +10,8 @@ from sentinel import files, tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
+from sentinel.planner.comparison import check_policies
+from sentinel.profiler.pages.choice import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers.rate import note_on_limit
@@ -39,6 +41,19 @@ class Overrides:
     policy: str | None = None
     machine: str | None = None
     plan: str | None = None
+
+    def check(self) -> None:
+        """Raises what `start_profile` would raise for these words alone; nothing is changed."""
+        if self.slow is not None:
+            tiers.machine_for(self.slow)
+        if self.tracker is not None:
+            check_tracker(self.tracker)
+        if self.policy is not None:
+            check_policies([self.policy])
+        if self.machine is not None:
+            _named(self.machine)
+        if self.plan is not None:
+            files.load_plan(self.plan)
 
 
 _overrides = Overrides()

@@ -78,6 +78,30 @@ def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--report", "out.pdf"], 2, "end the path in one of"),
+        (["--report", "no/such/out.html"], 1, "there is no folder"),
+        (["--save-plan", "no/such/plan.json"], 1, "there is no folder"),
+        (["--policy", "magic"], 2, "there is no policy 'magic'; choose one of"),
+        (["--tracker", "dtrace"], 2, "there is no tracker 'dtrace'; choose one of auto"),
+        (["--slow", "nothing"], 2, "names no slow tier"),
+        (["--machine", "none"], 2, "there is no described machine 'none'"),
+        (["--plan", "none.json"], 1, "none.json"),
+        (["--rate-limit", "fast"], 2, "rate limit 'fast'"),
+    ],
+)
+def test_wrong_words_are_refused_before_the_script_begins(
+    tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    done = sentinel("run", *words, script(tmp_path, "print('begun')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
 def test_an_error_of_sentinel_in_the_script_is_one_line(tmp_path: Path) -> None:
     text = "import sentinel\nsentinel.start_profile(fast='1MiB', slow='emulated:no-such-preset')\n"
     done = sentinel("run", script(tmp_path, text))

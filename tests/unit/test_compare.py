@@ -181,7 +181,7 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sentinel.planner.comparison.make_subject", lambda *_: pytest.fail("work was done"))
-    assert "no/folder" in compared(tmp_path, capsys, "--html", str(tmp_path / "no/folder/x.html"), code=2)
+    assert "no/folder" in compared(tmp_path, capsys, "--html", str(tmp_path / "no/folder/x.html"), code=1)
 
 
 def test_a_profile_given_twice_and_a_file_of_another_kind_are_one_line(

@@ -46,6 +46,15 @@ def parse(spec: str) -> tuple[str, int]:
     return name, nbytes
 
 
+def check_words(spec: str) -> None:
+    """Raises UsageError unless `spec` is `ops`, `auto` or a page tracker, the latter two perhaps with a granule."""
+    if spec == "ops":
+        return
+    if spec.partition(":")[0] not in ("auto", *TRACKERS):
+        raise UsageError(f"there is no tracker {spec!r}", f"choose one of auto, {', '.join(TRACKERS)}, ops")
+    parse(spec)
+
+
 def make(spec: str) -> PageTracker:
     """The page tracker of `spec` (see `parse`), not yet started. Raises UsageError if there is none such."""
     name, granule_bytes = parse(spec)
