@@ -199,7 +199,7 @@ class Engine:
         self._layer = 0
         self._by_move.clear()
         now = time.monotonic_ns()
-        self._flights.began_ns = self._flights.began_ns or now
+        self._flights.began_ns = self._flights.began_ns or given.began_ns or now
         self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = given.began_ns, 0, 0
         for index, (tier, fast_bytes) in self._pieces().read(given.spans).items():
             nbytes = self._plan.blocks[index].nbytes

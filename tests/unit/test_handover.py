@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Pieces
 from sentinel.reports import build_report
 from tests.builders import MIB, act, make_profile, param
@@ -82,6 +84,23 @@ def test_handing_over_to_the_same_plan_moves_nothing() -> None:
         run = first.engine.end_run()
     assert not (run.migrations["moved_bytes"] > 0).any()
     assert len(run.steps) == 4
+
+
+@pytest.mark.needs("native")
+def test_the_time_of_a_run_begins_with_the_layer_in_which_its_engine_first_took_over() -> None:
+    one, _ = engines()
+    second = Engine(OTHER, LONG, emulated_machine(BUDGET), ranges=where, warn=print)
+    with one as first:
+        first.step(1)
+        time.sleep(0.002)  # into layer 0, which is the other plan's
+        second.take_over(first.engine.hand_over(), in_step=True)
+        for layer in (1, 2, 3, 0):
+            second.begin_layer(layer)
+        run = second.end_run()
+        second.restore()
+    assert run.steps["start_ns"][0] == run.layers["start_ns"][0] == 0
+    assert (run.migrations["start_ns"] >= 0).all()
+    assert run.layers["duration_ns"][0] >= 2_000_000
 
 
 @pytest.mark.needs("native")
