@@ -30,7 +30,7 @@ FOLDER = _bench.ROOT / "docs" / "two-nodes"
 PAGE = _bench.ROOT / "docs" / "two-nodes.md"
 MACHINE = FOLDER / "machine.json"
 FAST = "20%"
-WARM_UP, MEASURED = 5, 2
+WARM_UP, MEASURED = 3, 1
 STEPS = 2 + WARM_UP + MEASURED + 1  # one creates the optimizer's state, one is profiled or tried, one closes the ring
 RESERVE_KIB = 4096
 """Of the whole machine: else the watermarks of its small nodes lie further apart than the examples' budgets."""
@@ -142,11 +142,13 @@ def _proof(example: str, found: dict[str, Any]) -> list[str]:
     same = all(other["same_losses"] and other["same_parameters"] for other in found["rows"] if not other["skipped"])
     seen = ours["witness_pages"]
     agree = "no witness" if seen is None else f"{ours['claimed_pages']:,} by the engine, {seen:,} by the witness"
-    residency = "not audited" if ours["residency_share"] is None else f"{ours['residency_share']:.2%}"
+    share = ours["residency_share"]
+    residency = "residency not audited" if share is None else f"after each layer {share:.2%} of managed bytes"
     bits = "bit-identical in all rows" if same else "**differ**"
+    steps = f"{row['measured_steps']} measured {'step' if row['measured_steps'] == 1 else 'steps'}"
     return [
-        f"- {example}: losses and parameters {bits}; after each layer",
-        f"  {residency} of managed bytes where the plan has them; pages moved: {agree}.",
+        f"- {example}, {steps}: losses and parameters {bits};",
+        f"  {residency}{' where the plan has them' if share is not None else ''}; pages moved: {agree}.",
     ]
 
 

@@ -17,8 +17,8 @@ from sentinel.system.kernel import system_call
 _MPOL_BIND = 2
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_NOHUGEPAGE = 4, 10, 15
 _TRIES = 16
-_PRESSING_BYTES = 1 << 20
-"""Taken at once where there is no room: the kernel then has to demote what the job has too much."""
+_PRESSING_BYTES = 256 << 10
+"""Taken at once where there is no room, and the kernel can demote what the job has too much."""
 _CLOSE_BYTES, _TOLERATED_BYTES, _LARGE_BYTES = 64 << 10, 2 << 20, 32 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -28,13 +28,14 @@ class Ballast:
 
     What a job has is what it holds there beyond what it held at the beginning, and the room that is left. Whatever
     else takes or frees memory of the node meanwhile, `keep` lets the ballast shrink or grow by as much; without a
-    group it stays as it is. `began_bytes`: the room at the beginning; `had_bytes`: what the job had each time
-    that `keep` looked; `took_bytes`: the ballast at its largest. A child forked meanwhile has none of it.
+    group it stays as it is. `pressing`: the kernel demotes here, so the ballast may press out what is too much.
+    `began_bytes`: the room at the beginning; `had_bytes`: what the job had each time that `keep` looked;
+    `took_bytes`: the ballast at its largest. A child forked meanwhile has none of it.
     Raises CapabilityError if so much may not be pinned, or the node has less room than is to be left.
     """
 
-    def __init__(self, node: int, left_bytes: int, group: Group | None = None) -> None:
-        self._node, self._left_bytes, self._group = node, left_bytes, group
+    def __init__(self, node: int, left_bytes: int, group: Group | None = None, *, pressing: bool = False) -> None:
+        self._node, self._left_bytes, self._group, self._pressing = node, left_bytes, group, pressing
         self._address = self._reserved = self._nbytes = self._held_before = 0
         self.took_bytes = self.began_bytes = 0
         self.had_bytes: list[int] = []
@@ -72,15 +73,22 @@ class Ballast:
         """Look once at what the job has, and make it `left_bytes` again. To be called often."""
         if self._group is None:
             return
-        before = node_room_bytes(self._node)
-        held = self._group.held_bytes() - self._held_before
-        room = (before + node_room_bytes(self._node)) // 2  # the job goes on meanwhile
-        has = room + held
+        room, held = self._looked(self._group)
+        has = room + held - self._held_before
         self.had_bytes.append(has)
         spare = has - self._left_bytes
         if abs(spare) >= _CLOSE_BYTES:
             with contextlib.suppress(CapabilityError):  # what cannot be taken now shows in `had_bytes`
-                self._change(min(spare, room + _PRESSING_BYTES))
+                # half of the room, since the job may take it first; and what the kernel cannot free ends a process
+                self._change(min(spare, room // 2 + (_PRESSING_BYTES if self._pressing else 0)))
+
+    def _looked(self, group: Group) -> tuple[int, int]:
+        """(bytes of room, bytes that the group holds), at one moment: if the room changed meanwhile, looks again."""
+        for _ in range(_TRIES):
+            before, held, after = node_room_bytes(self._node), group.held_bytes(), node_room_bytes(self._node)
+            if abs(after - before) < _CLOSE_BYTES:
+                break
+        return (before + after) // 2, held
 
     def _reserve(self) -> None:
         self._reserved = node_bytes(self._node) // PAGE_BYTES * PAGE_BYTES

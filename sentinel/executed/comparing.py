@@ -68,7 +68,9 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
             with contextlib.ExitStack() as held:
                 held.enter_context(kernel_settings(placement, job.weights))
                 group = held.enter_context(new_group(job.nodes[0]))
-                ballast = Ballast(job.nodes[0], _left(job, placement, room), group) if placement.limited else None
+                if placement.limited:
+                    left, pressing = _left(job, placement, room), placement.tiering
+                    ballast = Ballast(job.nodes[0], left, group, pressing=pressing)
                 told = _child(job, placement, telling, group, ballast)
     except (CapabilityError, ChildFailed) as error:
         return Row(placement.name, placement.how, skipped=str(error))
