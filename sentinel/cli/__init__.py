@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -54,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         code: int = arguments.execute(arguments)
+        sys.stdout.flush()  # a pipe that nobody reads any more is told here, not as Python ends
         return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as head and less leave it: no word
+        return FAILED
     except SentinelError as error:
         if arguments.debug:
             raise

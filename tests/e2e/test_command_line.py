@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,6 +172,18 @@ def test_an_output_that_cannot_be_written_is_one_line(
 ) -> None:
     assert main([*planned(saved), "-o", saved["plan"] + "/no/such/folder"]) == 1
     assert "no/such/folder" in one_line(capsys.readouterr().err)
+
+
+def test_a_reader_that_leaves_is_no_traceback(saved: dict[str, str]) -> None:
+    """As `sentinel plan … | head -1` does; before, Python told of a broken pipe."""
+    command = [sys.executable, "-m", "sentinel", "plan", saved["profile"], "--machine", saved["machine"]]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=200, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--machine", "no-such-machine"), ("--policy", "no-such-policy")])
