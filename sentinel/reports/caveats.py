@@ -53,7 +53,12 @@ def caveats_of(
     if machine is not None:
         found += _of_machine(machine)
     found += _of_memory(headline, setup)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_sentence(text) for text in found))
+
+
+def _sentence(text: str) -> str:
+    """`text` as a sentence: notes of profiles and plans are written without capital and stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def counted(n: int, noun: str) -> str:

@@ -51,7 +51,9 @@ class Report:
     @cached_property
     def caveats(self) -> list[str]:
         """Sentences that stand on top of every form of the report."""
-        return caveats_of(self.headline, self.profile, self.plan, self.machine, self.run, self.setup)
+        found = caveats_of(self.headline, self.profile, self.plan, self.machine, self.run, self.setup)
+        strangers = [(what, source) for what, source, same in self.provenance if same is False]
+        return found + [f"The {what} was made from another {source} than is shown here." for what, source in strangers]
 
     @cached_property
     def provenance(self) -> list[tuple[str, str, bool | None]]:

@@ -298,6 +298,16 @@ def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
 # --- caveats ---
 
 
+def test_a_plan_of_another_machine_is_a_caveat() -> None:
+    """Control: without the origin of another one there is none."""
+    stranger = with_origin(PLAN, machine=dataclasses.replace(MACHINE, name="another"))
+    assert "The plan was made from another machine than is shown here." in build_report(
+        plan=stranger, machine=MACHINE
+    ).caveats
+    own = with_origin(PLAN, machine=MACHINE)
+    assert not any("another machine" in caveat for caveat in build_report(plan=own, machine=MACHINE).caveats)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -311,12 +321,12 @@ def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
         ),
         ({"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "faults", period=7, lost=3))}, "3 events"),
         ({"profile": dataclasses.replace(PROFILE, quality=Quality("perf", "faults", period=7))}, "one event of 7"),
-        ({"profile": dataclasses.replace(PROFILE, notes=("odd step",))}, "odd step"),
+        ({"profile": dataclasses.replace(PROFILE, notes=("odd step",))}, "Odd step."),
         ({"profile": PROFILE}, "estimate"),
         ({"plan": dataclasses.replace(PLAN, provisional=True)}, "provisional"),
         ({"plan": dataclasses.replace(PLAN, fast_needed_bytes=9 * MIB)}, "1.00 MiB below the paper's bound"),
         ({"machine": MACHINE}, "declared, not measured"),
-        ({"setup": Setup(notes=("beware",))}, "beware"),
+        ({"setup": Setup(notes=("beware",))}, "Beware."),
         ({"executed": executed(events=((2, "a page stayed"),))}, "Step 2: a page stayed"),
         ({"setup": SETUP}, "1 tensor (4.00 KiB) stayed in place"),
     ],

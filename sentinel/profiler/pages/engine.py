@@ -201,6 +201,8 @@ class ArmedTracker:
         exact = state.unit_pages == 1
         blind = self._reader.blind_to + (() if state.sees_system_calls else ("accesses by system calls",))
         coarse = f"no userfaultfd here: a read maps {state.unit_pages} pages at once, and these count together"
+        cost = self._cost
+        own_time = f"own time: marks, {cost.read_ns:.0f} ns a page read and {cost.write_ns:.0f} ns a page written"
         return Quality(
             tracker=self.name,
             counts=COUNTS,
@@ -212,7 +214,7 @@ class ArmedTracker:
             blind_to=blind,
             notes=(
                 "a touch is a layer in which the page was used, not an access to DRAM",
-                f"overhead: marks, and {self._cost.read_ns:.0f} ns a page read, {self._cost.write_ns:.0f} ns written",
+                own_time,
                 *(() if exact else (coarse,)),
                 *self._granules(),
                 *_rested(state),
