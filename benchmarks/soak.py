@@ -1,6 +1,6 @@
 """Does anything grow? A small model trains for many steps with migrations in every one of them.
 
-    python benchmarks/soak.py [--steps 2000] [--slow emulated:cxl-asic-x8] [--workers]
+    python benchmarks/soak.py [--steps 2000] [--slow emulated:cxl-asic-x8]
 
 Prints JSON: at some steps the resident and managed bytes, open descriptors, mappings and threads of the process, the
 Python objects alive, and how many migrations there were between the first and the last look. A run keeps the rows of

@@ -37,6 +37,8 @@ def make(name: str) -> Profile:
     from benchmarks.traces.models import MODELS
     from benchmarks.traces.record import record
 
+    if name not in MODELS:
+        raise SystemExit(f"there is no trace {name!r}; choose some of {', '.join(MODELS)}")
     profile = record(MODELS[name])
     FOLDER.mkdir(parents=True, exist_ok=True)
     save(profile, FOLDER / f"{name}.profile")
