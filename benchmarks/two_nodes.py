@@ -77,7 +77,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "bits are real; times mean nothing there, so none is shown. Every row of an example trains the same job in",
         "the same machine; every limited placement gets the same fast bytes, by pinned ballast on node 0 that grows",
         "and shrinks with what else takes or frees memory there while the job runs. The kernel's tiering gets besides",
-        "what it keeps free for promotions. The kernel's own reserve is the same for all, and small.",
+        "what it keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are",
+        "short, since steps are slow there; tiering learns while a job runs, and may do better in longer ones.",
         "",
         f"Made {', '.join(dates)} by `python -m benchmarks.two_nodes`: kernel {', '.join(kernels)}, torch",
         f"{', '.join(torches)}, {FAST} of the footprint fast, planned for [machine.json](two-nodes/machine.json).",
@@ -145,7 +146,7 @@ def _proof(example: str, found: dict[str, Any]) -> list[str]:
     share = ours["residency_share"]
     residency = "residency not audited" if share is None else f"after each layer {share:.2%} of managed bytes"
     bits = "bit-identical in all rows" if same else "**differ**"
-    steps = f"{row['measured_steps']} measured {'step' if row['measured_steps'] == 1 else 'steps'}"
+    steps = f"{row['measured_steps']} measured of {found['script'].split()[-1]} steps"
     return [
         f"- {example}, {steps}: losses and parameters {bits};",
         f"  {residency}{' where the plan has them' if share is not None else ''}; pages moved: {agree}.",

@@ -24,7 +24,7 @@ from sentinel.executed.touches import NOWHERE
 from sentinel.reports.executed import Ours, Row
 
 _LAST_LINES = 30
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.05
 Told = dict[str, Any]
 Telling = Callable[[str, Callable[[], str]], AbstractContextManager[None]]
 
