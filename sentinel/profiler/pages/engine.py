@@ -202,7 +202,10 @@ class ArmedTracker:
         blind = self._reader.blind_to + (() if state.sees_system_calls else ("accesses by system calls",))
         coarse = f"no userfaultfd here: a read maps {state.unit_pages} pages at once, and these count together"
         cost = self._cost
-        own_time = f"own time: marks, {cost.read_ns:.0f} ns a page read and {cost.write_ns:.0f} ns a page written"
+        own_time = (
+            f"the tracker's own time: that of marks, and {cost.read_ns:.0f} ns for a page read in a layer,"
+            f" {cost.write_ns:.0f} ns for a page written"
+        )
         return Quality(
             tracker=self.name,
             counts=COUNTS,
