@@ -11,7 +11,8 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 
 _GRAIN = 0.005
-"""Tensors whose extra times a byte differ by less in each layer may be one group, which gets the larger ones."""
+"""Tensors whose extra times a byte differ by less in each layer may be one group, which gets the smaller ones: a bound
+may understate, never overstate."""
 _NEGLIGIBLE = 2e-5
 """Tensors below this share of the budget cost the relaxation neither room nor time."""
 _INSTANTS = 3
@@ -60,8 +61,8 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     used = np.flatnonzero((of[a["tensor"]] >= 0) & (density > 0))
     pair = of[a["tensor"][used]] * profile.n_layers + a["layer"][used]
     key, where = np.unique(pair, return_inverse=True)
-    most = np.zeros(len(key))
-    np.maximum.at(most, where, density[used])
+    least = np.full(len(key), np.inf)
+    np.minimum.at(least, where, density[used])
     group = key // profile.n_layers
     return Groups(
         total,
@@ -70,7 +71,7 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
         t["persistent"][head].copy(),
         group,
         key % profile.n_layers,
-        most * total[group],
+        least * total[group],
         of,
     )
 
