@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from sentinel.core.machine import Machine
 
 OK, FAILED, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+POLICIES = (
+    "sentinel (default), sentinel-2021, autotm, capuchin, next-use, lru, static, interleave, weighted-interleave,"
+    " first-touch, all-fast, all-slow"
+)
+"""For the help, which imports no planner."""
+
 QUIET_SECONDS = 2.0
 """Work shorter than this is not announced."""
 

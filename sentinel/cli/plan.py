@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
     OK,
+    POLICIES,
     add_json,
     add_verb,
     amount,
@@ -38,8 +39,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to plan for")
     parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory; default: the machine's own")
-    others = "sentinel-2021, first-touch, all-fast, all-slow"
-    parser.add_argument("--policy", default="sentinel", help=f"sentinel (default), {others}")
+    parser.add_argument("--policy", default="sentinel", help=POLICIES)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
     add_json(parser)
     parser.set_defaults(execute=execute)

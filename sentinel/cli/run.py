@@ -8,7 +8,7 @@ import sys
 import traceback
 from types import CodeType, ModuleType
 
-from sentinel.cli.common import INTERRUPTED, add_verb, amount, check_outputs, code_of
+from sentinel.cli.common import INTERRUPTED, POLICIES, add_verb, amount, check_outputs, code_of
 from sentinel.core.errors import SentinelError, UsageError
 
 _EXAMPLES = """\
@@ -37,9 +37,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument(
         "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
     )
-    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, file:PATH")
+    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, or a PRESET to plan for only")
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
-    where.add_argument("--policy", help="sentinel, sentinel-2021, first-touch, all-fast, all-slow")
+    where.add_argument("--policy", help=POLICIES)
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import files
+from sentinel import files, planner
 from sentinel.cli import main, parser
+from sentinel.cli.common import POLICIES
 from sentinel.core.profile import Profile
 from tests.builders import MIB, act, make_machine, make_profile, param
 
@@ -71,6 +72,10 @@ def test_the_examples_in_help_are_understood() -> None:
     assert len(commands) >= 12
     for command in commands:
         assert top.parse_args(list(command)).execute
+
+
+def test_the_help_names_all_policies() -> None:
+    assert set(re.findall(r"[a-z][a-z0-9-]+", POLICIES)) - {"default"} == set(planner.POLICIES)
 
 
 def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
