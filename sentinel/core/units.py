@@ -19,14 +19,15 @@ def page_ceil(nbytes: int) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes in `"8GiB"`, `"512 MiB"`, `"4096"` or an int. Raises UsageError for anything else."""
+    """Bytes in `"8GiB"`, `"512 MiB"`, `"4096"` or an int. Raises UsageError for anything else, also for 0.2 bytes."""
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise UsageError(f"{text} is not an amount of memory", "give a positive number of bytes")
         return text
     match = _NUMBER.fullmatch(str(text))
     unit = match.group(2).lower() if match else None
-    if match is None or unit not in _UNITS:
+    part_of_a_byte = unit in ("", "b") and match is not None and not match.group(1).isdigit()  # 0.2 was to be a share?
+    if match is None or unit not in _UNITS or part_of_a_byte:
         hint = f" ({_DECIMAL[unit]}?)" if unit in _DECIMAL else ""
         raise UsageError(f"{text!r} is not an amount of memory{hint}", 'write bytes, "512MiB" or "8GiB"')
     return int(float(match.group(1)) * _UNITS[unit])

@@ -23,5 +23,6 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Machine:
     """The described machine of that name; UsageError, listing all of them, if there is none."""
     if name not in names():
-        raise UsageError(f"there is no described machine {name!r}", f"choose one of {', '.join(names())}")
+        remedy = f"choose one of {', '.join(names())}, or a file that `sentinel calibrate -o` writes"
+        raise UsageError(f"there is no described machine {name!r}", remedy)
     return load_machine(_FOLDER / f"{name}.json")

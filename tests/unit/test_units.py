@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sentinel.core.errors import UsageError
@@ -24,8 +26,10 @@ def test_sizes_are_read(text: str | int, nbytes: int) -> None:
     assert parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", -1, "1.2.3", "8 GB", "8XB", "nan", "1e9", "20%", True])
-def test_what_is_no_size_is_refused(text: str | int) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", -1, "1.2.3", "8 GB", "8XB", "nan", "1e9", "20%", True, 0.2, "0.2", "1.5 B"]
+)
+def test_what_is_no_size_is_refused(text: Any) -> None:
     with pytest.raises(UsageError, match="not an amount of memory"):
         parse_bytes(text)
 
