@@ -74,8 +74,7 @@ def _edges(placed: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], 
     row = np.concatenate([rows, rows[apart]])
     upto = np.minimum(end, (first + 1) * PAGE_BYTES)
     nbytes = np.concatenate([upto - begin, (end - last * PAGE_BYTES)[apart]])
-    distinct, index, count = np.unique(page, return_inverse=True, return_counts=True)
-    del distinct
+    _, index, count = np.unique(page, return_inverse=True, return_counts=True)
     shared = count[index] > 1
     return index[shared].astype(np.int64), row[shared], nbytes[shared]
 
