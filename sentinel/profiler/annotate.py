@@ -117,7 +117,7 @@ def as_list(given: T | Sequence[T] | None, kind: type[T], what: str) -> list[T]:
     with contextlib.suppress(TypeError):
         found = {id(item): item for item in items}  # type: ignore[union-attr]
     if (not found and items != []) or not all(isinstance(item, kind) for item in found.values()):
-        raise UsageError(f"{what}: {type(given).__name__} is no {kind.__name__}", f"give one or several")
+        raise UsageError(f"{what}: {type(given).__name__} is no {kind.__name__}", "give one or several")
     return list(found.values())
 
 

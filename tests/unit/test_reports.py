@@ -301,9 +301,10 @@ def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
 def test_a_plan_of_another_machine_is_a_caveat() -> None:
     """Control: without the origin of another one there is none."""
     stranger = with_origin(PLAN, machine=dataclasses.replace(MACHINE, name="another"))
-    assert "The plan was made from another machine than is shown here." in build_report(
-        plan=stranger, machine=MACHINE
-    ).caveats
+    assert (
+        "The plan was made from another machine than is shown here."
+        in build_report(plan=stranger, machine=MACHINE).caveats
+    )
     own = with_origin(PLAN, machine=MACHINE)
     assert not any("another machine" in caveat for caveat in build_report(plan=own, machine=MACHINE).caveats)
 
