@@ -51,7 +51,7 @@ def judged(report: dict[str, Any], steps: int) -> dict[str, Any]:
         "error": predicted / executed - 1,
         "added_ns": {"predicted": predicted - plain, "executed": executed - plain},
         "judged_steps": len(times),
-        "planned_anew": any("planned anew" in caveat for caveat in report["caveats"]),
+        "planned_anew": any("planned anew" in caveat.lower() for caveat in report["caveats"]),
     }
 
 

@@ -272,6 +272,6 @@ def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
     assert all(map(torch.equal, stock.parameters, ours.parameters))
     assert len(closed) == 1
     assert not sentinel.active()
-    assert "the session ended by itself" in ours.text
-    assert ("as it ended, this went wrong too" in ours.text) == ends_badly
+    assert "The session ended by itself" in ours.text
+    assert ("As it ended, this went wrong too" in ours.text) == ends_badly
     ManagedMemory.install().uninstall()  # ours is not in place any more

@@ -121,7 +121,7 @@ def test_the_first_step_gives_a_provisional_plan_and_the_next_whole_step_the_rea
         assert session is not None
         assert session.plan is not None
         assert not session.plan.provisional
-        assert "optimizer state was born" in sentinel.report().text()
+        assert "Optimizer state was born" in sentinel.report().text()
 
 
 def test_add_layer_alone_is_enough() -> None:
