@@ -127,11 +127,11 @@ class Applying:
 
         `layer` is under way: 0, or another one, and then the engine waits for the next step.
         """
-        given, self._handover = self._handover, None
         self._in_step = layer == 0
         engine = self._engine_of(self.current)
-        if given is not None:
-            engine.take_over(replace(given, began_ns=time.monotonic_ns()), in_step=self._in_step)
+        if self._handover is not None:
+            self._handover = replace(self._handover, began_ns=time.monotonic_ns())
+            self._take_over(engine)
         else:
             engine.start()
             if not self._in_step:
@@ -177,26 +177,34 @@ class Applying:
         return Ended(known, step.missed / max(step.asked, 1))
 
     def end(self) -> None:
-        """What was migrated comes home; slots are served until the memory is told otherwise."""
+        """What was migrated comes home, and no range of addresses has one; slots are served until the memory is told
+        otherwise."""
         if not self.buckets:
             return
-        given, self._handover = self._handover, None
-        with contextlib.ExitStack() as ending:  # all of them, whatever one raises
+        self._in_step = False
+        with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
+            ending.callback(self._house, ())
             for bucket in self.buckets:
                 ending.callback(self._end_engine, bucket)
-            if given is not None and self.current.engine is not None:
-                self.current.engine.take_over(given, in_step=False)
+            engines = [bucket.engine for bucket in (self.current, *self.buckets) if bucket.engine is not None]
+            if self._handover is not None and engines:  # any of them brings home what it finds by its address
+                self._take_over(engines[0])
 
     def _change(self, layer: int | None) -> None:
         """The step that runs is another bucket's."""
-        given = self._engine_of(self.current).hand_over()
-        in_time = self._in_step and layer == 1
+        self.rest()
+        self._in_step = self._in_step and layer == 1
         self._current = self._memory.table
         self._settle_homes()
-        self._engine_of(self.current).take_over(given, in_step=in_time)
+        self._take_over(self._engine_of(self.current))
         self.current.taken_over += 1
-        self._in_step = in_time
         self._show()
+
+    def _take_over(self, engine: Engine) -> None:
+        """`engine` gets what the one that rests left; kept until here, lest it be lost where there is no engine."""
+        given, self._handover = self._handover, None
+        assert given is not None
+        engine.take_over(given, in_step=self._in_step)
 
     def _show(self) -> None:
         """Whoever looks on is told which plan is carried out."""
@@ -238,17 +246,22 @@ class Applying:
             bucket.engine = None
 
     def _settle_homes(self) -> None:
-        """The current plan says what is born where. Free pages of ranges that had another home go first: they are not
-        where this plan counts them. A range with a policy is not balanced away."""
+        """The current plan says what is born where."""
+        self._house(slot_table(self.current.plan).homes)
+
+    def _house(self, homes: tuple[tuple[int, int, int], ...]) -> None:
+        """What is born where from now on. Free pages of ranges that had another home go first: they are not where they
+        would be counted. A range with a policy is not balanced away; one without a home has none."""
         if all(tier.node is None for tier in self._machine.tiers):
             return
-        homes = slot_table(self.current.plan).homes
-        for offset, nbytes, tier in changed_homes(self._homes, homes):
+        before, self._homes = self._homes, homes
+        for offset, nbytes, tier in changed_homes(before, homes):
             self._memory.discard_free(offset, nbytes)
             node = self._machine.tiers[tier].node if tier >= 0 else None
             if node is not None:
                 numa.bind(self._memory.placement_base + offset, nbytes, node)
-        self._homes = homes
+            else:
+                numa.unbind(self._memory.placement_base + offset, nbytes)
 
 
 def nothing_ran(plan: Plan | None) -> Run:

@@ -18,9 +18,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sentinel
+import sentinel.session
 from sentinel.core.errors import NativeError
 from sentinel.core.run import Run
 from sentinel.migration.engine import Engine
+from sentinel.migration.handover import Handover
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.pages.choice import TRACKERS
 from sentinel.system import native
@@ -275,3 +277,45 @@ def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
     assert "The session ended by itself" in ours.text
     assert ("As it ended, this went wrong too" in ours.text) == ends_badly
     ManagedMemory.install().uninstall()  # ours is not in place any more
+
+
+def test_without_threads_for_another_shape_what_had_moved_still_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine of a second shape cannot be made: that of the first gets back what it had handed over, and ends."""
+    taken: list[Engine] = []
+    take_over = Engine.take_over
+
+    def spy(engine: Engine, given: Handover, *, in_step: bool) -> None:
+        take_over(engine, given, in_step=in_step)
+        taken.append(engine)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NativeError("sn_mover_create", errno.EAGAIN)
+
+    monkeypatch.setattr(Engine, "take_over", spy)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first: list[Engine] = []
+
+    def run() -> None:
+        for step in range(16):
+            inputs, labels = batch(step)
+            if step == 1:
+                sentinel.start_profile(fast="1MiB", slow="emulated:cxl-asic-x8", tracker="ops")
+            if step >= 10:  # the layer times of the first are settled
+                inputs, labels = inputs[:20], labels[:20]
+                monkeypatch.setattr("sentinel.migration.engine.NativeMover", refuse)
+            if step == 9:
+                session = sentinel.session.current()
+                assert session is not None
+                first.extend(bucket.engine for bucket in session._applying.buckets if bucket.engine is not None)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            if step == 1:
+                sentinel.end_profile()
+
+    with sentinel.annotate(model, optimizer), pytest.warns(RuntimeWarning, match="sentinel has stopped"):
+        run()
+    assert not sentinel.active()
+    assert len(first) == 1
+    assert taken[-1:] == first

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.system import numa, probes  # noqa: E402
 from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -75,6 +76,24 @@ def test_sessions_may_follow_each_other() -> None:
             train(work, range(first, first + 5), profile_at=first)
             assert len(sentinel.stop().steps) > 0
     assert sentinel.report().headline["kind"] == "emulated"
+
+
+def test_what_is_born_after_a_session_is_born_where_the_kernel_likes() -> None:
+    """No memory policy of a plan's ranges stays behind: the next session may mean another node by them."""
+    try:
+        probes.mbind()
+    except (probes.Missing, sentinel.SentinelError) as error:
+        pytest.skip(f"needs mbind: {error}")
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(6))
+        session = current()
+        assert session is not None
+        base, homes = session._memory.placement_base, session._applying._homes
+        fast = session.flow.machine.fast.node if session.flow.machine is not None else None
+        assert {numa.policy(base + offset) for offset, _, tier in homes if not tier} == {(numa.MPOL_PREFERRED, (fast,))}
+        sentinel.stop()
+    assert {numa.policy(base + offset) for offset, _, _ in homes} == {(numa.MPOL_DEFAULT, ())}
 
 
 def test_a_step_without_a_layer_is_an_error_that_restores_stock_allocation() -> None:
