@@ -14,7 +14,7 @@ from sentinel.executed.group import Group
 from sentinel.executed.memory import node_bytes, node_room_bytes
 from sentinel.system.kernel import system_call
 
-_MPOL_BIND = 2
+_MPOL_PREFERRED, _MPOL_BIND = 1, 2
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_NOHUGEPAGE = 4, 10, 15
 _TRIES = 16
 _PRESSING_BYTES = 256 << 10
@@ -62,6 +62,8 @@ class Ballast:
             )
         if self._group is not None:
             self._held_before = self._group.held_bytes()
+        if not self._pressing:  # the job may be faster, and where nothing can be demoted a process would be ended
+            self._ask(_MPOL_PREFERRED)
         return self
 
     def __exit__(
@@ -79,7 +81,7 @@ class Ballast:
         spare = has - self._left_bytes
         if abs(spare) >= _CLOSE_BYTES:
             with contextlib.suppress(CapabilityError):  # what cannot be taken now shows in `had_bytes`
-                # half of the room, since the job may take it first; and what the kernel cannot free ends a process
+                # half of the room, since the job may take it first
                 self._change(min(spare, room // 2 + (_PRESSING_BYTES if self._pressing else 0)))
 
     def _looked(self, group: Group) -> tuple[int, int]:
@@ -93,11 +95,15 @@ class Ballast:
     def _reserve(self) -> None:
         self._reserved = node_bytes(self._node) // PAGE_BYTES * PAGE_BYTES
         self._address = _map(self._reserved)
-        mask = (ctypes.c_uint64 * 16)()
-        mask[self._node // 64] = 1 << self._node % 64
-        system_call("mbind", self._address, self._reserved, _MPOL_BIND, mask, 1024, 0)
+        self._ask(_MPOL_BIND)
         for advice in (_MADV_DONTFORK, _MADV_NOHUGEPAGE):
             self._advise(0, self._reserved, advice)
+
+    def _ask(self, policy: int) -> None:
+        """Where what is taken from now on is to lie; what is there stays."""
+        mask = (ctypes.c_uint64 * 16)()
+        mask[self._node // 64] = 1 << self._node % 64
+        system_call("mbind", self._address, self._reserved, policy, mask, 1024, 0)
 
     def _change(self, nbytes: int) -> None:
         """Take so many bytes more, or give them back if negative; whole pages, as far as that goes."""
