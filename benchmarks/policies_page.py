@@ -26,7 +26,7 @@ The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s
 migration at 5 GB/s each way. *Share of the bound*: the time that no plan can beat (`planner/bound.py`) over the
 plan's own; 1 is perfect. *Of fast-only speed*: what is left of the speed with everything in fast memory.
 Percentages are fast memory as a share of the step's footprint. Means are over the paper's families:
-{paper}. Some cells are known to three decimals only.
+{paper}.
 """
 
 
