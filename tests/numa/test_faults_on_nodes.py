@@ -307,7 +307,8 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
     free.close()
     same(stock(), ours)
     in_arenas = seen[0].within(arenas())
-    assert set(in_arenas.pages_by_reason()) == {"syscall"}
+    # Compaction moves pages about within a node: it makes room there, and undoes no plan.
+    assert set(in_arenas.pages_by_reason()) - {"compaction"} == {"syscall"}
     if mode == "1":
         assert seen[0].pages(reason="numa_misplaced", to_node=0) > 0
 
