@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
 
@@ -25,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell: children would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_skipped] = []
     config.pluginmanager.register(_Watch(config), "sentinel-no-skips")
 

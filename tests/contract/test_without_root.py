@@ -75,7 +75,7 @@ def test_a_plain_user_profiles_the_step_by_page_faults() -> None:
     assert told["touched_pages"] > 0
     by_setting = "perf" if _paranoid() <= 2 else "pagemap"
     assert told["tracker"] == told["doctor"]["auto"]["tracker"] == by_setting
-    assert "tracker not taken: ebpf" in _flat(told["text"])
+    assert "Tracker not taken: ebpf" in _flat(told["text"])
     assert "not whether it was read or written" in _flat(told["text"])
     if by_setting == "perf" and _paranoid() == 2:
         assert "accesses by system calls" in told["blind_to"]
@@ -99,10 +99,10 @@ def test_in_a_container_the_page_tables_tell_and_say_how_coarsely() -> None:
     assert told["tracker"] == told["auto"] == "pagemap"
     text = _flat(told["text"])
     assert told["granularity_bytes"] > 4096  # without userfaultfd a read maps its neighbours
-    assert "no userfaultfd here" in text
+    assert "No userfaultfd here" in text
     assert "Memory policies are refused here" in text
     for name in ("ebpf", "perf"):
-        assert f"tracker not taken: {name}" in text
+        assert f"Tracker not taken: {name}" in text
     plain = confined("pagemap")
     if plain["granularity_bytes"] == 4096:
         assert told["touched_pages"] >= plain["touched_pages"]
@@ -119,7 +119,7 @@ def test_where_nothing_is_allowed_operators_tell() -> None:
     for name in ("ebpf", "uffd", "perf", "pagemap"):
         assert not trials[name]["available"]
         assert "memfd_create" in trials[name]["remedy"]
-        assert name == "uffd" or f"tracker not taken: {name}" in text
+        assert name == "uffd" or f"Tracker not taken: {name}" in text
     assert trials["ops"]["available"]
 
 
@@ -192,7 +192,7 @@ def test_where_faults_may_not_be_counted_the_page_tables_tell_to_the_page() -> N
     told = confined("auto", "perf_event_open")
     assert told["identical"]
     assert told["tracker"] == "pagemap"
-    assert "tracker not taken: perf" in _flat(told["text"])
+    assert "Tracker not taken: perf" in _flat(told["text"])
     if {found["name"]: found["available"] for found in told["capabilities"]}["userfaultfd, user mode"]:
         assert told["granularity_bytes"] == 4096
 
@@ -214,6 +214,6 @@ def test_without_proc_operators_tell() -> None:
     assert told["identical"]
     assert told["tracker"] == "ops"
     for name in ("ebpf", "perf", "pagemap"):
-        assert f"tracker not taken: {name}" in _flat(told["text"])
+        assert f"Tracker not taken: {name}" in _flat(told["text"])
     rights = {found["name"]: found for found in told["capabilities"]}
     assert "is /proc mounted?" in rights["CAP_BPF"]["why"]

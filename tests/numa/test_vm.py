@@ -104,12 +104,7 @@ def test_a_panic_is_no_success() -> None:
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--", "sh", "-c", "echo ready; sleep 1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    def heed() -> None:  # also where the tests run in the background of a shell, which ignores interrupts
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=heed
-    ) as running:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"  # streamed, not kept until the end
         assert list(tmp_path.iterdir()) != []
