@@ -143,15 +143,17 @@ def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitn
         pytest.skip("needs memory tiers: this kernel (6.1 does) has one for all, and demotes nothing")
     crowd = Pages(8_191)
     with vm_calls.setting("/sys/kernel/mm/numa/demotion_enabled", "true"):
+        earlier = _demoted()
         witness.start([_span(crowd)])
         before = _demoted()
         with contextlib.suppress(BlockingIOError):  # less could be reclaimed than asked for
             reclaim.write_text("400M")
+        after = _demoted()
         seen = witness.read()
-        demoted = _demoted() - before
+        later = _demoted()  # the kernel may demote a page of its own accord while the witness starts or is read
     assert seen.pages(reason="demotion", to_node=1) == crowd.nodes()[1] > 0
     assert seen.pages_by_reason().keys() == {"demotion"}
-    assert seen.machine_wide["demotion"][0] == demoted
+    assert after - before <= seen.machine_wide["demotion"][0] <= later - earlier
     assert (seen.lost, seen.unmatched) == (0, 0)
     assert crowd.touch()
     crowd.close()

@@ -85,7 +85,8 @@ def mbind(address: int, nbytes: int, policy: int, nodes: Sequence[int], *, move:
 
 
 def counter(name: str) -> int:
-    """One of the kernel's counts in /proc/vmstat."""
+    """One of the kernel's counts in /proc/vmstat, with what each CPU keeps for itself yet. Needs root."""
+    Path("/proc/sys/vm/stat_refresh").read_bytes()
     return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())[name])
 
 
