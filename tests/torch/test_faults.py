@@ -37,6 +37,16 @@ STEPS = 12
 Data = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
 
 
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """OpenMP's threads are not in a forked child, which would wait for them for ever, on stock PyTorch too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @dataclass
 class Trained:
     """What came of a training run; `run` and `text` (of the report) if it was ours."""
@@ -187,7 +197,6 @@ def test_a_child_that_trains_on_by_itself_changes_nothing_here() -> None:
         child = os.fork()
         if not child:
             with contextlib.suppress(BaseException):
-                torch.set_num_threads(1)  # OpenMP's threads are not in a child, and it waits for them
                 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
                 for i in range(3):
                     inputs, labels = batch(i)
