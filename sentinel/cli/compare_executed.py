@@ -110,6 +110,7 @@ def _weights(bandwidths: list[int]) -> tuple[int, int]:
 def _compared(job: Job, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
     from sentinel.executed import comparing
     from sentinel.reports.executed import Comparison, cells
+    from sentinel.system.processor import is_emulated
 
     found: list[Row] = []
     room: tuple[int, int] | None = None
@@ -123,19 +124,10 @@ def _compared(job: Job, names: tuple[str, ...], arguments: argparse.Namespace) -
         slow=arguments.slow,
         fast_bytes=room[0] if room else None,
         beside_bytes=room[1] if room else None,
-        emulated=emulated(),
+        emulated=is_emulated(),
         where=_where(arguments),
         rows=tuple(found),
     )
-
-
-def emulated() -> bool:
-    """Whether this processor is one that QEMU computes in software, whose times mean nothing."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "QEMU TCG" in text or "QEMU Virtual CPU" in text
 
 
 def _where(arguments: argparse.Namespace) -> dict[str, str]:

@@ -113,6 +113,7 @@ class Applying:
         huge = not any(each.plan.migrations for each in self.buckets)  # where nothing moves, pages may as well be large
         for each in self.buckets:
             table = slot_table(each.plan)
+            each.homes = table.homes
             place = self._memory.place_also if each.number else self._memory.place
             place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
         self._memory.use_table(bucket.number)
@@ -247,7 +248,7 @@ class Applying:
 
     def _settle_homes(self) -> None:
         """The current plan says what is born where."""
-        self._house(slot_table(self.current.plan).homes)
+        self._house(self.current.homes)
 
     def _house(self, homes: tuple[tuple[int, int, int], ...]) -> None:
         """What is born where from now on. Free pages of ranges that had another home go first: they are not where they

@@ -51,7 +51,8 @@ class Served:
 @dataclass(eq=False)
 class Bucket:
     """`number` is that of its table of slots. `served`: its own steps. `taken_over`: how often its plan
-    followed on another within a step. `ranges(block)`: (address, nbytes) of a block's
+    followed on another within a step. `homes`: (offset, bytes, tier) of what its plan has born where, once it is
+    served. `ranges(block)`: (address, nbytes) of a block's
     pieces, once there was an `engine`; `executed` once that has ended.
     """
 
@@ -59,6 +60,7 @@ class Bucket:
     flow: Dataflow
     served: Served = field(default_factory=Served)
     taken_over: int = 0
+    homes: tuple[tuple[int, int, int], ...] = ()
     engine: Engine | None = None
     ranges: Callable[[int], list[tuple[int, int]]] | None = None
     executed: Run | None = None

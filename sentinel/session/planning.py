@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from sentinel import files, planner, simulator
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import PlanError, UsageError
-from sentinel.core.laws import check
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, block_uses
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
@@ -126,10 +125,8 @@ class Planning:
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _plan(self, profile: Profile, machine: Machine) -> Plan:
-        plan = planner.plan(profile, machine, policy=self._request.policy)
-        plan = replace(plan, uses=block_uses(plan, profile), provisional=profile.provisional)
-        check(plan, profile, machine)
-        return files.with_origin(plan, profile=profile, machine=machine)
+        plan = planner.plan(profile, machine, policy=self._request.policy)  # checked, and with its uses
+        return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
 
     def _with_budget(self, footprint_bytes: int) -> Machine:
         """A share means that of the largest footprint among the job's dataflows."""
