@@ -284,16 +284,10 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
 
     @contextlib.contextmanager
     def eager(model: nn.Module) -> Iterator[None]:
-        often = "/sys/kernel/debug/sched/numa_balancing/"
         hook = model.register_forward_hook(lambda *_: free.touch() and None)
         witness = MigrationWitness()
         witness.start([*arenas(), (free.address, free.n_pages * vm_calls.PAGE)])
-        with (
-            vm_calls.setting("/proc/sys/kernel/numa_balancing", mode),
-            vm_calls.setting(often + "scan_delay_ms", "10"),
-            vm_calls.setting(often + "scan_period_min_ms", "10"),
-            vm_calls.setting(often + "scan_period_max_ms", "20"),
-        ):
+        with vm_calls.eager_balancing(mode, every_ms=10):
             yield
             end = time.monotonic() + 90
             while mode == "1" and free.nodes()[0] < 11 and time.monotonic() < end:

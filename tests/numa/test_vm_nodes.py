@@ -10,7 +10,7 @@ import pytest
 from tests.numa import vm_calls
 from tests.numa.vm_calls import NODES, PAGE, Pages, mbind, move_pages
 
-pytestmark = pytest.mark.needs("two nodes")
+pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.usefixtures("no_balancing")]
 N_PAGES = 211
 
 
@@ -71,15 +71,9 @@ def test_the_kernels_balancing_undoes_a_demotion_unless_there_is_a_policy() -> N
     """The reason why each arena has one memory policy."""
     if not vm_calls.has_debugfs():
         pytest.skip("needs debugfs: run as root")
-    often = "/sys/kernel/debug/sched/numa_balancing/"
     free, held = Pages(N_PAGES), Pages(N_PAGES)
     mbind(held.address, N_PAGES * PAGE, vm_calls.MPOL_PREFERRED_MANY, [0, 1])
-    with (
-        vm_calls.setting("/proc/sys/kernel/numa_balancing", "1"),
-        vm_calls.setting(often + "scan_delay_ms", "100"),
-        vm_calls.setting(often + "scan_period_min_ms", "100"),
-        vm_calls.setting(often + "scan_period_max_ms", "200"),
-    ):
+    with vm_calls.eager_balancing():
         for pages in (free, held):
             move_pages(pages.addresses(), 1)
             assert pages.nodes() == {1: N_PAGES}
@@ -89,5 +83,23 @@ def test_the_kernels_balancing_undoes_a_demotion_unless_there_is_a_policy() -> N
             assert held.touch()
         assert free.nodes()[0] >= N_PAGES * 0.9
         assert held.nodes() == {1: N_PAGES}
+    free.close()
+    held.close()
+
+
+def test_pages_that_balancing_has_an_eye_on_are_found_if_they_have_a_policy() -> None:
+    """Linux 6.1 neither moves nor finds a huge page that waits for its next access, and 6.12 does both."""
+    if not vm_calls.has_debugfs():
+        pytest.skip("needs debugfs: run as root")
+    free, held = Pages(2 * 512, huge=True), Pages(2 * 512, huge=True)
+    mbind(held.address, 2 * 512 * PAGE, vm_calls.MPOL_PREFERRED_MANY, [0, 1])
+    hinted = vm_calls.counter("numa_huge_pte_updates")
+    with vm_calls.eager_balancing():
+        end = time.monotonic() + 60
+        while time.monotonic() < end and vm_calls.counter("numa_huge_pte_updates") < hinted + 4:
+            assert held.nodes() == {0: 1024}
+        assert vm_calls.counter("numa_huge_pte_updates") >= hinted + 4
+        assert set(move_pages(held.addresses()[::512], 1)) == {1}
+        assert held.nodes() == {1: 1024}
     free.close()
     held.close()

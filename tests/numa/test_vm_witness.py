@@ -15,7 +15,7 @@ from sentinel.migration.witness import MigrationWitness
 from tests.numa import vm_calls
 from tests.numa.vm_calls import PAGE, Pages, mbind, move_pages
 
-pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("root")]
+pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("root"), pytest.mark.usefixtures("no_balancing")]
 N_PAGES = 211
 
 
@@ -117,13 +117,7 @@ def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages)
         pytest.skip("needs debugfs: run as root")
     move_pages(pages.addresses(), 1)
     witness.start([_span(pages)])
-    often = "/sys/kernel/debug/sched/numa_balancing/"
-    with (
-        vm_calls.setting("/proc/sys/kernel/numa_balancing", "1"),
-        vm_calls.setting(often + "scan_delay_ms", "100"),
-        vm_calls.setting(often + "scan_period_min_ms", "100"),
-        vm_calls.setting(often + "scan_period_max_ms", "200"),
-    ):
+    with vm_calls.eager_balancing():
         end = time.monotonic() + 120
         while time.monotonic() < end and pages.nodes()[0] < N_PAGES // 2:
             assert pages.touch()

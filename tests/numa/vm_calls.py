@@ -108,3 +108,16 @@ def has_debugfs() -> bool:
     if not os.path.ismount(path):
         _libc.mount(b"debugfs", path.encode(), b"debugfs", 0, None)
     return os.path.ismount(path)
+
+
+@contextlib.contextmanager
+def eager_balancing(mode: str = "1", every_ms: int = 100) -> Iterator[None]:
+    """Automatic NUMA balancing that looks at pages again and again. Needs debugfs."""
+    often = "/sys/kernel/debug/sched/numa_balancing/"
+    with (
+        setting("/proc/sys/kernel/numa_balancing", mode),
+        setting(often + "scan_delay_ms", str(every_ms)),
+        setting(often + "scan_period_min_ms", str(every_ms)),
+        setting(often + "scan_period_max_ms", str(2 * every_ms)),
+    ):
+        yield
