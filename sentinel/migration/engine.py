@@ -187,7 +187,7 @@ class Engine:
         self._mover.release(held.fast_bytes)
         self._mover.hold_slow(-held.slow_bytes)
         where.held[:] = [False] * len(blocks)
-        self._ledger.drop_layers()
+        self._ledger.no_step()
         return Handover(self._row[0], spans)
 
     def take_over(self, given: Handover, *, in_step: bool) -> None:

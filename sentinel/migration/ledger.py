@@ -17,6 +17,9 @@ MAX_ROWS = 50_000
 LEAST_STEPS = 2
 MAX_EVENTS = 256
 
+MOVED_BY_OTHERS = "migrated_bytes_by_other_plans"
+"""Counter of what plans of the same session moved beside this one: the witness sees the pages of all."""
+
 Row = tuple[Any, ...]
 
 _TROUBLES = {"failed", "partial", "held_back", "kernel_placed_pages", "swept"}
@@ -52,7 +55,8 @@ class Ledger:
         if before is not None:
             kept = {n: c for n, c in before.counters.items() if n in _TROUBLES or n.startswith("stayed_")}
             self._before.update(kept)
-            self._before["steps_before"] = before.counters.get("steps_before", 0) + before.counters.get("steps", 0)
+            for name, now in (("steps_before", "steps"), (MOVED_BY_OTHERS, "migrated_bytes")):
+                self._before[name] = before.counters.get(name, 0) + before.counters.get(now, 0)
         self._first: list[_Step] = []
         self._last: deque[_Step] = deque()
         self._last_rows = 0
@@ -77,9 +81,11 @@ class Ledger:
         else:
             self.totals["events_dropped"] += 1
 
-    def drop_layers(self) -> None:
-        """The step under way is none: its layers have no rows."""
+    def no_step(self) -> None:
+        """The step under way is none: its layers have no rows. Its migrations keep theirs, MAX_ROWS at most: an
+        engine may give way in every step, and so never end one."""
         self._now.layers.clear()
+        del self._now.migrations[:-MAX_ROWS]
 
     def end_step(self, row: Row) -> None:
         """The step has ended; `row` as of STEP_DTYPE."""

@@ -37,6 +37,20 @@ def test_the_last_steps_are_kept_whatever_they_hold() -> None:
     assert len(run.steps) == FIRST_STEPS + LEAST_STEPS
 
 
+def test_what_never_becomes_a_step_is_bounded_too() -> None:
+    """An engine that gives way again and again before its step ends."""
+    ledger = Ledger()
+    each = MAX_ROWS // 7
+    for turn in range(10):
+        for row in range(each):
+            ledger.migration((turn, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
+        ledger.no_step()
+    run = ledger.run(TIERS, 0, emulated=True)
+    assert run.counters["migrations"] == 10 * each  # all are counted, however few are kept
+    assert len(run.migrations) == MAX_ROWS
+    assert run.migrations["block"][-1] == each - 1  # the latest
+
+
 def test_events_are_counted_beyond_a_limit() -> None:
     ledger = Ledger()
     for i in range(MAX_EVENTS + 17):
