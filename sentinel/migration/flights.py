@@ -153,16 +153,13 @@ class Flights:
         pending.remove(flight)
         if not pending:
             del self._by_block[flight.block]
-        if flight.reason == "stray":
-            self._land_stray(flight, moved)
-            return None
-        arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
-        if moved.outcome is Outcome.PARTIAL:  # it is where most of it is
-            arrived = (2 * moved.fast_bytes >= flight.nbytes) == (flight.target == 0)
-        here = flight.target if arrived else flight.source
-        self._residence.settle(flight.block, here, moved.fast_bytes)
+        before = self._residence.fast_bytes[flight.block]
+        self._residence.settle(flight.block, self._place(flight, moved), moved.fast_bytes)
         if pending:
             self._residence.serve(flight.block, max(pending[-1].source, pending[-1].target))
+        if flight.reason == "stray":
+            self._book_stray(flight, moved, before)
+            return None
         self._book(flight, moved.moved_bytes, moved.start_ns, moved.stop_ns, self._outcome(flight, moved), moved.errno)
         if moved.outcome in (Outcome.PARTIAL, Outcome.FAILED):
             return self._failed(flight, moved)
@@ -170,9 +167,18 @@ class Flights:
             self._patience.moved(flight.block, flight.target)
         return None
 
-    def _land_stray(self, flight: Flight, moved: Moved) -> None:
-        before = self._residence.fast_bytes[flight.block]
-        self._residence.settle(flight.block, flight.target, moved.fast_bytes)
+    @staticmethod
+    def _place(flight: Flight, moved: Moved) -> int:
+        """The tier in which the block of an ended flight is: one in parts is where most of it is."""
+        if flight.reason == "stray":
+            return flight.target  # it was there before
+        arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
+        if moved.outcome is Outcome.PARTIAL:
+            arrived = (2 * moved.fast_bytes >= flight.nbytes) == (flight.target == 0)
+        return flight.target if arrived else flight.source
+
+    def _book_stray(self, flight: Flight, moved: Moved, before: int) -> None:
+        """Book a look that found pages elsewhere; `before`: fast bytes of the block as far as was known."""
         stayed = max(moved.fast_bytes - before if flight.target else before - moved.fast_bytes, 0)
         self._ledger.totals["swept"] += 1
         if not moved.moved_bytes and not stayed:

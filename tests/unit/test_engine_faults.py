@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import platform
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -178,3 +180,26 @@ def test_a_death_in_flight_is_waited_for_and_leaves_no_account() -> None:
     assert run.counters["late"] == 3
     assert (run.layers["stall_ns"].reshape(3, 6)[:, 3] > 0).all()
     assert running.discarded == []  # nothing real moved
+
+
+def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() -> None:
+    """The look ends first: it found the block in fast memory, and the demotion behind it is still under way."""
+    profile = make_profile([param("a", 4 * MIB, range(8))], 8)
+    plan = persistent_plan(profile, [0])
+    # nothing takes 50 ms up, which is the look; 4 MiB take 0.4 s down
+    machine = emulated_machine(8 * MIB, demote=10 * MIB, slow_bw=50 * GB)
+    links = (replace(machine.link(1, 0), latency_ns=50_000_000), machine.link(0, 1))
+    with applied(plan, profile, replace(machine, links=links)) as running:
+        engine = running.engine
+        engine._flights.sweep(0, 0, 1)
+        (look,) = engine._flights.of(0)
+        time.sleep(0.01)  # it has begun
+        engine._flights.submit(0, 0, 1, "evict", 0, 1)
+        engine._mover.wait(look.job)
+        engine._flights.collect()
+        assert [flight.reason for flight in engine._flights.of(0)] == ["evict"]
+        assert engine._where.served_fast_bytes.tolist() == [0] * 8
+        assert (engine._where.slow_ns > 0).all()
+        running.let_land()
+        engine._flights.collect()
+        assert engine._where.tier[0] == 1
