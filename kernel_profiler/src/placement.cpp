@@ -129,6 +129,7 @@ void placement_destroy() {
 
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                    const uint64_t *nbytes, uint64_t extent_bytes, bool alone, bool huge) {
+  if (!alone && tables.full()) return -ENOSPC;
   try {
     std::unique_ptr<Table> table = Table::build(count, layers, ordinals, offsets, nbytes, extent_bytes);
     if (table == nullptr) return -EINVAL;

@@ -52,7 +52,8 @@ class Table {
 class Tables {
  public:
   void begin(std::unique_ptr<Table> table);  // the only one from now on
-  int32_t add(std::unique_ptr<Table> table); // its index; -ENOSPC if there are ten. Throws std::bad_alloc.
+  bool full() const { return tables_.size() == kMostTables; }
+  int32_t add(std::unique_ptr<Table> table); // its index; not while full
   bool use(int32_t index);                   // false if there is none such
   void step_begins();
   // Before a slot is looked up: may put another table in use, if it serves the latest of this step better.
