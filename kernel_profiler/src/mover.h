@@ -1,0 +1,123 @@
+// A mover's state: two queues of jobs, and what they hold of either tier. Whoever looks at it holds its mutex.
+#pragma once
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <unordered_set>
+#include <vector>
+
+#include "naps.h"
+#include "sentinel.h"
+
+namespace sn {
+
+// Counts the forks that led here: a mover made before one has no threads in the child, and its mutex may be
+// held by nobody.
+extern std::atomic<uint64_t> generation;
+
+struct Job {
+  sn_job spec;
+  uint64_t id;
+  uint64_t ready_ns;  // since when only the link keeps it waiting
+  std::vector<sn_span> spans;
+
+  uint64_t room_bytes() const { return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : 0; }
+  uint64_t flight_bytes() const {
+    return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : spec.fast_bytes;
+  }
+};
+
+struct Accounts {
+  uint64_t capacity = 0;
+  sn_held held{};
+
+  bool has_room(uint64_t nbytes) const { return held.fast_bytes + nbytes <= capacity; }
+  void take_fast(uint64_t nbytes) {
+    held.fast_bytes += nbytes;
+    held.fast_high_bytes = std::max(held.fast_high_bytes, held.fast_bytes);
+    held.most_fast_bytes = std::max(held.most_fast_bytes, held.fast_bytes);
+  }
+  void give_fast(uint64_t nbytes) { held.fast_bytes -= std::min(nbytes, held.fast_bytes); }
+  void take_slow(uint64_t nbytes) {
+    held.slow_bytes += nbytes;
+    held.slow_high_bytes = std::max(held.slow_high_bytes, held.slow_bytes);
+  }
+  void give_slow(uint64_t nbytes) { held.slow_bytes -= std::min(nbytes, held.slow_bytes); }
+  void count_overflow(uint64_t already) {  // `already`: held beyond the capacity before
+    const uint64_t over = held.fast_bytes > capacity ? held.fast_bytes - capacity : 0;
+    if (over <= already) return;
+    held.overflow_bytes += over - already;
+    held.overflows += 1;
+  }
+  uint64_t over() const { return held.fast_bytes > capacity ? held.fast_bytes - capacity : 0; }
+};
+
+class Lock {
+ public:
+  explicit Lock(pthread_mutex_t *mutex) : mutex_(mutex) { pthread_mutex_lock(mutex_); }
+  ~Lock() { pthread_mutex_unlock(mutex_); }
+  Lock(const Lock &) = delete;
+  Lock &operator=(const Lock &) = delete;
+
+ private:
+  pthread_mutex_t *mutex_;
+};
+
+}  // namespace sn
+
+struct sn_mover {
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t changed;
+  uint64_t born_in = sn::generation.load();
+  bool half_duplex = false;
+  std::atomic<bool> stopping{false};
+  std::atomic<uint32_t> without_huge{0};
+  sn::Accounts accounts;
+  uint64_t births_waiting = 0;
+  uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
+  uint64_t last_id = 0;
+  std::deque<sn::Job> queue[2];
+  bool running[2] = {false, false};
+  bool link_busy = false;            // half duplex: one emulated job at a time
+  uint64_t link_free_ns[2] = {0, 0};  // by the link's own clock; half duplex uses the first
+  uint64_t room_since_ns = 0;         // by the same clock: when fast room was last given back
+  std::unordered_set<uint64_t> unfinished;
+  std::deque<sn_moved> results;
+  std::atomic<uint64_t> ended{0};
+  uint64_t errors[SN_ERRNO_COUNT] = {};
+  pthread_t threads[2];
+  bool started[2] = {false, false};
+
+  bool inert() const { return born_in != sn::generation.load(std::memory_order_relaxed); }
+  bool freeing() const { return running[SN_DEMOTE] || !queue[SN_DEMOTE].empty(); }
+  // False when time is up.
+  bool wait_until(uint64_t deadline_ns) {
+    const timespec deadline = sn::spec_of(deadline_ns);
+    return pthread_cond_timedwait(&changed, &mutex, &deadline) == 0 || sn_now_ns() < deadline_ns;
+  }
+};
+
+namespace sn {
+
+// Whether nothing but its link can keep it waiting.
+bool ready(const sn_mover &m, const Job &job);
+// Whether the first promotion waits for room.
+bool starved(const sn_mover &m);
+// Whether `id` waits, itself or behind another, for room that nothing under way will free.
+bool hopeless(const sn_mover &m, uint64_t id);
+
+// Takes the head of the queue: its bytes count on both sides until it arrives.
+Job depart(sn_mover &m, int direction);
+// It has ended, as `moved` says.
+void arrive(sn_mover &m, int direction, const Job &job, const sn_moved &moved);
+// It is out of the queue, and its result can be fetched.
+void finish(sn_mover &m, const Job &job, sn_moved moved);
+
+// The two workers; 0 or a negative errno. They end when the mover is `stopping`.
+int start_workers(sn_mover &m);
+
+}  // namespace sn

@@ -1,0 +1,171 @@
+// The workers of a mover: one for each direction.
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <vector>
+
+#include "move_pages.h"
+#include "mover.h"
+
+namespace {
+
+using sn::Job;
+using sn::Lock;
+
+constexpr uint64_t kSliceNs = 50000000;  // how long a sleeping worker overlooks that it is to stop
+constexpr uint64_t kTogether = 2 << 20;  // bytes: jobs on nodes below this share system calls
+
+bool link_is_free(const sn_mover &m, const Job &job) {
+  return job.spec.kind != SN_MOVE_EMULATED || !m.half_duplex || !m.link_busy;
+}
+
+// Sleeps until the job would have ended on a link that does one after the other, with at least one system call
+// (so that a test can fail it). 0 or a positive errno.
+int sleep_through(const sn_mover &m, uint64_t stop_ns) {
+  do {
+    if (m.stopping.load(std::memory_order_relaxed)) return ECANCELED;
+    const int error = sn::sleep_to(std::min(stop_ns, sn_now_ns() + kSliceNs));
+    if (error != 0 && error != -EINTR) return -error;
+  } while (sn_now_ns() < stop_ns);
+  return 0;
+}
+
+sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
+  sn_moved moved{};
+  moved.start_ns = start_ns;
+  moved.stop_ns = start_ns + job.spec.duration_ns;
+  moved.error = sleep_through(m, moved.stop_ns);
+  if (moved.error != 0) moved.stop_ns = sn_now_ns();
+  moved.outcome = moved.error != 0 ? SN_MOVE_FAILED : SN_MOVE_DONE;
+  moved.moved_bytes = moved.error != 0 ? 0 : job.flight_bytes();
+  const uint64_t arrived = job.spec.direction == SN_PROMOTE ? job.spec.nbytes : 0;
+  moved.fast_bytes = moved.error != 0 ? job.spec.fast_bytes : arrived;
+  return moved;
+}
+
+sn_moved fate_of(const Job &job, const sn::PageFate &fate) {
+  sn_moved moved{};
+  moved.moved_bytes = fate.moved_bytes;
+  moved.error = fate.error;
+  const uint64_t failed = std::min(fate.failed_bytes, job.spec.nbytes);
+  moved.fast_bytes = job.spec.direction == SN_PROMOTE ? job.spec.nbytes - failed : failed;
+  if (failed == 0) {
+    moved.outcome = fate.moved_bytes != 0 ? SN_MOVE_DONE : SN_MOVE_ALREADY;
+  } else {
+    moved.outcome = failed < job.spec.nbytes ? SN_MOVE_PARTIAL : SN_MOVE_FAILED;
+  }
+  return moved;
+}
+
+std::vector<sn_moved> run_nodes(sn_mover &m, const std::vector<Job> &jobs) {
+  const sn_job &first = jobs.front().spec;
+  std::vector<sn::PageOrder> orders;
+  for (const Job &job : jobs) orders.push_back({&job.spans, {}});
+  uint64_t errors[SN_ERRNO_COUNT] = {};
+  const uint64_t start_ns = sn_now_ns();
+  sn::move_pages(orders, {first.node, first.bytes_per_s, &m.stopping, &m.without_huge}, errors);
+  const uint64_t stop_ns = sn_now_ns();
+  std::vector<sn_moved> all;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    all.push_back(fate_of(jobs[i], orders[i].fate));
+    all.back().start_ns = start_ns;
+    all.back().stop_ns = stop_ns;
+  }
+  Lock lock(&m.mutex);
+  for (int i = 0; i < SN_ERRNO_COUNT; ++i) m.errors[i] += errors[i];
+  return all;
+}
+
+void run_emulated_head(sn_mover &m, int direction) {
+  uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
+  uint64_t start_ns = std::max(free_ns, m.queue[direction].front().ready_ns);
+  if (direction == SN_PROMOTE) start_ns = std::max(start_ns, m.room_since_ns);
+  const Job job = sn::depart(m, direction);
+  free_ns = start_ns + job.spec.duration_ns;
+  m.running[direction] = m.link_busy = true;
+  pthread_mutex_unlock(&m.mutex);
+  const sn_moved moved = run_emulated(m, job, start_ns);
+  pthread_mutex_lock(&m.mutex);
+  if (moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
+  if (moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
+  m.running[direction] = m.link_busy = false;
+  sn::arrive(m, direction, job, moved);
+}
+
+// Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
+bool goes_along(const sn_mover &m, const Job &next, const Job &first, uint64_t nbytes) {
+  return next.spec.kind == SN_MOVE_NODE && next.spec.node == first.spec.node &&
+         next.spec.bytes_per_s == first.spec.bytes_per_s && nbytes + next.spec.nbytes <= kTogether && sn::ready(m, next);
+}
+
+void run_node_heads(sn_mover &m, int direction) {
+  auto &queue = m.queue[direction];
+  std::vector<Job> jobs;
+  uint64_t nbytes = 0;
+  do {
+    jobs.push_back(sn::depart(m, direction));
+    nbytes += jobs.back().spec.nbytes;
+  } while (!queue.empty() && goes_along(m, queue.front(), jobs.front(), nbytes));
+  m.running[direction] = true;
+  pthread_mutex_unlock(&m.mutex);
+  const std::vector<sn_moved> all = run_nodes(m, jobs);
+  pthread_mutex_lock(&m.mutex);
+  m.running[direction] = false;
+  for (size_t i = 0; i < jobs.size(); ++i) sn::arrive(m, direction, jobs[i], all[i]);
+}
+
+void run_head(sn_mover &m, int direction) {
+  if (m.queue[direction].front().spec.kind == SN_MOVE_EMULATED) {
+    run_emulated_head(m, direction);
+  } else {
+    run_node_heads(m, direction);
+  }
+}
+
+void work(sn_mover &m, int direction) {
+  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+  pthread_mutex_lock(&m.mutex);
+  while (!m.stopping.load(std::memory_order_relaxed)) {
+    auto &queue = m.queue[direction];
+    const bool is_ready = !queue.empty() && sn::ready(m, queue.front());
+    if (is_ready && link_is_free(m, queue.front())) {
+      run_head(m, direction);
+      continue;
+    }
+    const uint64_t unready = queue.empty() || is_ready ? 0 : queue.front().id;
+    pthread_cond_wait(&m.changed, &m.mutex);
+    // Its time on the link counts from when it was ready for it.
+    if (!queue.empty() && queue.front().id == unready) queue.front().ready_ns = sn_now_ns();
+  }
+  pthread_mutex_unlock(&m.mutex);
+}
+
+void *work_promote(void *mover) {
+  work(*static_cast<sn_mover *>(mover), SN_PROMOTE);
+  return nullptr;
+}
+void *work_demote(void *mover) {
+  work(*static_cast<sn_mover *>(mover), SN_DEMOTE);
+  return nullptr;
+}
+
+}  // namespace
+
+namespace sn {
+
+int start_workers(sn_mover &m) {
+  void *(*const bodies[2])(void *) = {work_promote, work_demote};
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  int error = 0;
+  for (int direction = 0; direction < 2 && error == 0; ++direction) {
+    error = pthread_create(&m.threads[direction], nullptr, bodies[direction], &m);
+    m.started[direction] = error == 0;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return -error;
+}
+
+}  // namespace sn
