@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import struct
+import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -43,13 +44,15 @@ _WHAT = "watching page migrations by eBPF"
 _RIGHTS = "run as root or with CAP_BPF and CAP_PERFMON"
 _PROOFS = 5
 _NODES = Path("/sys/devices/system/node")
+_witnesses: weakref.WeakSet[MigrationWitness] = weakref.WeakSet()
 
 
 class MigrationWitness:
     """Watches up to 15 ranges of this process between `start` and `stop`.
 
     `log_entries`, a power of two: records kept between two reads, two for each page that moves and one for each
-    call of the kernel's migrate_pages() on the machine. What finds no room is counted as lost.
+    call of the kernel's migrate_pages() on the machine. What finds no room is counted as lost. In a forked child it
+    has ended.
     """
 
     def __init__(self, log_entries: int = 1 << 18) -> None:
@@ -61,6 +64,7 @@ class MigrationWitness:
         self._totals = -1
         self._frames = Frames(1, np.empty(0, np.int32))
         self._pending = np.empty(0, RECORD_DTYPE)
+        _witnesses.add(self)
 
     def start(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Watches `ranges` of (address, nbytes), whole pages.
@@ -105,11 +109,12 @@ class MigrationWitness:
 
     def stop(self) -> None:
         """Ends watching; does nothing if it was not."""
-        for descriptor in reversed(self._fds):  # the attachments first
+        fds, self._fds = self._fds, []
+        maps, self._maps, self._pending = self._maps, [], np.empty(0, RECORD_DTYPE)
+        for descriptor in reversed(fds):  # the attachments first
             os.close(descriptor)
-        for shared in self._maps:
+        for shared in maps:
             shared.close()
-        self._fds, self._maps, self._pending = [], [], np.empty(0, RECORD_DTYPE)
 
     def _open(self) -> None:
         fds = {"control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE)}
@@ -232,3 +237,13 @@ def _frames() -> Frames:
     for block, node in owners.items():
         table[block] = node
     return Frames(block_bytes // PAGE_BYTES, table)
+
+
+def _let_go() -> None:
+    """In a forked child: a worker that lives on would keep the programs attached after its parent has stopped."""
+    for witness in _witnesses:
+        with contextlib.suppress(BufferError):  # another thread was reading as this one forked: the tables stay mapped
+            witness.stop()
+
+
+os.register_at_fork(after_in_child=_let_go)
