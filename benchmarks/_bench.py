@@ -68,22 +68,16 @@ def paired(rounds: Sequence[Mapping[str, float]], name: str, rival: str) -> dict
     return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "rounds": ratios}
 
 
+def told(claim: str, settings: Mapping[str, Any], results: Any) -> dict[str, Any]:
+    """What a benchmark says of itself: its claim, when and where it ran, how it was set, and what it found."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    where = {"when": when, "machine": machine(), "versions": versions()}
+    return {"claim": claim, **where, **settings, "results": results}
+
+
 def emit(claim: str, settings: Mapping[str, Any], results: Any) -> None:
     """Print everything as one JSON object."""
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(
-        json.dumps(
-            {
-                "claim": claim,
-                "when": when,
-                "machine": machine(),
-                "versions": versions(),
-                **settings,
-                "results": results,
-            },
-            indent=2,
-        )
-    )
+    print(json.dumps(told(claim, settings, results), indent=2))
 
 
 def _lines(path: str) -> list[str]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sentinel import files, planner, simulator
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import PlanError, UsageError
@@ -100,7 +97,7 @@ class Planning:
         plan, machine = flow.plan, flow.machine
         if plan is None or machine is None or flow.profile is None:
             return flow, False
-        layer_ns = plain_layer_ns(executed, flow.profile.n_layers)
+        layer_ns = simulator.plain_layer_ns(executed, flow.profile.n_layers)
         if layer_ns is None:
             return flow, False
         began = time.perf_counter_ns()
@@ -145,18 +142,3 @@ class Planning:
                 "ask for less",
             )
         return self._machine.with_fast_capacity(budget)
-
-
-def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
-    """(L,) median time of each layer over the steps that ran as planned but the first, stalls and delays taken off.
-
-    None without such a step.
-    """
-    steps = run.steps["step"][run.steps["in_step"]][1:]
-    rows = run.layers[np.isin(run.layers["step"], steps)]
-    if not len(steps) or len(rows) != len(steps) * length:
-        return None
-    rows = np.sort(rows, order=["step", "layer"]).reshape(len(steps), length)
-    spent = rows["duration_ns"] - rows["stall_ns"] - rows["slow_ns"]
-    times: NDArray[np.int64] = np.maximum(np.median(spent, axis=0), 1).astype(np.int64)
-    return times

@@ -14,10 +14,11 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.simulator.loop import Record, play
 from sentinel.simulator.observed import Observed, observed
+from sentinel.simulator.plain import plain_layer_ns
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
 from sentinel.simulator.timeline import timeline
 
-__all__ = ["Observed", "observed", "simulate"]
+__all__ = ["Observed", "observed", "plain_layer_ns", "simulate"]
 
 
 def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:

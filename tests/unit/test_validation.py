@@ -1,21 +1,33 @@
-"""The validation benchmark judges later steps only, and its summary fails where one error is too large."""
+"""The validation benchmark judges later steps only, fails where one error is too large, and loses no cell."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from benchmarks.validation import KEPT, NOT_JUDGED, judged, summary
+from benchmarks import validation
+from benchmarks.validation import KEPT, NOT_JUDGED, judged, known, orders, summary
+from benchmarks.validation_page import page
 
 
 def report(durations: list[int], *, predicted: int | None = 110, kind: str = "emulated", switched: bool = False) -> Any:
+    headline = {"kind": kind, "step_ns_predicted": predicted, "step_ns_plain": 80, "migrated_bytes_per_step": 7}
     return {
         "script": "x.py",
-        "headline": {"kind": kind, "step_ns_predicted": predicted, "step_ns_plain": 80},
+        "headline": headline,
         "caveats": ["planned anew after 4 applied steps"] if switched else [],
         "frames": {"steps": {"duration_ns": durations, "in_step": [d > 0 for d in durations]}},
     }
+
+
+def cell(example: str, policy: str, error: float, fast: str = "20%") -> dict[str, Any]:
+    found = judged(report([100] * 13, predicted=round(100 * (1 + error))), steps=20)
+    return {"example": example, "policy": policy, "fast": fast, **found, "when": "2026-01-02T03:04:05Z"}
+
+
+REFUSED = {"example": "b", "policy": "all-fast", "fast": "20%", "when": "2026-01-02", "refused": "layer 0: too small"}
 
 
 def test_steps_that_gave_the_layer_times_are_not_judged() -> None:
@@ -45,7 +57,44 @@ def test_what_was_not_executed_is_not_judged(broken: Any) -> None:
 
 
 def test_one_large_error_breaks_the_claim_whatever_its_sign() -> None:
-    assert summary([{"error": 0.02}, {"error": -0.03}])["holds"]
-    far = summary([*({"error": 0.0} for _ in range(9)), {"error": -0.09}])
-    assert far["worst_error"] == 0.09
+    assert summary([cell("a", "lru", 0.02), cell("b", "lru", -0.03)])["holds"]
+    far = summary([*(cell(str(i), "lru", 0.0) for i in range(9)), cell("b", "static", -0.09)])
+    assert far["worst_error"] == pytest.approx(0.09)
+    assert far["worst_cell"] == "b static 20%"
     assert not far["holds"]
+
+
+def test_what_was_refused_is_no_error_and_holds_nothing() -> None:
+    assert not summary([REFUSED])["holds"]
+    both = summary([REFUSED, cell("a", "lru", 0.01)])
+    assert both["mean_error"] == pytest.approx(0.01)
+    assert len(both["cells"]) == 2
+
+
+def test_the_control_also_runs_with_all_the_memory_it_needs() -> None:
+    asked = orders(["lru", "all-fast"], ["a", "b"], "20%")
+    cells = [("lru", "20%", "a"), ("lru", "20%", "b"), ("all-fast", "100%", "a")]
+    assert [(o["policy"], o["fast"], o["example"]) for o in asked][:3] == cells
+    assert len(asked) == 6
+
+
+def test_a_later_sitting_keeps_the_cells_of_the_first_one_and_refuses_others(tmp_path: Any) -> None:
+    settings = {"steps": 20}
+    path = tmp_path / "v.json"
+    assert known(path, settings) == {}
+    path.write_text(json.dumps({"steps": 20, "results": summary([cell("a", "lru", 0.02)])}))
+    assert list(known(path, settings)) == ["a lru 20%"]
+    with pytest.raises(SystemExit, match="steps 20"):
+        known(path, {"steps": 30})
+
+
+def test_the_page_has_every_cell_its_spread_and_why_one_is_missing() -> None:
+    wide = cell("b", "lru", -0.05) | {"executed_most_ns": 150}
+    results = summary([cell("a", "lru", 0.02), wide, cell("a", "static", 0.01), REFUSED])
+    where = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}, "slow": "emulated:x"}
+    text = page({**where, "steps": 20, "threads": 2, "results": results})
+    assert "| lru | 20% | +2.0% | -5.0% (+0%, +50%) | 3.5% | 5.0% |" in text
+    assert "| static | 20% | +1.0% |  | 1.0% | 1.0% |" in text
+    assert "- `all-fast` with 20% fast memory (b): too small" in text
+    assert "held" in text
+    assert validation.CLAIM.startswith("the simulator predicts")

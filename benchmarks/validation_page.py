@@ -1,0 +1,97 @@
+"""docs/validation.md from the results of benchmarks/validation.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_HEAD = """# Simulated against executed
+
+`python -m benchmarks.validation --into docs/validation.json`, {first} to {last}: {cores} cores of an
+{cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
+[validation.json](validation.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
+its work is real, the delays of slow accesses and of transfers are injected. The prediction was made after four applied
+steps, with their layer times; it is held against the median of later steps. Below: predicted over executed step, less
+one; in brackets, where they are not nearly alike, the fastest and slowest judged step over their median, less one.
+"""
+_RESULT = """
+**Mean error {mean:.1%}, worst {worst:.1%}** ({cell}), over {n} cells; the goal is 3 % and 8 %: {verdict}.
+
+`all-fast` with all the memory it needs moves nothing and waits for nothing: the model adds nothing to the layer times
+it was given, so its error is that of taking some steps for others.
+
+## Time that slow memory added
+
+Most of a step is compute, whose time the prediction was given. What slow accesses and waiting add to it, as a share of
+the executed step: predicted / executed. The executed share is all that the step lasts longer than those layer times
+say, so it holds what compute drifted by, too.
+"""
+_ALIKE = 0.05
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """The page as Markdown. `told`: what the benchmark printed."""
+    return "\n".join(_lines(told)) + "\n"
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    results = told["results"]
+    cells = [cell for cell in results["cells"] if "error" in cell]
+    refused = [cell for cell in results["cells"] if "refused" in cell]
+    days = sorted(cell["when"] for cell in results["cells"])
+    yield _HEAD.format(
+        first=days[0],
+        last=days[-1],
+        cores=told["machine"]["cores"],
+        cpu=" ".join((told["machine"]["cpu"] or "unknown processor").split()[:2]),
+        threads=told["threads"],
+        torch=f"torch {told['versions']['torch']}",
+        steps=told["steps"],
+        judged=max((cell["judged_steps"] for cell in cells), default=0),
+        slow=told["slow"],
+    )
+    if cells:
+        yield from _table(cells, _error, mean=True)
+        yield _RESULT.format(
+            mean=results["mean_error"],
+            worst=results["worst_error"],
+            cell=results["worst_cell"],
+            n=len(cells),
+            verdict="held" if results["holds"] else "not held",
+        )
+        yield from _table(cells, _added)
+    if refused:
+        yield "\n## Not executed\n"
+        for why in dict.fromkeys((cell["policy"], cell["fast"], _kind(cell["refused"])) for cell in refused):
+            policy, fast, reason = why
+            where = [c["example"] for c in refused if (c["policy"], c["fast"], _kind(c["refused"])) == why]
+            yield f"- `{policy}` with {fast} fast memory ({', '.join(where)}): {reason}"
+
+
+def _kind(reason: str) -> str:
+    """The part of a refusal that is the same for every example."""
+    return reason.partition(": ")[2] or reason
+
+
+def _table(cells: Sequence[Mapping[str, Any]], show: Any, *, mean: bool = False) -> Iterator[str]:
+    examples = sorted({cell["example"] for cell in cells})
+    rows = list(dict.fromkeys((cell["policy"], cell["fast"]) for cell in cells))
+    heads = ["policy", "fast", *examples, *(["mean error", "worst"] if mean else [])]
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join('---' for _ in heads)} |"
+    for policy, fast in rows:
+        mine = {c["example"]: c for c in cells if (c["policy"], c["fast"]) == (policy, fast)}
+        shown = [show(mine[example]) if example in mine else "" for example in examples]
+        errors = [abs(cell["error"]) for cell in mine.values()]
+        ends = [f"{sum(errors) / len(errors):.1%}", f"{max(errors):.1%}"] if mean else []
+        yield f"| {' | '.join([policy, fast, *shown, *ends])} |"
+
+
+def _error(cell: Mapping[str, Any]) -> str:
+    least, most = (cell[f"executed_{end}_ns"] / cell["executed_ns"] - 1 for end in ("least", "most"))
+    spread = f" ({least:+.0%}, {most:+.0%})" if max(-least, most) > _ALIKE else ""
+    return f"{cell['error']:+.1%}{spread}"
+
+
+def _added(cell: Mapping[str, Any]) -> str:
+    return " / ".join(f"{cell['added_ns'][kind] / cell['executed_ns']:.1%}" for kind in ("predicted", "executed"))

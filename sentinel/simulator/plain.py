@@ -1,0 +1,27 @@
+"""What the layers of an executed run take by themselves: the times that its steps are predicted with."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.run import Run
+
+
+def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
+    """(L,) time of each layer without stalls and delays, of the steps that ran as planned but the first.
+
+    Each layer's median, all of them scaled alike so that they add up to the median step: what interrupts a step strikes
+    another layer each time, so no layer's median sees it, and every step pays for it (docs/decisions/0066). None where
+    no step but the first has all of its `length` layers.
+    """
+    steps = run.steps["step"][run.steps["in_step"]][1:]
+    rows = run.layers[np.isin(run.layers["step"], steps)]
+    if not len(steps) or len(rows) != len(steps) * length:
+        return None
+    rows = np.sort(rows, order=["step", "layer"]).reshape(len(steps), length)
+    spent = rows["duration_ns"] - rows["stall_ns"] - rows["slow_ns"]
+    typical = np.maximum(np.median(spent, axis=0), 1.0)
+    step_ns = np.median(spent.sum(axis=1))
+    times: NDArray[np.int64] = np.maximum(typical * (step_ns / typical.sum()), 1.0).astype(np.int64)
+    return times
