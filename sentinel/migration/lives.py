@@ -41,10 +41,9 @@ class Lives:
         """The blocks `born` take their room, at once if there is enough for their `fast_bytes`. Returns ns waited."""
         if any(self._where.held[block] or block in self._displaced for block in born):
             return self.bear_each(born)
-        began = time.monotonic_ns()
-        if fast_bytes and not self._mover.reserve(fast_bytes):
-            return self.bear_each(born)
-        waited = time.monotonic_ns() - began
+        had_room, waited = self._reserve(fast_bytes)
+        if not had_room:
+            return waited + self.bear_each(born)
         slow_bytes = 0
         for block in born:
             spec = self._blocks[block]
@@ -57,20 +56,22 @@ class Lives:
 
     def bear_each(self, born: Iterable[int]) -> int:
         """One by one: where the plan says, where the pages are, or elsewhere for want of room. Returns ns waited."""
-        began = time.monotonic_ns()
+        waited = 0
         for block in born:
             if self._where.held[block]:  # it outlived its death: the ticks were cut short
-                self.bury((block,))
+                waited += self.bury((block,))
             nbytes = self._blocks[block].nbytes
             tier = self._where.tier[block] if block in self._displaced else self._blocks[block].tier
             self._displaced.discard(block)
             if tier:
                 self._mover.hold_slow(nbytes)
-            elif not self._mover.reserve(nbytes):
-                tier = self._overflow(block)
+            else:
+                had_room, waited_for_it = self._reserve(nbytes)
+                waited += waited_for_it
+                tier = 0 if had_room else self._overflow(block)
             self._where.held[block] = True
             self._where.settle(block, tier, 0 if tier else nbytes)
-        return time.monotonic_ns() - began
+        return waited
 
     def bury(self, blocks: Iterable[int]) -> int:
         """Lives are over: their room is free, they are born at home again. Returns ns waited for their transfers."""
@@ -97,6 +98,15 @@ class Lives:
             self._mover.hold_slow(-slow_bytes)
         self._mover.held(restart=True)  # the layer that begins never held them
         return waited
+
+    def _reserve(self, nbytes: int) -> tuple[bool, int]:
+        """Whether there was room in fast memory, which is taken then; and the ns waited for it. Room that is there at
+        once is no wait, however long it took to take it."""
+        if not nbytes or self._mover.take(nbytes):
+            return True, 0
+        began = time.monotonic_ns()
+        had_room = self._mover.reserve(nbytes)
+        return had_room, time.monotonic_ns() - began
 
     def _send_home(self, block: int) -> None:
         if self._discard is not None:

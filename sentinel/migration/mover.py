@@ -108,8 +108,9 @@ _WAITING = ("sn_mover_destroy", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_u
 """Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
 
 
-def _bind(name: str) -> Any:
-    loaded = native.library() if name in _WAITING else native.quick()
+def _bind(name: str, *, waiting: bool | None = None) -> Any:
+    waits = name in _WAITING if waiting is None else waiting
+    loaded = native.library() if waits else native.quick()
     bound = loaded[name]
     bound.restype, bound.argtypes = _SIGNATURES[name]
     return bound
@@ -129,6 +130,7 @@ class NativeMover:
         self._accounts = _Held()
         self._accounts_at = ctypes.addressof(self._accounts)
         self._held_call = self._call["sn_mover_held"]
+        self._take_call = _bind("sn_mover_reserve", waiting=False)
 
     def submit(self, job: Job) -> int:
         """Queue `job`; returns its id."""
@@ -155,6 +157,13 @@ class NativeMover:
     def wait(self, job: int) -> bool:
         """True once `job` has ended; False if it waits for room that no demotion is going to free."""
         return self._wait("sn_mover_wait", job)
+
+    def take(self, nbytes: int) -> bool:
+        """Take fast room for a birth; False if there is not enough at this moment."""
+        result = self._take_call(self._open("sn_mover_reserve"), nbytes, 0)
+        if result and result not in (-errno.ENOSPC, -errno.ETIMEDOUT):
+            raise NativeError("sn_mover_reserve", -result)
+        return bool(result == 0)
 
     def reserve(self, nbytes: int) -> bool:
         """Take fast room for a birth, waiting for it; False if no demotion is going to free enough."""

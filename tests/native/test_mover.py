@@ -95,6 +95,17 @@ def test_force_is_counted_where_reserve_is_refused(mover: NativeMover) -> None:
         mover.release(1)
 
 
+def test_room_is_taken_at_once_or_not_at_all(mover: NativeMover) -> None:
+    capacity = 100
+    assert mover.take(60)
+    mover.submit(Job(DEMOTE, 60, 60, duration_ns=10_000 * MS))  # would free it, in ten seconds
+    assert not mover.take(capacity)
+    assert mover.held().fast_bytes == 60
+    assert mover.take(40)
+    assert not mover.take(1)
+    assert mover.held().fast_bytes == capacity
+
+
 def test_a_wait_lets_signals_through(mover: NativeMover) -> None:
     class Alarm(Exception):
         pass

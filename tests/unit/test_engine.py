@@ -191,6 +191,7 @@ def test_transients_take_room_at_birth_and_give_it_back_at_death() -> None:
     assert slow == [0, 0, MIB, MIB, 0, 0]
     assert run.counters["overflow_bytes"] == 0
     assert "born_slow" not in run.counters
+    assert not run.layers["stall_ns"].any()  # what room that is there takes to be taken is no wait
 
 
 def test_a_birth_without_room_is_born_slow_and_said() -> None:
