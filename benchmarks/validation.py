@@ -57,12 +57,10 @@ def judged(report: dict[str, Any], steps: int) -> dict[str, Any]:
         "kind": headline["kind"],
         "predicted_ns": predicted,
         "executed_ns": executed,
-        "executed_least_ns": min(times),
-        "executed_most_ns": max(times),
+        "executed_steps_ns": times,
         "error": predicted / executed - 1,
         "added_ns": {"predicted": predicted - plain, "executed": executed - plain},
         "migrated_bytes_per_step": headline["migrated_bytes_per_step"],
-        "judged_steps": len(times),
         "planned_anew": any("planned anew" in caveat.lower() for caveat in report["caveats"]),
     }
 

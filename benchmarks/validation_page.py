@@ -47,7 +47,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         threads=told["threads"],
         torch=f"torch {told['versions']['torch']}",
         steps=told["steps"],
-        judged=max((cell["judged_steps"] for cell in cells), default=0),
+        judged=max((len(cell["executed_steps_ns"]) for cell in cells), default=0),
         slow=told["slow"],
     )
     if cells:
@@ -88,7 +88,8 @@ def _table(cells: Sequence[Mapping[str, Any]], show: Any, *, mean: bool = False)
 
 
 def _error(cell: Mapping[str, Any]) -> str:
-    least, most = (cell[f"executed_{end}_ns"] / cell["executed_ns"] - 1 for end in ("least", "most"))
+    steps = [took / cell["executed_ns"] - 1 for took in cell["executed_steps_ns"]]
+    least, most = min(steps), max(steps)
     spread = f" ({least:+.0%}, {most:+.0%})" if max(-least, most) > _ALIKE else ""
     return f"{cell['error']:+.1%}{spread}"
 

@@ -35,7 +35,9 @@ def test_steps_that_gave_the_layer_times_are_not_judged() -> None:
     assert kept["executed_ns"] == 100
     assert kept["error"] == pytest.approx(0.1)
     assert kept["added_ns"] == {"predicted": 30, "executed": 20}
-    assert (kept["judged_steps"], kept["planned_anew"]) == (10 - NOT_JUDGED, False)
+    assert kept["executed_steps_ns"] == [90, 100, 130]
+    assert len(kept["executed_steps_ns"]) == 10 - NOT_JUDGED
+    assert not kept["planned_anew"]
     switched = judged(report([900, 90, 100, 130], switched=True), steps=10)  # a run of its own since step 6
     assert switched["executed_ns"] == 100
     assert switched["planned_anew"]
@@ -43,11 +45,11 @@ def test_steps_that_gave_the_layer_times_are_not_judged() -> None:
 
 def test_of_a_long_run_the_first_steps_are_not_taken_for_later_ones() -> None:
     found = judged(report([*(900 for _ in range(4)), *(100 for _ in range(KEPT))]), steps=500)
-    assert (found["executed_most_ns"], found["judged_steps"]) == (100, KEPT)
+    assert found["executed_steps_ns"] == [100] * KEPT
 
 
 def test_a_step_that_ticked_otherwise_is_not_judged() -> None:
-    assert judged(report([900, 90, 100, -1]), steps=10)["judged_steps"] == 2
+    assert judged(report([900, 90, 100, -1]), steps=10)["executed_steps_ns"] == [90, 100]
 
 
 @pytest.mark.parametrize("broken", [report([100], kind="simulated"), report([100], predicted=None), report([-1])])
@@ -89,7 +91,7 @@ def test_a_later_sitting_keeps_the_cells_of_the_first_one_and_refuses_others(tmp
 
 
 def test_the_page_has_every_cell_its_spread_and_why_one_is_missing() -> None:
-    wide = cell("b", "lru", -0.05) | {"executed_most_ns": 150}
+    wide = cell("b", "lru", -0.05) | {"executed_steps_ns": [100, 100, 150]}
     results = summary([cell("a", "lru", 0.02), wide, cell("a", "static", 0.01), REFUSED])
     where = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}, "slow": "emulated:x"}
     text = page({**where, "steps": 20, "threads": 2, "results": results})
