@@ -4,7 +4,8 @@ After a fork the child shares all private pages. Whoever writes one first gets a
 memory policy there, wherever the old one had been moved to: a write to a demoted block fills fast memory that no
 account knows of. So, after a fork, a block is looked at when a layer that writes it has ended; what strayed
 leaves fast memory before anything else is promoted. Every AUDIT_STEPS steps all blocks are looked at, whatever the
-reason may be: reclaim, a changed cpuset.
+reason may be: reclaim, a changed cpuset, a node taken offline. Migrations that fail may be a sign of the latter, so
+all are looked at too after the first that failed, and whenever twice as many have.
 
 That is the kernel's doing, and an outcome in the report; it does not break the budget of ours.
 """
@@ -29,7 +30,7 @@ CLEAN_STEPS = 2
 """After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
 
 _FORK = "copy-on-write after a fork"
-_OTHER = "reclaim, balancing, a changed cpuset or something else of its own"
+_OTHER = "reclaim, balancing, a changed cpuset, a node taken offline or something else of its own"
 
 
 class Strays:
@@ -55,6 +56,7 @@ class Strays:
             self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
         self._why = _OTHER
+        self._next_failures = 1  # so many, and all are looked at
 
     def look(self, ended: int, step: int, layer: int) -> None:
         """Layer `ended` is over: look at what it wrote; at the end of a step (`layer` is 0), at all suspects."""
@@ -72,7 +74,7 @@ class Strays:
         self._tell()
         if not self._suspects:
             self._why = _OTHER
-        audit = step % AUDIT_STEPS == 0
+        audit = step % AUDIT_STEPS == 0 or self._fails()
         if not self._suspects and not audit:
             return
         busy = {block for block in self._suspects if self._flights.of(block)}  # not looked at now
@@ -80,6 +82,14 @@ class Strays:
         # Those at home count as seen. A dead one is born again, and written, at home.
         left = {block: n - (block not in busy) for block, n in self._suspects.items()}
         self._suspects = {block: n for block, n in left.items() if n and self._where.held[block]}
+
+    def _fails(self) -> bool:
+        """Whether at least twice as many migrations have failed as when this was last true."""
+        failures = self._ledger.totals["failed"] + self._ledger.totals["partial"]
+        if failures < self._next_failures:
+            return False
+        self._next_failures = 2 * failures
+        return True
 
     def _sweep(self, blocks: list[int], step: int, layer: int, *, audit: bool = False) -> None:
         """Look at those that are held, not under way, and (but for an `audit`) elsewhere than a new page would be."""

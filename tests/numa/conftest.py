@@ -13,3 +13,9 @@ def no_balancing() -> Iterator[None]:
     huge page that it has its eye on with -EFAULT."""
     with vm_calls.setting("/proc/sys/kernel/numa_balancing", "0"):
         yield
+
+
+@pytest.fixture
+def one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better plan takes over in the middle: a run has the rows of the last plan only."""
+    monkeypatch.setattr("sentinel.session.session.REFINE_STEPS", 1 << 30)

@@ -1,4 +1,5 @@
-"""What can go wrong with memory on two nodes, done for real: a full node, pinned pages, a node that is not allowed."""
+"""What can go wrong with memory on two nodes, done for real: a full node, pinned pages, a node that is not allowed or
+goes offline."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ _REGISTER_BUFFERS = 0
 _CHUNK_PAGES = 512
 _CAPABILITY_VERSION, _CAP_SYS_NICE = 0x20080522, 23
 _CGROUPS = Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
 
 
 class _Iovec(ctypes.Structure):
@@ -73,6 +75,32 @@ def only_node(node: int) -> Iterator[None]:
     finally:
         (_CGROUPS / "cgroup.procs").write_text(str(os.getpid()))
         group.rmdir()
+
+
+@contextlib.contextmanager
+def offline(node: int) -> Iterator[None]:
+    """All memory of `node` is taken offline, block by block; the kernel brings what is there elsewhere before."""
+    states = [block / "state" for block in sorted((_NODES / f"node{node}").glob("memory[0-9]*"))]
+    for state in states:
+        state.write_text("offline")
+    assert node not in nodes_with_memory()
+    try:
+        yield
+    finally:
+        for state in states:
+            state.write_text("online_movable")
+
+
+def nodes_with_memory() -> set[int]:
+    """Those that have any online."""
+    spans = [part.split("-") for part in (_NODES / "has_memory").read_text().strip().split(",")]
+    return {node for span in spans for node in range(int(span[0]), int(span[-1]) + 1)}
+
+
+def may_go_offline(node: int) -> bool:
+    """Whether all memory of `node` is for what can move; on other memory the kernel itself may sit."""
+    zones = [(block / "valid_zones").read_text() for block in (_NODES / f"node{node}").glob("memory[0-9]*")]
+    return bool(zones) and all("Movable" in zone for zone in zones)
 
 
 @contextlib.contextmanager

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 
@@ -20,13 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import sentinel
 import sentinel.session
 from sentinel.core.errors import NativeError
-from sentinel.core.run import Run
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.pages.choice import TRACKERS
 from sentinel.system import native
+from tests import training
 from tests.torch.bit_identity_cases import batch, mlp
+from tests.training import BeforeStep, Trained, assert_same, fork_in_each_forward
 
 pytestmark = [
     pytest.mark.needs("torch", "native", "compiler"),
@@ -37,7 +36,6 @@ STEPS = 12
 Data = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
 
 
-
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """OpenMP's threads are not in a forked child, which would wait for them for ever, on stock PyTorch too."""
@@ -45,21 +43,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@dataclass
-class Trained:
-    """What came of a training run; `run` and `text` (of the report) if it was ours."""
-
-    losses: list[float]
-    parameters: list[torch.Tensor]
-    run: Run | None = None
-    text: str = ""
-
-    def told(self, words: str) -> bool:
-        """Whether an event and the report both have `words`."""
-        assert self.run is not None
-        return any(words in sentence for _, sentence in self.run.events) and words in self.text
 
 
 def in_process() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -89,39 +72,14 @@ def train(
     *,
     ours: bool = True,
     tracker: str = "ops",
-    before_step: Callable[[int, nn.Module], None] = lambda step, model: None,
+    before_step: BeforeStep = lambda step, model: None,
     ends_by_itself: bool = False,
 ) -> Trained:
     torch.manual_seed(5)
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    handle = sentinel.annotate(model, optimizer) if ours else None
-    losses = []
-    for step, (inputs, labels) in zip(range(STEPS), data(), strict=False):
-        if ours and step == 1:
-            sentinel.start_profile(model, optimizer, fast="30%", slow="emulated:cxl-asic-x8", tracker=tracker)
-        before_step(step, model)
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        if ours and step == 1:
-            sentinel.end_profile()
-    trained = Trained(losses, [p.detach().clone() for p in model.parameters()])
-    if handle is not None:
-        trained.run = None if ends_by_itself else sentinel.stop()
-        trained.text = " ".join(sentinel.report().text().split())
-        handle.remove()
-    return trained
-
-
-def assert_same(stock: Trained, ours: Trained) -> Run:
-    assert stock.losses == ours.losses
-    assert all(map(torch.equal, stock.parameters, ours.parameters))
-    assert ours.run is not None
-    assert ours.run.counters["migrated_bytes"] > 0
-    return ours.run
+    asked = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "tracker": tracker} if ours else None
+    return training.train(
+        mlp(), data(), steps=STEPS, ours=asked, before_step=before_step, ends_by_itself=ends_by_itself
+    )
 
 
 def test_without_a_fault_nothing_is_told() -> None:
@@ -149,36 +107,14 @@ def test_a_transfer_that_fails(nth: int) -> None:
     assert run.counters["overflow_bytes"] == 0
 
 
-def _sum(model: nn.Module) -> float:
-    """Of all parameters; by numpy, for tensors made in mid-step would be another dataflow."""
-    return sum(float(parameter.detach().numpy().sum(dtype="float64")) for parameter in model.parameters())
-
-
-def _check(model: nn.Module, expected: float) -> None:
-    os._exit(0 if _sum(model) == expected else 1)
-
-
 @pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
 def test_a_child_forked_in_the_middle_of_a_migration(by: str) -> None:
-    """In the forward pass of each step from the third on; the child reads all parameters, and ends well."""
+    """From the third step on."""
     ended: list[int | None] = []
-
-    def fork(model: nn.Module) -> None:
-        expected = _sum(model)
-        if by == "os.fork":
-            child = os.fork()
-            if not child:
-                _check(model, expected)
-            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        else:
-            process = multiprocessing.get_context("fork").Process(target=_check, args=(model, expected))
-            process.start()
-            process.join()
-            ended.append(process.exitcode)
 
     def hook(step: int, model: nn.Module) -> None:
         if step == 3:
-            model[4].register_forward_hook(lambda *_: fork(model))  # type: ignore[index]
+            fork_in_each_forward(model, by, ended)
 
     ours = train(before_step=hook)
     run = assert_same(train(ours=False), ours)

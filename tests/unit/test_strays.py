@@ -75,6 +75,17 @@ def test_without_a_fork_nobody_is_looked_at_but_once_in_a_while() -> None:
     assert [block for block, _, _ in stage.step(3 * AUDIT_STEPS - 1)] == [A, B, X]
 
 
+def test_after_failures_everybody_is_looked_at_but_not_after_each() -> None:
+    """They may mean that a node is gone, and that the kernel has placed all that was there elsewhere."""
+    stage = Stage()
+    looked = []
+    for step in range(23):
+        stage.ledger.totals["failed" if step % 2 else "partial"] += step >= 5
+        if stage.step(step):
+            looked.append(step)
+    assert looked == [5, 6, 8, 12, 20]  # 1, 2, 4, 8 and 16 of them
+
+
 def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
     stage = Stage()
     stage.step(0)

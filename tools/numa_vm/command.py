@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        hardware = Hardware(options.memory, cxl=options.cxl, cpus_on_both=options.cpus_on_both)
+        hardware = Hardware(
+            options.memory, cxl=options.cxl, cpus_on_both=options.cpus_on_both, removable=options.removable
+        )
         return _run(hardware, options.kernel, options.share, options.timeout, options.command)
     except (Missing, ValueError) as problem:
         print(f"numa_vm: {problem}", file=sys.stderr)
@@ -91,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cxl", action="store_true", help="node 1 is the memory of a CXL type-3 device")
     parser.add_argument("--cpus-on-both", action="store_true", help="one CPU on each node; else node 1 has none")
+    parser.add_argument(
+        "--removable", action="store_true", help="node 1 is a DIMM whose memory can all be taken offline"
+    )
     parser.add_argument(
         "--kernel", choices=("6.1", "6.12"), default="6.12", help="Debian's kernel series (%(default)s)"
     )

@@ -18,7 +18,8 @@ from tools.numa_vm.packages import INSTALL, Missing, program
 
 _PORTS = ("output", "errors", "verdict")
 _BUS = "bus=pcie.0"  # else a device may land on the CXL bridge, which takes none
-_COMMAND_LINE = "console=ttyS0 quiet panic=-1 mitigations=off no5lvl rdinit=/init"
+# memory that comes later than the kernel, of a DIMM or a CXL device, is for what can move, so that it can go again
+_COMMAND_LINE = "console=ttyS0 quiet panic=-1 mitigations=off no5lvl memhp_default_state=online_movable rdinit=/init"
 
 
 class GuestFailed(Exception):

@@ -28,17 +28,20 @@ def memory_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the guest has. `memory_bytes` is one amount per node, fast first."""
+    """What the guest has. `memory_bytes` is one amount per node, fast first. `removable`: node 1 can go offline."""
 
     memory_bytes: tuple[int, int]
     cxl: bool = False
     cpus_on_both: bool = False
+    removable: bool = False
 
     def __post_init__(self) -> None:
         if self.cxl and self.memory_bytes[1] % _CXL_GRANULE_BYTES:
             raise ValueError("the memory of a CXL device is a multiple of 256M")
         if self.cxl and self.cpus_on_both:
             raise ValueError("CXL memory has no CPUs: --cxl and --cpus-on-both exclude each other")
+        if self.removable and (self.cxl or self.cpus_on_both):
+            raise ValueError("--removable excludes --cxl and --cpus-on-both: its node 1 is a DIMM and nothing else")
 
     def arguments(self) -> list[str]:
         """QEMU's arguments for processor, memory and topology."""
@@ -47,15 +50,18 @@ class Hardware:
     def _two_nodes(self) -> list[str]:
         fast, slow = self.memory_bytes
         cpus = 2 if self.cpus_on_both else 1
+        there_at_boot = fast if self.removable else fast + slow
+        memory_of_node_1 = "" if self.removable else "memdev=ram1,"
         return [
             *("-machine", "q35,hmat=on"),
             *("-accel", "tcg,thread=multi"),
             *("-cpu", "max"),
             *("-smp", f"{cpus},sockets={cpus}"),
-            *("-m", f"{(fast + slow) >> 20}M,{_ROOM_FOR_DEVICES}"),
+            *("-m", f"{there_at_boot >> 20}M,{_ROOM_FOR_DEVICES}"),
             *_each("-object", [f"memory-backend-ram,id=ram{i},size={n}" for i, n in enumerate(self.memory_bytes)]),
             *("-numa", "node,nodeid=0,memdev=ram0,cpus=0"),
-            *("-numa", "node,nodeid=1,memdev=ram1," + ("cpus=1" if self.cpus_on_both else "initiator=0")),
+            *("-numa", f"node,nodeid=1,{memory_of_node_1}" + ("cpus=1" if self.cpus_on_both else "initiator=0")),
+            *(("-device", "pc-dimm,memdev=ram1,node=1") if self.removable else ()),
             *("-numa", "dist,src=0,dst=1,val=20"),
             *_each("-numa", [line for initiator in range(cpus) for line in _hmat(initiator)]),
         ]
