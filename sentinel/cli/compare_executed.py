@@ -13,6 +13,7 @@ from sentinel.cli.common import FAILED, OK, print_json, telling
 from sentinel.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
     from sentinel.executed.child import Job
     from sentinel.reports.executed import Comparison, Row
 
@@ -41,17 +42,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run every placement, write the page, print the table or the object; FAILED if bits differ anywhere."""
-    from sentinel.executed.placements import NAMES
     from sentinel.reports.executed import as_object, text
 
-    names = arguments.policies or NAMES
-    for name in names:
-        if name not in NAMES:
-            raise UsageError(f"there is no placement {name!r}", f"choose of {', '.join(NAMES)}")
-    if arguments.html and not Path(arguments.html).absolute().parent.is_dir():
-        raise UsageError(f"the page cannot be written to {arguments.html}", "name a file in a folder that exists")
+    names, slow = _checked(arguments)
     with telling("importing torch"):
-        job = _job(arguments)
+        job = _job(arguments, slow)
     found = _compared(job, names, arguments)
     if arguments.html:
         from sentinel.reports.html.executed import executed_page
@@ -64,25 +59,35 @@ def execute(arguments: argparse.Namespace) -> int:
     return FAILED if any(row.same_losses is False or row.same_parameters is False for row in found.rows) else OK
 
 
-def _job(arguments: argparse.Namespace) -> Job:
+def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
+    """The placements and the two nodes that are asked for. Whatever is wrong is raised here, before torch is there."""
+    from sentinel.executed.placements import NAMES
+    from sentinel.tiers import machine_for
+
+    names: tuple[str, ...] = arguments.policies or NAMES
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"there is no placement {name!r}", f"choose of {', '.join(NAMES)}")
+    if not arguments.executed:
+        raise UsageError("--executed: no script is given", "name it last, with its own arguments after it")
+    if not os.path.isfile(arguments.executed[0]):
+        raise UsageError(f"there is no script {arguments.executed[0]}", "give the path of a training script")
+    if len(arguments.fast) != 1:
+        raise UsageError("--executed measures one amount of fast memory", "give one, such as --fast 20%")
+    machine = machine_for(arguments.slow)
+    if machine.tiers[1].kind != "node" or None in (tier.node for tier in machine.tiers[:2]):
+        raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
+    return names, machine
+
+
+def _job(arguments: argparse.Namespace, machine: Machine) -> Job:
     from sentinel.executed.child import Job
     from sentinel.executed.observer import Window
     from sentinel.session import Overrides
-    from sentinel.tiers import machine_for
 
-    if not arguments.executed:
-        raise UsageError("--executed: no script is given", "name it last, with its own arguments after it")
     script, *own = arguments.executed
-    if not os.path.isfile(script):
-        raise UsageError(f"there is no script {script}", "give the path of a training script")
-    if len(arguments.fast) != 1:
-        raise UsageError("--executed measures one amount of fast memory", "give one, such as --fast 20%")
     if taken := [word for word in own if word.split("=")[0] in ("--policies", "--html", "--warm-up", "--measure")]:
         print(f"sentinel: {' '.join(taken)} goes to {script}: own options stand before --executed", file=sys.stderr)
-    machine = machine_for(arguments.slow)
-    nodes = [tier.node for tier in machine.tiers[:2]]
-    if machine.tiers[1].kind != "node" or None in nodes:
-        raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
     overrides = Overrides(
         fast=arguments.fast[0],
         slow=arguments.slow,
@@ -90,14 +95,17 @@ def _job(arguments: argparse.Namespace) -> Job:
         machine=arguments.machine,
         plan=arguments.plan,
     )
-    weights = _weights([tier.read_bytes_per_s for tier in machine.tiers[:2]])
+    overrides.check()
+    fast, slow = machine.tiers[:2]
+    nodes = int(fast.node or 0), int(slow.node or 0)
+    weights = _weights([fast.read_bytes_per_s, slow.read_bytes_per_s])
     return Job(
         script=script,
         arguments=tuple(own),
-        nodes=(int(nodes[0] or 0), int(nodes[1] or 0)),
+        nodes=nodes,
         overrides=overrides,
         window=Window(arguments.warm_up, arguments.measure),
-        weights=dict(zip((int(nodes[0] or 0), int(nodes[1] or 0)), weights, strict=True)),
+        weights=dict(zip(nodes, weights, strict=True)),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
+from types import NoneType
 
 from sentinel import files, tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
@@ -29,6 +31,24 @@ class Request:
     policy: str = "sentinel"
     machine: str | os.PathLike[str] | Machine | None = None
     plan: str | os.PathLike[str] | Plan | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for an argument of another kind than any that can be meant."""
+        for name, kinds, remedy in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                raise UsageError(f"start_profile({name}={value!r}): a {type(value).__name__} says nothing here", remedy)
+
+
+_KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("fast", (str, Integral, NoneType), 'give "20%", "8GiB" or bytes'),
+    ("slow", (str,), 'give a word such as "numa:1"'),
+    ("tracker", (str,), 'give a word such as "ebpf"'),
+    ("policy", (str,), "give the name of one"),
+    ("machine", (str, os.PathLike, Machine, NoneType), "give a path, a name or a Machine"),
+    ("plan", (str, os.PathLike, Plan, NoneType), "give a path or a Plan"),
+)
+"""Argument of `start_profile`, what it may be, and what to give."""
 
 
 @dataclass(frozen=True)

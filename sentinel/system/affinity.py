@@ -44,7 +44,7 @@ def cpus_named(words: str, host: Topology) -> frozenset[int]:
 def bind_to(cpus: Collection[int], root: Path = Path("/")) -> None:
     """All threads of this process, and those that they start, run on `cpus` from now on.
 
-    Raises CapabilityError, nothing changed, where one is not there or not allowed.
+    Nothing changed, raises UsageError where one is not there, CapabilityError where one is not allowed.
     """
     before = os.sched_getaffinity(0)
     try:
@@ -63,12 +63,12 @@ def bind_to(cpus: Collection[int], root: Path = Path("/")) -> None:
             continue  # it has ended
 
 
-def _refused(cpus: set[int], granted: set[int], root: Path) -> CapabilityError:
+def _refused(cpus: set[int], granted: set[int], root: Path) -> UsageError | CapabilityError:
     online = set(numbers(text(root / "sys/devices/system/cpu/online")))
     absent, barred = cpus - online, (cpus & online) - granted
     what = f"binding to CPUs {as_list(cpus)}"
     if absent:
-        return CapabilityError(what, f"CPUs {as_list(absent)} are not online (online: {as_list(online)})", _REMEDY)
+        return UsageError(f"{what}: CPUs {as_list(absent)} are not online (online: {as_list(online)})", _REMEDY)
     return CapabilityError(
         what, f"this process's cpuset forbids CPUs {as_list(barred)}", "name others, or widen the container's cpuset"
     )

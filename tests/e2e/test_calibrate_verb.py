@@ -65,6 +65,7 @@ def test_a_table_names_what_was_measured(tmp_path: Path) -> None:
         (["--size", "1MB"], "1MB"),
         (["--size", "64KiB"], "too little to measure"),
         (["--cpus", "node:99"], "no node 99"),
+        (["--cpus", "8000"], "CPUs 8000 are not online"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_is_measured(words: list[str], why: str) -> None:
@@ -123,7 +124,8 @@ def test_a_run_on_cpus_that_are_not_there_does_not_begin(tmp_path: Path) -> None
     for words, code, why in (
         ("node:99", 2, "this host has no node 99"),
         ("none", 2, "names no CPUs"),
-        ("8000", 1, "CPUs 8000 are not online"),
+        ("8000", 2, "CPUs 8000 are not online"),
+        ("0,99", 2, "CPUs 99 are not online"),
     ):
         done = _sentinel("run", "--cpus", words, str(script), cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr

@@ -12,19 +12,22 @@ from sentinel import files
 from tests.builders import MIB, act, make_machine, make_profile, param
 
 ROOT = Path(__file__).parents[2]
-BLOCKED = """
-import ctypes, sys
+NO_TORCH = """
+import sys
 sys.modules["torch"] = None  # importing it fails from now on
+"""
+BLOCKED = NO_TORCH + """
+import ctypes
 class NoLibrary:
     def __init__(self, *_a, **_k): raise OSError("no library here")
 ctypes.CDLL = NoLibrary
 """
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, blocked: str = BLOCKED) -> subprocess.CompletedProcess[str]:
     """`code` in a process where torch cannot be imported and no library loaded."""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", BLOCKED + code, *arguments],
+        [sys.executable, "-W", "error", "-c", blocked + code, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -77,3 +80,21 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--slow", "emulated:cxl-asic-x8"], "--slow emulated:cxl-asic-x8 is no NUMA node"),
+        (["--slow", "emulated:none"], "names no slow tier"),
+        (["--slow", "numa:99"], "no node 99"),
+        (["--fast", "10%,20%"], "one amount of fast memory"),
+        (["--policies", "magic"], "there is no placement 'magic'"),
+    ],
+)
+def test_an_executed_comparison_refuses_wrong_words_before_it_loads_torch(words: list[str], why: str) -> None:
+    command = ["compare", *words, "--executed", __file__]
+    done = python(f"from sentinel.cli import main\nraise SystemExit(main({command!r}))\n", blocked=NO_TORCH)
+    assert why in done.stderr
+    assert done.returncode == (1 if "no node 99" in why else 2)  # what this host lacks is no matter of usage
+    assert len(done.stderr.splitlines()) == 1

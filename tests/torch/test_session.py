@@ -53,6 +53,26 @@ def test_without_a_session_the_calls_say_which_comes_first() -> None:
         sentinel.stop()
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "wanted"),
+    [
+        ("machine", 3, "a path, a name or a Machine"),
+        ("plan", 4, "a path or a Plan"),
+        ("plan", {"slots": []}, "a path or a Plan"),
+        ("fast", 0.2, r"\"20%\", \"8GiB\" or bytes"),
+        ("fast", True, r"\"20%\", \"8GiB\" or bytes"),
+        ("slow", None, "a word such as"),
+        ("slow", 1, "a word such as"),
+        ("tracker", None, "a word such as"),
+        ("policy", len, "the name of one"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_before_anything(argument: str, value: object, wanted: str) -> None:
+    with pytest.raises(sentinel.UsageError, match=rf"start_profile\({argument}=.*{wanted}"):
+        sentinel.start_profile(**{argument: value})  # type: ignore[arg-type]
+    assert not sentinel.active()
+
+
 def test_a_second_session_is_refused_and_the_first_goes_on() -> None:
     work = job()
     with sentinel.annotate(work.models, work.optimizers):

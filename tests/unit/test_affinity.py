@@ -77,13 +77,13 @@ assert seen == [{cpu}, {cpu}] and os.sched_getaffinity(0) == {cpu}, seen
 def test_a_cpu_that_is_not_there_changes_nothing() -> None:
     program = """
 import os
-from sentinel.core.errors import CapabilityError
+from sentinel.core.errors import UsageError
 from sentinel.system.affinity import bind_to
 before = os.sched_getaffinity(0)
 for cpus in ({8000}, {min(before), 8000}):
     try:
         bind_to(cpus)
-    except CapabilityError as error:
+    except UsageError as error:
         assert "CPUs 8000 are not online (online: " in str(error), error
     else:
         raise SystemExit("not refused")
