@@ -29,13 +29,15 @@ Entries = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]
 class Mix:
     """`share`: (columns,) of each unit's bytes; `stay`: (groups,) of each group's of `Stays`.
 
-    `prices`: what room, links and slow time are worth here. `step_ns`: time of the step.
+    `prices`: what room, links and slow time are worth here. `step_ns`: time of the step. `duals`: the solver's own
+    of the rows of time, room and links, in this order.
     """
 
     share: NDArray[np.float64]
     stay: NDArray[np.float64]
     prices: Prices
     step_ns: float
+    duals: NDArray[np.float64]
 
 
 class Master:
@@ -152,7 +154,8 @@ class Master:
         move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
         slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
         prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment)
-        return Mix(x[self.first :], x[2 * length : self.first], prices, float(x[:length].sum()) * 1e6)
+        step_ns = float(x[:length].sum()) * 1e6
+        return Mix(x[self.first :], x[2 * length : self.first], prices, step_ns, dual[: self.held_row])
 
     def solve_whole(self, nodes: int) -> Mix | None:
         """The best mix found in which every share is 0 or 1, by a search of so many nodes; None if there is none."""
@@ -168,7 +171,13 @@ class Master:
         x, nothing = np.array(found.col_value), np.zeros(self.length)
         prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.stays.exists.shape))
         share = np.rint(x[self.first :])
-        return Mix(share, x[2 * self.length : self.first], prices, float(x[: self.length].sum()) * 1e6)
+        step_ns = float(x[: self.length].sum()) * 1e6
+        return Mix(share, x[2 * self.length : self.first], prices, step_ns, np.zeros(self.held_row))
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds in the solver so far, by its own clock."""
+        return float(self.highs.getRunTime())
 
     def _add(self) -> None:
         """Hand the solver the columns that are new."""

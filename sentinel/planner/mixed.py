@@ -55,15 +55,7 @@ def mixed(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
     Their details: `program_ns`, the step that the program predicts; `columns`; `near`, whether it is as short as that
     of the relaxed program.
     """
-    machine = work.machine
-    free = np.full(work.n_layers, float(work.budget_bytes))
-    layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
-    if machine.flops_per_s is None:
-        layer_ns = work.compute_ns + work.traffic_ns
-    merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
-    pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of, most_entries=effort.stays)
-    descend(merged, pricer, columns, stays, free, layer_ns, work.per_s, effort.rounds, effort.keep)
-    settler = Settler(work, merged, of, Master(merged, columns, stays, work.per_s), pricer, columns)
+    settler = make_settler(work, effort)
     relaxed = settler.priced(effort.repriced)
     if relaxed is None:
         return
@@ -79,6 +71,19 @@ def mixed(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
         better = settler.repaired(best, effort.trials, enough_ns)
         if better is not best:
             yield f"{label}, repaired", _real(settler, better, enough_ns)
+
+
+def make_settler(work: Workload, effort: Effort) -> Settler:
+    """A Settler whose master has the columns that were cheapest at the last prices of a descent."""
+    machine = work.machine
+    free = np.full(work.n_layers, float(work.budget_bytes))
+    layer_ns = np.maximum(work.compute_ns, work.traffic_ns)
+    if machine.flops_per_s is None:
+        layer_ns = work.compute_ns + work.traffic_ns
+    merged, of = families(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
+    pricer, columns, stays = Pricer(merged), Columns(merged), make_stays(work, merged, of, most_entries=effort.stays)
+    descend(merged, pricer, columns, stays, free, layer_ns, work.per_s, effort.rounds, effort.keep)
+    return Settler(work, merged, of, Master(merged, columns, stays, work.per_s), pricer, columns)
 
 
 def _settled(settler: Settler, mix: Mix, effort: Effort) -> Iterator[tuple[str, Settled]]:

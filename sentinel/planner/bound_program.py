@@ -1,0 +1,175 @@
+"""The linear program of the bound: its columns and rows. What they mean is told in `bound`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Machine
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.bound_tiers import most_saved_ns, saved_ns
+from sentinel.planner.relaxed import Groups, room_rows
+
+
+class Program:
+    """The rows and columns. Columns: T[k]; q of each group; y and p of it in each layer of its life. Units: GB, ms.
+
+    Rows that speak of one group only are `local`; the others are those of time, room and links, and of middle tiers.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        profile: Profile,
+        machine: Machine,
+        compute: NDArray[np.float64],
+        traffic: NDArray[np.float64],
+    ) -> None:
+        self.length = profile.n_layers
+        self.groups = groups
+        width = groups.stop - groups.start
+        self.begin = self.length + len(width)
+        self.first = self.begin + np.append(0, np.cumsum(width))  # y of group g in its life's j-th layer: first[g] + j
+        self.n_y = int(width.sum())
+        self.group_of = np.repeat(np.arange(len(width)), width)
+        self.age = np.arange(self.n_y) - np.repeat(self.first[:-1] - self.begin, width)
+        self.layer_of = (groups.start[self.group_of] + self.age) % self.length
+        self.gb = groups.nbytes / 1e9
+        self._number_promotions()
+        self.entries: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
+        self.low: list[NDArray[np.float64]] = []
+        self.high: list[NDArray[np.float64]] = []
+        self.local: list[NDArray[np.bool_]] = []
+        self.n_rows = 0
+        self.most_saved_ms: list[NDArray[np.float64]] = []
+        self._time_rows(machine, compute, traffic)
+        self._room(profile, machine)
+        self._moves(machine)
+
+    def _number_promotions(self) -> None:
+        """`promotion`: column of each p by its y, -1 in the last layer of a life, or where nothing can move."""
+        g = self.groups
+        last = self.age == (g.stop - g.start)[self.group_of] - 1
+        moves = (~last | g.persistent[self.group_of]) & (self.length > 1)
+        self.promotion = np.full(self.n_y, -1, np.int64)
+        self.promotion[moves] = self.begin + self.n_y + np.arange(int(moves.sum()))
+        self.n_columns = self.begin + self.n_y + int(moves.sum())
+
+    def _rows(self, n: int, low: NDArray[np.float64], high: NDArray[np.float64], *, local: bool = False) -> int:
+        first, self.n_rows = self.n_rows, self.n_rows + n
+        self.local.append(np.full(n, local))
+        self.low.append(np.broadcast_to(low, n))
+        self.high.append(np.broadcast_to(high, n))
+        return first
+
+    def _put(self, row: NDArray[np.int64], column: NDArray[np.int64], value: NDArray[np.float64] | float) -> None:
+        keep = np.broadcast_to(value, len(row)) != 0
+        self.entries.append((row[keep], column[keep], np.broadcast_to(value, len(row))[keep]))
+
+    def _time_rows(self, machine: Machine, compute: NDArray[np.float64], traffic: NDArray[np.float64]) -> None:
+        """T[k] + Σ value · y ≥ what it takes with nothing in fast memory; T[k] ≥ compute is a column bound."""
+        g = self.groups
+        all_slow = np.bincount(g.use_layer, g.use_ns, self.length)
+        base = traffic if machine.flops_per_s is not None else compute + traffic
+        self.least_ms = np.maximum(compute, traffic if machine.flops_per_s is not None else compute) / 1e6
+        self.time_row = first = self._rows(self.length, (base + all_slow) / 1e6, np.array(np.inf))
+        layers = np.arange(self.length)
+        self._put(first + layers, layers, 1.0)
+        column = self.first[g.use_group] + (g.use_layer - g.start[g.use_group]) % self.length
+        self._put(first + g.use_layer, column, g.use_ns / 1e6)
+        self._put(first + g.use_layer, self.length + g.use_group, g.use_ns / 1e6)
+        once = self._rows(len(g.use_group), np.array(-np.inf), np.array(1.0), local=True)
+        for part in (column, self.length + g.use_group):
+            self._put(once + np.arange(len(part)), part, 1.0)
+
+    def middle_tier(
+        self, profile: Profile, capacity_bytes: int, here_ns: NDArray[np.float64], behind_ns: NDArray[np.float64]
+    ) -> None:
+        """S[k], what the slower tiers up to one save in layer k against the tier behind it, of what is not fast."""
+        g, length = self.groups, self.length
+        here, behind = (saved_ns(profile, g, extra, g.use_ns) for extra in (here_ns, behind_ns))
+        saved = np.maximum(here - behind, 0.0) / 1e6
+        columns = self.n_columns + np.arange(length)
+        self.n_columns += length
+        self.most_saved_ms.append(most_saved_ns(profile, g, saved, capacity_bytes))
+        self._put(self.time_row + np.arange(length), columns, 1.0)
+        first = self._rows(length, np.array(-np.inf), np.bincount(g.use_layer, saved, length).astype(np.float64))
+        self._put(first + np.arange(length), columns, 1.0)
+        column = self.first[g.use_group] + (g.use_layer - g.start[g.use_group]) % length
+        for part in (column, length + g.use_group):
+            self._put(first + g.use_layer, part, saved)
+
+    def _room(self, profile: Profile, machine: Machine) -> None:
+        """At chosen instants of each layer, what is alive and in fast memory or on its way from or to it fits."""
+        room = room_rows(profile, self.groups)
+        self.room_row = first = self._rows(room.n_rows, np.array(-np.inf), np.array(machine.fast.capacity_bytes / 1e9))
+        self.n_rooms = room.n_rows
+        row, group, age = room.moving
+        here = self.first[group] + age
+        born = (age == 0) & ~self.groups.persistent[group] | (self.length == 1)
+        self._put(first + row[born], here[born], self.gb[group[born]])
+        row, group, age, here = (column[~born] for column in (row, group, age, here))
+        before = np.where(age == 0, here + self.length - 1, here - 1)  # round the ring
+        self._put(first + row, before, self.gb[group])
+        for y in (before, here):
+            moves = self.promotion[y - self.begin] >= 0
+            self._put(first + row[moves], self.promotion[y[moves] - self.begin], self.gb[group[moves]])
+        row, group = room.staying
+        self._put(first + row, self.length + group, self.gb[group])
+        width = self.groups.stop - self.groups.start
+        self.no_q = np.flatnonzero(self.groups.persistent)
+        self.no_y = self.first[:-1][~self.groups.persistent & (width == 1)]
+
+    def _moves(self, machine: Machine) -> None:
+        """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1]: the one in k, the other in k + 1."""
+        g = self.groups
+        moving = np.flatnonzero(self.promotion >= 0)
+        p = self.promotion[moving]
+        last = self.age[moving] == (g.stop - g.start)[self.group_of[moving]] - 1
+        y = self.begin + moving
+        after = np.where(last, self.first[self.group_of[moving]], y + 1)
+        first = self._rows(len(moving), np.array(0.0), np.array(np.inf), local=True)
+        rows = first + np.arange(len(moving))
+        for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
+            self._put(rows, column, sign)
+        layer, gb = self.layer_of[moving], self.gb[self.group_of[moving]]
+        tiers = [t for t in range(1, len(machine.tiers)) if machine.tiers[t].capacity_bytes >= PAGE_BYTES] or [1]
+        up = 1e3 / max(machine.link(t, 0).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
+        down = 1e3 / max(machine.link(0, t).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
+        shared = not machine.full_duplex
+        self.link_row = promote = self._rows(self.length, np.array(-np.inf), np.array(0.0))
+        demote = promote if shared else self._rows(self.length, np.array(-np.inf), np.array(0.0))
+        layers = np.arange(self.length)
+        for link in {promote, demote}:
+            self._put(link + layers, layers, -1.0)
+        self._put(promote + layer, p, up)
+        for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
+            self._put(demote + (layer + 1) % self.length, column, sign * down)
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """(cost, low, high) of every column."""
+        cost, low, high = np.zeros(self.n_columns), np.zeros(self.n_columns), np.ones(self.n_columns)
+        cost[: self.length] = 1.0
+        low[: self.length], high[: self.length] = self.least_ms, np.inf
+        high[self.length + self.no_q] = high[self.no_y] = 0.0
+        if self.most_saved_ms:
+            saved = np.concatenate(self.most_saved_ms)
+            high[-len(saved) :] = saved
+        return cost, low, high
+
+    def matrix(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """(row, column, value) of the entries, by row and column, those of one place added up."""
+        row, column, value = (np.concatenate(parts) for parts in zip(*self.entries, strict=True))
+        key, place = np.unique(row * self.n_columns + column, return_inverse=True)
+        total = np.bincount(place, value, len(key)).astype(np.float64)
+        return key // self.n_columns, key % self.n_columns, total
+
+    def spread(self, priced: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(rows,) duals of all rows: `priced` tells those of time, room and links, in this order."""
+        out = np.zeros(self.n_rows)
+        rooms, links = self.length + self.n_rooms, len(priced) - self.length - self.n_rooms
+        out[self.time_row : self.time_row + self.length] = priced[: self.length]
+        out[self.room_row : self.room_row + self.n_rooms] = priced[self.length : rooms]
+        out[self.link_row : self.link_row + links] = priced[rooms:]
+        return out
