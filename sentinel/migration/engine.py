@@ -174,7 +174,11 @@ class Engine:
     # ---- from one plan to another -----------------------------------------------------------------------
 
     def hand_over(self) -> Handover:
-        """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step."""
+        """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step.
+
+        Raises UsageError for a plan of more than two tiers, as `take_over` does, with nothing changed.
+        """
+        _require_two_tiers(self._plan)
         self.out_of_step()
         self._applying = False
         for flight in reversed(self._flights.all()):
@@ -195,21 +199,12 @@ class Engine:
 
         What this plan wants elsewhere is sent there: out of fast memory before anything takes its room.
         """
+        now = time.monotonic_ns()
+        self._count_in(given, now)
         self._applying = True
         self._layer = 0
         self._by_move.clear()
-        now = time.monotonic_ns()
-        self._flights.began_ns = self._flights.began_ns or given.began_ns or now
         self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = given.began_ns, 0, 0
-        for index, (tier, fast_bytes) in self._pieces().read(given.spans).items():
-            nbytes = self._plan.blocks[index].nbytes
-            self._mover.force(fast_bytes)
-            self._mover.hold_slow(nbytes - fast_bytes)
-            self._where.held[index] = True
-            # Of a block in parts, those that are not where they are wanted follow the others: it counts as there.
-            in_parts = 0 < fast_bytes < nbytes
-            slow = self._agenda.wanted[index] == 0 if in_parts else fast_bytes < nbytes
-            self._where.settle(index, max(tier, 1) if slow else 0, fast_bytes)
         self._mover.held(restart=True)
         self._send(demoting=True)
         self._finish_flights()
@@ -223,6 +218,25 @@ class Engine:
             stall = time.monotonic_ns() - now + self._resume()
             self._start_moves_and_births(0)
             self._open_layer(given.began_ns, stall)
+
+    def bring_home(self, given: Handover) -> None:
+        """Instead of `take_over`, where no plan is applied any more: `restore` from where `given` says bytes are."""
+        self._count_in(given, time.monotonic_ns())
+        self.restore()
+
+    def _count_in(self, given: Handover, now: int) -> None:
+        """Persistent blocks are where `given` says, and in the accounts."""
+        _require_two_tiers(self._plan)
+        self._flights.began_ns = self._flights.began_ns or given.began_ns or now
+        for index, (tier, fast_bytes) in self._pieces().read(given.spans).items():
+            nbytes = self._plan.blocks[index].nbytes
+            self._mover.force(fast_bytes)
+            self._mover.hold_slow(nbytes - fast_bytes)
+            self._where.held[index] = True
+            # Of a block in parts, those that are not where they are wanted follow the others: it counts as there.
+            in_parts = 0 < fast_bytes < nbytes
+            slow = self._agenda.wanted[index] == 0 if in_parts else fast_bytes < nbytes
+            self._where.settle(index, max(tier, 1) if slow else 0, fast_bytes)
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -407,6 +421,16 @@ def _require_fit(plan: Plan, machine: Machine) -> None:
             raise UsageError(
                 f"block {move.block} moves between two slow tiers", "plan moves to or from the fast tier only"
             )
+
+
+def _require_two_tiers(plan: Plan) -> None:
+    """A block has one tier beside the fast one, and a span of another plan may lie across blocks of several; nor does
+    the mover keep accounts of slower tiers apart."""
+    if len(plan.tier_names) > 2:
+        raise UsageError(
+            f"a plan of {len(plan.tier_names)} tiers cannot give way to another, nor take over from one",
+            "plan for two tiers, or run steps of one shape",
+        )
 
 
 def _quieten() -> None:

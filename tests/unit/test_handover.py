@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sentinel.core.errors import UsageError
+from sentinel.core.run import REASONS
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Pieces
 from sentinel.reports import build_report
 from tests.builders import MIB, act, make_profile, param
+from tests.three_tiers import three_tiers
 from tests.unit.engine_builders import applied, emulated_machine, transient_plan
 
 BASE = 1 << 40
@@ -101,6 +104,39 @@ def test_the_time_of_a_run_begins_with_the_layer_in_which_its_engine_first_took_
     assert run.steps["start_ns"][0] == run.layers["start_ns"][0] == 0
     assert (run.migrations["start_ns"] >= 0).all()
     assert run.layers["duration_ns"][0] >= 2_000_000
+
+
+@pytest.mark.needs("native")
+@pytest.mark.parametrize("slow_node", [None, 0])
+def test_what_ends_brings_home_what_is_away_and_moves_nothing_else(slow_node: int | None) -> None:
+    """The second plan wants `a` slow and `b` fast: nobody cares any more. On nodes `b` was away; else only accounts
+    were, which end with the engine."""
+    one, two = engines(slow_node=slow_node)
+    with one as first, two as second:
+        second.engine.hand_over()
+        before = len(second.engine.end_run().migrations)
+        first.step(1)
+        second.engine.bring_home(first.engine.hand_over())
+        rows = second.engine.end_run().migrations[before:]
+    moves = [(row["block"], row["target"], REASONS[row["reason"]]) for row in rows]
+    assert moves == ([] if slow_node is None else [(1, 0, "restore")])
+
+
+@pytest.mark.needs("native")
+def test_plans_of_three_tiers_do_not_give_way_and_say_so() -> None:
+    machine = three_tiers(BUDGET)
+    machine = replace(machine, tiers=(machine.fast, *(replace(t, kind="emulated") for t in machine.tiers[1:])))
+    plan = replace(FIRST, tier_names=("fast", "middle", "slow"), capacity_bytes=(BUDGET, 1 << 30, 1 << 40))
+    one, _ = engines()
+    with applied(plan, SHORT, machine, ranges=where) as third, one as first:
+        with pytest.raises(UsageError, match=r"a plan of 3 tiers cannot give way to another.*two tiers"):
+            third.engine.hand_over()
+        with pytest.raises(UsageError, match="a plan of 3 tiers"):
+            third.engine.take_over(first.engine.hand_over(), in_step=True)
+        third.step(2)  # nothing has changed: it goes on
+        run = third.engine.end_run()
+    assert run.steps["in_step"].tolist() == [True, True]
+    assert (run.layers["fast_bytes"] == [5 * MIB, 6 * MIB, 5 * MIB, 5 * MIB] * 2).all()
 
 
 @pytest.mark.needs("native")
