@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan, Slot
 
+Homes = tuple[tuple[int, int, int], ...]
+"""(offset, nbytes, tier): whose pages are born in which tier. Ranges do not overlap."""
+
 
 @dataclass(frozen=True)
 class SlotTable:
@@ -24,8 +27,7 @@ class SlotTable:
     offsets: NDArray[np.int64]
     nbytes: NDArray[np.int64]
     extent_bytes: int
-    homes: tuple[tuple[int, int, int], ...]
-    """(offset, nbytes, tier): whose pages are born in which tier."""
+    homes: Homes
 
 
 def arena_start(plan: Plan) -> int:
@@ -51,14 +53,12 @@ def slot_table(plan: Plan) -> SlotTable:
     )
 
 
-def changed_homes(
-    before: Sequence[tuple[int, int, int]], after: Sequence[tuple[int, int, int]]
-) -> list[tuple[int, int, int]]:
+def changed_homes(before: Homes, after: Homes) -> list[tuple[int, int, int]]:
     """(offset, nbytes, tier): ranges of which `after` says another tier than `before`, -1 where it says none."""
     cuts = sorted({edge for offset, nbytes, _ in (*before, *after) for edge in (offset, offset + nbytes)})
+    tiers = zip(_tiers_at(before, cuts), _tiers_at(after, cuts), strict=True)
     found: list[tuple[int, int, int]] = []
-    for low, high in pairwise(cuts):
-        was, now = _home(before, low), _home(after, low)
+    for (low, high), (was, now) in zip(pairwise(cuts), tiers, strict=False):
         if was == now:
             continue
         if found and found[-1][2] == now and found[-1][0] + found[-1][1] == low:
@@ -67,8 +67,16 @@ def changed_homes(
     return found
 
 
-def _home(homes: Sequence[tuple[int, int, int]], at: int) -> int:
-    return next((tier for offset, nbytes, tier in homes if offset <= at < offset + nbytes), -1)
+def _tiers_at(homes: Homes, places: Sequence[int]) -> list[int]:
+    """The tier of each place, -1 where there is none."""
+    rows = np.array(sorted(homes), np.int64).reshape(len(homes), 3)
+    if not len(rows):
+        return [-1] * len(places)
+    starts, nbytes, tiers = rows.T
+    at = np.maximum(np.searchsorted(starts, places, "right") - 1, 0)
+    within = (starts[at] <= places) & (places < starts[at] + nbytes[at])
+    found: list[int] = np.where(within, tiers[at], -1).tolist()
+    return found
 
 
 class Addresses:

@@ -16,6 +16,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.migration.engine import Engine
 from sentinel.reports.buckets import BucketRow
+from sentinel.session.binding import Homes
 from sentinel.session.planning import Dataflow
 
 MOST = 10
@@ -60,7 +61,7 @@ class Bucket:
     flow: Dataflow
     served: Served = field(default_factory=Served)
     taken_over: int = 0
-    homes: tuple[tuple[int, int, int], ...] = ()
+    homes: Homes = ()
     engine: Engine | None = None
     ranges: Callable[[int], list[tuple[int, int]]] | None = None
     executed: Run | None = None

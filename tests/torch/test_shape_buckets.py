@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ def test_two_shapes_that_take_turns_get_a_plan_each_and_are_not_profiled_again(t
         budgets.add(executed.fast_capacity_bytes)
     assert len(budgets) == 1
     assert sum(bucket.served.steps for bucket in applying.buckets) == len(lengths) - 2 - 2 - 2
-    assert run is applying.main.executed
+    assert applying.main.executed is not None
+    assert run.steps is applying.main.executed.steps
 
 
 @pytest.mark.needs("torch", "compiler")
@@ -161,6 +163,8 @@ def test_only_ranges_whose_home_changed_are_bound_anew(data: st.DataObject) -> N
         before, after = (tier_at(each, place) for each in drawn)
         expected = None if before == after else -1 if after is None else after
         assert tier_at(changed, place) == expected
+    for (low, nbytes, tier), (following, _, other) in pairwise(changed):
+        assert low + nbytes < following or (low + nbytes == following and tier != other)  # sorted, and joined
     assert changed_homes(drawn[0], drawn[0]) == []
 
 
