@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,9 +17,10 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
+from sentinel.migration.ledger import MOVED_BY_OTHERS
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
-from sentinel.session.binding import Addresses, arena_start, changed_homes, slot_table
+from sentinel.session.binding import Addresses, Homes, arena_start, changed_homes, slot_table
 from sentinel.session.buckets import Bucket, Likeness, Served
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
@@ -71,7 +74,9 @@ class Applying:
         self._in_step = False
         self._before = memory.counters()  # as the step began
         self._inside: MemoryCounters | None = None  # as its first layer ended
-        self._homes: tuple[tuple[int, int, int], ...] = ()
+        self._on_nodes = any(tier.node is not None for tier in machine.tiers)
+        self._homes: Homes = ()
+        self._between: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     @property
     def current(self) -> Bucket:
@@ -82,6 +87,15 @@ class Applying:
     def main(self) -> Bucket:
         """The bucket of most steps."""
         return max(self.buckets, key=lambda bucket: bucket.served.steps)
+
+    def run(self) -> Run | None:
+        """What the plan of most steps did; its counters tell how much the others moved too. None if nothing ran."""
+        if not self.buckets or (run := self.main.run()) is None:
+            return None
+        others = [other for bucket in self.buckets if bucket is not self.main and (other := bucket.run()) is not None]
+        counts = [run.counters.get(MOVED_BY_OTHERS, 0)]
+        counts += [other.counters.get(name, 0) for other in others for name in ("migrated_bytes", MOVED_BY_OTHERS)]
+        return replace(run, counters={**run.counters, MOVED_BY_OTHERS: sum(counts)}) if sum(counts) else run
 
     def bind_fast(self) -> None:
         """What is not placed by a plan is born in the fast tier, if that is a node."""
@@ -95,9 +109,17 @@ class Applying:
         return self.buckets[-1]
 
     def renew(self, bucket: Bucket, flow: Dataflow) -> None:
-        """Another plan for `bucket`, whose engine, if it has one, rests or has not taken over."""
-        bucket.flow = flow
-        self._end_engine(bucket)
+        """Another plan for `bucket`, whose engine, if it has one, rests or has not taken over.
+
+        The new engine is there before the old one ends: whatever is raised here, the bucket has a plan and an engine.
+        """
+        ending = bucket.engine
+        if ending is None:
+            bucket.flow = flow
+            return
+        engine, ranges = self._made(flow, ending.end_run())
+        bucket.flow, bucket.engine, bucket.ranges = flow, engine, ranges
+        bucket.executed = _ended(ending)
 
     def clear(self) -> None:
         """There is no plan any more."""
@@ -117,7 +139,8 @@ class Applying:
             place = self._memory.place_also if each.number else self._memory.place
             place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
         self._memory.use_table(bucket.number)
-        self._settle_homes()
+        self._house(bucket.homes)
+        self._between = self._changes_between() if self._on_nodes else {}
         self._memory.tick(layer if layer is not None else -1)
         self._memory.reset_peaks()
         self._memory.trim()
@@ -188,15 +211,18 @@ class Applying:
             for bucket in self.buckets:
                 ending.callback(self._end_engine, bucket)
             engines = [bucket.engine for bucket in (self.current, *self.buckets) if bucket.engine is not None]
-            if self._handover is not None and engines:  # any of them brings home what it finds by its address
-                self._take_over(engines[0])
+            given, self._handover = self._handover, None
+            if given is not None and engines:  # any of them brings home what it finds by its address
+                engines[0].bring_home(given)
 
     def _change(self, layer: int | None) -> None:
         """The step that runs is another bucket's."""
         self.rest()
         self._in_step = self._in_step and layer == 1
-        self._current = self._memory.table
-        self._settle_homes()
+        before, self._current = self._current, self._memory.table
+        self._homes = self.current.homes
+        if self._on_nodes:
+            self._rehouse(self._between[before, self._current])
         self._take_over(self._engine_of(self.current))
         self.current.taken_over += 1
         self._show()
@@ -215,54 +241,67 @@ class Applying:
 
     def _engine_of(self, bucket: Bucket) -> Engine:
         if bucket.engine is None:
-            plan, machine = bucket.plan, bucket.flow.machine
-            assert machine is not None
-            mapped = Addresses(plan, self._memory.placement_base, self._job.addresses())
-            start = arena_start(plan)
-
-            def discard(block: int) -> None:
-                """The pages of a dead transient block go, so that its next tenant's are born at home."""
-                dead = plan.blocks[block]
-                self._memory.discard(dead.offset - start, dead.nbytes)
-
-            bucket.engine = Engine(
-                plan,
-                bucket.flow.profile,
-                machine,
-                ranges=mapped.ranges,
-                warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
-                discard=discard,
-                unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
-                before=bucket.executed,
-            )
-            bucket.ranges = mapped.ranges
+            bucket.engine, bucket.ranges = self._made(bucket.flow, bucket.executed)
         return bucket.engine
+
+    def _made(self, flow: Dataflow, before: Run | None) -> tuple[Engine, Callable[[int], list[tuple[int, int]]]]:
+        """An engine for the plan of `flow`, whose steps ran as `before` until now; and where the plan's blocks are."""
+        plan, machine = flow.plan, flow.machine
+        assert plan is not None
+        assert machine is not None
+        mapped = Addresses(plan, self._memory.placement_base, self._job.addresses())
+        start = arena_start(plan)
+
+        def discard(block: int) -> None:
+            """The pages of a dead transient block go, so that its next tenant's are born at home."""
+            dead = plan.blocks[block]
+            self._memory.discard(dead.offset - start, dead.nbytes)
+
+        engine = Engine(
+            plan,
+            flow.profile,
+            machine,
+            ranges=mapped.ranges,
+            warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
+            discard=discard,
+            unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
+            before=before,
+        )
+        return engine, mapped.ranges
+
+    def _changes_between(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+        """What has another home where one bucket's plan follows on another's: found here, lest a tick walk them all."""
+        pairs = itertools.permutations(self.buckets, 2)
+        return {(one.number, other.number): changed_homes(one.homes, other.homes) for one, other in pairs}
 
     @staticmethod
     def _end_engine(bucket: Bucket) -> None:
         if bucket.engine is not None:
-            bucket.engine.end_run()
-            bucket.engine.restore()
-            bucket.executed = bucket.engine.end_run()  # what was brought back is in it
-            bucket.engine = None
+            bucket.executed, bucket.engine = _ended(bucket.engine), None
 
-    def _settle_homes(self) -> None:
-        """The current plan says what is born where."""
-        self._house(self.current.homes)
-
-    def _house(self, homes: tuple[tuple[int, int, int], ...]) -> None:
-        """What is born where from now on. Free pages of ranges that had another home go first: they are not where they
-        would be counted. A range with a policy is not balanced away; one without a home has none."""
-        if all(tier.node is None for tier in self._machine.tiers):
-            return
+    def _house(self, homes: Homes) -> None:
+        """What is born where from now on."""
         before, self._homes = self._homes, homes
-        for offset, nbytes, tier in changed_homes(before, homes):
+        if self._on_nodes:
+            self._rehouse(changed_homes(before, homes))
+
+    def _rehouse(self, changed: Sequence[tuple[int, int, int]]) -> None:
+        """These ranges have another home from now on. Free pages of them go first: they are not where they would be
+        counted. A range with a policy is not balanced away; one without a home has none."""
+        for offset, nbytes, tier in changed:
             self._memory.discard_free(offset, nbytes)
             node = self._machine.tiers[tier].node if tier >= 0 else None
             if node is not None:
                 numa.bind(self._memory.placement_base + offset, nbytes, node)
             else:
                 numa.unbind(self._memory.placement_base + offset, nbytes)
+
+
+def _ended(engine: Engine) -> Run:
+    """What it did, once it brought home what it had moved; that is in it."""
+    engine.end_run()
+    engine.restore()
+    return engine.end_run()
 
 
 def nothing_ran(plan: Plan | None) -> Run:

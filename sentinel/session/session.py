@@ -27,7 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel import files
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
@@ -303,7 +303,16 @@ class Session:
         """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
         for bucket in self._applying.buckets:
             if bucket.flow.profile is not None and self._planning.outdated(bucket.flow):
-                self._applying.renew(bucket, self._planning.planned(bucket.flow))
+                self._renew(bucket, self._planning.planned(bucket.flow))
+
+    def _renew(self, bucket: Bucket, flow: Dataflow) -> bool:
+        """Whether the plan of `flow` took the place of the bucket's, whose engine rests; if not, that one goes on."""
+        try:
+            self._applying.renew(bucket, flow)
+        except SentinelError as error:
+            self._notes.append(f"bucket {bucket.number} was planned anew, but keeps its plan: {error}")
+            return False
+        return True
 
     def _apply(self, bucket: Bucket) -> None:
         """From now on the plan of `bucket` is carried out; layer 0, or the first after it, has begun."""
@@ -346,9 +355,9 @@ class Session:
         if not switch:
             bucket.flow = flow
             return
-        self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
         self._applying.rest()
-        self._applying.renew(bucket, flow)
+        if self._renew(bucket, flow):
+            self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
         self._apply(bucket)
 
     # ---- a saved plan ---------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""Another plan for the same steps: the engine that carries it out is there before the one before it ends."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel.core.errors import NativeError  # noqa: E402
+from sentinel.migration.engine import Engine  # noqa: E402
+from sentinel.session import applying, current, planning  # noqa: E402
+from sentinel.session.session import REFINE_STEPS, State  # noqa: E402
+from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+STEPS = 3 + REFINE_STEPS + 4
+
+
+@pytest.fixture(autouse=True)
+def _end_sessions() -> Iterator[None]:
+    yield
+    if sentinel.active():
+        sentinel.stop()
+
+
+def job() -> Job:
+    torch.manual_seed(3)
+    return CASES["plain"]()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(STEPS)]
+    made: list[Engine] = []
+    serving: list[bool] = []  # as each engine is made: whether the one before it still has its movers
+
+    def making(*arguments: Any, **more: Any) -> Engine:
+        serving.append(bool(made) and made[-1]._mover._handle is not None)
+        if fails and made:
+            raise NativeError("sn_mover_create", errno.EAGAIN)
+        made.append(Engine(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr(applying, "Engine", making)
+    monkeypatch.setattr(planning.Planning, "refined", lambda self, flow, executed: (flow, True))  # whatever was found
+    losses = []
+    with sentinel.annotate(work.models, work.optimizers):
+        for i in range(STEPS):
+            if i == 0:
+                sentinel.start_profile(fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
+            losses.append(work.step(i))
+            if i == 0:
+                sentinel.end_profile()
+    session = current()
+    assert session is not None
+    assert session.state is State.APPLYING
+    assert serving == [False, True]
+    run = sentinel.stop()
+    assert losses == expected
+    assert run.steps["in_step"].all()
+    after = run.counters["steps"]
+    assert run.counters.get("steps_before", 0) == (0 if fails else REFINE_STEPS)
+    assert after > (REFINE_STEPS if fails else 0)
+    notes = " / ".join(session._notes)
+    assert ("keeps its plan: sn_mover_create" in notes) == fails
+    assert ("planned anew after" in notes) == (not fails)
