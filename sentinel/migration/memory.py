@@ -108,6 +108,11 @@ class ManagedMemory:
         self._ended = True
         ManagedMemory._current = None
 
+    def own(self) -> None:
+        """The calling thread becomes the owner, in place of one that has ended, or that allocates no more."""
+        self._require_installed()
+        native.check("sn_memory_own", self._native.sn_memory_own(), _OWNER)
+
     def record(self) -> None:
         """From now on each allocation gets its own pages and is logged; the log starts empty."""
         self._require_installed()

@@ -106,8 +106,11 @@ def _running(what: str, remedy: str) -> Session:
 
 @atexit.register
 def _end() -> None:
-    """Whatever ended the program, stock allocation is back before the interpreter goes."""
-    if _last is not None and ticks.sink is _last:
+    """Whatever ended the program, stock allocation is back before the interpreter goes.
+
+    A thread that still trains keeps its session: it ends with the process.
+    """
+    if _last is not None and ticks.sink is _last and not _last.away:
         _last.stop()
 
 

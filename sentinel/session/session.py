@@ -42,6 +42,7 @@ from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording, choose_tracker
 from sentinel.session.request import Request, load_plan, machine_of, notes_on
+from sentinel.session.trainer import Trainer
 from sentinel.session.trial import clock_of, mismatch
 from sentinel.session.witnessing import Witnessing
 from sentinel.system.topology import topology
@@ -81,6 +82,7 @@ class Session:
         self._missed_a_ring = False
         self._full = False
         self._untaken: list[str] = []
+        self._trainer = Trainer()
 
     # ---- what is known --------------------------------------------------------------------------------------
 
@@ -142,8 +144,14 @@ class Session:
         ticks.sink = self
         self._setup_ns += time.perf_counter_ns() - began
 
+    @property
+    def away(self) -> bool:
+        """Whether the thread that began the session is another one, and lives."""
+        return self._trainer.away
+
     def end_profile(self) -> Plan:
         """See `sentinel.end_profile`."""
+        self._trainer.hand_over("end_profile()", self._memory)
         if self.state is State.TRYING:
             assert self.plan is not None
             saved = self.plan
@@ -157,7 +165,7 @@ class Session:
             )
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
         try:
-            ring = self._clock.learn()
+            ring = self._trainer.learn(self._clock)
             self._plan_from(self._recording.finish(ring), provisional=self._job.state_was_born())
         except BaseException:
             self._close()
@@ -169,6 +177,7 @@ class Session:
     def stop(self) -> Run:
         """See `sentinel.stop`."""
         if self.state not in (State.DECLARED, State.ENDED):
+            self._trainer.hand_over("stop()", self._memory)
             if self.state in (State.RECORDING, State.RING):
                 self._notes.append("stopped while a step was recorded: nothing was applied")
             self._close()
@@ -203,6 +212,8 @@ class Session:
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink. Whatever goes wrong here ends the session, never the training step that ticked."""
+        if not self._trainer.ticks():
+            return
         try:
             self._tick(name, phase, source)
         except Exception as error:
@@ -235,6 +246,8 @@ class Session:
 
     def step_boundary(self) -> None:
         """See TickSink."""
+        if not self._trainer.ticks():
+            return
         self._clock.boundary()
         self._heard_boundary = True
 
@@ -430,6 +443,7 @@ class Session:
             notes=(
                 *self._notes,
                 *self._witnessing.notes(),
+                *self._trainer.notes(),
                 *(f"tracker not taken: {why}" for why in self._untaken),
                 *annotate.notes(),
             ),

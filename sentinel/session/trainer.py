@@ -1,0 +1,65 @@
+"""Trainer: the thread that began a session. Its allocations are managed and its ticks count; others' are not."""
+
+from __future__ import annotations
+
+import threading
+
+from sentinel.core.errors import UsageError
+from sentinel.core.trace import LayerId
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler.layers import LayerClock
+
+
+class Trainer:
+    """`elsewhere`: ticks that came from other threads, and so were no ticks."""
+
+    def __init__(self) -> None:
+        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+        self.elsewhere = 0
+
+    def ticks(self) -> bool:
+        """Whether a tick that comes now is one of the session's."""
+        if threading.get_ident() == self._ident:
+            return True
+        self.elsewhere += 1
+        return False
+
+    @property
+    def away(self) -> bool:
+        """Whether another thread asks, while this one may be training."""
+        return self._thread is not threading.current_thread() and self._thread.is_alive()
+
+    def hand_over(self, call: str, memory: ManagedMemory) -> None:
+        """The calling thread may end what was begun: where the trainer has ended, `memory` is the caller's from now on.
+
+        Raises UsageError, with nothing changed, where the trainer is another thread that lives.
+        """
+        if self._thread is threading.current_thread():
+            return
+        if self.away:
+            raise UsageError(
+                f"{call}: the session belongs to thread {self._thread.name!r}, which called start_profile()",
+                "call it there, or when that thread has ended",
+            )
+        memory.own()
+        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+
+    def learn(self, clock: LayerClock) -> tuple[LayerId, ...]:
+        """The ring of the profiled step. Raises UsageError where nothing ticked, naming other threads that did."""
+        try:
+            return clock.learn()
+        except UsageError:
+            if not self.elsewhere:
+                raise
+        raise UsageError(
+            f"end_profile(): all {self.elsewhere:,} ticks of the profiled step came from other threads than the one"
+            " that called start_profile()",
+            "call start_profile() and end_profile() in the thread that trains",
+        )
+
+    def notes(self) -> list[str]:
+        """What the report must say of ticks from elsewhere."""
+        if not self.elsewhere:
+            return []
+        came = f"{self.elsewhere:,} ticks came from other threads than the one that called start_profile()"
+        return [f"{came}: they did not count, and what was allocated there came from malloc"]
