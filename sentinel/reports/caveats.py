@@ -105,7 +105,8 @@ def _of_run(run: Run) -> list[str]:
     tried = len(run.events) - len(told)
     if tried:
         found.append(
-            f"Promotions came late at {tried} places; test and trial chose to wait or to leave the rest in slow memory."
+            f"Promotions came late at {counted(tried, 'place')}; test and trial chose to wait or to leave the rest in"
+            " slow memory."
         )
     found += told[:MAX_EVENTS]
     more = len(told) - MAX_EVENTS + run.counters.get("events_dropped", 0)

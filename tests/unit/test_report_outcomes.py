@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+import numpy as np
+import pytest
+
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, TRIAL, Run
 from sentinel.reports import build_report
 from sentinel.reports.caveats import _of_run
 from sentinel.reports.html.page import page
@@ -53,3 +56,10 @@ def test_a_long_run_says_which_steps_its_tables_hold() -> None:
 
 def test_what_the_kernel_placed_is_an_outcome() -> None:
     assert "The kernel placed 13 pages against the plan" in _of_run(run([0], steps=1, kernel_placed_pages=13))[0]
+
+
+@pytest.mark.parametrize(("late", "places"), [(1, "at 1 place;"), (2, "at 2 places;")])
+def test_late_promotions_are_counted_and_not_listed(late: int, places: str) -> None:
+    tried = replace(run([0], steps=1), events=((0, f"{TRIAL} block 7"),) * late)
+    (said,) = _of_run(tried)
+    assert said.startswith(f"Promotions came late {places}")

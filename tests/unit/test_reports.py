@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from sentinel.core.run import OUTCOMES, Run
 from sentinel.core.trace import LayerId, Quality
 from sentinel.files import with_origin
 from sentinel.reports import Report, ReportError, Setup, build_report
+from sentinel.reports.html.page import page
 from sentinel.simulator import simulate
 from tests.builders import MIB, act, make_machine, make_profile, param, persistent_plan
 
@@ -457,6 +459,14 @@ def test_every_form_copes_with_what_is_missing(given: dict[str, Any], suffix: st
     assert all(path.stat().st_size > 0 for path in paths)
     if suffix == ".html":
         _Page(paths[0].read_text())
+
+
+def test_the_page_says_where_sums_of_medians_are_shown(full: Report) -> None:
+    said = "Medians of layers need not add up to the headline's median step."
+    assert said in html.unescape(page(full))
+    alone = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, simulated=SIMULATED)
+    assert "Sum over the layers" in page(alone)
+    assert said not in html.unescape(page(alone))
 
 
 def test_an_unknown_suffix_and_an_impossible_path(full: Report, tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ def times(layers: pd.DataFrame, columns: Columns, word: str) -> str:
     )
     entries = [(f'class="{style}swatch"', label) for label, _, style in series if not np.isnan(values[label]).all()]
     sums = [f"{k} {format_ns(float(known(layers, c).sum()))}" for k, c, _ in series if not np.isnan(values[k]).all()]
-    says = f"Time of each layer, median of the steps. Sum over the layers: {', '.join(sums)}."
+    ran = word != "simulated" and not np.isnan(values[word]).all()
+    apart = " Medians of layers need not add up to the headline's median step." if ran else ""
+    says = f"Time of each layer, median of the steps. Sum over the layers: {', '.join(sums)}.{apart}"
     return figure(
         "Time of each layer", says, body, frame.bottom + _BELOW, legend([*entries, ('class="stall"', "stall")])
     )
