@@ -190,6 +190,7 @@ class _Kept:
             "live_peak_bytes": profile.live_peak_bytes if profile else None,
             "tracker": profile.quality.tracker if profile else None,
             "counters": run.counters,
+            "claimed_pages": who_moved.claimed_pages(run),
             "witness_pages": who_moved.witness_pages(run),
             "events": [text for _, text in run.events],
             "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
-from sentinel.core.units import PAGE_BYTES
 from sentinel.executed.ballast import Ballast
 from sentinel.executed.child import Job, Line, run_child
 from sentinel.executed.group import Group, new_group
@@ -122,7 +121,7 @@ def _ours(told: Told) -> Ours:
         residency_share=audit.get("share"),
         moving_share=audit["moving_bytes"] / present if present else None,
         managed_fast_peak_bytes=audit.get("fast_peak_bytes"),
-        claimed_pages=said["counters"].get("migrated_bytes", 0) // PAGE_BYTES,
+        claimed_pages=said["claimed_pages"],
         witness_pages=said["witness_pages"],
         tracker=said["tracker"],
         counters=said["counters"],

@@ -49,10 +49,12 @@ def witness_pages(run: Run | None) -> int | None:
 
 
 def claimed_pages(run: Run | None) -> int | None:
-    """Pages that the engine says it moved, in all steps and at the beginning and end; None without an executed run."""
+    """Pages that the engine says it moved, in all steps and at the beginning and end, by whatever plan of the session;
+    None without an executed run."""
     if run is None or run.kind != "executed":
         return None
-    return run.counters.get("migrated_bytes", 0) // PAGE_BYTES
+    by_others = run.counters.get("migrated_bytes_by_other_plans", 0)
+    return (run.counters.get("migrated_bytes", 0) + by_others) // PAGE_BYTES
 
 
 def verdict(run: Run | None) -> str:

@@ -105,8 +105,7 @@ class Planning:
         better = self._plan(profile, machine)
         kept = simulator.simulate(plan, profile, machine, steps=2)
         simulated = simulator.simulate(better, profile, machine, steps=2)
-        # On real nodes a switch would bring all bytes home first, beyond the budget: there the plan stays.
-        switch = machine.fast.node is None and (simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
+        switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
         self.spent_ns += time.perf_counter_ns() - began
         if switch:
             return replace(flow, profile=profile, plan=better, simulated=simulated), True

@@ -205,7 +205,7 @@ class Session:
         )
 
     def _executed(self) -> Run | None:
-        run = self._applying.main.run() if self._applying.buckets else None
+        run = self._applying.run()
         return run and self._witnessing.told(run)
 
     # ---- ticks ------------------------------------------------------------------------------------------

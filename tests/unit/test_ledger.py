@@ -62,6 +62,7 @@ def test_events_are_counted_beyond_a_limit() -> None:
 def test_what_went_wrong_under_another_plan_stays_told() -> None:
     first = Ledger()
     first.migration((0, 0, 0, 0, 1, 4096, 0, 0, 1, 2, 0, 16), "failed")
+    first.migration((0, 0, 1, 0, 1, 8192, 8192, 0, 1, 0, 0, 0), "done")
     first.totals["stayed_EBUSY"] = 7
     first.event("it stayed")
     for step in range(5):
@@ -74,4 +75,5 @@ def test_what_went_wrong_under_another_plan_stays_told() -> None:
     assert third.events == ((0, "it stayed"), (6, "another"))
     assert (third.counters["failed"], third.counters["stayed_EBUSY"]) == (1, 11)
     assert third.counters["steps_before"] == 6
+    assert third.counters["migrated_bytes_by_other_plans"] == 8192
     assert len(third.migrations) == len(third.steps) == 0  # those rows are about other blocks

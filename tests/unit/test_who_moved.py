@@ -64,6 +64,9 @@ def test_agreement_and_disagreement_are_said_in_numbers() -> None:
     assert who_moved.verdict(witnessed(17, 17)) == "engine and witness agree: 17 pages"
     assert "claims 17 pages, the witness saw 13: 4 fewer" in who_moved.verdict(witnessed(17, 13))
     assert "claims 17 pages, the witness saw 19: 2 more" in who_moved.verdict(witnessed(17, 19))
+    several = witnessed(17, 19)
+    by_another_plan = {**several.counters, "migrated_bytes_by_other_plans": 2 * 4096}
+    assert who_moved.verdict(replace(several, counters=by_another_plan)) == "engine and witness agree: 19 pages"
     assert "3 records were lost" in who_moved.verdict(witnessed(17, 17, lost=3))
 
 

@@ -1,0 +1,91 @@
+"""A plan that is made anew takes over on two real nodes: nothing comes home first, and all that held before holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+pytestmark = [
+    pytest.mark.needs("two nodes", "root", "torch", "native"),
+    pytest.mark.slow,
+    pytest.mark.timeout(500),
+]
+
+pytest.importorskip("torch")
+import torch  # noqa: E402
+
+import sentinel  # noqa: E402
+from sentinel.core.machine import Machine  # noqa: E402
+from sentinel.core.plan import Plan  # noqa: E402
+from sentinel.core.profile import Profile  # noqa: E402
+from sentinel.executed.audit import Audit  # noqa: E402
+from sentinel.session import observing, planning  # noqa: E402
+from sentinel.session.planning import Planning  # noqa: E402
+from sentinel.session.session import REFINE_STEPS  # noqa: E402
+from tests.numa.training import Net, in_process  # noqa: E402
+from tests.training import Trained, assert_same, train  # noqa: E402
+
+STEPS = 2 + REFINE_STEPS + 5
+
+
+class Onlooker:
+    """Audits every step that a plan is applied in, plan by plan."""
+
+    def __init__(self) -> None:
+        self.audits: list[list[Audit]] = []
+        self._show: tuple[Plan, Machine, Callable[[int], list[tuple[int, int]]]] | None = None
+
+    def applying(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
+        self._show = plan, machine, ranges
+        self.audits.append([])
+
+    def layer_ended(self, layer: int, length: int) -> None:
+        assert self._show is not None
+        if layer == 0 or not self.audits[-1]:
+            self.audits[-1].append(Audit(*self._show))
+        self.audits[-1][-1].after(layer)
+
+
+def _trained(*, ours: bool) -> Trained:
+    torch.manual_seed(0)
+    asked = {"fast": "20%", "slow": "numa:1", "tracker": "ops", "policy": "lru"} if ours else None
+    return train(Net(), in_process(), steps=STEPS, ours=asked)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans made, of which the second is by another policy, and applied whatever is predicted."""
+    plans: list[Plan] = []
+    plan = Planning._plan
+
+    def by_another_policy(self: Planning, profile: Profile, machine: Machine) -> Plan:
+        plans.append(plan(self, profile, machine))
+        self._request = replace(self._request, policy="sentinel")
+        return plans[-1]
+
+    monkeypatch.setattr(Planning, "_plan", by_another_policy)
+    monkeypatch.setattr(planning, "REFINE_GAIN", float("inf"))
+    return plans
+
+
+def test_another_plan_takes_over(made: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    onlooker = Onlooker()
+    monkeypatch.setattr(observing, "observer", onlooker)
+    ours = _trained(ours=True)
+    run = assert_same(_trained(ours=False), ours)
+    assert len(made) == len(onlooker.audits) == 2
+    assert list(made[0].migrations) != list(made[1].migrations)
+
+    found = [[audit.found for audit in audits] for audits in onlooker.audits]
+    assert len(found[0]) == REFINE_STEPS
+    assert len(found[1]) >= 4
+    assert max(each.fast_peak_bytes for steps in found for each in steps) <= run.fast_capacity_bytes
+    assert run.counters["overflow_bytes"] == 0
+    for steps in found:  # the first step of a plan still sends there what it wants elsewhere
+        assert min(each.share or 0 for each in steps[1:]) >= 0.99, [audit.worst for audit in onlooker.audits[1]]
+
+    headline = sentinel.report().headline
+    assert run.counters["migrated_bytes_by_other_plans"] > 0
+    assert headline["moved_pages"] == headline["witness_pages"] > run.counters["migrated_bytes"] // 4096
