@@ -8,9 +8,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.machine import Machine
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, names
+from sentinel.system import numa
 
 
 class Job:
@@ -27,11 +30,20 @@ class Job:
 
     def gather(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not."""
-        models, optimizers = annotate.annotated()
-        self.models += [m for m in models if not any(m is other for other in self.models)]
-        watched = [o for o in self.optimizers if not any(o is other for other in optimizers)]
+        watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
         self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
-        self.optimizers += [o for o in optimizers if not any(o is other for other in self.optimizers)]
+        self.models, self.optimizers = self._with_annotated()
+
+    def counted_in(self, machine: Machine) -> Machine:
+        """`machine`, with what the job's tensors hold of its fast node as room on it.
+
+        The node does not count it as free, but it is the plan's to place: the tensors move to managed memory.
+        """
+        if machine.fast.kind != "node":
+            return machine
+        held = names.persistent_tensors(*self._with_annotated())
+        ranges = {(s.data_ptr(), s.nbytes()) for s in (tensor.untyped_storage() for _, tensor, _ in held)}
+        return machine.with_fast_capacity(machine.fast.capacity_bytes + _bytes_on(machine.fast.node, sorted(ranges)))
 
     def persistent(self) -> list[names.Named]:
         """Parameters, buffers, gradients and optimizer state as they are now."""
@@ -65,5 +77,23 @@ class Job:
         while self._handles:
             self._handles.pop().remove()
 
+    def _with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
+        """Models and optimizers, those that are annotated after those that were given."""
+        models, optimizers = annotate.annotated()
+        return (
+            self.models + [m for m in models if not any(m is other for other in self.models)],
+            self.optimizers + [o for o in optimizers if not any(o is other for other in self.optimizers)],
+        )
+
     def _optimizer_state(self) -> frozenset[str]:
         return frozenset(name for name, _, role in self.persistent() if role == "optimizer")
+
+
+def _bytes_on(node: int | None, ranges: list[tuple[int, int]]) -> int:
+    """Bytes of `ranges` (address, nbytes) on `node`, at most their own of a page; 0 where the kernel does not tell."""
+    if node is None:
+        return 0
+    try:
+        return sum(min(numa.bytes_on(node, [(address, nbytes)]), nbytes) for address, nbytes in ranges)
+    except (NativeError, CapabilityError):
+        return 0

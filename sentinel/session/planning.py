@@ -38,12 +38,13 @@ class Dataflow:
 class Planning:
     """Plans by the policy and within the budget of `request`, on `machine`, whose fast capacity is the tier's own.
 
-    `spent_ns`: time that planning has taken so far.
+    `spent_ns`: time that planning has taken so far. `capped`: why the budget is less than was asked for, or "".
     """
 
     def __init__(self, request: Request, machine: Machine) -> None:
         self._request, self._machine = request, machine
         self.spent_ns = 0
+        self.capped = ""
         self._footprint_bytes = 0  # the largest that was planned for
 
     def check_words(self) -> None:
@@ -52,7 +53,9 @@ class Planning:
         if policy not in planner.POLICIES:
             raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}")
         if fast is not None:
-            parse_budget(fast, self._machine.fast.capacity_bytes)
+            asked = parse_budget(fast, footprint_bytes=0)  # what a share comes to, only the footprint tells
+            if self._machine.fast.kind == "node" and asked > self._machine.fast.capacity_bytes:
+                raise UsageError(self._more_than_there_is(asked), "ask for less")
 
     def profiled(self, trace: Trace, *, provisional: bool) -> Dataflow:
         """The digest of a recorded step. `provisional`: the steps to come will differ."""
@@ -65,7 +68,7 @@ class Planning:
         return self._with_budget(0).fast.capacity_bytes != flow.machine.fast.capacity_bytes
 
     def planned(self, flow: Dataflow) -> Dataflow:
-        """A plan for a profiled dataflow. Raises UsageError if the host has less fast memory than is asked for."""
+        """A plan for a profiled dataflow, within what fast memory this host has."""
         assert flow.profile is not None
         began = time.perf_counter_ns()
         machine = self._with_budget(planner.footprint_bytes(flow.profile))
@@ -128,16 +131,16 @@ class Planning:
         """A share means that of the largest footprint among the job's dataflows."""
         if self._request.fast is None:
             return self._machine
-        first = not self._footprint_bytes
         self._footprint_bytes = max(self._footprint_bytes, footprint_bytes)
-        budget = parse_budget(self._request.fast, self._footprint_bytes)
-        fast = self._machine.fast
-        if not first:
-            budget = min(budget, fast.capacity_bytes) if fast.kind == "node" else budget
+        budget, fast = parse_budget(self._request.fast, self._footprint_bytes), self._machine.fast
         if fast.kind == "node" and budget > fast.capacity_bytes:
-            raise UsageError(
-                f"fast={self._request.fast!r}: {format_bytes(budget)} of fast memory are asked for,"
-                f" {fast.name} has {format_bytes(fast.capacity_bytes)}",
-                "ask for less",
-            )
+            self.capped = f"{self._more_than_there_is(budget)}: that is the budget"
+            budget = fast.capacity_bytes
         return self._machine.with_fast_capacity(budget)
+
+    def _more_than_there_is(self, budget_bytes: int) -> str:
+        fast = self._machine.fast
+        return (
+            f"fast={self._request.fast!r}: {format_bytes(budget_bytes)} of fast memory are asked for,"
+            f" {fast.name} has {format_bytes(fast.capacity_bytes)}"
+        )

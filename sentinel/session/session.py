@@ -117,7 +117,7 @@ class Session:
         """Begin. Whatever is wrong with the request is raised before anything is changed."""
         began = time.perf_counter_ns()
         given = load_plan(self.request)
-        machine = machine_of(self.request)
+        machine = self._job.counted_in(machine_of(self.request))
         self._notes += notes_on(machine, topology())
         self._planning = Planning(self.request, machine)
         self._planning.check_words()
@@ -442,6 +442,7 @@ class Session:
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=(
                 *self._notes,
+                *([self._planning.capped] if self._planning.capped else []),
                 *self._witnessing.notes(),
                 *self._trainer.notes(),
                 *(f"tracker not taken: {why}" for why in self._untaken),

@@ -16,6 +16,7 @@ import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.system import numa, probes  # noqa: E402
+from sentinel.tiers import choice  # noqa: E402
 from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -71,6 +72,43 @@ def test_an_argument_of_another_kind_is_refused_before_anything(argument: str, v
     with pytest.raises(sentinel.UsageError, match=rf"start_profile\({argument}=.*{wanted}"):
         sentinel.start_profile(**{argument: value})  # type: ignore[arg-type]
     assert not sentinel.active()
+
+
+@pytest.mark.parametrize("fast", ["1024TiB", 1 << 50])
+def test_more_fast_memory_than_there_is_is_refused_before_anything(fast: str | int) -> None:
+    work = job()
+    before = [param.data_ptr() for model in work.models for param in model.parameters()]
+    with pytest.raises(sentinel.UsageError, match=r"1024\.00 TiB of fast memory are asked for"):
+        sentinel.start_profile(work.models, work.optimizers, **{**ASKED, "fast": fast})
+    assert not sentinel.active()
+    assert [param.data_ptr() for model in work.models for param in model.parameters()] == before
+
+
+def test_a_share_of_more_than_there_is_becomes_what_there_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_fast_tier", _tier_of(0))
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(3), fast="100%")
+    report = sentinel.report()
+    said = [caveat for caveat in report.caveats if caveat.startswith("Fast='100%'")]
+    assert len(said) == 1
+    assert said[0].endswith("that is the budget.")
+    assert report.headline["fast_capacity_bytes"] < report.headline["peak_bytes"]
+
+
+def test_what_the_job_holds_of_the_fast_node_is_room_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_fast_tier", _tier_of(0))
+    work = job()
+    nbytes = sum(param.nbytes for model in work.models for param in model.parameters())
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(2), fast=None)
+    assert 0.9 * nbytes < sentinel.report().headline["fast_capacity_bytes"] <= nbytes
+
+
+def _tier_of(nbytes: int) -> Any:
+    """A fast node with so much free."""
+    real = choice._fast_tier
+    return lambda host, local, _capacity: real(host, local, nbytes)
 
 
 def test_a_second_session_is_refused_and_the_first_goes_on() -> None:
