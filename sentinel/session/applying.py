@@ -29,6 +29,9 @@ from sentinel.system import numa
 MISSED = ("no_slot", "size_differs", "unsynchronised")
 """Why an allocation that the plan should have served was not."""
 
+ASTRAY_SHARE = 0.1
+"""From this share of steps on that are out of step the report says so: one begins as a plan is taken in or changed."""
+
 
 def applicable(machine: Machine) -> bool:
     """Whether a plan can be carried out on all of its tiers."""
@@ -96,6 +99,15 @@ class Applying:
         counts = [run.counters.get(MOVED_BY_OTHERS, 0)]
         counts += [other.counters.get(name, 0) for other in others for name in ("migrated_bytes", MOVED_BY_OTHERS)]
         return replace(run, counters={**run.counters, MOVED_BY_OTHERS: sum(counts)}) if sum(counts) else run
+
+    def notes(self) -> list[str]:
+        """What a report must say of the steps that no plan could follow; empty where they are few."""
+        runs = [run for bucket in self.buckets if (run := bucket.run()) is not None]
+        steps, astray = (sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "steps_out_of_step"))
+        if astray <= steps * ASTRAY_SHARE:
+            return []
+        others = f"{astray} of {steps} applied steps did not tick like the profiled one"
+        return [f"{others} (other layers, another order, or cut short): nothing was migrated ahead in them"]
 
     def bind_fast(self) -> None:
         """What is not placed by a plan is born in the fast tier, if that is a node."""

@@ -1,7 +1,9 @@
 """Buckets: the shapes that the step of a job comes in, one dataflow and one plan each.
 
 Sequence lengths, the last batch of an epoch, tasks that take turns: the same ring of layers, other sizes. The
-allocator tells them apart by what a step asks for first (kernel_profiler/src/tables.h).
+allocator tells them apart by what a step asks for first (kernel_profiler/src/tables.h). Steps whose layers come in
+another order are no shape of their own: they run out of step, on slots but without migrations, and the report says so
+(docs/decisions/0072).
 """
 
 from __future__ import annotations

@@ -270,6 +270,9 @@ class Session:
             self._end_ring()
         elif layer == first and self._recording.heard:  # cut short, or it ticked otherwise than the one before
             self._recording.abandon()
+            if self._applying.buckets:
+                self._go_on()
+                return
             self._clock = clock_of(self._recording.heard)
             self._clock.advance(self._clock.identify(*heard))
             self._begin_ring(heard)
@@ -289,6 +292,14 @@ class Session:
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
         self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
         self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+
+    def _go_on(self) -> None:
+        """Plans are for one ring of layers, and the step to record had another: they are applied as before."""
+        why = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
+        if why not in self._notes:
+            self._notes.append(why)
+        self._lookout.recorded(known=True)
+        self._apply(self._applying.current)
 
     def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
         """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
@@ -442,6 +453,7 @@ class Session:
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=(
                 *self._notes,
+                *self._applying.notes(),
                 *([self._planning.capped] if self._planning.capped else []),
                 *self._witnessing.notes(),
                 *self._trainer.notes(),
