@@ -24,7 +24,7 @@ from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.pages.choice import TRACKERS
 from sentinel.system import native
 from tests import training
-from tests.torch.bit_identity_cases import batch, mlp
+from tests.torch.case_parts import batch, mlp
 from tests.training import BeforeStep, Trained, assert_same, fork_in_each_forward
 
 pytestmark = [
