@@ -1,0 +1,121 @@
+"""The headline: every promised figure, None where it is unknown, and the word for what was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.core.run import Run
+from sentinel.reports import Report, Setup, build_report
+from tests.builders import MIB
+from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
+
+
+@pytest.fixture(scope="module")
+def full() -> Report:
+    return full_report()
+
+
+CONTRACT = (
+    *(
+        "peak_bytes",
+        "live_peak_bytes",
+        "unmanaged_bytes",
+        "fast_capacity_bytes",
+        "fast_peak_bytes",
+        "fast_needed_bytes",
+    ),
+    *("fast_served_fraction", "migrated_bytes_per_step", "stall_ns_per_step", "step_ns_plain", "step_ns_profiled"),
+    *("step_ns_applied", "step_ns_predicted", "setup_ns", "plan_ns", "mil", "cases", "optimality_gap", "tracker"),
+    *("slow", "kind"),
+)
+
+
+def test_the_headline_has_every_promised_figure(full: Report) -> None:
+    assert set(CONTRACT) <= set(full.headline)
+    h = full.headline
+    assert h["kind"] == "emulated"
+    assert (h["setup_ns"], h["plan_ns"], h["tracker"], h["slow"]) == (7, 11, "ops", "emulated:cxl-asic-x8")
+    assert h["peak_bytes"] == PLAN.footprint_bytes
+    assert h["fast_capacity_bytes"] == 8 * MIB
+    assert h["step_ns_applied"] == h["step_ns_predicted"] == SIMULATED.step_ns
+    assert h["step_ns_plain"] == 81_000_000
+    assert h["unmanaged_bytes"] == 4097
+    assert 0 < h["fast_served_fraction"] <= 1
+    assert h["fast_peak_bytes"] <= 8 * MIB
+    assert sum(h["cases"].values()) == sum(SIMULATED.counters.values())
+
+
+def test_what_is_unknown_is_none_and_never_a_word_or_zero() -> None:
+    words = {"tracker", "slow", "kind", "policy", "fast"}
+    for report in (
+        build_report(),
+        build_report(profile=PROFILE),
+        build_report(plan=PLAN),
+        build_report(executed=executed()),
+    ):
+        assert set(CONTRACT) <= set(report.headline)
+        for name, value in report.headline.items():
+            assert value is None or isinstance(value, dict) or isinstance(value, str) == (name in words), name
+    empty = build_report().headline
+    assert {name for name in CONTRACT if empty[name] is not None} == set()
+    only_profile = build_report(profile=PROFILE).headline
+    assert only_profile["step_ns_applied"] is None
+    assert only_profile["stall_ns_per_step"] is None
+    assert only_profile["step_ns_plain"] == 81_000_000
+
+
+@pytest.mark.parametrize("odd", [None, "x", {"1": {}}, {"1": "x", "2": 0}, [1, 2, 3], True, {}])
+def test_details_that_are_not_what_they_should_be_are_unknown(odd: Any) -> None:
+    """A plan's details are the policy's own, and may come from a file."""
+    details = {"mil": odd, "cases": odd, "optimality_gap": odd}
+    report = build_report(plan=dataclasses.replace(PLAN, details=details))
+    assert report.headline["mil"] is None
+    assert report.headline["optimality_gap"] is None
+    assert report.headline["cases"] == ({"1": 0, "2": 0, "3": 0} if odd == {} else None)
+    assert "unknown" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("given", "setup", "kind", "word"),
+    [
+        ({"executed": executed(False)}, Setup(), "executed", "Executed"),
+        ({"executed": executed()}, Setup(), "emulated", "Emulated"),
+        ({"executed": executed(), "simulated": SIMULATED}, Setup(), "emulated", "Emulated"),
+        ({"simulated": SIMULATED}, Setup(), "simulated", "Simulated"),
+        ({"simulated": SIMULATED}, Setup(kind="declared"), "declared", "Declared"),
+        ({"executed": executed(steps=SIMULATED.steps[:0]), "simulated": SIMULATED}, Setup(), "simulated", "Simulated"),
+        ({}, Setup(), None, "nothing was applied"),
+    ],
+)
+def test_the_kind_says_exactly_what_was_done(given: dict[str, Run], setup: Setup, kind: str | None, word: str) -> None:
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, setup=setup, **given)
+    assert report.headline["kind"] == kind
+    text = report.text()
+    assert word in text.split("Headline")[0]
+    first_row = text.split("Headline\n")[1].splitlines()[0]
+    assert first_row.split("what was done")[1].split()[0] == (kind or "profiled")
+
+
+def test_figures_of_a_step_leave_out_steps_that_went_astray() -> None:
+    steps = SIMULATED.steps.copy()
+    steps["duration_ns"][0], steps["in_step"][0] = 10**12, False
+    assert build_report(executed=executed(steps=steps)).headline["step_ns_applied"] == SIMULATED.step_ns
+    steps["in_step"] = False
+    astray = build_report(executed=executed(steps=steps))
+    assert astray.headline["step_ns_applied"] is None
+    assert any("No step ran as planned" in caveat for caveat in astray.caveats)
+
+
+def test_a_headline_needs_no_pandas() -> None:
+    program = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "from sentinel.reports import build_report\n"
+        "assert build_report().headline['kind'] is None\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=120)
