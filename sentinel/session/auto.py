@@ -3,7 +3,7 @@
 A step is one period of optimizer steps (profiler/auto.py): `[a]` for one optimizer, `[d, g]` for a pair that takes
 turns, `[d, d, g]` where one steps more often. When a period has been seen twice, the outermost modules that ran
 forward with gradients are annotated; the next period is profiled. It begins and ends where the first forward after
-an optimizer's step begins. Only the thread that began to follow is watched.
+an optimizer's step begins. Only one thread is watched: that of the first optimizer step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class Follower:
         self._steps: list[OptimizerStep] = []
         self._all_optimizers = functools.cache(_alive)  # looked for once, when the first period shows
         self._period = self._left = 0
+        # Said of any global hook; these do nothing within a compiled graph, and count its wrapper as one module.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         self._hooks: list[RemovableHandle] = [
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward, always_call=True),
@@ -63,6 +66,8 @@ class Follower:
         self._leave()
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # or all this would be part of the graph, and break it
+            return
         if threading.get_ident() != self._thread:
             return
         self._depth += 1
@@ -74,12 +79,16 @@ class Follower:
             self._at_boundary()
 
     def _after_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if threading.get_ident() == self._thread:
             self._depth = max(self._depth - 1, 0)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
-            return
+            if self._steps or self._period:
+                return
+            self._thread, self._models = threading.get_ident(), {}  # it is this one that trains
         self._depth = 0  # no forward is running, whatever an exception left
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self._period:

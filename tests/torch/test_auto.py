@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -147,19 +148,59 @@ def test_a_forward_that_fails_does_not_hide_the_next(watch: Watch) -> None:
     assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
 
 
-def test_another_thread_is_not_followed(watch: Watch) -> None:
+def in_a_thread(loop: Callable[[], None]) -> None:
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+
+
+def test_the_thread_that_trains_is_followed(watch: Watch) -> None:
     model = mlp()
     optimizer = sgd(model)
 
     def loop() -> None:
-        for _ in range(4):
+        for _ in range(6):
             train(model)
             watch.step(optimizer)
 
-    thread = threading.Thread(target=loop)
-    thread.start()
-    thread.join()
-    assert watch.calls == []
+    train(mlp())  # a forward elsewhere, before
+    in_a_thread(loop)
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+    assert watch.models == [model]
+
+
+def test_of_two_threads_that_train_the_first_is_followed(watch: Watch) -> None:
+    model, other = mlp(), mlp()
+    optimizer, another = sgd(model), sgd(other)
+
+    def meanwhile() -> None:
+        train(other)
+        another.step()
+
+    for _ in range(PATIENCE + 2):
+        train(model)
+        watch.step(optimizer)
+        in_a_thread(meanwhile)
+    assert watch.calls == [("annotate", PATIENCE), ("start", PATIENCE), ("end", PATIENCE + 1)]
+    assert watch.models == [model]
+
+
+def test_a_compiled_model_is_compiled_as_it_would_be(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=count, fullgraph=True)  # a hook that breaks the graph is an error
+    for _ in range(6):
+        train(compiled)
+        watch.step(optimizer)
+    assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+    assert {node.op for graph in graphs for node in graph.graph.nodes} <= {"placeholder", "call_function", "output"}
+    assert graphs
 
 
 def spelled(turns: str) -> list[OptimizerStep]:
