@@ -180,7 +180,15 @@ class Applying:
         self._handover = self._engine_of(self.current).hand_over()
 
     def tick(self, layer: int | None) -> bool:
-        """A tick began `layer`, None while out of step. Returns whether a step of the ring has ended."""
+        """A tick began `layer`, None while out of step. Returns whether a step of the ring has ended.
+
+        layer  until now    the engine of the step's plan
+        None   in step/not  begins nothing until it is back in step
+        any    in step      begins the layer
+        0      not          begins its step with it
+        1      not          begins its step, of which this is the ring's first tick, and then the layer
+        2, …   not          waits for the next step: it took over within this one
+        """
         if self._memory.table != self._current:
             self._change(layer)
         engine = self._engine_of(self.current)
@@ -189,16 +197,13 @@ class Applying:
         if layer is None:
             engine.out_of_step()
             self._in_step = False
+        if layer is None or (layer > 1 and not self._in_step):
             return False
-        if not self._in_step:
-            if layer > 1:
-                return False  # another plan's engine has taken over: it begins with the next step
-            if layer == 1:  # back in step at the ring's first tick: the engine starts its step afresh
-                engine.begin_layer(0)
-            self._in_step = True
-        elif observing.observer is not None:
-            length = self.current.plan.n_layers
-            observing.observer.layer_ended((layer - 1) % length, length)
+        if self._in_step:
+            self._show_end_of(layer - 1)
+        elif layer == 1:
+            engine.begin_layer(0)
+        self._in_step = True
         engine.begin_layer(layer)
         return layer == 0
 
@@ -250,6 +255,12 @@ class Applying:
         bucket = self.current
         if observing.observer is not None and bucket.flow.machine is not None and bucket.ranges is not None:
             observing.observer.applying(bucket.plan, bucket.flow.machine, bucket.ranges)
+
+    def _show_end_of(self, layer: int) -> None:
+        """Whoever looks on is told that `layer` has ended: -1 is the last one."""
+        if observing.observer is not None:
+            length = self.current.plan.n_layers
+            observing.observer.layer_ended(layer % length, length)
 
     def _engine_of(self, bucket: Bucket) -> Engine:
         if bucket.engine is None:
