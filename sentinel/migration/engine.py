@@ -19,13 +19,13 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
 from sentinel.migration.agenda import Agenda
-from sentinel.migration.delay import Delay
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.handover import Handover, Pieces
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.residence import Residence
+from sentinel.migration.rows import Rows
 from sentinel.migration.strays import Strays
 from sentinel.migration.trials import Trials
 from sentinel.tiers import open_tiers
@@ -59,9 +59,13 @@ class Engine:
         before: Run | None = None,
     ) -> None:
         _require_fit(plan, machine)
-        self._plan, self._unmanaged, self._warn = plan, unmanaged_bytes, warn
+        self._plan, self._warn = plan, warn
         self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
-        self._tiers = open_tiers(machine, self._mover)
+        try:
+            self._tiers = open_tiers(machine, self._mover)
+        except BaseException:
+            self._mover.close()  # lest its workers stay
+            raise
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
         self._where = Residence(plan, uses, self._tiers)
         self._ledger = Ledger(before)
@@ -85,11 +89,9 @@ class Engine:
         self._pieces = functools.cache(lambda: Pieces(self._agenda.lasting, ranges))
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
-        self._delay = Delay()
-        self._layer, self._step = 0, 0
+        self._rows = Rows(self._mover, self._where, self._flights, self._ledger, unmanaged_bytes)
+        self._layer = 0
         self._in_step = self._applying = False
-        self._row: tuple[int, int, int] = (0, 0, 0)  # of the layer under way: start, stall, slow
-        self._step_began_ns = self._step_stall_ns = self._step_peak_bytes = 0
         self._inert = False
         _engines.add(self)
 
@@ -100,11 +102,12 @@ class Engine:
         self._applying = self._in_step = True
         self._flights.began_ns = time.monotonic_ns()
         self._place_all()
-        self._step_began_ns = now = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self._rows.begin_step(now)
         self._mover.held(restart=True)
         self._submit(self._agenda.crossing, 0)
         self._start_moves_and_births(0)
-        self._open_layer(now, 0)
+        self._rows.open_layer(0, now, 0)
 
     def begin_layer(self, layer: int) -> None:
         """A tick: the layer before has ended, `layer` begins. Waits where the plan says so, and for injected delays."""
@@ -113,23 +116,23 @@ class Engine:
         if layer and (not self._in_step or layer != self._layer + 1):
             self.out_of_step()
             return
-        now = self._close_layer() if self._in_step else self._skip_layers()
+        now = self._rows.close_layer() if self._in_step else self._rows.skip_layers()
         self._flights.collect()
         stall = 0
         if layer == 0:
             if self._in_step and self._layer != self._plan.n_layers - 1:
                 self.out_of_step()  # cut short
-            self._end_step(now)
+            self._rows.end_step(now, in_step=self._in_step)
             if not self._in_step:
                 stall = self._resume()
         if not self._emulated and self._in_step:
-            self._strays.look(self._layer, self._step, layer)
+            self._strays.look(self._layer, self._rows.step, layer)
         self._layer = layer
         if self._agenda.expects[layer]:
             self._trials.enter(layer, now)
         if self._agenda.busy[layer]:
             stall += self._act(layer)
-        self._open_layer(now, stall)
+        self._rows.open_layer(layer, now, stall)
 
     def out_of_step(self) -> None:
         """The ticks are not those of the plan: nothing new starts until layer 0 comes round."""
@@ -162,7 +165,7 @@ class Engine:
                 if not block.fixed and self._where.held[index] and self._where.fast_bytes[index] < block.nbytes:
                     source = self._where.tier[index] or 1
                     self._where.tier[index] = source
-                    self._flights.submit(index, source, 0, "restore", self._step, self._layer)
+                    self._flights.submit(index, source, 0, "restore", self._rows.step, self._layer)
             self._finish_flights()
         self._count_accounts()
         self._inert = True
@@ -192,7 +195,7 @@ class Engine:
         self._mover.hold_slow(-held.slow_bytes)
         where.held[:] = [False] * len(blocks)
         self._ledger.no_step()
-        return Handover(self._row[0], spans)
+        return Handover(self._rows.layer_began_ns, spans)
 
     def take_over(self, given: Handover, *, in_step: bool) -> None:
         """Apply this plan from now on, in layer 0 (`in_step`) or from the next step, with bytes where `given` says.
@@ -204,7 +207,7 @@ class Engine:
         self._applying = True
         self._layer = 0
         self._by_move.clear()
-        self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = given.began_ns, 0, 0
+        self._rows.begin_step(given.began_ns)
         self._mover.held(restart=True)
         self._send(demoting=True)
         self._finish_flights()
@@ -217,7 +220,7 @@ class Engine:
         if in_step:
             stall = time.monotonic_ns() - now + self._resume()
             self._start_moves_and_births(0)
-            self._open_layer(given.began_ns, stall)
+            self._rows.open_layer(0, given.began_ns, stall)
 
     def bring_home(self, given: Handover) -> None:
         """Instead of `take_over`, where no plan is applied any more: `restore` from where `given` says bytes are."""
@@ -240,38 +243,6 @@ class Engine:
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
-    def _close_layer(self) -> int:
-        """The layer under way has ended: inject its delay, write its row. Returns the time now."""
-        layer = self._layer
-        start, stall, slow = self._row
-        now = self._delay.inject(slow, time.monotonic_ns())
-        held = self._mover.held(restart=True)
-        times = (start - self._flights.began_ns, now - start, stall, slow)
-        self._ledger.layer((self._step, layer, *times, held.fast_high_bytes, held.slow_high_bytes, *self._served))
-        self._step_stall_ns += stall
-        self._step_peak_bytes = max(self._step_peak_bytes, held.fast_high_bytes)
-        return now
-
-    def _skip_layers(self) -> int:
-        """Out of step, no layer has a row: only the step's peak goes on."""
-        self._step_peak_bytes = max(self._step_peak_bytes, self._mover.held(restart=True).fast_high_bytes)
-        return time.monotonic_ns()
-
-    def _open_layer(self, now: int, stall: int) -> None:
-        where, layer = self._where, self._layer
-        self._row = (now, stall, where.slow_ns.item(layer))
-        self._served = (where.served_fast_bytes.item(layer), where.touched_bytes.item(layer))
-
-    def _end_step(self, now: int) -> None:
-        unmanaged = self._unmanaged() if self._unmanaged is not None else 0
-        began = self._step_began_ns
-        row = (self._step, began - self._flights.began_ns, now - began, self._step_stall_ns)
-        self._ledger.end_step((*row, self._step_peak_bytes, unmanaged, self._in_step))
-        totals = self._ledger.totals
-        totals["fast_peak_bytes"] = max(totals["fast_peak_bytes"], self._step_peak_bytes)
-        self._step += 1
-        self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = now, 0, 0
-
     def _act(self, layer: int) -> int:
         """What the schedule says as `layer` begins. Returns the ns it waited."""
         stall = self._settle_due(layer)
@@ -292,7 +263,7 @@ class Engine:
     def _submit(self, moves: tuple[int, ...] | list[int], layer: int) -> None:
         for index in moves:
             move = self._plan.migrations[index]
-            flight = self._flights.submit(move.block, move.source, move.target, move.reason, self._step, layer)
+            flight = self._flights.submit(move.block, move.source, move.target, move.reason, self._rows.step, layer)
             if flight is not None:
                 self._by_move[index] = flight
 
@@ -389,7 +360,7 @@ class Engine:
                 continue
             if (wanted != 0) == demoting:
                 reason: Reason = "evict" if demoting else "prefetch"
-                self._flights.submit(block, here, wanted, reason, self._step, 0)
+                self._flights.submit(block, here, wanted, reason, self._rows.step, 0)
                 self._ledger.totals["sent_back"] += 1
 
     # ---- the end ----------------------------------------------------------------------------------------
@@ -405,7 +376,7 @@ class Engine:
             return
         totals = self._ledger.totals
         totals["overflow_bytes"] = self._mover.held().overflow_bytes
-        totals["injected_ns"] = self._delay.injected_ns
+        totals["injected_ns"] = self._rows.injected_ns
         for name, pages in self._mover.errors().items():
             totals[f"stayed_{name}"] = pages
 

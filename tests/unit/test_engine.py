@@ -259,9 +259,11 @@ def test_a_forked_child_ticks_without_an_effect() -> None:
         assert running.engine.end_run().counters["steps"] == 1
 
 
-def test_a_described_tier_cannot_be_applied() -> None:
+def test_a_described_tier_cannot_be_applied_and_no_thread_stays() -> None:
+    before = os.listdir("/proc/self/task")
     with pytest.raises(CapabilityError, match=r"described only.*emulated:PRESET"):
         Engine(SWAP_PLAN, SWAP, make_machine(5 * MIB), ranges=lambda block: [], warn=print)
+    assert os.listdir("/proc/self/task") == before
 
 
 def test_a_plan_for_another_number_of_tiers_is_refused() -> None:

@@ -1,0 +1,79 @@
+"""The rows of an engine's layers and steps: timed, delayed as emulated tiers ask for, and written down as they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sentinel.migration.delay import Delay
+from sentinel.migration.flights import Flights
+from sentinel.migration.ledger import Ledger
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.residence import Residence
+
+
+class Rows:
+    """`step` is the number of the step under way, `layer_began_ns` when the layer under way began.
+
+    `unmanaged_bytes()`: most bytes that fell back to malloc in the step that ends.
+    """
+
+    def __init__(
+        self,
+        mover: NativeMover,
+        where: Residence,
+        flights: Flights,
+        ledger: Ledger,
+        unmanaged_bytes: Callable[[], int] | None,
+    ) -> None:
+        self._mover, self._where, self._flights, self._ledger = mover, where, flights, ledger
+        self._unmanaged = unmanaged_bytes
+        self._delay = Delay()
+        self.step = 0
+        self.layer_began_ns = 0
+        self._layer = self._stall_ns = self._slow_ns = 0  # of the layer under way
+        self._served = (0, 0)
+        self.begin_step(0)
+
+    @property
+    def injected_ns(self) -> int:
+        """Delays injected so far."""
+        return self._delay.injected_ns
+
+    def begin_step(self, now: int) -> None:
+        """A step began at `now`."""
+        self._step_began_ns, self._step_stall_ns, self._step_peak_bytes = now, 0, 0
+
+    def open_layer(self, layer: int, now: int, stall: int) -> None:
+        """`layer` began at `now`, and waited for `stall` ns already."""
+        where = self._where
+        self._layer, self.layer_began_ns, self._stall_ns, self._slow_ns = layer, now, stall, where.slow_ns.item(layer)
+        self._served = (where.served_fast_bytes.item(layer), where.touched_bytes.item(layer))
+
+    def close_layer(self) -> int:
+        """The layer under way has ended: inject its delay, write its row. Returns the time now."""
+        start, slow = self.layer_began_ns, self._slow_ns
+        now = self._delay.inject(slow, time.monotonic_ns())
+        held = self._mover.held(restart=True)
+        times = (start - self._flights.began_ns, now - start, self._stall_ns, slow)
+        high = held.fast_high_bytes, held.slow_high_bytes
+        self._ledger.layer((self.step, self._layer, *times, *high, *self._served))
+        self._step_stall_ns += self._stall_ns
+        self._step_peak_bytes = max(self._step_peak_bytes, held.fast_high_bytes)
+        return now
+
+    def skip_layers(self) -> int:
+        """Out of step, no layer has a row: only the step's peak goes on. Returns the time now."""
+        self._step_peak_bytes = max(self._step_peak_bytes, self._mover.held(restart=True).fast_high_bytes)
+        return time.monotonic_ns()
+
+    def end_step(self, now: int, *, in_step: bool) -> None:
+        """The step under way ended at `now`, and the next began."""
+        unmanaged = self._unmanaged() if self._unmanaged is not None else 0
+        began = self._step_began_ns
+        row = (self.step, began - self._flights.began_ns, now - began, self._step_stall_ns)
+        self._ledger.end_step((*row, self._step_peak_bytes, unmanaged, in_step))
+        totals = self._ledger.totals
+        totals["fast_peak_bytes"] = max(totals["fast_peak_bytes"], self._step_peak_bytes)
+        self.step += 1
+        self.begin_step(now)
