@@ -31,7 +31,7 @@ examples:
 How to read it. 1 in `of all-fast speed` means as fast as with everything in fast memory. 1 in `of the bound` means
 that no plan can be faster with that much fast memory. A policy that cannot plan a case is shown with the reason.
 The curve shows the policy sentinel with more and more fast memory; its knee, the least amount tried with at least
-95% of all-fast speed, answers "how much DRAM do I need?".
+95% of all-fast speed, answers "how much DRAM do I need?". What lies just below the knee is halved twice and tried too.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
 `simulated`. Shares such as 20% are of the footprint of each profile's plan that keeps everything in fast memory.
@@ -102,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _compared(
     profiles: dict[str, Profile], machine: Machine, policies: tuple[str, ...], arguments: argparse.Namespace
 ) -> Comparison:
-    from sentinel.planner.comparison import Comparison, cells, curve, knee, make_subject
+    from sentinel.planner.comparison import Comparison, cells, curve, knee, make_subject, near_knee
 
     subjects: list[Subject] = []
     table: list[Cell] = []
@@ -113,7 +113,7 @@ def _compared(
         amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*arguments.fast, *arguments.curve)}
         wanted = {amounts[fast] for fast in arguments.fast}
         with telling(f"{label}: simulating the curve"):
-            own = list(curve(subject, profile, machine, amounts))
+            own = near_knee(subject, profile, machine, list(curve(subject, profile, machine, amounts)))
         for point in own:
             if point.fast_bytes in wanted:
                 with telling(f"{label}: simulating {len(policies)} policies and the bound at {point.fast}"):

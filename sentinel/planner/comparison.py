@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes, parse_budget
 from sentinel.planner import POLICIES, bound, footprint_bytes, not_slower, plan
 
 CURVE_POLICY = "sentinel"
@@ -17,6 +18,8 @@ DEFAULT_POLICIES = tuple(name for name in POLICIES if name not in ("autotm", "al
 """All but `autotm`, which takes far longer, and `all-fast`, which the others are a share of."""
 KNEE_SHARE = 0.95
 """Of all-fast speed; the knee is where the curve first reaches it."""
+HALVINGS = 2
+"""So often what lies between the knee and the next smaller amount is halved: a tenth to a fortieth of the footprint."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,38 @@ def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping
         best = made if best is None else not_slower(made, best)
         step_ns, moved = best.predicted_step_ns, best.migrated_bytes_per_step
         yield Point(subject.profile, fast, nbytes, step_ns, _over(subject.all_fast_step_ns, step_ns), moved, "")
+
+
+def near_knee(subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point]) -> list[Point]:
+    """`points` of a curve, and one halfway between its knee and the next smaller amount, HALVINGS times in turn."""
+    found = list(points)
+    for _ in range(HALVINGS):
+        at = knee(found)
+        if at is None or at.too_little_bytes is None:
+            break
+        middle = (at.too_little_bytes + at.fast_bytes) / 2
+        share = round(100 * middle / subject.footprint_bytes, 1)
+        fast = f"{share:g}%" if at.fast.endswith("%") else format_bytes(int(middle))
+        nbytes = parse_budget(fast, subject.footprint_bytes)
+        if not at.too_little_bytes < nbytes < at.fast_bytes:
+            break
+        found += curve(subject, profile, machine, {fast: nbytes})
+        found = list(_never_slower(sorted(found, key=lambda point: point.fast_bytes)))
+    return found
+
+
+def _never_slower(points: Sequence[Point]) -> Iterator[Point]:
+    """`points` by bytes, each with the step of the best one up to it."""
+    best: Point | None = None
+    for point in points:
+        if point.step_ns is None:
+            yield point
+            continue
+        if best is not None and (best.step_ns or 0) < point.step_ns:
+            moved = best.migrated_bytes_per_step
+            point = replace(point, step_ns=best.step_ns, speed=best.speed, migrated_bytes_per_step=moved)
+        best = point
+        yield point
 
 
 def cells(

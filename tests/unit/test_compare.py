@@ -14,7 +14,16 @@ from sentinel.cli import main
 from sentinel.core.errors import UsageError
 from sentinel.core.profile import Profile
 from sentinel.planner import POLICIES, plan_curve
-from sentinel.planner.comparison import DEFAULT_POLICIES, Point, cells, check_policies, curve, knee, make_subject
+from sentinel.planner.comparison import (
+    DEFAULT_POLICIES,
+    Point,
+    cells,
+    check_policies,
+    curve,
+    knee,
+    make_subject,
+    near_knee,
+)
 from tests.builders import MIB, act, make_machine, make_profile, param
 
 MACHINE = make_machine(512 * MIB)
@@ -93,6 +102,29 @@ def test_the_curve_is_that_of_plan_curve_and_ends_at_all_fast() -> None:
     assert found[0].speed < 1
 
 
+def test_what_lies_below_the_knee_is_halved_twice_and_the_curve_stays_one() -> None:
+    subject = make_subject("p", PROFILE, MACHINE)
+    shares = {f"{k}0%": subject.footprint_bytes * k // 10 // 4096 * 4096 for k in range(1, 11)}
+    coarse = list(curve(subject, PROFILE, MACHINE, shares))
+    fine = near_knee(subject, PROFILE, MACHINE, coarse)
+    before, after = knee(coarse), knee(fine)
+    assert before is not None
+    assert after is not None
+    assert {point.fast for point in coarse} < {point.fast for point in fine}
+    assert len(fine) == len(coarse) + 2
+    assert (before.too_little_bytes or 0) <= (after.too_little_bytes or 0) < after.fast_bytes <= before.fast_bytes
+    assert after.fast_bytes - (after.too_little_bytes or 0) <= subject.footprint_bytes * 0.026
+    assert [p.fast_bytes for p in fine] == sorted(p.fast_bytes for p in fine)
+    times = [point.step_ns or 0 for point in fine]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_curve_without_a_knee_or_with_nothing_below_it_is_left_alone() -> None:
+    subject = make_subject("p", PROFILE, MACHINE)
+    for made in (points(0.5, 0.7), points(0.99, 1.0), []):
+        assert near_knee(subject, PROFILE, MACHINE, made) == made
+
+
 def test_where_slow_memory_cannot_be_addressed_too_small_amounts_are_refused_not_raised() -> None:
     machine = make_machine(512 * MIB, addressable=False)
     subject = make_subject("p", PROFILE, machine)
@@ -123,7 +155,7 @@ def test_json_is_one_object_with_cells_curve_and_knee(tmp_path: Path, capsys: py
     for cell in found["cells"]:
         assert cell["of_bound"] == pytest.approx(cell["bound_step_ns"] / cell["step_ns"])
         assert cell["speed"] == pytest.approx(cell["bound_speed"] * cell["of_bound"])
-    assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "100%"]
+    assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "75%", "87.5%", "100%"]  # two near the knee
     speeds = [point["speed"] for point in found["curve"]]
     assert speeds == sorted(speeds)
     (bend,) = found["knee"]

@@ -54,8 +54,8 @@ def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
     most = max([point.fast_bytes for point in points], default=0) or 1
     ticks = [(share / 5, f"{share / 5:.0%}") for share in range(6)]
     body = y_axis(_FRAME, ticks) + _amounts(points, most)
-    best = sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells})
-    body += _line(best, most, "predictedline")
+    for nbytes, best in sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells}):
+        body += _level(nbytes, best, most)  # a line between two would be below what is possible there
     body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, "ran")
     for cell in cells:
         if cell.speed is not None and cell.policy != CURVE_POLICY:
@@ -95,6 +95,12 @@ def _amounts(points: list[Point], most: int) -> str:
 def _line(values: list[tuple[int, float]], most: int, style: str) -> str:
     path = "L".join(f"{_FRAME.x(nbytes / most):.1f} {_FRAME.y(value):.1f}" for nbytes, value in values)
     return tag("path", d=f"M{path}", fill="none", class_=style) if path else ""
+
+
+def _level(nbytes: int, value: float, most: int) -> str:
+    x, y = _FRAME.x(nbytes / most), _FRAME.y(value)
+    ends = {"x1": x - 14, "x2": x + 14, "y1": y, "y2": y}
+    return tag("line", **ends, class_="predictedline", data_t=f"the bound: {value:.1%}")
 
 
 def _mark(nbytes: int, value: float, most: int, said: str, colour: str) -> str:
