@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -91,8 +92,11 @@ def watch_steps(optimizer: Optimizer) -> RemovableHandle:
 def notes() -> list[str]:
     """What the annotations in force cannot do, and what that costs, as sentences."""
     found = []
-    if any(hasattr(part, "_orig_mod") for model in _models.alive() for part in model.modules()):
-        found.append("torch.compile: what it compiles is one layer, and of its operators only some are seen")
+    if _models.alive() and _compiled_something():
+        found.append(
+            "torch.compile was used: what it compiles is one layer, of whose operators and tensors only some are seen;"
+            " train in eager mode to have them all placed"
+        )
     for optimizer in _optimizers.alive():
         if not slices.sliceable(optimizer):
             params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -103,6 +107,12 @@ def notes() -> list[str]:
                 f" can step slice by slice: parameters, gradients and state ({format_bytes(nbytes)}) are needed at once"
             )
     return found
+
+
+def _compiled_something() -> bool:
+    """Whether torch.compile has made a graph in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames", {}).get("ok"))
 
 
 T = TypeVar("T")

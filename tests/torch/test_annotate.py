@@ -391,7 +391,20 @@ class TestNothingElseChanges:
         with annotate(model), noted() as notes:
             model(torch.ones(2, 4)).sum().backward()
             assert notes.take() == backward("loss")
-            assert "torch.compile" in module_under_test.notes()[0]
+
+    @pytest.mark.parametrize("annotated", ["inner", "wrapper"])
+    def test_a_report_says_that_something_was_compiled(self, annotated, request):
+        import torch._dynamo.utils as compiler
+
+        torch._dynamo.reset()  # a graph that is kept would not count again
+        compiler.counters.clear()
+        request.addfinalizer(compiler.counters.clear)
+        inner = mlp()
+        wrapper = torch.compile(inner, backend="eager")
+        with annotate(inner if annotated == "inner" else wrapper), noted():
+            assert module_under_test.notes() == []
+            wrapper(torch.ones(2, 4)).sum().backward()
+            assert [note.split(":")[0] for note in module_under_test.notes()] == ["torch.compile was used"]
 
 
 def test_an_optimizer_that_is_only_watched_tells_of_its_steps_and_does_not_tick():
