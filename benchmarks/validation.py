@@ -34,8 +34,8 @@ from sentinel.planner import POLICIES
 
 EXAMPLES = tuple(sorted(path.stem for path in (_bench.ROOT / "examples").glob("0*.py")))
 CONTROL = "all-fast"
-NOT_JUDGED = 7
-"""Steps: one creates the optimizer's state, one is profiled, four give the layer times, one may switch plans."""
+NOT_JUDGED = 15
+"""Steps: one creates the optimizer's state, one is profiled, twelve give the layer times, one is under way by then."""
 
 KEPT = 64
 """Last steps that a run keeps in detail, behind its first ones."""
@@ -97,7 +97,7 @@ def execute(example: str, policy: str, fast: str, slow: str, steps: int, threads
         done = subprocess.run(command, cwd=_bench.ROOT, capture_output=True, text=True, env=environment, check=False)
         if done.returncode == INFEASIBLE:
             said = [line for line in done.stderr.splitlines() if line.startswith("sentinel: ")]
-            return said[-1].removeprefix("sentinel: ")
+            return said[0].removeprefix("sentinel: ")
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
         found: dict[str, Any] = json.loads(path.read_text())
@@ -166,7 +166,7 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
     parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the tier (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help=f"the first {NOT_JUDGED} are not judged (default 20)")
+    parser.add_argument("--steps", type=int, default=24, help=f"the first {NOT_JUDGED} are not judged (default 24)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, metavar="FILE", help="keep the cells here, and write the page beside it")
     parser.add_argument("--again", action="store_true", help="run cells that the file has, too")

@@ -95,25 +95,29 @@ class Planning:
             raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(machine.tiers)}")
         return Dataflow(machine=machine, plan=plan)
 
+    def retimed(self, flow: Dataflow, executed: Run) -> Dataflow:
+        """The dataflow with the layer times of `executed`, and its plan simulated with them; itself without any."""
+        plan, machine, profile = flow.plan, flow.machine, flow.profile
+        if plan is None or machine is None or profile is None:
+            return flow
+        layer_ns = simulator.plain_layer_ns(executed, profile.n_layers)
+        if layer_ns is None:
+            return flow
+        profile = replace(profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
+        plan = files.with_origin(replace(plan, bound_step_ns=None), profile=profile, machine=machine)
+        return replace(flow, profile=profile, plan=plan, simulated=simulator.simulate(plan, profile, machine, steps=2))
+
     def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
         """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one."""
-        plan, machine = flow.plan, flow.machine
-        if plan is None or machine is None or flow.profile is None:
-            return flow, False
-        layer_ns = simulator.plain_layer_ns(executed, flow.profile.n_layers)
-        if layer_ns is None:
-            return flow, False
         began = time.perf_counter_ns()
-        profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
-        better = self._plan(profile, machine)
-        kept = simulator.simulate(plan, profile, machine, steps=2)
-        simulated = simulator.simulate(better, profile, machine, steps=2)
-        switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.step_ns or 0)
+        kept = self.retimed(flow, executed)
+        if kept is flow or kept.profile is None or kept.machine is None or kept.simulated is None:
+            return flow, False
+        better = self._plan(kept.profile, kept.machine)
+        simulated = simulator.simulate(better, kept.profile, kept.machine, steps=2)
+        switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
         self.spent_ns += time.perf_counter_ns() - began
-        if switch:
-            return replace(flow, profile=profile, plan=better, simulated=simulated), True
-        plan = files.with_origin(plan, profile=profile, machine=machine)
-        return replace(flow, profile=profile, plan=plan, simulated=kept), False
+        return (replace(kept, plan=better, simulated=simulated), True) if switch else (kept, False)
 
     def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
         """The dataflow with the bound that no plan of it can beat, found once a plan; and why it is loose, or ""."""

@@ -49,6 +49,8 @@ from sentinel.system.topology import topology
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
+RETIME_STEPS = 12
+"""After so many, they are taken once more: three steps tell little where others use the host, and are not warm yet."""
 
 
 class State(enum.Enum):
@@ -359,8 +361,8 @@ class Session:
         self._steps += 1
         self._witnessing.step_ended()
         known = self._applying.end_step().known
-        if known and self._applying.current.served.steps == REFINE_STEPS:
-            self._refine(self._applying.current)
+        if known:
+            self._time_layers(self._applying.current)
         if not self._lookout.ended(self._steps, unknown=not known):
             return
         if len(self._applying.buckets) < MOST:
@@ -370,10 +372,13 @@ class Session:
             self._full = True
             self._notes.append(f"steps came in more than {MOST} shapes; those beyond were served where they fit")
 
-    def _refine(self, bucket: Bucket) -> None:
+    def _time_layers(self, bucket: Bucket) -> None:
         """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
-        executed = bucket.run()
+        executed = bucket.run() if bucket.served.steps in (REFINE_STEPS, RETIME_STEPS) else None
         if executed is None:
+            return
+        if bucket.served.steps == RETIME_STEPS:
+            bucket.flow = self._planning.retimed(bucket.flow, executed)
             return
         flow, switch = self._planning.refined(bucket.flow, executed)
         if not switch:

@@ -11,6 +11,8 @@ from benchmarks import validation
 from benchmarks.validation import KEPT, NOT_JUDGED, judged, known, orders, summary
 from benchmarks.validation_page import page
 
+STEPS = NOT_JUDGED + 3
+
 
 def report(durations: list[int], *, predicted: int | None = 110, kind: str = "emulated", switched: bool = False) -> Any:
     headline = {"kind": kind, "step_ns_predicted": predicted, "step_ns_plain": 80, "migrated_bytes_per_step": 7}
@@ -23,7 +25,7 @@ def report(durations: list[int], *, predicted: int | None = 110, kind: str = "em
 
 
 def cell(example: str, policy: str, error: float, fast: str = "20%") -> dict[str, Any]:
-    found = judged(report([100] * 13, predicted=round(100 * (1 + error))), steps=20)
+    found = judged(report([100] * 13, predicted=round(100 * (1 + error))), steps=NOT_JUDGED + 13)
     return {"example": example, "policy": policy, "fast": fast, **found, "when": "2026-01-02T03:04:05Z"}
 
 
@@ -31,14 +33,13 @@ REFUSED = {"example": "b", "policy": "all-fast", "fast": "20%", "when": "2026-01
 
 
 def test_steps_that_gave_the_layer_times_are_not_judged() -> None:
-    kept = judged(report([900, 900, 900, 900, 900, 90, 100, 130]), steps=10)  # applied since step 2
+    kept = judged(report([900, 900, 900, 900, 900, 90, 100, 130]), steps=STEPS)  # before: what gave the times
     assert kept["executed_ns"] == 100
     assert kept["error"] == pytest.approx(0.1)
     assert kept["added_ns"] == {"predicted": 30, "executed": 20}
     assert kept["executed_steps_ns"] == [90, 100, 130]
-    assert len(kept["executed_steps_ns"]) == 10 - NOT_JUDGED
     assert not kept["planned_anew"]
-    switched = judged(report([900, 90, 100, 130], switched=True), steps=10)  # a run of its own since step 6
+    switched = judged(report([900, 90, 100, 130], switched=True), steps=STEPS)  # a run of its own
     assert switched["executed_ns"] == 100
     assert switched["planned_anew"]
 
@@ -49,13 +50,13 @@ def test_of_a_long_run_the_first_steps_are_not_taken_for_later_ones() -> None:
 
 
 def test_a_step_that_ticked_otherwise_is_not_judged() -> None:
-    assert judged(report([900, 90, 100, -1]), steps=10)["executed_steps_ns"] == [90, 100]
+    assert judged(report([900, 90, 100, -1]), steps=STEPS)["executed_steps_ns"] == [90, 100]
 
 
 @pytest.mark.parametrize("broken", [report([100], kind="simulated"), report([100], predicted=None), report([-1])])
 def test_what_was_not_executed_is_not_judged(broken: Any) -> None:
     with pytest.raises(SystemExit, match=r"x\.py"):
-        judged(broken, steps=8)
+        judged(broken, steps=NOT_JUDGED + 1)
 
 
 def test_one_large_error_breaks_the_claim_whatever_its_sign() -> None:
