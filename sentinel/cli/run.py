@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
             raise
         print(f"sentinel: {error}", file=sys.stderr)
         status = code_of(error)
-    kept = keep(arguments)
+    kept = keep(arguments, failed=status != 0)
     return status or kept
 
 
@@ -165,15 +165,14 @@ def status_of(leaving: SystemExit) -> int:
     return 1
 
 
-def keep(arguments: argparse.Namespace) -> int:
-    """Write report, plan and profile; returns 1 if the script never started a session."""
+def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
+    """Write report, plan and profile; returns 1 if no step was profiled. `failed`: the script did."""
     import sentinel
 
     try:
         report = sentinel.report()
     except UsageError:
-        hint = "" if arguments.auto else "; try --auto"
-        print(f"sentinel: {arguments.script} trained no step under Sentinel{hint}", file=sys.stderr)
+        print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
         return 1
     save_nouns(arguments)
     if arguments.report:
@@ -182,6 +181,22 @@ def keep(arguments: argparse.Namespace) -> int:
     else:
         print(report.text(), file=sys.stderr)
     return 0
+
+
+def _why_none(auto: bool, failed: bool) -> str:
+    """Why there is nothing to report, and what may help."""
+    from sentinel import session
+
+    if session.current() is not None:
+        return "ended before a step was profiled to its end: end_profile() was not reached"
+    if failed:
+        return "ended before a step was profiled"
+    if auto:
+        return (
+            "trained no step under Sentinel: --auto found no loop of forwards with gradients, then steps of a"
+            " torch.optim optimizer, that came at least three times in one thread (model.compile() hides forwards)"
+        )
+    return "trained no step under Sentinel; try --auto"
 
 
 def save_nouns(arguments: argparse.Namespace) -> None:

@@ -47,6 +47,27 @@ def test_a_script_without_annotations_is_told_about_auto(tmp_path: Path) -> None
     assert "try --auto" in done.stderr
 
 
+BEGINS = "import sentinel\nsentinel.start_profile(slow='emulated:cxl-asic-x8', tracker='ops')\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        ((), "raise ZeroDivisionError", "script.py ended before a step was profiled\n"),
+        ((), BEGINS, "end_profile() was not reached\n"),
+        ((), BEGINS + "raise KeyboardInterrupt", "end_profile() was not reached\n"),
+        (("--auto",), "print('done')", "that came at least three times in one thread"),
+    ],
+)
+def test_a_script_without_a_profiled_step_is_told_what_was_missing(
+    tmp_path: Path, options: tuple[str, ...], text: str, said: str
+) -> None:
+    done = sentinel("run", *options, script(tmp_path, text))
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "try --auto" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
