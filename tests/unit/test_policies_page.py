@@ -16,6 +16,7 @@ def cell(trace, sentinel, rival, fast="20%"):
         "machine": "cxl-m5",
         "fast": fast,
         "loose": "",
+        "plan_cpu_s": {"sentinel": 1.5 if trace == "vit" else 0.5},
         "fraction": {"sentinel": sentinel * 0.9, "lru": rival * 0.9},
         "of_bound": {"sentinel": sentinel, "lru": rival},
     }
@@ -46,5 +47,7 @@ def test_runs_make_one_page(tmp_path, monkeypatch):
     policies_page.main([str(tmp_path / "a"), str(tmp_path / "b")])
     page = (tmp_path / "policies.md").read_text()
     assert "| vit | cxl-m5 | 20% | lru | 1.2% |" in page
+    assert "takes 0.5 s of processor time (median), at most 1.5 s (vit)" in page
+    assert "No bound is loose." in page
     assert "| sentinel | 0.950 | 0.800 (gpt2) | 0.855 |" in page
     assert json.loads((tmp_path / "policies.json").read_text())["cells"] == CELLS
