@@ -228,16 +228,16 @@ def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
 def test_without_threads_for_another_shape_what_had_moved_still_comes_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine of a second shape cannot be made: that of the first gets back what it had handed over, and ends."""
     taken: list[Engine] = []
-    take_over = Engine.take_over
+    bring_home = Engine.bring_home
 
-    def spy(engine: Engine, given: Handover, *, in_step: bool) -> None:
-        take_over(engine, given, in_step=in_step)
+    def spy(engine: Engine, given: Handover) -> None:
+        bring_home(engine, given)
         taken.append(engine)
 
     def refuse(*_: object, **__: object) -> None:
         raise NativeError("sn_mover_create", errno.EAGAIN)
 
-    monkeypatch.setattr(Engine, "take_over", spy)
+    monkeypatch.setattr(Engine, "bring_home", spy)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     first: list[Engine] = []
@@ -264,4 +264,4 @@ def test_without_threads_for_another_shape_what_had_moved_still_comes_home(monke
         run()
     assert not sentinel.active()
     assert len(first) == 1
-    assert taken[-1:] == first
+    assert taken == first
