@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sentinel.core.errors import Infeasible, SentinelError, UsageError
 from sentinel.core.units import parse_budget
+from sentinel.system.progress import telling as telling
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
@@ -24,9 +21,6 @@ POLICIES = (
     " first-touch, all-fast, all-slow"
 )
 """For the help, which imports no planner."""
-
-QUIET_SECONDS = 2.0
-"""Work shorter than this is not announced."""
 
 
 def code_of(error: SentinelError) -> int:
@@ -88,30 +82,6 @@ def machine_named(text: str) -> Machine:
     from sentinel import machines
 
     return machines.load(text)
-
-
-@contextmanager
-def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
-    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
-
-    `state()`: how far it is, in few words.
-    """
-    done, began = threading.Event(), time.monotonic()
-
-    def tell() -> None:
-        wait = QUIET_SECONDS
-        while not done.wait(wait):
-            how_far = f" ({said})" if (said := state()) else ""
-            print(f"sentinel: {what}{how_far}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
-            wait = 5.0
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
 
 
 def print_json(value: Any) -> None:

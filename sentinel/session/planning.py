@@ -15,6 +15,7 @@ from sentinel.core.run import Run
 from sentinel.core.trace import Trace
 from sentinel.core.units import format_bytes, parse_budget
 from sentinel.session.request import Request
+from sentinel.system.progress import telling
 
 REFINE_GAIN = 0.98
 """A plan made anew with executed layer times is applied if it is predicted to take at most this share of the present
@@ -124,11 +125,13 @@ class Planning:
         plan, profile, machine = flow.plan, flow.profile, flow.machine
         if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
             return flow, ""
-        found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
+        with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
+            found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _plan(self, profile: Profile, machine: Machine) -> Plan:
-        plan = planner.plan(profile, machine, policy=self._request.policy)  # checked, and with its uses
+        with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
+            plan = planner.plan(profile, machine, policy=self._request.policy)  # checked, and with its uses
         return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
 
     def _with_budget(self, footprint_bytes: int) -> Machine:

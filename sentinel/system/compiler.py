@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sentinel.core.errors import CapabilityError
+from sentinel.system.progress import telling
 
 _APT_REMEDY = "install a C++ compiler (Debian: apt-get install g++), or name one in CXX"
 
@@ -50,7 +51,8 @@ def compile_once(library: Library) -> Path:
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _build(library, compiler, target)
+                with telling(f"compiling {library.name}, once, into {folder.parent}"):
+                    _build(library, compiler, target)
     except OSError as error:
         raise CapabilityError(
             f"compiling {library.name} into {folder}", str(error), "set XDG_CACHE_HOME to a folder you may write"

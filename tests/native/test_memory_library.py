@@ -103,7 +103,9 @@ def test_sources_that_do_not_compile_are_reported_by_their_first_error(tmp_path:
     program = f"""
 from pathlib import Path
 from sentinel.core.errors import CapabilityError
+from sentinel.system import progress
 from sentinel.system.compiler import Library, cache_folder, compile_once
+progress.QUIET_SECONDS = 0.0
 try:
     compile_once(Library("bad", (Path({str(tmp_path / "bad.cpp")!r}),), (), ("-fPIC",)))
 except CapabilityError as error:
@@ -112,6 +114,9 @@ print([p.name for p in cache_folder().rglob("*") if p.is_file()])
 """
     done = run(program, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.stdout.splitlines() == ["True", "['lock']"], done.stderr
+    assert done.stderr.startswith(
+        f"sentinel: compiling bad, once, into {tmp_path / 'cache' / 'sentinel'}, 0 s so far\n"
+    )
 
 
 def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.system import numa, probes  # noqa: E402
+from sentinel.system import numa, probes, progress  # noqa: E402
 from sentinel.tiers import choice  # noqa: E402
 from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
 
@@ -109,6 +109,19 @@ def _tier_of(nbytes: int) -> Any:
     """A fast node with so much free."""
     real = choice._fast_tier
     return lambda host, local, _capacity: real(host, local, nbytes)
+
+
+def test_planning_and_the_bound_say_that_they_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(3))
+    sentinel.stop()
+    assert "sentinel: planning " in capsys.readouterr().err
+    sentinel.report()
+    assert "sentinel: looking for the bound, for at most 10 s, 0 s so far" in capsys.readouterr().err
 
 
 def test_a_second_session_is_refused_and_the_first_goes_on() -> None:

@@ -1,0 +1,37 @@
+"""Progress: long work says on stderr that it goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+QUIET_SECONDS = 2.0
+"""Work shorter than this is not announced."""
+
+
+@contextmanager
+def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
+    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
+
+    `state()`: how far it is, in few words.
+    """
+    done, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        wait = QUIET_SECONDS
+        while not done.wait(wait):
+            how_far = f" ({said})" if (said := state()) else ""
+            sys.stderr.write(f"sentinel: {what}{how_far}, {time.monotonic() - began:.0f} s so far\n")
+            sys.stderr.flush()
+            wait = 5.0
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
