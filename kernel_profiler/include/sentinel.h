@@ -118,8 +118,8 @@ SN_API int sn_record(void); /* clears the log */
 SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                     const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge);
 /* One table more, for steps of another shape, up to ten: returns its index, that of sn_place being 0; -ENOSPC for the
- * eleventh. Before each allocation the table that would have served the latest 32 of the step best (most fit, least
- * room left empty) is put in use, at most four times a step. -EINVAL in another mode. */
+ * eleventh. Before each allocation the table that would have served the latest 32 of the step best (most of their
+ * size, most fit, least room left empty) is put in use, at most four times a step. -EINVAL in another mode. */
 SN_API int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                          const uint64_t *nbytes, uint64_t extent_bytes, int huge);
 SN_API int sn_use_table(int32_t table);      /* -EINVAL if there is none such; owner's thread */

@@ -75,7 +75,7 @@ void Tables::ask(int32_t layer, int32_t ordinal, uint64_t nbytes) {
   const Asked now{layer, ordinal, nbytes};
   latest_[asked_++ % kLatest] = now;
   const Fit here = fit(current(), now);
-  if ((here.fits == 1 && here.waste == 0) || changes_ == kMostChanges) return;
+  if (here.exact == 1 || changes_ == kMostChanges) return;
   Fit best;
   bool compared = false;
   int32_t found = in_use_;
@@ -96,13 +96,15 @@ void Tables::ask(int32_t layer, int32_t ordinal, uint64_t nbytes) {
 Tables::Fit Tables::fit(const Table &table, const Asked &asked) {
   const int32_t index = table.find(asked.layer, asked.ordinal);
   if (index < 0 || table.slot(index).nbytes < asked.nbytes) return {};
-  return {1, granules(table.slot(index).nbytes) - granules(asked.nbytes)};
+  const uint64_t waste = granules(table.slot(index).nbytes) - granules(asked.nbytes);
+  return {waste == 0, 1, waste};
 }
 
 Tables::Fit Tables::fit(const Table &table) const {
   Fit sum;
   for (uint64_t i = 0; i < std::min<uint64_t>(asked_, kLatest); i++) {
     const Fit one = fit(table, latest_[i]);
+    sum.exact += one.exact;
     sum.fits += one.fits;
     sum.waste += one.waste;
   }

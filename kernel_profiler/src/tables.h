@@ -68,9 +68,13 @@ class Tables {
     uint64_t nbytes;
   };
   struct Fit {
+    int32_t exact = 0;   // allocations with a slot of their size
     int32_t fits = 0;    // allocations with a slot that they fit in
     uint64_t waste = 0;  // granules of those slots that stay empty
-    bool beats(const Fit &other) const { return fits != other.fits ? fits > other.fits : waste < other.waste; }
+    bool beats(const Fit &other) const {
+      if (exact != other.exact) return exact > other.exact;
+      return fits != other.fits ? fits > other.fits : waste < other.waste;
+    }
   };
   static constexpr int32_t kLatest = 32, kMostChanges = 4;
 

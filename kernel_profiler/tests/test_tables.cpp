@@ -104,6 +104,22 @@ void a_difference_that_comes_late_is_seen_when_it_comes() {
   CHECK(run(first).fell_back == 0 && *sn_table_in_use() == 0);
 }
 
+// The first table's step was recorded after its batch was made: it knows nothing of that, and what follows in layer 0
+// has other ordinals. A larger shape has room for all of it; still the step is the smaller one's.
+void a_table_is_known_by_the_sizes_that_it_expects_exactly() {
+  Shape small = shape(8192), asked, large;
+  small.layers.erase(small.layers.begin() + 2, small.layers.begin() + 7);
+  small.ordinals.erase(small.ordinals.begin() + 2, small.ordinals.begin() + 7);
+  small.offsets.erase(small.offsets.begin() + 2, small.offsets.begin() + 7);
+  small.nbytes.erase(small.nbytes.begin() + 2, small.nbytes.begin() + 7);
+  asked = shape(8192), large = shape(65536);
+  CHECK(small.place() == 0 && large.place_also() == 1);
+  for (int i = 0; i < 7; i++) {
+    CHECK(run(large).in_use_after_layer_0 == 1);
+    CHECK(run(asked).fell_back == 5 && *sn_table_in_use() == 0);
+  }
+}
+
 void there_are_ten_tables_at_most_and_a_new_one_alone_forgets_them() {
   CHECK(sn_pass_through() == 0 && shape(8192).place_also() == -EINVAL);
   CHECK(shape(8192).place() == 0);
@@ -123,6 +139,7 @@ int main() {
   a_shape_between_two_is_served_by_the_larger();
   a_shape_that_none_fits_falls_back();
   a_difference_that_comes_late_is_seen_when_it_comes();
+  a_table_is_known_by_the_sizes_that_it_expects_exactly();
   there_are_ten_tables_at_most_and_a_new_one_alone_forgets_them();
   CHECK(sn_memory_destroy() == 0);
   puts("ok");
