@@ -10,7 +10,7 @@ prediction was given, the time added by slow accesses and stalls is told beside 
     python -m benchmarks.validation --into docs/validation.json --seconds 280
 
 Keep the host idle. With `--into` cells that the file has are not run again, so that a long table can be made in
-several sittings; the page with the table is written beside it.
+several sittings, unless others used the processors meanwhile; the page with the table is written beside it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ from sentinel.planner import POLICIES
 
 EXAMPLES = tuple(sorted(path.stem for path in (_bench.ROOT / "examples").glob("0*.py")))
 CONTROL = "all-fast"
-NOT_JUDGED = 15
-"""Steps: one creates the optimizer's state, one is profiled, twelve give the layer times, one is under way by then."""
+NOT_JUDGED = 19
+"""Steps: one creates the optimizer's state, one is profiled, sixteen give the layer times, one is under way by then."""
+
+DISTURBED = 0.1
+"""A cell is run again if others, the hypervisor included, took more than this share of the processors meanwhile."""
+
 
 KEPT = 64
 """Last steps that a run keeps in detail, behind its first ones."""
@@ -105,27 +109,27 @@ def execute(example: str, policy: str, fast: str, slow: str, steps: int, threads
 
 
 def orders(policies: Sequence[str], examples: Sequence[str], fast: str) -> list[dict[str, str]]:
-    """The cells to run, policy by policy. The control runs with all the memory it needs, too."""
-    shares = {policy: [fast] for policy in policies}
-    if CONTROL in shares and fast != "100%":
-        shares[CONTROL].insert(0, "100%")
-    return [
-        {"example": example, "policy": policy, "fast": share}
-        for policy in policies
-        for share in shares[policy]
-        for example in examples
-    ]
+    """The cells to run, policy by policy. The control gets all the memory it needs, and is refused less of it once."""
+    found = []
+    for policy in policies:
+        share = "100%" if policy == CONTROL else fast
+        found += [{"example": example, "policy": policy, "fast": share} for example in examples]
+        if share != fast:
+            found.append({"example": examples[0], "policy": policy, "fast": fast})
+    return found
 
 
 def run(order: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:
     """One cell, executed and judged, or with the reason why not."""
-    load, began = os.getloadavg()[0], time.monotonic()
+    load, began, busy_s = os.getloadavg()[0], time.monotonic(), _bench.others_s()
     report = execute(order["example"], order["policy"], order["fast"], given.slow, given.steps, given.threads)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    took = {"when": when, "load_before": load, "took_s": round(time.monotonic() - began, 1)}
+    took_s = time.monotonic() - began
+    others = round((_bench.others_s() - busy_s) / (took_s * len(os.sched_getaffinity(0))), 3)
+    took = {"when": when, "load_before": load, "took_s": round(took_s, 1), "others_share": others}
     found = {"refused": report} if isinstance(report, str) else judged(report, given.steps)
     said = f"{found['error']:+.1%}" if "error" in found else f"refused: {found['refused']}"
-    print(f"{_name(order)}: {said} ({took['took_s']} s)", file=sys.stderr, flush=True)
+    print(f"{_name(order)}: {said} ({took_s:.0f} s, others {others:.0%})", file=sys.stderr, flush=True)
     return {**order, **found, **took}
 
 
@@ -147,7 +151,7 @@ def main() -> None:
     cells = known(given.into, settings)
     began = time.monotonic()
     for order in orders(given.policies, given.examples, given.fast):
-        if _name(order) in cells and not given.again:
+        if _name(order) in cells and cells[_name(order)]["others_share"] <= DISTURBED:
             continue
         if time.monotonic() - began > given.seconds:
             print("time is up: call it again for the rest", file=sys.stderr)
@@ -166,10 +170,9 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
     parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the tier (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=24, help=f"the first {NOT_JUDGED} are not judged (default 24)")
+    parser.add_argument("--steps", type=int, default=28, help=f"the first {NOT_JUDGED} are not judged (default 28)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, metavar="FILE", help="keep the cells here, and write the page beside it")
-    parser.add_argument("--again", action="store_true", help="run cells that the file has, too")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so long")
     given = parser.parse_args()
     if given.steps <= NOT_JUDGED:

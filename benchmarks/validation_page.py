@@ -10,9 +10,10 @@ _HEAD = """# Simulated against executed
 `python -m benchmarks.validation --into docs/validation.json`, {first} to {last}: {cores} cores of an
 {cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
 [validation.json](validation.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
-its work is real, the delays of slow accesses and of transfers are injected. The prediction was made after four applied
-steps, with their layer times; it is held against the median of later steps. Below: predicted over executed step, less
-one; in brackets, where they are not nearly alike, the fastest and slowest judged step over their median, less one.
+its work is real, the delays of slow accesses and of transfers are injected. The prediction was made after sixteen
+applied steps, with the layer times of the last eight of them; it is held against the median of later ones. While a cell
+ran, others had at most {others:.0%} of the processors. Below: predicted over executed step, less one; in brackets,
+where they are not nearly alike, the fastest and slowest judged step over their median, less one.
 """
 _RESULT = """
 **Mean error {mean:.1%}, worst {worst:.1%}** ({cell}), over {n} cells; the goal is 3 % and 8 %: {verdict}.
@@ -49,6 +50,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         steps=told["steps"],
         judged=max((len(cell["executed_steps_ns"]) for cell in cells), default=0),
         slow=told["slow"],
+        others=max((cell["others_share"] for cell in cells), default=0.0),
     )
     if cells:
         yield from _table(cells, _error, mean=True)

@@ -49,7 +49,7 @@ from sentinel.system.topology import topology
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
-RETIME_STEPS = 12
+RETIME_STEPS = 16
 """After so many, they are taken once more: three steps tell little where others use the host, and are not warm yet."""
 
 

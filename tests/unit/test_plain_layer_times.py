@@ -9,6 +9,7 @@ import pytest
 
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.simulator import plain_layer_ns
+from sentinel.simulator.plain import LATEST
 
 LAYER = 1_000_000
 FIRST = 7 * LAYER  # what each layer of the first step takes: it touches everything for the first time
@@ -48,6 +49,10 @@ def test_an_interruption_of_one_step_only_is_no_part_of_the_median_step() -> Non
 
 def test_what_one_layer_always_takes_is_its_own() -> None:
     assert times(executed([[0, 4 * LAYER], [0, 4 * LAYER], [0, 4 * LAYER]]), 2) == [LAYER, 5 * LAYER]
+
+
+def test_only_the_latest_steps_count() -> None:
+    assert times(executed([[LAYER, 0]] * 9 + [[0, 0]] * LATEST), 2) == [LAYER] * 2
 
 
 @pytest.mark.parametrize("steps", [0, 1])
