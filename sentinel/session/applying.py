@@ -29,8 +29,9 @@ from sentinel.system import numa
 MISSED = ("no_slot", "size_differs", "unsynchronised")
 """Why an allocation that the plan should have served was not."""
 
-ASTRAY_SHARE = 0.1
-"""From this share of steps on that are out of step the report says so: one begins as a plan is taken in or changed."""
+FEW_STEPS, ASTRAY_SHARE = 2, 0.1
+"""Beyond so many steps that are out of step, and this share of all, the report says so: below that they may be those in
+which a plan was taken in or changed."""
 
 
 def applicable(machine: Machine) -> bool:
@@ -104,7 +105,7 @@ class Applying:
         """What a report must say of the steps that no plan could follow; empty where they are few."""
         runs = [run for bucket in self.buckets if (run := bucket.run()) is not None]
         steps, astray = (sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "steps_out_of_step"))
-        if astray <= steps * ASTRAY_SHARE:
+        if astray <= max(FEW_STEPS, steps * ASTRAY_SHARE):
             return []
         others = f"{astray} of {steps} applied steps did not tick like the profiled one"
         return [f"{others} (other layers, another order, or cut short): nothing was migrated ahead in them"]

@@ -37,7 +37,7 @@ class Request:
         for name, kinds, remedy in _KINDS:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UsageError(f"start_profile({name}={value!r}): a {type(value).__name__} says nothing here", remedy)
+                raise UsageError(f"start_profile({name}={value!r}): its type, {type(value).__name__}, means nothing", remedy)
 
 
 _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
