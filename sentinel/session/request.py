@@ -37,7 +37,8 @@ class Request:
         for name, kinds, remedy in _KINDS:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UsageError(f"start_profile({name}={value!r}): its type, {type(value).__name__}, means nothing", remedy)
+                kind = type(value).__name__
+                raise UsageError(f"start_profile({name}={value!r}): its type, {kind}, means nothing", remedy)
 
 
 _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
