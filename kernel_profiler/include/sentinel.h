@@ -299,7 +299,8 @@ typedef struct sn_touch_state {
   uint64_t late;
   uint64_t sees_system_calls;
   /* While the exclusive arena is watched, what is freed rests until sn_tick, so that no page has two tenants in a
-   * layer: the peak of live bytes in whole pages, that of live and resting ones, and what was given up early. */
+   * layer, but for tensors born, written and freed in it that follow each other: the peak of live bytes in whole
+   * pages, that of live, resting and such ones, and what was given up early. */
   uint64_t live_peak_bytes;
   uint64_t held_peak_bytes;
   uint64_t given_up_bytes;

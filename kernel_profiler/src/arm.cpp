@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/userfaultfd.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -100,10 +102,28 @@ int share(sn::ArmRange &range, uint64_t to) {
   return 0;
 }
 
-bool plenty(uint64_t nbytes) {
+// What may be prepared without asking for it in vain hurting anybody.
+uint64_t spare_bytes() {
   struct sysinfo memory;
-  return sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) == 0 &&
-         static_cast<uint64_t>(memory.freeram) * memory.mem_unit > 4 * nbytes;
+  if (sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) != 0) return 0;
+  return static_cast<uint64_t>(memory.freeram) * memory.mem_unit / 4;
+}
+
+// What the steps so far took beyond what is held between them, by the most memory that this process ever had: the
+// watched step is going to take as much. 0 where that can't be told.
+uint64_t taken_by_steps() {
+  struct rusage usage;
+  if (sn_system(SYS_getrusage, RUSAGE_SELF, sn::arg(&usage), 0, 0, 0, 0) != 0) return 0;
+  int statm = static_cast<int>(
+      sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/statm"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
+  if (statm < 0) return 0;
+  char text[64] = {};
+  const long got = sn_system(SYS_read, statm, sn::arg(text), sizeof text - 1, 0, 0, 0);
+  shut(statm);
+  unsigned long long all = 0, resident = 0;
+  if (got <= 0 || sscanf(text, "%llu %llu", &all, &resident) != 2) return 0;
+  const uint64_t most = static_cast<uint64_t>(usage.ru_maxrss) * 1024, now = resident * sn::kArmPage;
+  return most > now ? most - now : 0;
 }
 
 // Huge pages for offsets up to `to`. A block needs one page before it can become huge; where the host refuses,
@@ -111,7 +131,7 @@ bool plenty(uint64_t nbytes) {
 void make_huge(sn::ArmRange &range, uint64_t to) {
   to = std::min(range.nbytes, to) / sn::kHugeBytes * sn::kHugeBytes;
   const uint64_t from = range.huge_to;
-  if (!range.huge || to <= from || !plenty(to - from)) return;
+  if (!range.huge || to <= from || to - from > spare_bytes()) return;
   for (uint64_t block = from; block < to; block += sn::kHugeBytes)
     sn_system(SYS_fallocate, range.fd, 0, sn::arg(block), sn::kArmPage, 0, 0);
   sn::advise(range.view + from, to - from, sn::kCollapse);
@@ -152,13 +172,14 @@ int to_shared(sn::ArmRange &range) {
   int pagemap = static_cast<int>(
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
   const uint64_t used = sn::arm_used_bytes(range);
+  const uint64_t ahead = kAheadBytes + (range.exclusive ? taken_by_steps() : 0);  // asked before the copy adds to it
   while (error == 0 && range.shared_to < used) {
     const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
     make_huge(range, to);  // chunk by chunk: the private pages go as they are copied
     error = copy_to_memfd(range, pagemap, range.shared_to, to);
     if (error == 0) error = share(range, to);
   }
-  if (error == 0) make_huge(range, used + kAheadBytes);
+  if (error == 0) make_huge(range, used + std::max(kAheadBytes, std::min(ahead, spare_bytes() / 8 * 7)));
   if (error == 0 && range.shared_to < range.nbytes) error = share(range, range.nbytes);
   if (pagemap >= 0) shut(pagemap);
   return error;

@@ -65,6 +65,9 @@ bool huge_pages_fault_singly();
 
 int arm_watch_forks();
 bool touch_running();
+// Was each of these pages seen written since the last mark, one by one (touched, where the reader can't tell)? While
+// nothing is watched, or touches belong to no layer: no.
+bool written_wholly(uint64_t address, uint64_t nbytes);
 void touch_forget();  // in a forked child: nothing is watched any more
 
 }  // namespace sn

@@ -6,36 +6,26 @@
 #include <algorithm>
 #include <atomic>
 
+#include "births.h"
 #include "granule.h"
 #include "sentinel.h"
+#include "shelf.h"
 #include "system.h"
 
 namespace {
 
-enum : uint16_t { kNone = 0, kUsed, kFree, kFreeTail, kResting };
+using sn::kNil;
+using sn::Node;
 
-// One per page, valid at the first page of a block and, for the length, at the last of a free one.
-struct Node {
-  uint32_t npages;
-  uint32_t next;  // in a bin, in the list of foreign frees, or among the resting
-  uint32_t prev;
-  uint16_t slack;  // bytes of the last page beyond what was requested
-  uint16_t state;
-};
-
-constexpr uint32_t kNil = UINT32_MAX;
 constexpr uint64_t kCommitBytes = uint64_t{64} << 20;
-constexpr unsigned kSubBits = 3;  // eight bins to each power of two
-constexpr unsigned kBins = (32 - kSubBits + 1) << kSubBits;
-constexpr int kScan = 8;  // looked at in a bin whose blocks may be too short
 
-// Freed blocks that are not given out again before the next tick, oldest first.
+// While touches are watched: freed blocks that are not given out again before the next tick, oldest first.
 struct Resting {
   uint32_t first = kNil, last = kNil;
-  uint64_t percent = 0;      // over the peak of live pages that live and resting ones may take; 0: nothing rests
+  uint64_t percent = 0;      // over the peak of live pages that others may take; 0: nothing rests
   uint64_t pages = 0;
   uint64_t peak_live = 0;    // pages, since it began
-  uint64_t peak_held = 0;    // live and resting ones
+  uint64_t peak_held = 0;    // live, resting and warm ones
   uint64_t given_up = 0;     // pages that had to be free again earlier
 };
 
@@ -44,87 +34,21 @@ struct Arena {
   uint64_t nbytes = 0;
   uint64_t committed = 0;  // bytes made accessible
   uint32_t bump = 0;       // pages ever handed out
-  uint32_t free_pages = 0;
   unsigned page_shift = 12;
   bool shared = false;
   bool keep = false;
   Node *nodes = nullptr;
   uint64_t nodes_bytes = 0;
-  uint32_t bins[kBins];
-  uint64_t filled[(kBins + 63) / 64];  // which bins hold something
+  sn::Shelf free;
+  sn::Shelf warm;  // born, written and freed in this layer: for tensors that will not outlive it either
   std::atomic<uint32_t> foreign{kNil};
   Resting resting;
 };
 
 Arena arena;
+sn::Births births;  // apart from the arena, whose values do not begin as 0
 
 uint64_t address_of(uint32_t page) { return arena.base + (uint64_t{page} << arena.page_shift); }
-
-// Blocks of [bin's least length, next bin's) pages.
-unsigned bin_of(uint32_t npages) {
-  if (npages < (1u << kSubBits)) return npages;
-  const unsigned log2 = 31 - static_cast<unsigned>(__builtin_clz(npages));
-  return ((log2 - kSubBits + 1) << kSubBits) + ((npages >> (log2 - kSubBits)) & ((1u << kSubBits) - 1));
-}
-
-void bin_insert(uint32_t page) {
-  const unsigned bin = bin_of(arena.nodes[page].npages);
-  arena.nodes[page].prev = kNil;
-  arena.nodes[page].next = arena.bins[bin];
-  if (arena.bins[bin] != kNil) arena.nodes[arena.bins[bin]].prev = page;
-  arena.bins[bin] = page;
-  arena.filled[bin / 64] |= uint64_t{1} << (bin % 64);
-}
-
-void bin_remove(uint32_t page) {
-  const Node &node = arena.nodes[page];
-  const unsigned bin = bin_of(node.npages);
-  if (node.next != kNil) arena.nodes[node.next].prev = node.prev;
-  if (node.prev != kNil) {
-    arena.nodes[node.prev].next = node.next;
-  } else {
-    arena.bins[bin] = node.next;
-    if (node.next == kNil) arena.filled[bin / 64] &= ~(uint64_t{1} << (bin % 64));
-  }
-}
-
-void put_free(uint32_t page, uint32_t npages) {
-  Node &head = arena.nodes[page], &tail = arena.nodes[page + npages - 1];
-  tail.npages = npages;
-  tail.state = kFreeTail;
-  head.npages = npages;
-  head.state = kFree;
-  bin_insert(page);
-}
-
-uint32_t next_filled(unsigned bin) {
-  for (unsigned word = bin / 64; word < (kBins + 63) / 64; word++) {
-    uint64_t bits = arena.filled[word];
-    if (word == bin / 64) bits &= ~uint64_t{0} << (bin % 64);
-    if (bits != 0) return word * 64 + static_cast<unsigned>(__builtin_ctzll(bits));
-  }
-  return kNil;
-}
-
-// A free block of at least `npages`. Steps repeat sizes, so the bin of that size is looked into first.
-uint32_t find(uint32_t npages) {
-  const unsigned bin = bin_of(npages);
-  uint32_t page = arena.bins[bin];
-  for (int i = 0; i < kScan && page != kNil; i++, page = arena.nodes[page].next)
-    if (arena.nodes[page].npages >= npages) return page;
-  const uint32_t larger = bin + 1 < kBins ? next_filled(bin + 1) : kNil;
-  return larger == kNil ? kNil : arena.bins[larger];
-}
-
-uint32_t take_free(uint32_t npages) {
-  const uint32_t page = find(npages);
-  if (page == kNil) return kNil;
-  bin_remove(page);
-  const uint32_t rest = arena.nodes[page].npages - npages;
-  if (rest != 0) put_free(page + npages, rest);
-  arena.free_pages -= npages;
-  return page;
-}
 
 bool commit(uint64_t end) {
   if (end <= arena.committed) return true;
@@ -147,58 +71,81 @@ int discard(uint32_t page, uint32_t npages) {
                     arena.shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 
-uint64_t held_pages() { return arena.bump - arena.free_pages; }
+uint64_t held_pages() { return arena.bump - arena.free.pages(); }
+
+uint64_t live_pages() { return held_pages() - arena.resting.pages - arena.warm.pages(); }
 
 // Joins a block to its free neighbours.
 void release(uint32_t page, uint32_t npages) {
   // Nothing is lost if this fails: the pages stay resident until they are used again.
   if (!arena.keep) discard(page, npages);
-  arena.free_pages += npages;
-  if (page > 0) {
-    const Node &left = arena.nodes[page - 1];
-    if (left.state == kFreeTail || left.state == kFree) {
-      page -= left.npages;
-      npages += left.npages;
-      bin_remove(page);
-    }
-  }
-  const uint32_t end = page + npages;
-  if (end < arena.bump && arena.nodes[end].state == kFree) {
-    npages += arena.nodes[end].npages;
-    bin_remove(end);
-  }
-  put_free(page, npages);
+  arena.free.put(page, npages, arena.bump);
 }
 
-void release_oldest() {
+// 0: none rests.
+uint32_t release_oldest() {
   Resting &resting = arena.resting;
-  const uint32_t page = resting.first, npages = arena.nodes[page].npages;
+  const uint32_t page = resting.first;
+  if (page == kNil) return 0;
+  const uint32_t npages = arena.nodes[page].npages;
   resting.first = arena.nodes[page].next;
   resting.pages -= npages;
-  arena.nodes[page].state = kNone;
+  arena.nodes[page].state = sn::kNone;
   release(page, npages);
+  return npages;
+}
+
+// 0: none is warm.
+uint32_t release_a_warm_one() {
+  uint32_t npages = 0;
+  const uint32_t page = arena.warm.take_any(&npages);
+  if (page != kNil) release(page, npages);
+  return npages;
 }
 
 void rest(uint32_t page) {
   Resting &resting = arena.resting;
   Node &node = arena.nodes[page];
-  node.state = kResting;
+  node.state = sn::kResting;
   node.next = kNil;
   (resting.first == kNil ? resting.first : arena.nodes[resting.last].next) = page;
   resting.last = page;
   resting.pages += node.npages;
 }
 
-// Before `npages` become live: lets go of what rests, where memory would grow beyond what is allowed or there is.
+// Before `npages` are taken from what is free: gives up others, where memory would grow beyond what is allowed or
+// there is. Of a warm page only the next tenant's touches go unseen, so those go first.
 void keep_within_limit(uint32_t npages) {
   Resting &resting = arena.resting;
-  resting.peak_live = std::max(resting.peak_live, held_pages() - resting.pages + npages);
   const uint64_t limit = std::min(resting.peak_live * (100 + resting.percent) / 100, arena.nbytes >> arena.page_shift);
-  while (resting.first != kNil && held_pages() + npages > limit) {
-    resting.given_up += arena.nodes[resting.first].npages;
-    release_oldest();
+  while (held_pages() + npages > limit) {
+    uint32_t given_up = release_a_warm_one();
+    if (given_up == 0) given_up = release_oldest();
+    if (given_up == 0) break;
+    resting.given_up += given_up;
   }
   resting.peak_held = std::max(resting.peak_held, held_pages() + npages);
+}
+
+uint32_t take(uint32_t npages) {
+  const uint32_t page = arena.free.take(npages);
+  return page != kNil ? page : take_bump(npages);
+}
+
+// What outlives its layer gets pages that nobody else had in it. What probably does not may as well have those of others
+// that did not: they count as written already, and fault no more.
+uint32_t take_watched(uint32_t npages, uint64_t nbytes, uint32_t *ticket) {
+  Resting &resting = arena.resting;
+  resting.peak_live = std::max(resting.peak_live, live_pages() + npages);
+  const bool brief = births.born(nbytes, ticket);
+  uint32_t page = brief ? arena.warm.take(npages) : kNil;
+  if (page != kNil) return page;
+  keep_within_limit(npages);
+  page = take(npages);
+  if (page != kNil || resting.pages + arena.warm.pages() == 0) return page;
+  resting.given_up += resting.pages + arena.warm.pages();
+  sn::exclusive_settle();
+  return take(npages);
 }
 
 }  // namespace
@@ -217,16 +164,17 @@ int exclusive_create(uint64_t base, uint64_t nbytes) {
   arena.nbytes = nbytes;
   arena.nodes = reinterpret_cast<Node *>(nodes);
   arena.nodes_bytes = nodes_bytes;
-  std::fill_n(arena.bins, kBins, kNil);
-  std::fill_n(arena.filled, (kBins + 63) / 64, 0);
+  arena.free.reset(arena.nodes, kFree);
+  arena.warm.reset(arena.nodes, kWarm);
   return 0;
 }
 
 void exclusive_destroy() {
   unmap(reinterpret_cast<uintptr_t>(arena.nodes), arena.nodes_bytes);
   arena.base = arena.nbytes = arena.committed = arena.nodes_bytes = 0;
-  arena.bump = arena.free_pages = 0;
+  arena.bump = 0;
   arena.nodes = nullptr;
+  arena.free.reset(nullptr, kFree);
   arena.shared = arena.keep = false;
 }
 
@@ -234,17 +182,12 @@ void *exclusive_allocate(uint64_t nbytes) {
   const uint64_t page_bytes = uint64_t{1} << arena.page_shift;
   if (nbytes > arena.nbytes) return nullptr;
   const uint32_t npages = static_cast<uint32_t>((nbytes + page_bytes - 1) >> arena.page_shift);
-  if (arena.resting.percent != 0) keep_within_limit(npages);
-  uint32_t page = take_free(npages);
-  if (page == kNil) page = take_bump(npages);
-  if (page == kNil && arena.resting.first != kNil) {
-    arena.resting.given_up += arena.resting.pages;
-    exclusive_settle();
-    page = take_free(npages);
-  }
+  uint32_t ticket = 0;
+  const uint32_t page = arena.resting.percent != 0 ? take_watched(npages, nbytes, &ticket) : take(npages);
   if (page == kNil) return nullptr;
   Node &node = arena.nodes[page];
   node.npages = npages;
+  node.prev = ticket;
   node.slack = static_cast<uint16_t>((uint64_t{npages} << arena.page_shift) - nbytes);
   if (npages > 1) arena.nodes[page + npages - 1].state = kNone;
   node.state = kUsed;
@@ -257,12 +200,15 @@ uint64_t exclusive_free(uint64_t address) {
   Node &node = arena.nodes[page];
   if (node.state != kUsed) return 0;
   const uint64_t nbytes = (uint64_t{node.npages} << arena.page_shift) - node.slack;
+  const uint64_t whole = uint64_t{node.npages} << arena.page_shift;
   node.state = kNone;
-  granules_died(address, uint64_t{node.npages} << arena.page_shift);
-  if (arena.resting.percent != 0)
-    rest(page);
-  else
+  if (arena.resting.percent == 0)
     release(page, node.npages);
+  else if (births.died(node.prev) && written_wholly(address, whole))
+    arena.warm.put(page, node.npages, arena.bump);
+  else
+    rest(page);
+  granules_died(address, whole);
   return nbytes;
 }
 
@@ -291,6 +237,7 @@ void exclusive_keep_free_pages(bool keep) { arena.keep = keep; }
 
 void exclusive_rest(uint64_t percent) {
   exclusive_settle();
+  births.reset();
   arena.resting = Resting{};
   arena.resting.percent = percent;
   arena.resting.peak_live = arena.resting.peak_held = held_pages();
@@ -310,7 +257,9 @@ Rested exclusive_rested() {
 }
 
 void exclusive_settle() {
-  while (arena.resting.first != kNil) release_oldest();
+  while (release_oldest() != 0) continue;
+  while (release_a_warm_one() != 0) continue;
+  births.end_layer();
 }
 
 }  // namespace sn
@@ -320,7 +269,7 @@ extern "C" int sn_exclusive_range(sn_range *out) {
   out->base = arena.base;
   out->used_bytes = uint64_t{arena.bump} << arena.page_shift;
   out->reserved_bytes = arena.nbytes;
-  out->free_bytes = uint64_t{arena.free_pages} << arena.page_shift;
+  out->free_bytes = uint64_t{arena.free.pages()} << arena.page_shift;
   return 0;
 }
 
@@ -334,11 +283,10 @@ extern "C" int64_t sn_exclusive_release(void) {
   if (arena.nbytes == 0) return -ENODEV;
   if (sn_memory_is_owner() == 0) return -EPERM;
   int64_t nbytes = 0;
-  for (uint32_t bin = next_filled(0); bin != kNil; bin = bin + 1 < kBins ? next_filled(bin + 1) : kNil)
-    for (uint32_t page = arena.bins[bin]; page != kNil; page = arena.nodes[page].next) {
-      const int error = discard(page, arena.nodes[page].npages);
-      if (error != 0) return error;
-      nbytes += static_cast<int64_t>(uint64_t{arena.nodes[page].npages} << arena.page_shift);
-    }
+  for (uint32_t page = arena.free.first(); page != kNil; page = arena.free.after(page)) {
+    const int error = discard(page, arena.nodes[page].npages);
+    if (error != 0) return error;
+    nbytes += static_cast<int64_t>(uint64_t{arena.nodes[page].npages} << arena.page_shift);
+  }
   return nbytes;
 }

@@ -15,15 +15,17 @@ uint64_t exclusive_drain();                   // bytes as requested
 bool exclusive_pending();                     // is there anything to drain
 void exclusive_keep_free_pages(bool keep);    // false: what is freed from now on goes back to the system
 
-// What is freed rests until exclusive_settle, so that no page has two tenants in a layer; the oldest is given up
-// where live and resting pages would take more than `percent` over the peak of live ones. 0: nothing rests.
+// While touches are watched, what is freed rests until exclusive_settle, so that no page has two tenants in a layer. But
+// pages of a tensor that was born, written and freed in one layer may go to another that will be, as far as that can
+// be guessed: they fault no more. Where all this would take more than `percent` over the peak of live pages, some are
+// free earlier. 0: nothing rests.
 void exclusive_rest(uint64_t percent);
 void exclusive_settle();
 void exclusive_each(void (*visit)(uint64_t address, uint64_t nbytes));  // live blocks, whole pages
 
 struct Rested {
   uint64_t live_peak_bytes;   // whole pages
-  uint64_t held_peak_bytes;   // live and resting
+  uint64_t held_peak_bytes;   // live, resting and kept for tensors of the same layer
   uint64_t given_up_bytes;    // what was free again before its layer ended
 };
 Rested exclusive_rested();    // since exclusive_rest

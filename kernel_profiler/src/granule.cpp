@@ -98,6 +98,16 @@ bool in_granule(int range, uint64_t page) {
   return granule < states[range].size() && states[range][granule] != kPages;
 }
 
+bool granule_within(uint64_t address, uint64_t nbytes) {
+  for (int i = 0; running && i < armed.count; i++) {
+    if (address - armed.ranges[i].base >= armed.ranges[i].nbytes) continue;
+    const uint64_t first = (address - armed.ranges[i].base) / kArmPage, last = first + nbytes / kArmPage - 1;
+    for (uint64_t granule = first / kGranulePages; granule <= last / kGranulePages; granule++)
+      if (in_granule(i, granule * kGranulePages)) return true;
+  }
+  return false;
+}
+
 void granules_marked() {
   for (int i = 0; running && i < armed.count; i++) {
     if (states[i].empty()) continue;

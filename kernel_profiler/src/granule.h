@@ -23,6 +23,7 @@ void granules_died(uint64_t address, uint64_t nbytes);
 
 // Was the granule of this page of a range one at any time since the last granules_marked?
 bool in_granule(int range, uint64_t page);
+bool granule_within(uint64_t address, uint64_t nbytes);  // the same for any page of a stretch of one range
 void granules_marked();
 
 }  // namespace sn

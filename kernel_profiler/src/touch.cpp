@@ -35,11 +35,12 @@ Session session;
 
 int nothing() { return 0; }
 void nothing_to_stop() {}
+int nothing_at(uint64_t, uint64_t) { return 0; }
 int register_only() {
   sn::arm_register();  // its absence shows as a coarser granularity
   return 0;
 }
-const sn::TouchReader table_reader = {register_only, nothing, nothing_to_stop, nothing_to_stop};
+const sn::TouchReader table_reader = {register_only, nothing, nothing_at, nothing_to_stop, nothing_to_stop};
 
 const sn::TouchReader *reader_of(int kind) {
   switch (kind) {
@@ -211,6 +212,18 @@ TouchCell *TouchTable::find(uint64_t address) const {
 
 bool touch_running() { return session.running; }
 
+bool written_wholly(uint64_t address, uint64_t nbytes) {
+  if (!session.running || session.unit_pages != 1 || session.layer < 0) return false;
+  const TouchCell *cells = touched.find(address);
+  const uint64_t count = nbytes / kArmPage;
+  if (cells == nullptr || cells + count > touched.cells + touched.n_pages || granule_within(address, nbytes)) return false;
+  if (session.reader->look(address, nbytes) != 0) return false;
+  const bool told = (meaning(TouchCell{0, 1}) & SN_TOUCHED_WRITE) != 0;
+  return std::all_of(cells, cells + count, [=](const TouchCell &cell) {
+    return __atomic_load_n(told ? &cell.written : &cell.read, __ATOMIC_RELAXED) != 0;
+  });
+}
+
 void touch_forget() {
   if (session.running) session.reader->forget();
   session.running = false;
@@ -253,6 +266,7 @@ extern "C" int sn_touch_mark(int32_t layer) {
   if (!session.running) return -ENODEV;
   int error = collect();
   sn::granules_marked();
+  if (sn_memory_is_owner() != 0) sn::exclusive_settle();  // from here on nothing counts as touched
   session.layer = layer;
   if (error == 0) error = sn::arm_zap();
   if (error == 0) sn::arm_prepare();

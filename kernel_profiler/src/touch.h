@@ -33,6 +33,7 @@ extern std::atomic<uint64_t> touch_late;  // threads found after they may have t
 struct TouchReader {
   int (*start)();    // registers the ranges with userfaultfd as it needs
   int (*collect)();  // brings the table up to date
+  int (*look)(uint64_t address, uint64_t nbytes);  // the same for some pages; from the owner's thread, unlocked
   void (*stop)();    // also after a failed start
   void (*forget)();  // in a forked child: gives up descriptors, touches nothing shared
 };

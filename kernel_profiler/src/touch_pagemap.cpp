@@ -80,11 +80,15 @@ int start() {
   return 0;
 }
 
+int look(uint64_t address, uint64_t nbytes) {
+  return can_scan ? scan(address, address + nbytes) : read_entries(address, address + nbytes);
+}
+
 int collect() {
   for (int i = 0; i < sn::armed.count; i++) {
     const sn::ArmRange &range = sn::armed.ranges[i];
     const uint64_t end = range.base + sn::arm_used_bytes(range);
-    const int error = can_scan ? scan(range.base, end) : read_entries(range.base, end);
+    const int error = look(range.base, end - range.base);
     if (error != 0) return error;
   }
   return 0;
@@ -98,5 +102,5 @@ void stop() {
 }  // namespace
 
 namespace sn {
-const TouchReader pagemap_reader = {start, collect, stop, stop};
+const TouchReader pagemap_reader = {start, collect, look, stop, stop};
 }

@@ -170,6 +170,7 @@ int start() {
 }
 
 int collect() { return 0; }
+int look(uint64_t, uint64_t) { return 0; }  // the handler writes a touch down before its thread goes on
 
 void stop() {
   if (handler.joinable()) {
@@ -190,5 +191,5 @@ void forget() {
 }  // namespace
 
 namespace sn {
-const TouchReader uffd_reader = {start, collect, stop, forget};
+const TouchReader uffd_reader = {start, collect, look, stop, forget};
 }

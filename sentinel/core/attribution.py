@@ -153,6 +153,8 @@ def _with_pages(
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
+    hidden = np.isin(merged["tensor"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged
 
 
@@ -179,6 +181,11 @@ def _page_notes(total: int, touches: Touches) -> list[str]:
     if touches.shared:
         notes.append(
             f"{touches.shared} of {total} page touches could be of several tensors that shared a page in that layer"
+        )
+    if touches.passed_on:
+        notes.append(
+            f"{touches.passed_on} of {total} page touches were of pages that went on to tensors born and freed in that"
+            " layer: which pages these touched is not known"
         )
     return notes
 

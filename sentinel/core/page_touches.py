@@ -28,12 +28,18 @@ def complete(quality: Quality) -> bool:
 class Touches:
     """`owner`: of each row of `trace.pages`, the entity, -1 unknown. `page`: its page within the tensor.
 
-    `shared`: rows that several tensors of one layer could claim; the one that operators used then has it.
+    A page that was touched in a layer faults no more in it, whoever has it next, and what was not touched rests until
+    the layer ends: so a touch is the first tenant's (of those that operators used there, if there are). `passed_on`:
+    rows whose later tenants were all born and freed in that layer. `shared`: the other rows with several tenants: what
+    one that lives on touched goes unseen, or the first one was used by no operator. `unseen`: (entity, layer) of
+    tenants on pages whose touches are another's.
     """
 
     owner: NDArray[np.int64]
     page: NDArray[np.int64]
     shared: int
+    passed_on: int
+    unseen: NDArray[np.int64]
 
     @property
     def unknown(self) -> int:
@@ -48,36 +54,51 @@ def attribute_pages(
     order = np.lexsort((trace.pages["page"], trace.pages["layer"]))
     rows = trace.pages[order]
     claims = _claims(trace, entities, used)
+    none = np.zeros((0, 2), np.int64)
     owner, page = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
     if not len(rows) or not len(claims):
-        return rows, Touches(owner, page, 0)
-    span = np.int64(max(int(rows["page"].max()), int(claims[:, 3].max())) + 2)
+        return rows, Touches(owner, page, 0, 0, none)
+    span = np.int64(max(int(rows["page"].max()), int(claims[:, _STOP].max())) + 2)
     keys = rows["layer"] * span + rows["page"]
-    low = np.searchsorted(keys, claims[:, 1] * span + claims[:, 2])
-    high = np.searchsorted(keys, claims[:, 1] * span + claims[:, 3])
-    claimed = np.zeros(len(rows), np.int64)
-    for at in np.flatnonzero(high > low).tolist():  # in ascending order of right: the last claim holds
-        begin, end = int(low[at]), int(high[at])
-        owner[begin:end] = claims[at, 0]
-        page[begin:end] = rows["page"][begin:end] - claims[at, 2]
-        claimed[begin:end] += 1
-    return rows, Touches(owner, page, int((claimed > 1).sum()))
+    low = np.searchsorted(keys, claims[:, _LAYER] * span + claims[:, _FIRST])
+    high = np.searchsorted(keys, claims[:, _LAYER] * span + claims[:, _STOP])
+    hit = np.flatnonzero(high > low)
+    spans = [(slice(int(low[at]), int(high[at])), claims[at].tolist()) for at in hit]  # the last tenants first
+    named, claimed = np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
+    lasts, apart = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+    for here, (entity, _, first, _, was_used, outlives) in spans:
+        is_used = bool(was_used)
+        apart[here] |= lasts[here] | (named[here] & (not is_used))
+        lasts[here] = outlives
+        claimed[here] += 1
+        taken = np.flatnonzero(is_used | ~named[here]) + here.start
+        owner[taken], page[taken] = entity, rows["page"][taken] - first
+        named[here] |= is_used
+    unseen = [(who[_ENTITY], who[_LAYER]) for here, who in spans if (owner[here] != who[_ENTITY]).any()]
+    shared = int(apart.sum())
+    passed_on = int((claimed > 1).sum()) - shared
+    return rows, Touches(owner, page, shared, passed_on, np.array(unseen, np.int64).reshape(-1, 2))
+
+
+_ENTITY, _LAYER, _FIRST, _STOP, _USED, _OUTLIVES = range(6)
 
 
 def _claims(trace: Trace, entities: Sequence[Entity], used: set[tuple[int, int]]) -> NDArray[np.int64]:
-    """(k, 4) entity, layer, first and stop page of every tensor in every layer of its life, weakest claim first."""
+    """(k, 6) of every tensor in every layer of its life, the last to come there first: its entity, the layer, its
+    first and stop page, whether operators used it in the layer, and whether it outlives it."""
     length = len(trace.layers)
-    claims: list[tuple[bool, int, int, int, int, int]] = []
+    claims: list[tuple[int, int, int, int, int, bool, bool]] = []
     for index, entity in enumerate(entities):
+        outlives = entity.stop - entity.start > 1
         for member in entity.members:
             tensor = trace.tensors[member]
             if tensor.address:
                 first, stop = tensor.address // PAGE_BYTES, -(-(tensor.address + tensor.nbytes) // PAGE_BYTES)
                 for layer in range(entity.start, entity.stop):
-                    at = layer % length
-                    claims.append(((index, at) in used, entity.born, index, at, first, stop))
-    claims.sort()
-    return np.array([claim[2:] for claim in claims], np.int64).reshape(len(claims), 4)
+                    came, at = entity.born if layer == entity.start else -1, layer % length
+                    claims.append((came, index, at, first, stop, (index, at) in used, outlives))
+    claims.sort(key=lambda claim: claim[:2], reverse=True)
+    return np.array([claim[1:] for claim in claims], np.int64).reshape(len(claims), 6)
 
 
 def ranges(rows: NDArray[Any], touches: Touches, pages_of: NDArray[np.int64], quality: Quality) -> NDArray[Any]:

@@ -385,6 +385,38 @@ class TestPages:
         assert access(profile, "three", 1)["pages_touched"] == 1
         assert "1 of 2 page touches could be" in profile.notes[0]
 
+    def passed_on(self, ends_in_the_layer):
+        """A page that was read, freed, and then written for a tensor that was born on it in the same layer."""
+        tape = Tape(2)
+        tape.before("first", 4096, address=4096 * 7)
+        tape.read(0)
+        tape.touch(7)
+        tape.freed(0)
+        second = tape.born("second", 4096, address=4096 * 7)
+        tape.write(second)
+        if ends_in_the_layer:
+            tape.freed(second)
+        tape.tick()
+        if not ends_in_the_layer:
+            tape.touch(7)
+            tape.freed(second)
+        tape.tick()
+        return attribute(tape.trace())
+
+    def test_a_touch_is_the_first_tenants_and_what_the_next_one_touched_is_not_known(self):
+        profile = self.passed_on(ends_in_the_layer=True)
+        assert access(profile, "first", 0)["pages_touched"] == 1
+        second = access(profile, "second", 0)
+        assert (second["pages_touched"], second["pages_written"], second["writes"]) == (-1, -1, 1)
+        assert profile.notes[0].startswith("1 of 1 page touches were of pages that went on to tensors born and freed")
+
+    def test_a_next_tenant_that_lives_on_is_told_as_one_whose_touches_may_be_missing(self):
+        profile = self.passed_on(ends_in_the_layer=False)
+        assert access(profile, "first", 0)["pages_touched"] == 1
+        assert access(profile, "second", 0)["pages_touched"] == -1
+        assert access(profile, "second", 1)["pages_touched"] == 1
+        assert profile.notes == ("1 of 2 page touches could be of several tensors that shared a page in that layer",)
+
 
 def test_names_that_occur_twice_are_told_apart():
     tape = Tape(1)

@@ -230,7 +230,10 @@ def _rested(state: binding.TouchState) -> tuple[str, ...]:
     if not state.held_peak_bytes:
         return ()
     more = state.held_peak_bytes / state.live_peak_bytes - 1
-    told = f"freed pages were not used again before their layer ended: {more:.1%} more memory at the peak"
+    told = (
+        "freed pages were not used again before their layer ended, but among tensors born and freed in it:"
+        f" {more:.1%} more memory at the peak"
+    )
     early = f"but for {format_bytes(state.given_up_bytes)}, which would have taken more" if state.given_up_bytes else ""
     return (", ".join(filter(None, (told, early))),)
 
