@@ -7,16 +7,20 @@ processor time. The goals: ebpf at most 1.5 in wall time; memory overhead of pag
 
     python -m benchmarks.profiling > profiling.json                                # five rounds, some 15 minutes
     python -m benchmarks.profiling --rounds 1 --trackers ebpf > profiling.json     # two minutes
+    python -m benchmarks.profiling --into docs/profiling.json                      # and the page beside it
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
-from benchmarks import _bench
+from benchmarks import _bench, profiling_page
 
 STEP = "benchmarks._profiled_step"
 STOCK, EXCLUSIVE, OPS = "stock", "exclusive", "ops"
@@ -52,17 +56,23 @@ def memory(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {**last[EXCLUSIVE]["memory"], "resting": resting}
 
 
-def measure(variants: list[str], rounds: int, threads: int, shape: list[int]) -> list[dict[str, Any]]:
-    """The raw runs, by round and variant."""
+def measure(
+    variants: list[str], rounds: int, threads: int, shape: list[int]
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """The raw runs, by round and variant, and the share of the processors that others had in each round."""
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     options = ["--threads", str(threads), "--shape", *map(str, shape)]
-    raw = []
+    raw: list[dict[str, Any]] = []
+    shares = []
     for order in _bench.taking_turns(variants, rounds):
         print(f"round {len(raw) + 1} of {rounds}: {', '.join(order)}", file=sys.stderr, flush=True)
+        began, busy = time.monotonic(), _bench.others_s()
         raw.append(_bench.child(STEP, ["--variants", *order, *options], environment)["runs"])
+        cores = _bench.machine()["cores"]
+        shares.append(max(0.0, _bench.others_s() - busy) / (time.monotonic() - began) / cores)
         ratios = (f"{name} {run['step_ns'] / raw[-1][STOCK]['step_ns']:.2f}" for name, run in raw[-1].items())
         print(f"  over stock: {', '.join(ratios)}", file=sys.stderr, flush=True)
-    return raw
+    return raw, shares
 
 
 def main() -> None:
@@ -72,18 +82,27 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=4, default=GPT2, metavar=("LAYERS", "WIDTH", "ROWS", "COLUMNS"))
     parser.add_argument("--rounds", type=int, default=5, help="processes (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--into", type=Path, help="write the JSON there, and a page of the same name beside it")
     chosen = parser.parse_args()
     variants = [STOCK, EXCLUSIVE, OPS, *(name for name in chosen.trackers if name != OPS)]
     settings = {"shape": list(chosen.shape), "rounds": chosen.rounds, "threads": chosen.threads}
-    raw = measure(variants, **settings)
+    raw, shares = measure(variants, **settings)
     losses = [[run["loss"] for run in turn.values()] for turn in raw]  # in the order in which they ran
     results = {
         "variants": {name: summary(raw, name) for name in variants},
         "memory": memory(raw),
+        "others_share": shares,
         "same_loss_whatever_the_order": all(row == losses[0] for row in losses),
         "raw": raw,
     }
-    _bench.emit("the cost of a profiled step", {"settings": settings}, results)
+    told = _bench.told("the cost of a profiled step", {"settings": settings}, results)
+    if chosen.into is None:
+        print(json.dumps(told, indent=2))
+        return
+    chosen.into.write_text(json.dumps(told, indent=2) + "\n")
+    given = sys.argv[1:]
+    at = given.index("--into")
+    chosen.into.with_suffix(".md").write_text(profiling_page.page(told, " ".join(given[:at] + given[at + 2 :])))
 
 
 if __name__ == "__main__":
