@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sentinel.core.parts import split
 from sentinel.core.profile import Profile
 from sentinel.core.trace import LayerId
+from sentinel.core.units import format_bytes
 
 Reason = Literal["prefetch", "evict", "mid-interval", "initial", "restore"]
 
@@ -116,6 +117,15 @@ class Plan:
     uses: NDArray[Any] = field(default_factory=lambda: np.zeros(0, USE_DTYPE))
     details: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: a prompt or a notebook prints what `end_profile()` returns, and that has thousands of slots."""
+        provisional = ", provisional" if self.provisional else ""
+        return (
+            f"<Plan {self.policy}{provisional}: {self.n_layers} layers, {len(self.slots)} slots,"
+            f" {len(self.migrations)} migrations ({format_bytes(self.migrated_bytes_per_step)}) a step,"
+            f" {self.tier_names[0]} {format_bytes(self.capacity_bytes[0])} of {format_bytes(self.footprint_bytes)}>"
+        )
 
     @property
     def n_layers(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_ns
 
 TRIAL = "test and trial: "
 """Events of a Run that begin so are decisions about late promotions: normal, and many."""
@@ -87,6 +88,12 @@ class Run:
             raise UsageError("a run's migrations have another dtype", "use MIGRATION_DTYPE")
         if self.kind == "simulated" and self.emulated:
             raise UsageError("a simulated run is not emulated", "only executed runs are")
+
+    def __repr__(self) -> str:
+        """One line, for prompts and notebooks; the tables have thousands of rows."""
+        kind = f"{self.kind}, emulated" if self.emulated else self.kind
+        step = "" if self.step_ns is None else f", {format_ns(self.step_ns)} a step"
+        return f"<Run {kind}: {len(self.steps)} steps{step}, {len(self.migrations)} migrations>"
 
     @property
     def step_ns(self) -> int | None:

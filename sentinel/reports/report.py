@@ -38,6 +38,21 @@ class Report:
     simulated: Run | None
     setup: Setup = field(default_factory=Setup)
 
+    def __repr__(self) -> str:
+        """One line, for prompts and notebooks."""
+        h = self.headline
+        kind, served = h["kind"] or "profiled and planned only", h["fast_served_fraction"]
+        share = "" if served is None else f", {served:.1%} served from fast memory"
+        return f"<Report {kind}{share}: print(report.text()), report.write('report.html')>"
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks."""
+        from html import escape
+
+        from sentinel.reports.html.page import page
+
+        return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 48em; border: 0"></iframe>'
+
     @property
     def run(self) -> Run | None:
         """The run that the report is about: the executed one if it has a step, else the simulated one."""

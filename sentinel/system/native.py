@@ -7,6 +7,7 @@ kernel_profiler/ once into the user's cache.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,19 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def check(call: str, result: int, remedy: str = "") -> int:
-    """`result` if it is not negative, else NativeError for the errno that it carries."""
+    """`result` if it is not negative, else NativeError for the errno that it carries.
+
+    `remedy`: what to do, but for errnos that say it themselves.
+    """
     if result < 0:
-        raise NativeError(call, -result, remedy)
+        raise NativeError(call, -result, _REMEDIES.get(-result, remedy))
     return result
+
+
+_REMEDIES = {
+    errno.ENOMEM: "allow more addresses (ulimit -v) or memory (free -m, the container's limit)",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+}
 
 
 @functools.cache

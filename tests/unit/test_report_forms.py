@@ -140,6 +140,26 @@ def test_every_form_copes_with_what_is_missing(given: dict[str, Any], suffix: st
         _Page(paths[0].read_text())
 
 
+def test_at_a_prompt_nouns_are_one_line(full: Report) -> None:
+    for shown, begins in (
+        (repr(full), "<Report emulated, "),
+        (repr(build_report(profile=PROFILE)), "<Report profiled and planned only: "),
+        (repr(PLAN), f"<Plan sentinel-2021: 8 layers, {len(PLAN.slots)} slots, "),
+        (repr(dataclasses.replace(PLAN, provisional=True)), "<Plan sentinel-2021, provisional: "),
+        (repr(executed()), "<Run executed, emulated: 3 steps, "),
+        (repr(SIMULATED), "<Run simulated: 3 steps, "),
+    ):
+        assert shown.startswith(begins)
+        assert len(shown) < 160
+        assert "\n" not in shown
+
+
+def test_a_notebook_shows_the_page(full: Report) -> None:
+    shown = full._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert html.unescape(shown).count(page(full)) == 1
+
+
 def test_the_page_says_where_sums_of_medians_are_shown(full: Report) -> None:
     said = "Medians of layers need not add up to the headline's median step."
     assert said in html.unescape(page(full))
