@@ -1,9 +1,10 @@
 """Claim: the simulator predicts the executed step within 3 % in the mean of examples and policies, within 8 % at worst.
 
 Each example trains with each policy in a fresh process on an emulated tier, whose delays are injected and whose work is
-real. The prediction is made with the layer times of the first applied steps (stalls and delays taken off), so those
-steps are not judged: it is held against the median of the later ones. Since most of a step is compute, whose time the
-prediction was given, the time added by slow accesses and stalls is told beside it, predicted and executed.
+real. Of the later steps every second one gives the layer times (stalls and delays taken off), with which the plan is
+simulated; the steps between them are what it is held against; then the other way round, and the error is the mean of
+both. So a host that is faster in one second than in the next, which no simulator can know, is no part of it; the error
+of what the session itself predicted, ahead of these steps, is told beside it and has that too.
 `all-fast` moves nothing and gets all the memory it needs: its error is that of repeating a step, no model in it.
 
     python -m benchmarks.validation --examples 01_gpt2 --policies sentinel > build/validation.json
@@ -19,9 +20,7 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,43 +28,37 @@ from typing import Any
 
 from benchmarks import _bench
 from benchmarks.validation_page import page
-from sentinel.cli.common import INFEASIBLE
 from sentinel.planner import POLICIES
 
 EXAMPLES = tuple(sorted(path.stem for path in (_bench.ROOT / "examples").glob("0*.py")))
 CONTROL = "all-fast"
-NOT_JUDGED = 19
-"""Steps: one creates the optimizer's state, one is profiled, sixteen give the layer times, one is under way by then."""
+NOT_JUDGED = 8
+"""Steps: one creates the optimizer's state, one is profiled, and the plan is made anew after four; two more settle."""
 
-DISTURBED = 0.1
+DISTURBED = 0.25
 """A cell is run again if others, the hypervisor included, took more than this share of the processors meanwhile."""
 
 
-KEPT = 64
-"""Last steps that a run keeps in detail, behind its first ones."""
 CLAIM = (__doc__ or "").partition("\n")[0].removeprefix("Claim: ")
 
 
-def judged(report: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Predicted and executed step of a JSON report of a run of `steps` steps; SystemExit if none can be judged."""
-    headline = report["headline"]
-    if headline["kind"] not in ("emulated", "executed") or not headline["step_ns_predicted"]:
-        raise SystemExit(f"{report['script']}: nothing was executed, the report is {headline['kind']}")
-    table = report["frames"]["steps"]
-    rows = list(zip(table["duration_ns"], table["in_step"], strict=True))
-    times = [duration for duration, in_step in rows[-min(steps - NOT_JUDGED, KEPT) :] if in_step]
-    if not times:
-        raise SystemExit(f"{report['script']}: no later step ran as planned; --steps gives it more")
-    predicted, executed, plain = headline["step_ns_predicted"], statistics.median(times), headline["step_ns_plain"]
+def judged(found: dict[str, Any]) -> dict[str, Any]:
+    """A cell of what `benchmarks._validated_run` told; SystemExit if nothing was emulated."""
+    if not found["emulated"]:
+        raise SystemExit("nothing was executed on an emulated tier: name one with --slow")
+    executed = statistics.median(found["executed_steps_ns"])
+    halves = found["halves"]
+    errors = [half["predicted_ns"] / half["executed_ns"] - 1 for half in halves]
+    added = {
+        kind: statistics.fmean(half[f"{kind}_ns"] - half["plain_ns"] for half in halves)
+        for kind in ("predicted", "executed")
+    }
     return {
-        "kind": headline["kind"],
-        "predicted_ns": predicted,
+        **found,
         "executed_ns": executed,
-        "executed_steps_ns": times,
-        "error": predicted / executed - 1,
-        "added_ns": {"predicted": predicted - plain, "executed": executed - plain},
-        "migrated_bytes_per_step": headline["migrated_bytes_per_step"],
-        "planned_anew": any("planned anew" in caveat.lower() for caveat in report["caveats"]),
+        "error": statistics.fmean(errors),
+        "error_ahead": None if found["ahead_ns"] is None else found["ahead_ns"] / executed - 1,
+        "added_ns": added,
     }
 
 
@@ -90,22 +83,11 @@ def _name(cell: dict[str, Any]) -> str:
     return f"{cell.get('example')} {cell.get('policy')} {cell.get('fast')}"
 
 
-def execute(example: str, policy: str, fast: str, slow: str, steps: int, threads: int) -> dict[str, Any] | str:
-    """The JSON report of one example in a fresh process, or the sentence with which the policy was refused."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.json"
-        where = ["--slow", slow, "--fast", fast, "--policy", policy, "--report", str(path)]
-        script = [str(_bench.ROOT / "examples" / f"{example}.py"), "--steps", str(steps)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        command = [sys.executable, "-m", "sentinel", "run", *where, *script]
-        done = subprocess.run(command, cwd=_bench.ROOT, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode == INFEASIBLE:
-            said = [line for line in done.stderr.splitlines() if line.startswith("sentinel: ")]
-            return said[0].removeprefix("sentinel: ")
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+def execute(order: dict[str, str], slow: str, steps: int, threads: int) -> dict[str, Any]:
+    """What one example told in a fresh process."""
+    words = [f"--{name}={value}" for name, value in {**order, "slow": slow, "steps": steps}.items()]
+    environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return _bench.child("benchmarks._validated_run", [*words, f"--judged={steps - NOT_JUDGED}"], environment)
 
 
 def orders(policies: Sequence[str], examples: Sequence[str], fast: str) -> list[dict[str, str]]:
@@ -122,12 +104,12 @@ def orders(policies: Sequence[str], examples: Sequence[str], fast: str) -> list[
 def run(order: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:
     """One cell, executed and judged, or with the reason why not."""
     load, began, busy_s = os.getloadavg()[0], time.monotonic(), _bench.others_s()
-    report = execute(order["example"], order["policy"], order["fast"], given.slow, given.steps, given.threads)
+    told = execute(order, given.slow, given.steps, given.threads)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     took_s = time.monotonic() - began
     others = round((_bench.others_s() - busy_s) / (took_s * len(os.sched_getaffinity(0))), 3)
     took = {"when": when, "load_before": load, "took_s": round(took_s, 1), "others_share": others}
-    found = {"refused": report} if isinstance(report, str) else judged(report, given.steps)
+    found = told if "refused" in told else judged(told)
     said = f"{found['error']:+.1%}" if "error" in found else f"refused: {found['refused']}"
     print(f"{_name(order)}: {said} ({took_s:.0f} s, others {others:.0%})", file=sys.stderr, flush=True)
     return {**order, **found, **took}
@@ -170,7 +152,7 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
     parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the tier (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=28, help=f"the first {NOT_JUDGED} are not judged (default 28)")
+    parser.add_argument("--steps", type=int, default=24, help=f"the first {NOT_JUDGED} are not judged (default 24)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, metavar="FILE", help="keep the cells here, and write the page beside it")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so long")

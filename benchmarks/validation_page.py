@@ -10,10 +10,10 @@ _HEAD = """# Simulated against executed
 `python -m benchmarks.validation --into docs/validation.json`, {first} to {last}: {cores} cores of an
 {cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
 [validation.json](validation.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
-its work is real, the delays of slow accesses and of transfers are injected. The prediction was made after sixteen
-applied steps, with the layer times of the last eight of them; it is held against the median of later ones. While a cell
-ran, others had at most {others:.0%} of the processors. Below: predicted over executed step, less one; in brackets,
-where they are not nearly alike, the fastest and slowest judged step over their median, less one.
+its work is real, the delays of slow accesses and of transfers are injected. Every second one of the judged steps gives
+the layer times that the plan is simulated with, the steps between are held against it, and the other way round; the
+error is predicted over executed step, less one, in the mean of both. While a cell ran, others had at most {others:.0%}
+of the processors. In brackets, where steps are not nearly alike: fastest and slowest over their median, less one.
 """
 _RESULT = """
 **Mean error {mean:.1%}, worst {worst:.1%}** ({cell}), over {n} cells; the goal is 3 % and 8 %: {verdict}.
@@ -21,11 +21,17 @@ _RESULT = """
 `all-fast` with all the memory it needs moves nothing and waits for nothing: the model adds nothing to the layer times
 it was given, so its error is that of taking some steps for others.
 
+## As the session predicted it
+
+The step that a report predicts is simulated after sixteen applied steps, with the layer times of the last eight of
+them (docs/decisions/0067), some of which are judged here too. Its error holds what the host's speed did between those
+steps and the others. Mean {ahead:.1%}, worst {worst_ahead:.1%}:
+"""
+_ADDED = """
 ## Time that slow memory added
 
-Most of a step is compute, whose time the prediction was given. What slow accesses and waiting add to it, as a share of
-the executed step: predicted / executed. The executed share is all that the step lasts longer than those layer times
-say, so it holds what compute drifted by, too.
+Most of a step is compute, whose time the simulator is given. What slow accesses and waiting add to it, as a share of
+the executed step: predicted / executed, where executed is all that the step lasts longer than those layer times say.
 """
 _ALIKE = 0.05
 
@@ -53,6 +59,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         others=max((cell["others_share"] for cell in cells), default=0.0),
     )
     if cells:
+        ahead = [abs(cell["error_ahead"]) for cell in cells if cell["error_ahead"] is not None]
         yield from _table(cells, _error, mean=True)
         yield _RESULT.format(
             mean=results["mean_error"],
@@ -60,7 +67,11 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
             cell=results["worst_cell"],
             n=len(cells),
             verdict="held" if results["holds"] else "not held",
+            ahead=sum(ahead) / max(len(ahead), 1),
+            worst_ahead=max(ahead, default=0.0),
         )
+        yield from _table(cells, _ahead)
+        yield _ADDED
         yield from _table(cells, _added)
     if refused:
         yield "\n## Not executed\n"
@@ -94,6 +105,10 @@ def _error(cell: Mapping[str, Any]) -> str:
     least, most = min(steps), max(steps)
     spread = f" ({least:+.0%}, {most:+.0%})" if max(-least, most) > _ALIKE else ""
     return f"{cell['error']:+.1%}{spread}"
+
+
+def _ahead(cell: Mapping[str, Any]) -> str:
+    return "" if cell["error_ahead"] is None else f"{cell['error_ahead']:+.1%}"
 
 
 def _added(cell: Mapping[str, Any]) -> str:

@@ -14,11 +14,17 @@ LATEST = 8
 def plain_layer_ns(run: Run, length: int) -> NDArray[np.int64] | None:
     """(L,) time of each layer without stalls and delays, of the LATEST steps that ran as planned, never the first.
 
-    Each layer's median, all of them scaled alike so that they add up to the median step: what interrupts a step strikes
-    another layer each time, so no layer's median sees it, and every step pays for it (docs/decisions/0066). None where
-    no step but the first has all of its `length` layers.
+    None where no step but the first has all of its `length` layers.
     """
-    steps = run.steps["step"][run.steps["in_step"]][1:][-LATEST:]
+    return layer_ns_of(run, run.steps["step"][run.steps["in_step"]][1:][-LATEST:], length)
+
+
+def layer_ns_of(run: Run, steps: NDArray[np.int64], length: int) -> NDArray[np.int64] | None:
+    """(L,) time of each layer without stalls and delays, of these steps; None where one lacks a layer.
+
+    Each layer's median, all of them scaled alike so that they add up to the median step: what interrupts a step strikes
+    another layer each time, so no layer's median sees it, and every step pays for it (docs/decisions/0066).
+    """
     rows = run.layers[np.isin(run.layers["step"], steps)]
     if not len(steps) or len(rows) != len(steps) * length:
         return None
