@@ -154,15 +154,18 @@ def _child(
                     ballast.keep()
                 status = ended()
         line.close()
+        lines = log.read_text(errors="replace").splitlines()
         if status or not (folder / "result.json").exists():
-            lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            raise ChildFailed(f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines))
+            raise ChildFailed(
+                f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines[-_LAST_LINES:])
+            )
         told: Told = json.loads((folder / "result.json").read_text())
     if placement.name == OURS and not told["ours"]:
         raise UsageError(f"{job.script} started no session", "call sentinel.start_profile() and end_profile() in it")
     if not told["measured_steps"]:
+        why = next((f"; {line.strip()}" for line in lines if "sentinel has stopped" in line), "")
         raise UsageError(
-            f"{placement.name}: {told['steps']} whole steps ran after the profiled one, too few to measure any",
+            f"{placement.name}: {told['steps']} whole steps ran after the profiled one, too few to measure any{why}",
             f"train at least {job.window.warm_up + job.window.measured + 1} more, or lower --warm-up",
         )
     return told
