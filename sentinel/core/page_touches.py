@@ -62,22 +62,34 @@ def attribute_pages(
     keys = rows["layer"] * span + rows["page"]
     low = np.searchsorted(keys, claims[:, _LAYER] * span + claims[:, _FIRST])
     high = np.searchsorted(keys, claims[:, _LAYER] * span + claims[:, _STOP])
-    hit = np.flatnonzero(high > low)
-    spans = [(slice(int(low[at]), int(high[at])), claims[at].tolist()) for at in hit]  # the last tenants first
-    named, claimed = np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
-    lasts, apart = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
-    for here, (entity, _, first, _, was_used, outlives) in spans:
-        is_used = bool(was_used)
-        apart[here] |= lasts[here] | (named[here] & (not is_used))
-        lasts[here] = outlives
-        claimed[here] += 1
-        taken = np.flatnonzero(is_used | ~named[here]) + here.start
-        owner[taken], page[taken] = entity, rows["page"][taken] - first
-        named[here] |= is_used
-    unseen = [(who[_ENTITY], who[_LAYER]) for here, who in spans if (owner[here] != who[_ENTITY]).any()]
-    shared = int(apart.sum())
-    passed_on = int((claimed > 1).sum()) - shared
+    spans = [(slice(int(low[at]), int(high[at])), claims[at].tolist()) for at in np.flatnonzero(high > low)]
+    opened, closed = (np.bincount(ends, minlength=len(rows) + 1)[: len(rows)] for ends in (low, high))
+    several = np.cumsum(opened - closed) > 1
+    for here, claim in spans:
+        owner[here], page[here] = claim[_ENTITY], rows["page"][here] - claim[_FIRST]
+    contested = [(here, claim) for here, claim in spans if several[here].any()]
+    shared = _settle(contested, rows["page"], owner, page)
+    unseen = [(claim[_ENTITY], claim[_LAYER]) for here, claim in contested if (owner[here] != claim[_ENTITY]).any()]
+    passed_on = int(several.sum()) - shared
     return rows, Touches(owner, page, shared, passed_on, np.array(unseen, np.int64).reshape(-1, 2))
+
+
+def _settle(
+    contested: Sequence[tuple[slice, list[int]]], pages: NDArray[Any], owner: NDArray[Any], page: NDArray[Any]
+) -> int:
+    """Gives rows that operators' tensors claim to the first of these; how many rows count as `shared`.
+
+    `contested`: claims with rows that others claim too, the last tenant first; `owner` is each row's first one.
+    """
+    named, lasts, shared = (np.zeros(len(owner), bool) for _ in range(3))
+    for here, claim in contested:
+        is_used = bool(claim[_USED])
+        shared[here] |= lasts[here] | (named[here] & (not is_used))
+        lasts[here] |= bool(claim[_OUTLIVES])
+        if is_used:
+            owner[here], page[here] = claim[_ENTITY], pages[here] - claim[_FIRST]
+        named[here] |= is_used
+    return int(shared.sum())
 
 
 _ENTITY, _LAYER, _FIRST, _STOP, _USED, _OUTLIVES = range(6)
