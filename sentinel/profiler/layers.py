@@ -58,6 +58,14 @@ class LayerClock:
             self.layer = len(self._seen)
         return found
 
+    def require_end(self, most: int) -> None:
+        """Raises UsageError where what is recorded as one step has gone on for more than `most` optimizer steps."""
+        if not self.ring and len(self._seen_boundaries) > most:
+            raise UsageError(
+                f"the profiled step has gone on for {len(self._seen_boundaries)} optimizer steps",
+                "call sentinel.end_profile() at the end of the first one",
+            )
+
     def learn(self) -> tuple[LayerId, ...]:
         """End the recording: what ticked since it began is the ring from now on, and layer 0 has begun.
 

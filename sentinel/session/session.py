@@ -52,6 +52,9 @@ REFINE_STEPS = 4
 RETIME_STEPS = 16
 """After so many, they are taken once more: three steps tell little where others use the host, and are not warm yet."""
 
+MOST_OPTIMIZER_STEPS = 64
+"""Of each optimizer, in the profiled step: beyond, its end was forgotten, and what is recorded would grow for ever."""
+
 
 class State(enum.Enum):
     """See the module's docstring."""
@@ -236,6 +239,7 @@ class Session:
             begins = self._clock.layer
             assert begins is not None
             self._recording.end_layer(begins - 1, begins)
+            self._clock.require_end(MOST_OPTIMIZER_STEPS * max(len(self._job.optimizers), 1))
             return
         layer = self._clock.advance(identity)
         if self.state is not State.RING:

@@ -111,6 +111,21 @@ def _tier_of(nbytes: int) -> Any:
     return lambda host, local, _capacity: real(host, local, nbytes)
 
 
+def test_a_profiled_step_that_nobody_ends_is_ended_with_one_warning() -> None:
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(70)]
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**ASKED)
+        losses = [work.step(i) for i in range(60)]
+        assert sentinel.active()  # sixty critics to a generator may be meant
+        said = r"gone on for 65 optimizer steps; call sentinel.end_profile\(\)"
+        with pytest.warns(RuntimeWarning, match=said) as told:
+            losses += [work.step(i) for i in range(60, 70)]
+        assert len(told) == 1
+        assert not sentinel.active()
+    assert losses == expected
+
+
 def test_planning_and_the_bound_say_that_they_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
