@@ -153,7 +153,9 @@ def _with_pages(
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
+    # None of its own does not say that it touched none, where its pages had been touched before.
     hidden = np.isin(merged["tensor"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    hidden &= merged["pages_touched"] == 0
     merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel.core.attribution import attribute
-from sentinel.core.trace import BORN, FREED, READ, WRITE
+from sentinel.core.lifetimes import Circle, Entity, entities
+from sentinel.core.page_touches import attribute_pages
+from sentinel.core.trace import BORN, FREED, READ, WRITE, Trace
+from sentinel.core.units import PAGE_BYTES
 from tests.traces import Tape, stretches, tapes
 
 
@@ -70,7 +74,53 @@ def test_page_touches_are_attributed_or_counted_as_unknown(tape: Tape) -> None:
         assert (profile.accesses["pages_touched"] == -1).all()
         return
     unknown = [int(note.split()[0]) for note in profile.notes if "page touches belong" in note]
-    assert int(profile.accesses["pages_touched"].sum()) + sum(unknown) == len(trace.pages)
+    known = profile.accesses["pages_touched"][profile.accesses["pages_touched"] > 0]  # -1: of pages told as another's
+    assert int(known.sum()) + sum(unknown) == len(trace.pages)
+
+
+@given(tapes())
+@settings(max_examples=200, deadline=None)
+def test_each_touch_is_its_first_tenants_or_that_of_the_first_that_operators_used(tape: Tape) -> None:
+    """Against a slow oracle that asks every page for its tenants, one by one."""
+    trace = _crowded(tape.trace())
+    found = entities(trace, Circle.of(trace))
+    length = len(trace.layers)
+    used = {(index, layer) for index in range(len(found)) for layer in range(length) if (index + layer) % 3 == 0}
+    rows, touches = attribute_pages(trace, found, used)
+    shared = passed_on = 0
+    for row, owner in zip(rows.tolist(), touches.owner.tolist(), strict=True):
+        tenants = sorted(_tenants(trace, found, row[0], row[1]))
+        named = [tenant for tenant in tenants if (tenant[1], row[0]) in used]
+        assert owner == (named or tenants or [(0, -1)])[0][1]
+        if len(tenants) > 1:
+            unclear = any(lives_on for _, _, lives_on in tenants[1:]) or owner != tenants[0][1]
+            shared, passed_on = shared + unclear, passed_on + (not unclear)
+    assert (touches.shared, touches.passed_on) == (shared, passed_on)
+
+
+def _crowded(trace: Trace) -> Trace:
+    """The same with all tensors, each of which had 64 pages to itself, on the pages of three."""
+    pages = trace.pages.copy()
+    pages["page"] = (1 + pages["page"] // 64 % 3) * 64 + pages["page"] % 64
+    tensors = [
+        replace(tensor, address=PAGE_BYTES * 64 * (1 + tensor.address // PAGE_BYTES // 64 % 3))
+        for tensor in trace.tensors
+    ]
+    return replace(trace, tensors=tuple(tensors), pages=pages)
+
+
+def _tenants(trace: Trace, found: list[Entity], layer: int, page: int) -> list[tuple[int, int, bool]]:
+    """When each came there in the layer (-1: before it), which it is, and whether it outlives the layer."""
+    tenants = []
+    for index, entity in enumerate(found):
+        for member in entity.members:
+            first = trace.tensors[member].address // PAGE_BYTES
+            stop = -(-(trace.tensors[member].address + trace.tensors[member].nbytes) // PAGE_BYTES)
+            for at in range(entity.start, entity.stop):
+                if trace.tensors[member].address and at % len(trace.layers) == layer and first <= page < stop:
+                    came = entity.born if at == entity.start else -1
+                    tenants.append((came, index, entity.stop - entity.start > 1))
+    return tenants
 
 
 @given(tapes(), st.data())
