@@ -59,6 +59,8 @@ def annotate(
     """
     models = as_list(model, nn.Module, "model")
     optimizers = as_list(optimizer, Optimizer, "optimizer")
+    if not models and not optimizers:
+        raise UsageError("annotate(): there is no model and no optimizer in what it was given", "give one or several")
     if blocks is not None and len(models) != 1:
         raise UsageError(f"blocks: given for {len(models)} models", "annotate each model by itself to choose blocks")
     chosen = [find_blocks(m) if blocks is None else named_blocks(m, blocks) for m in models]
@@ -126,7 +128,8 @@ def as_list(given: T | Sequence[T] | None, kind: type[T], what: str) -> list[T]:
     found: dict[int, T] = {}
     with contextlib.suppress(TypeError):
         found = {id(item): item for item in items}  # type: ignore[union-attr]
-    if (not found and items != []) or not all(isinstance(item, kind) for item in found.values()):
+    empty = isinstance(items, list | tuple) and not items
+    if (not found and not empty) or not all(isinstance(item, kind) for item in found.values()):
         raise UsageError(f"{what}: {type(given).__name__} is no {kind.__name__}", "give one or several")
     return list(found.values())
 

@@ -407,6 +407,12 @@ class TestNothingElseChanges:
             assert [note.split(":")[0] for note in module_under_test.notes()] == ["torch.compile was used"]
 
 
+@pytest.mark.parametrize("nothing", [None, [], ()])
+def test_nothing_to_annotate_is_refused(nothing):
+    with pytest.raises(UsageError, match="no model and no optimizer"):
+        annotate(nothing)
+
+
 def test_an_optimizer_that_is_only_watched_tells_of_its_steps_and_does_not_tick():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
