@@ -35,7 +35,7 @@ CONTROL = "all-fast"
 NOT_JUDGED = 8
 """Steps: one creates the optimizer's state, one is profiled, and the plan is made anew after four; two more settle."""
 
-DISTURBED = 0.25
+DISTURBED = 0.4
 """A cell is run again if others, the hypervisor included, took more than this share of the processors meanwhile."""
 
 
