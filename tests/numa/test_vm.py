@@ -93,6 +93,17 @@ def test_both_nodes_have_cpus_if_asked() -> None:
 
 
 @pytest.mark.usefixtures("machine")
+def test_a_removable_node_goes_offline_and_comes_back() -> None:
+    script = (
+        "cd /sys/devices/system/node; cat has_memory; cat node1/access0/initiators/read_latency;"
+        "for to in offline online_movable; do"
+        " for block in node1/memory[0-9]*; do echo $to >$block/state; done; cat has_memory; done"
+    )
+    done = _vm("--removable", "--", "sh", "-c", script)
+    assert (done.stdout, done.stderr, done.returncode) == ("0-1\n250\n0\n0-1\n", "", 0)
+
+
+@pytest.mark.usefixtures("machine")
 def test_a_panic_is_no_success() -> None:
     done = _vm("--", "sh", "-c", "echo before; echo c >/proc/sysrq-trigger")
     assert done.returncode == 125
@@ -188,6 +199,9 @@ def test_a_cxl_device_has_a_size_that_decoders_can_address() -> None:
         Hardware((1 << 30, 100 << 20), cxl=True)
     with pytest.raises(ValueError, match="exclude"):
         Hardware((1 << 30, 256 << 20), cxl=True, cpus_on_both=True)
+    for other in ("cxl", "cpus_on_both"):
+        with pytest.raises(ValueError, match="--removable excludes"):
+            Hardware((1 << 30, 256 << 20), removable=True, **{other: True})
 
 
 def _processes_with(word: str) -> list[str]:
