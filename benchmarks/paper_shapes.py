@@ -27,12 +27,13 @@ from sentinel.core.cost import base_ns, layer_time_ns, slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
-from sentinel.planner import footprint_bytes, plan
+from sentinel.planner import bound, footprint_bytes, plan
 from sentinel.planner.ladder import ladder
 from sentinel.planner.published import Sentinel2021
 
 FAST = ("10%", "20%", "40%", "60%")
 SLOW_COMPUTE, LADDER_ON = "slow-optane-mlink", "optane-m5"
+BATCHES = (32, 64, 128, 256, 512, 2048)
 PAPER: dict[str, dict[str, Any]] = {
     "resnet32": {"fraction": (0.69, 0.89, 0.97, 1.0), "over_slow": 3.2},
     "bert-large": {"fraction": (0.65, 0.81, 0.98, 1.0), "over_slow": 6.2},
@@ -50,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--markdown", type=Path, help="write the page here, and the JSON beside it")
     given = parser.parse_args(arguments)
-    found = {"when": time.strftime("%Y-%m-%d", time.gmtime()), "kind": "simulated", "paper": PAPER}
+    found: dict[str, Any] = {"when": time.strftime("%Y-%m-%d", time.gmtime()), "kind": "simulated", "paper": PAPER}
     found["families"] = {name: dict(_family(name)) for name in given.traces}
+    found["dcgan_batches"] = dcgan_batches(machines.load(SLOW_COMPUTE))
     if given.markdown:
         given.markdown.write_text(page(found, FAST))
         given.markdown.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
@@ -71,6 +73,7 @@ def _family(name: str) -> Iterator[tuple[str, Any]]:
     yield "fraction", _fractions(profile, described)
     yield "slow_tier_times_slower", times
     yield "fraction_when_slower", _fractions(profile, slower(described, times))
+    yield "room", room(profile, theirs, described)
     print(f"{name}: fractions done", file=sys.stderr, flush=True)
     machine = machines.load(LADDER_ON).with_fast_capacity(parse_budget("20%", footprint_bytes(profile)))
     yield "mil", _sweep(profile, machine)
@@ -109,6 +112,44 @@ def _inputs(profile: Profile, machine: Machine) -> dict[str, float]:
     extra = slow_extra_ns(profile, machine, 1).sum()
     seconds = (compute.sum() / 1e9, traffic.sum() / 1e9, (traffic.sum() + extra) / 1e9)
     return dict(zip(("compute_s", "fast_traffic_s", "slow_traffic_s"), map(float, seconds), strict=True))
+
+
+def room(profile: Profile, theirs: float, described: Machine) -> dict[str, Any]:
+    """Why a network does well or not with 20 % of its footprint, where slow-only is as slow as `theirs`.
+
+    `wide`: the share of its traffic in layers that touch more bytes than that; `widest`: the most that a layer touches,
+    of the footprint; `persistent`: of the footprint. `bound` and policies: of fast-only speed.
+    """
+    t, a, footprint = profile.tensors, profile.accesses, footprint_bytes(profile)
+    machine = slower(described, _until_slow_only_is(theirs, profile, described))
+    machine = machine.with_fast_capacity(parse_budget("20%", footprint))
+    pairs = np.unique(a["layer"].astype(np.int64) * len(t) + a["tensor"])
+    touched = np.bincount(pairs // len(t), t["nbytes"][pairs % len(t)], profile.n_layers)
+    traffic = np.bincount(a["layer"], a["read_bytes"] + a["written_bytes"], profile.n_layers)
+    whole, least = _fast_ns(profile, machine), bound(profile, machine, time_limit_s=30.0)
+    made = {
+        name: whole / (plan(profile, machine, name).predicted_step_ns or 1) for name in ("sentinel-2021", "sentinel")
+    }
+    return {
+        "footprint_bytes": footprint,
+        "persistent": float(t["nbytes"][t["persistent"]].sum() / footprint),
+        "wide": float(traffic[touched > machine.fast.capacity_bytes].sum() / traffic.sum()),
+        "widest": float(touched.max() / footprint),
+        "bytes_per_kflop": float(traffic.sum() / profile.flops.clip(0).sum() * 1e3),
+        "bound": whole / least.step_ns,
+        "loose": least.loose,
+        **made,
+    }
+
+
+def dcgan_batches(described: Machine) -> dict[int, dict[str, Any]]:
+    """`room` of DCGAN by batch."""
+    from benchmarks.traces.models import MODELS, dcgan_loss
+    from benchmarks.traces.record import record
+
+    theirs = PAPER["dcgan"]["fraction"][1] / PAPER["dcgan"]["over_slow"]
+    jobs = {batch: replace(MODELS["dcgan"], loss=dcgan_loss(batch)) for batch in BATCHES}
+    return {batch: room(record(job), theirs, described) for batch, job in jobs.items()}
 
 
 def _fractions(profile: Profile, machine: Machine) -> dict[str, dict[str, float]]:

@@ -132,15 +132,19 @@ def _dcgan_blocks(model: nn.Module) -> Sequence[nn.Module]:
     return [*model.generator, *model.discriminator]
 
 
-def _dcgan_loss(model: nn.Module) -> Iterator[torch.Tensor]:
-    assert isinstance(model, Dcgan)
-    batch = 2048
-    real, noise = torch.empty(batch, 3, 64, 64), torch.empty(batch, 100, 1, 1)
-    ones, zeros = torch.ones(batch, 1), torch.zeros(batch, 1)
-    made = model.generator(noise)
-    bce = f.binary_cross_entropy_with_logits
-    yield bce(model.discriminator(real), ones) + bce(model.discriminator(made.detach()), zeros)
-    yield bce(model.discriminator(made), ones)
+def dcgan_loss(batch: int):  # type: ignore[no-untyped-def]
+    """The two losses of a step on so many images."""
+
+    def loss(model: nn.Module) -> Iterator[torch.Tensor]:
+        assert isinstance(model, Dcgan)
+        real, noise = torch.empty(batch, 3, 64, 64), torch.empty(batch, 100, 1, 1)
+        ones, zeros = torch.ones(batch, 1), torch.zeros(batch, 1)
+        made = model.generator(noise)
+        bce = f.binary_cross_entropy_with_logits
+        yield bce(model.discriminator(real), ones) + bce(model.discriminator(made.detach()), zeros)
+        yield bce(model.discriminator(made), ones)
+
+    return loss
 
 
 def _tokens(batch: int, width: int, words: int):  # type: ignore[no-untyped-def]
@@ -269,7 +273,7 @@ MODELS: dict[str, Job] = {
         lambda m: [m.bert.embeddings, *_parts(m.bert.encoder.layer), m.cls],
     ),
     "lstm": Job(Lstm, _lstm_loss, lambda m: [m.embed, m.cells, m.head], adam=False),
-    "dcgan": Job(Dcgan, _dcgan_loss, _dcgan_blocks),
+    "dcgan": Job(Dcgan, dcgan_loss(2048), _dcgan_blocks),
     "mobilenet": Job(mobilenet, _classify(256, 224), _leaves(Unit, nn.Linear), adam=False),
     "gpt2": Job(
         lambda: tf.GPT2LMHeadModel(_GPT2),
