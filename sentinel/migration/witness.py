@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import struct
-import weakref
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +43,6 @@ _WHAT = "watching page migrations by eBPF"
 _RIGHTS = "run as root or with CAP_BPF and CAP_PERFMON"
 _PROOFS = 5
 _NODES = Path("/sys/devices/system/node")
-_witnesses: weakref.WeakSet[MigrationWitness] = weakref.WeakSet()
 
 
 class MigrationWitness:
@@ -59,12 +57,11 @@ class MigrationWitness:
         if log_entries < 2 or log_entries & (log_entries - 1):
             raise UsageError(f"a log of {log_entries} entries", "give a power of two")
         self._log_entries = log_entries
-        self._fds: list[int] = []
+        self._fds = bpf_calls.Descriptors()
         self._maps: list[mmap.mmap] = []
         self._totals = -1
         self._frames = Frames(1, np.empty(0, np.int32))
         self._pending = np.empty(0, RECORD_DTYPE)
-        _witnesses.add(self)
 
     def start(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Watches `ranges` of (address, nbytes), whole pages.
@@ -109,23 +106,21 @@ class MigrationWitness:
 
     def stop(self) -> None:
         """Ends watching; does nothing if it was not."""
-        fds, self._fds = self._fds, []
-        maps, self._maps, self._pending = self._maps, [], np.empty(0, RECORD_DTYPE)
-        for descriptor in reversed(fds):  # the attachments first
-            os.close(descriptor)
-        for shared in maps:
+        self._fds.close()
+        for shared in self._maps:
             shared.close()
+        self._maps, self._pending = [], np.empty(0, RECORD_DTYPE)
 
     def _open(self) -> None:
         fds = {"control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE)}
-        self._fds.append(fds["control"])
+        self._fds.keep(fds["control"])
         entries = self._log_entries
         fds["records"] = bpf_calls.create_map(
             "records", bpf_calls.ARRAY, RECORD_DTYPE.itemsize, entries, bpf_calls.MMAPABLE
         )
-        self._fds.append(fds["records"])
+        self._fds.keep(fds["records"])
         fds["totals"] = self._totals = bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1)
-        self._fds.append(self._totals)
+        self._fds.keep(self._totals)
         for name, nbytes in (("control", _CONTROL_BYTES), ("records", entries * RECORD_DTYPE.itemsize)):
             whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             self._maps.append(mmap.mmap(fds[name], whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
@@ -142,8 +137,8 @@ class MigrationWitness:
 
     def _attach(self, name: str, program: Program, fds: dict[str, int]) -> None:
         loaded = bpf_calls.load_program(program.linked(fds), "Dual BSD/GPL")
-        self._fds.append(loaded)
-        self._fds.append(bpf_calls.attach_raw_tracepoint(name, loaded))
+        self._fds.keep(loaded)
+        self._fds.keep(bpf_calls.attach_raw_tracepoint(name, loaded))
 
     def _watch(self, ranges: Sequence[tuple[int, int]]) -> None:
         space = os.stat("/proc/self/ns/pid")
@@ -237,13 +232,3 @@ def _frames() -> Frames:
     for block, node in owners.items():
         table[block] = node
     return Frames(block_bytes // PAGE_BYTES, table)
-
-
-def _let_go() -> None:
-    """In a forked child: a worker that lives on would keep the programs attached after its parent has stopped."""
-    for witness in _witnesses:
-        with contextlib.suppress(BufferError):  # another thread was reading as this one forked: the tables stay mapped
-            witness.stop()
-
-
-os.register_at_fork(after_in_child=_let_go)

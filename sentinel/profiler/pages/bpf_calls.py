@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import struct
+import weakref
 from pathlib import Path
 
 from sentinel.core.errors import NativeError
@@ -19,6 +20,41 @@ _RAW_TRACEPOINT = 17  # the type of program
 _LOG_BYTES = 1 << 18
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_held: weakref.WeakSet[Descriptors] = weakref.WeakSet()
+
+
+class Descriptors:
+    """Descriptors of one owner, all closed by `close`, the last first: what is attached goes before what it needs.
+
+    A forked child closes its copies at once: a worker that lives on would keep the programs attached after its parent
+    has stopped.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        _held.add(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def keep(self, descriptor: int) -> int:
+        """Takes a descriptor into care, and returns it."""
+        self._numbers.append(descriptor)
+        return descriptor
+
+    def close(self) -> None:
+        """Closes all, once."""
+        numbers, self._numbers = self._numbers, []
+        for number in reversed(numbers):
+            os.close(number)
+
+
+def _let_go() -> None:
+    for held in _held:
+        held.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _call(command: int, attributes: bytes, what: str) -> int:

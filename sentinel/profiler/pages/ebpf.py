@@ -36,7 +36,7 @@ class EbpfReader(Reader):
 
     def __init__(self) -> None:
         super().__init__("ebpf", binding.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES, CHILDREN))
-        self._fds: list[int] = []
+        self._fds = bpf_calls.Descriptors()
         self._maps: list[mmap.mmap] = []
         self._totals = -1
 
@@ -51,20 +51,14 @@ class EbpfReader(Reader):
     def close(self) -> int:
         """See Reader."""
         lost = 0
-        if self._totals >= 0:
+        if self._fds and self._totals >= 0:
             totals = bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)
             lost = sum(_TOTALS.unpack(value)[4] for value in totals)
-            self._totals = -1
-        for descriptor in reversed(self._fds):  # the attachments first
-            os.close(descriptor)
+        self._fds.close()
         for shared in self._maps:
             shared.close()
-        self._fds, self._maps = [], []
+        self._maps, self._totals = [], -1
         return lost
-
-    def _keep(self, descriptor: int) -> int:
-        self._fds.append(descriptor)
-        return descriptor
 
     def _share(self, map_fd: int, nbytes: int) -> int:
         """Address at which the map's values are, in this process."""
@@ -78,15 +72,16 @@ class EbpfReader(Reader):
         maps = {
             "control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
         }
-        self._keep(maps["control"])
-        maps["seen"] = self._keep(bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE))
-        maps["totals"] = self._keep(bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1))
+        self._fds.keep(maps["control"])
+        maps["seen"] = bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE)
+        self._fds.keep(maps["seen"])
+        maps["totals"] = self._fds.keep(bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1))
         self._share(maps["control"], _CONTROL_BYTES)
         table = self._share(maps["seen"], cells * _CELL_BYTES)
         self._maps[0][:_CONTROL_BYTES] = _control(n_pages, layout)
         for program in read_programs(OBJECT, "raw_tp/"):
-            loaded = self._keep(bpf_calls.load_program(program.linked(maps), "Dual BSD/GPL"))
-            self._keep(bpf_calls.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded))
+            loaded = self._fds.keep(bpf_calls.load_program(program.linked(maps), "Dual BSD/GPL"))
+            self._fds.keep(bpf_calls.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded))
         self._totals = maps["totals"]
         self._maps[0][_ENABLED_AT] = 1
         return table

@@ -1,4 +1,4 @@
-"""A forked worker outlives the witness of its parent: what it inherits must not keep the kernel's work attached."""
+"""A forked worker outlives its parent's watching: what it inherits must not keep the kernel's work attached."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sentinel.core.errors import SentinelError, UsageError
+from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.migration.witness import MigrationWitness
+from sentinel.profiler.pages.ebpf import EbpfReader
 
 
 def bpf_descriptors() -> list[str]:
@@ -73,4 +74,27 @@ def test_stopping_twice_closes_no_descriptor_of_anybody_else(witness: MigrationW
     assert os.read(source, 1) == b"!"
     os.close(source)
     os.close(sink)
+    assert bpf_descriptors() == []
+
+
+def test_a_child_forked_while_pages_are_watched_holds_nothing_of_the_watcher() -> None:
+    reader = EbpfReader()
+    try:
+        reader.open(1, [])
+    except CapabilityError as error:
+        pytest.skip(f"needs the right to load BPF programs: run as root ({error})")
+    try:
+        assert any("link" in kind or "tracepoint" in kind for kind in bpf_descriptors())
+        source, sink = os.pipe()
+        child = os.fork()
+        if child == 0:
+            reader.close()
+            os.write(sink, json.dumps(bpf_descriptors()).encode())
+            os._exit(0)
+        os.close(sink)
+        with os.fdopen(source) as told:
+            assert json.load(told) == []
+        assert os.waitpid(child, 0) == (child, 0)
+    finally:
+        assert reader.close() == 0
     assert bpf_descriptors() == []
