@@ -20,9 +20,7 @@ def _calibrate(*words: str) -> int:
     return main(["calibrate", "--quick", "--size", "4MiB", "--threads", "1", *words])
 
 
-def test_a_calibration_gives_a_machine_of_this_hosts_nodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_calibration_gives_a_machine_of_this_hosts_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "machine.json"
     assert _calibrate("--json", "-o", str(file)) == 0
     told, host, machine = json.loads(capsys.readouterr().out), topology(), load_machine(file)
