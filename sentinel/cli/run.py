@@ -168,8 +168,10 @@ def status_of(leaving: SystemExit) -> int:
 def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
     """Write report, plan and profile; returns 1 if no step was profiled. `failed`: the script did."""
     import sentinel
+    from sentinel.session import end_applying
 
     try:
+        end_applying()
         report = sentinel.report()
     except UsageError:
         print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)

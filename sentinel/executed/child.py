@@ -9,9 +9,9 @@ import json
 import os
 import runpy
 import select
-import struct
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from sentinel.executed.observer import StepObserver, Window
 from sentinel.executed.placements import OURS, Placement, set_policy
 from sentinel.executed.preload import own_what_is_there
 from sentinel.executed.stock import StockSession
-from sentinel.migration.sightings import REASONS, Sightings
+from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
 from sentinel.profiler import annotate, names
 from sentinel.reports import who_moved
@@ -39,6 +39,7 @@ from sentinel.session.request import Request
 from sentinel.session.session import Session
 
 _EVERYWHERE = (0, 1 << 47)
+_LOG_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,11 @@ def run_child(job: Job, placement: Placement, folder: Path, line: Line, group: G
 
 
 def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
-    observer, kept = StepObserver(job.window, job.nodes[0]), _Kept(placement)
+    witness, kept = _Witness(), _Kept(placement)
+    observer = StepObserver(job.window, job.nodes[0], witness.keep_up)
     observing.observer = observer
     session.made_by(kept.make)
     session.set_overrides(job.overrides)
-    witness = _Witness()
     if placement.mode is not None:
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
     line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
@@ -133,7 +134,7 @@ def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
     found = observer.finish()
     told: dict[str, Any] = dataclasses.asdict(found)
     told["free_before_bytes"] = free_before
-    told["losses"] = hashlib.sha256(b"".join(struct.pack("<d", loss) for loss in losses)).hexdigest()
+    told["losses"] = hashlib.sha256(b"".join(losses)).hexdigest()
     told["n_losses"] = len(losses)
     told["parameters"] = kept.digest()
     told["ours"] = kept.ours()
@@ -193,6 +194,7 @@ class _Kept:
             "claimed_pages": who_moved.claimed_pages(run),
             "witness_pages": who_moved.witness_pages(run),
             "events": [text for _, text in run.events],
+            "notes": last.notes,
             "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
         }
 
@@ -201,35 +203,47 @@ class _Witness:
     """The same witness of page migrations for every placement; without the right to it, why not."""
 
     def __init__(self) -> None:
-        self._witness, self._why = MigrationWitness(), ""
+        self._witness, self._why = MigrationWitness(_LOG_ENTRIES), ""
+        self._pages: Counter[str] = Counter()
+        self._lost = self._wide_demoted = 0
         try:
             self._witness.start([_EVERYWHERE])
         except CapabilityError as error:
             self._why = str(error)
 
+    def keep_up(self) -> None:
+        """Makes room in the log, if it fills."""
+        if not self._why and self._witness.waiting() > _LOG_ENTRIES // 4:
+            self._read()
+
     def told(self) -> dict[str, Any]:
         """Pages that moved: by reason, those asked for by the process itself, and what was lost."""
         if self._why:
             return {"why": self._why}
-        seen = self._witness.read()
+        self._read()
         self._witness.stop()
-        wide = seen.machine_wide.get("demotion", (0, 0))[0] - seen.pages(reason="demotion")
-        return {"by_reason": _by_reason(seen), "others_demoted": wide, "lost": seen.lost}
+        others = self._wide_demoted - self._pages["demotion"]
+        return {"by_reason": dict(+self._pages), "others_demoted": others, "lost": self._lost}
 
-
-def _by_reason(seen: Sightings) -> dict[str, int]:
-    return {reason: pages for reason in REASONS if (pages := seen.pages(reason=reason))}
+    def _read(self) -> None:
+        seen = self._witness.read()
+        self._pages.update({reason: seen.pages(reason=reason) for reason in REASONS})
+        self._lost = seen.lost
+        self._wide_demoted = seen.machine_wide.get("demotion", (0, 0))[0]
 
 
 @contextmanager
-def _losses() -> Iterator[list[float]]:
-    """The values that backward is called on, in order."""
-    found: list[float] = []
+def _losses() -> Iterator[list[bytes]]:
+    """The bytes that backward is called on, in order.
+
+    Read in place: a tensor made here would count among the allocations of the step, by whose order a plan knows them.
+    """
+    found: list[bytes] = []
     plain = torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        found.extend(float(root.detach().double().sum()) for root in roots)
+        found.extend(root.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for root in roots)
         plain(tensors, *args, **kwargs)
 
     torch.autograd.backward = backward

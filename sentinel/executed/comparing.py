@@ -163,7 +163,7 @@ def _child(
     if placement.name == OURS and not told["ours"]:
         raise UsageError(f"{job.script} started no session", "call sentinel.start_profile() and end_profile() in it")
     if not told["measured_steps"]:
-        why = next((f"; {line.strip()}" for line in lines if "sentinel has stopped" in line), "")
+        why = "".join(f"; {note}" for note in (told["ours"] or {}).get("notes", ()))
         raise UsageError(
             f"{placement.name}: {told['steps']} whole steps ran after the profiled one, too few to measure any{why}",
             f"train at least {job.window.warm_up + job.window.measured + 1} more, or lower --warm-up",

@@ -43,11 +43,11 @@ class Observation:
 
 
 class StepObserver:
-    """The onlooker of one training run on `fast_node`."""
+    """The onlooker of one training run on `fast_node`. `at_layers` is called at the end of each layer."""
 
-    def __init__(self, window: Window, fast_node: int = 0) -> None:
+    def __init__(self, window: Window, fast_node: int, at_layers: Callable[[], None]) -> None:
         self.seen = Observation()
-        self._window, self._node = window, fast_node
+        self._window, self._node, self._at_layers = window, fast_node, at_layers
         self._touches = Touches(on_operator=self._sample)
         self._entered = contextlib.ExitStack()
         self._measuring = False
@@ -62,6 +62,7 @@ class StepObserver:
     def layer_ended(self, layer: int, length: int) -> None:
         """See Observer."""
         self._sample()
+        self._at_layers()
         self._touches.end_layer()
         if self._audit is not None:
             self._audit.after(layer)

@@ -91,6 +91,12 @@ def stop() -> Run:
     return _running("stop()", "call sentinel.start_profile() first").stop()
 
 
+def end_applying() -> None:
+    """End a session that applies a plan, as the end of the program will: then all that it did is counted."""
+    if _last is not None and _last.state is State.APPLYING and ticks.sink is _last and not _last.away:
+        _last.stop()
+
+
 def report() -> Report:
     """See `sentinel.report`."""
     if _last is None:

@@ -116,6 +116,19 @@ class Session:
         """The recorded step that the profile digests."""
         return self.flow.trace
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a report must say of how it went, a sentence each."""
+        return (
+            *self._notes,
+            *self._applying.notes(),
+            *([self._planning.capped] if self._planning.capped else []),
+            *self._witnessing.notes(),
+            *self._trainer.notes(),
+            *(f"tracker not taken: {why}" for why in self._untaken),
+            *annotate.notes(),
+        )
+
     # ---- the user's calls -------------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -460,15 +473,7 @@ class Session:
             plan_ns=self._planning.spent_ns,
             in_place=tuple(self._job.stays),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
-            notes=(
-                *self._notes,
-                *self._applying.notes(),
-                *([self._planning.capped] if self._planning.capped else []),
-                *self._witnessing.notes(),
-                *self._trainer.notes(),
-                *(f"tracker not taken: {why}" for why in self._untaken),
-                *annotate.notes(),
-            ),
+            notes=self.notes,
             script=sys.argv[0] or None,
             buckets=rows_of(self._applying.buckets, self._applying.strangers),
         )

@@ -12,7 +12,7 @@ from sentinel.core.run import Run
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
-from sentinel.reports.who_moved import ANOTHER, COUNTER, LOST, MOVERS, OWN, UNMATCHED
+from sentinel.reports.who_moved import ANOTHER, COUNTER, LOST, MOVERS, OWN, RUNNING, UNMATCHED
 
 READ_SHARE = 0.25
 """A quarter of the log is left to fill while what is in it is read: a step may bring many records at once."""
@@ -58,7 +58,8 @@ class Witnessing:
             self._read()
         if not self._seen:
             return run
-        return replace(run, counters={**run.counters, **self._seen})
+        running = {} if self.why else {RUNNING: 1}
+        return replace(run, counters={**run.counters, **self._seen, **running})
 
     def end(self) -> None:
         """Watch no longer; what was seen stays."""

@@ -29,7 +29,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> StepObserver:
     monkeypatch.setattr(observer, "Audit", CountingAudit)
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     CountingAudit.looked = []
-    return StepObserver(Window(2, 1))
+    return StepObserver(Window(2, 1), 0, lambda: None)
 
 
 def step(watched: StepObserver) -> None:

@@ -67,6 +67,8 @@ def test_agreement_and_disagreement_are_said_in_numbers() -> None:
     several = witnessed(17, 19)
     by_another_plan = {**several.counters, "migrated_bytes_by_other_plans": 2 * 4096}
     assert who_moved.verdict(replace(several, counters=by_another_plan)) == "engine and witness agree: 19 pages"
+    under_way = replace(witnessed(17, 19), counters={**witnessed(17, 19).counters, who_moved.RUNNING: 1})
+    assert "claims 17 pages in steps that have ended, the witness saw 19 until now" in who_moved.verdict(under_way)
     assert "3 records were lost" in who_moved.verdict(witnessed(17, 17, lost=3))
 
 
