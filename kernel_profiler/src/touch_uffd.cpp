@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 
+#include <atomic>
 #include <system_error>
 #include <thread>
 
@@ -20,6 +21,7 @@ constexpr uint64_t kContinueWriteProtected = 1 << 1;  // UFFDIO_CONTINUE_MODE_WP
 
 int wake_up = -1;  // an eventfd: the thread ends when it is written
 std::thread handler;
+std::atomic<bool> busy{false};  // the handler has read messages that it has not answered yet
 
 void shut(int &fd) {
   if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
@@ -84,32 +86,49 @@ void resolve(uint64_t page, bool write, bool protected_page) {
   }
 }
 
+uint64_t page_of(const uffd_msg &message) {
+  return message.arg.pagefault.address / sn::kArmPage * sn::kArmPage;
+}
+
 void note(const uffd_msg &message) {
   if (message.event != UFFD_EVENT_PAGEFAULT) return;
-  const uint64_t flags = message.arg.pagefault.flags;
-  const uint64_t page = message.arg.pagefault.address / sn::kArmPage * sn::kArmPage;
-  const bool write = (flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP)) != 0;
-  sn::TouchCell *cell = sn::touched.find(page);
+  const bool write = (message.arg.pagefault.flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP)) != 0;
+  sn::TouchCell *cell = sn::touched.find(page_of(message));
   if (cell == nullptr) {
     sn::touch_lost++;
   } else {
     cell->note(write);
   }
-  const bool protected_page = (flags & UFFD_PAGEFAULT_FLAG_WP) != 0;
-  const bool missing = (flags & (UFFD_PAGEFAULT_FLAG_WP | UFFD_PAGEFAULT_FLAG_MINOR)) == 0;
-  if (missing && populate(page) != 0) return give_up();
-  resolve(page, write, protected_page);
 }
 
+void answer(const uffd_msg &message) {
+  if (message.event != UFFD_EVENT_PAGEFAULT) return;
+  const uint64_t flags = message.arg.pagefault.flags, page = page_of(message);
+  const bool missing = (flags & (UFFD_PAGEFAULT_FLAG_WP | UFFD_PAGEFAULT_FLAG_MINOR)) == 0;
+  if (missing && populate(page) != 0) return give_up();
+  resolve(page, (flags & (UFFD_PAGEFAULT_FLAG_WRITE | UFFD_PAGEFAULT_FLAG_WP)) != 0,
+          (flags & UFFD_PAGEFAULT_FLAG_WP) != 0);
+}
+
+struct Busy {
+  Busy() { busy.store(true); }
+  ~Busy() { busy.store(false); }
+};
+
+// All is noted before anything is answered: an answer lets every thread go on that waits for the same page, and a
+// layer may end before the next message is looked at.
 void serve() {
   uffd_msg messages[32];
   pollfd waits[2] = {{sn::armed.uffd, POLLIN, 0}, {wake_up, POLLIN, 0}};
   for (;;) {
     const long ready = sn_system(SYS_poll, sn::arg(waits), 2, -1, 0, 0, 0);
     if (ready < 0 && ready != -EINTR) return give_up();
-    const long got = sn_system(SYS_read, sn::armed.uffd, sn::arg(messages), sizeof messages, 0, 0, 0);
-    for (long i = 0; i < got / static_cast<long>(sizeof messages[0]); i++) note(messages[i]);
-    if (got <= 0 && waits[1].revents != 0) return;  // asked to end, and nobody waits
+    const Busy until_answered;
+    const long bytes = sn_system(SYS_read, sn::armed.uffd, sn::arg(messages), sizeof messages, 0, 0, 0);
+    const long got = bytes / static_cast<long>(sizeof messages[0]);
+    for (long i = 0; i < got; i++) note(messages[i]);
+    for (long i = 0; i < got; i++) answer(messages[i]);
+    if (bytes <= 0 && waits[1].revents != 0) return;  // asked to end, and nobody waits
   }
 }
 
@@ -169,7 +188,13 @@ int start() {
   return static_cast<int>(error);
 }
 
-int collect() { return 0; }
+// The kernel hands out messages of threads that need no answer any more, as another's was for the same page. What
+// was read before a mark belongs to the layer that ends; what was not is withdrawn before its thread goes on.
+int collect() {
+  while (busy.load()) std::this_thread::yield();
+  return 0;
+}
+
 int look(uint64_t, uint64_t) { return 0; }  // the handler writes a touch down before its thread goes on
 
 void stop() {
@@ -185,6 +210,7 @@ void stop() {
 
 void forget() {
   if (handler.joinable()) handler.detach();  // it runs in the parent only
+  busy.store(false);
   shut(wake_up);
 }
 
