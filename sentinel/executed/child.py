@@ -37,6 +37,7 @@ from sentinel.reports import who_moved
 from sentinel.session import Overrides, observing
 from sentinel.session.request import Request
 from sentinel.session.session import Session
+from sentinel.session.witnessing import READ_SHARE
 
 _EVERYWHERE = (0, 1 << 47)
 _LOG_ENTRIES = 1 << 18
@@ -213,7 +214,7 @@ class _Witness:
 
     def keep_up(self) -> None:
         """Makes room in the log, if it fills."""
-        if not self._why and self._witness.waiting() > _LOG_ENTRIES // 4:
+        if not self._why and self._witness.waiting() > _LOG_ENTRIES * READ_SHARE:
             self._read()
 
     def told(self) -> dict[str, Any]:

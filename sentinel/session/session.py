@@ -36,6 +36,7 @@ from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import annotate, backward, ticks
 from sentinel.profiler.layers import LayerClock
 from sentinel.reports import Report, Setup, build_report
+from sentinel.reports.caveats import counted
 from sentinel.session.applying import Applying, applicable, nothing_ran
 from sentinel.session.buckets import FALLBACK_SHARE, MOST, Bucket, Lookout, known_bucket, rows_of
 from sentinel.session.job import Job
@@ -382,19 +383,21 @@ class Session:
             self._time_layers(self._applying.current)
         if not self._lookout.ended(self._steps, unknown=not known):
             return
-        if len(self._applying.buckets) < MOST:
+        most = MOST if self._applying.may_change else 1
+        if len(self._applying.buckets) < most:
             self._applying.rest()
             self._begin_ring()
         elif not self._full:
             self._full = True
-            self._notes.append(f"steps came in more than {MOST} shapes; those beyond were served where they fit")
+            shapes = counted(most, "shape")
+            self._notes.append(f"steps came in more than {shapes}; those beyond were served where they fit")
 
     def _time_layers(self, bucket: Bucket) -> None:
         """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
         executed = bucket.run() if bucket.served.steps in (REFINE_STEPS, RETIME_STEPS) else None
         if executed is None:
             return
-        if bucket.served.steps == RETIME_STEPS:
+        if bucket.served.steps == RETIME_STEPS or not self._applying.may_change:
             bucket.flow = self._planning.retimed(bucket.flow, executed)
             return
         flow, switch = self._planning.refined(bucket.flow, executed)

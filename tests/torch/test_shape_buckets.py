@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel import tiers  # noqa: E402
 from sentinel.reports.buckets import TITLE  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.binding import changed_homes  # noqa: E402
@@ -75,6 +77,24 @@ def managed(lengths: Sequence[int], **asked: Any) -> tuple[list[float], list[Any
 def assert_same(one: tuple[list[float], list[Any]], other: tuple[list[float], list[Any]]) -> None:
     assert one[0] == other[0]
     assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+@pytest.mark.needs("torch", "compiler")
+def test_a_plan_of_three_tiers_serves_all_shapes_alone() -> None:
+    two = tiers.machine_for(ASKED["slow"])
+    slowest = replace(two.tiers[1], name="slowest", read_bytes_per_s=two.tiers[1].read_bytes_per_s // 2)
+    more = (replace(link, source=2 * link.source, target=2 * link.target) for link in two.links)
+    three = replace(two, tiers=(*two.tiers, slowest), links=(*two.links, *more))
+    lengths = [24] * 6 + [24, 56] * 5
+    expected = stock(lengths)
+    assert_same(expected, managed(lengths, machine=three, slow="auto"))
+    session = current()
+    assert session is not None
+    assert sentinel.active(), session.notes
+    assert session.plan is not None
+    assert len(session.plan.tier_names) == 3
+    assert len(session._applying.buckets) == 1
+    assert "steps came in more than 1 shape; those beyond were served where they fit" in session.notes
 
 
 @pytest.mark.needs("torch", "compiler")
