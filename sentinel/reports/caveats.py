@@ -48,6 +48,7 @@ def caveats_of(
         found += _of_plan(plan)
     if run is not None:
         found += _of_run(run)
+    found += _of_prediction(headline)
     if profile is not None:
         found += _of_profile(profile)
     if machine is not None:
@@ -156,7 +157,11 @@ def _of_memory(headline: dict[str, Any], setup: Setup) -> list[str]:
         found.append(
             f"{counted(len(setup.in_place), 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."
         )
+    return found
+
+
+def _of_prediction(headline: dict[str, Any]) -> list[str]:
     applied, predicted = headline["step_ns_applied"], headline["step_ns_predicted"]
     if applied and predicted and abs(applied / predicted - 1) > 0.25:
-        found.append(f"Predicted and executed step differ: {format_ns(predicted)} and {format_ns(applied)}.")
-    return found
+        return [f"Predicted and executed step differ: {format_ns(predicted)} and {format_ns(applied)}."]
+    return []

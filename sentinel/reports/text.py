@@ -10,6 +10,8 @@ import numpy as np
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports import buckets, false_sharing, outcomes, ranges, who_moved
 from sentinel.reports.caveats import counted, done_sentence
+from sentinel.reports.in_short import TITLE as IN_SHORT
+from sentinel.reports.in_short import in_short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +30,7 @@ def text_of(report: Report) -> str:
     frames = report.frames()
     sections = [
         _title(report),
+        _in_short(report.headline),
         _caveats(report),
         _table("Headline", headline_rows(report.headline)),
         _footprint(frames),
@@ -50,7 +53,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
     share = f"{capacity / peak:.1%} of the footprint" if capacity is not None and peak else ""
     live = h["live_bytes"]
-    covered = f"{h['managed_bytes'] / live:.1%} of all that the fullest layer needs at some time" if live else ""
+    managed = f"{h['managed_bytes'] / live:.1%}" if live else None
     applied, plain = h["step_ns_applied"], h["step_ns_plain"]
     versus = f"{applied / plain:.3f} of plain" if applied and plain else ""
     ahead = f"{h['step_ns_predicted'] / applied:.3f} of applied" if h["step_ns_predicted"] and applied else ""
@@ -59,13 +62,13 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
     cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
     rows: list[tuple[str, str | None, str]] = [
-        ("what was done", h["kind"] or "profiled and planned only", _in_short(h["kind"])),
+        ("what was done", h["kind"] or "profiled and planned only", _in_words(h["kind"])),
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
         ("tracker", h["tracker"], _counted_by(h["quality"])),
         ("footprint, all fast", _b(peak), "packed in pages"),
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
-        ("managed", _b(h["managed_bytes"]), covered),
+        ("managed", managed, "of the bytes that the fullest layer needs at some time"),
         ("unmanaged", _b(h["unmanaged_bytes"]), "fell back to malloc, at most at one time"),
         ("falsely shared", _b(h["false_sharing_bytes"]), "pages of tensors of unlike hotness, had malloc placed them"),
         ("fast budget", _b(capacity), share),
@@ -87,7 +90,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(what, "unknown" if value is None else value, "" if value is None else note) for what, value, note in rows]
 
 
-def _in_short(kind: str | None) -> str:
+def _in_words(kind: str | None) -> str:
     """The kind in a few words."""
     return {
         "executed": "on this host's memory",
@@ -109,15 +112,18 @@ def _title(report: Report) -> str:
     kind = report.headline["kind"]
     label = f" [{kind.upper()}]" if kind and kind != "executed" else ""
     script = f"\n{report.setup.script}" if report.setup.script else ""
-    sentence = done_sentence(report.headline)
-    done = "" if sentence in report.caveats else f"\n{_wrapped(sentence, '')}"
-    return f"Sentinel migration report{label}{script}{done}"
+    return f"Sentinel migration report{label}{script}\n{_wrapped(done_sentence(report.headline), '')}"
+
+
+def _in_short(headline: dict[str, Any]) -> str:
+    rows = [_wrapped(f"  {what:<8}{sentence}", " " * 10) for what, sentence in in_short(headline)]
+    return "\n".join([IN_SHORT, *rows]) if rows else ""
 
 
 def _caveats(report: Report) -> str:
-    if not report.caveats:
-        return ""
-    return "Caveats\n" + "\n".join(_wrapped(f"  ! {caveat}", "    ") for caveat in report.caveats)
+    """All but what the title says already."""
+    told = [caveat for caveat in report.caveats if caveat != done_sentence(report.headline)]
+    return "\n".join(["Caveats", *(_wrapped(f"  ! {caveat}", "    ") for caveat in told)]) if told else ""
 
 
 def _wrapped(sentence: str, indent: str) -> str:

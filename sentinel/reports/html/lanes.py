@@ -12,7 +12,6 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.headline import steady_steps
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, time_ticks
 
 MAX_SHOWN = 1500
@@ -35,11 +34,10 @@ _PAINT = {
 
 
 def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId]) -> str:
-    """The last step that ran as planned."""
-    steady = steady_steps(run)
-    if not steady or not len(run.migrations):
+    """A typical step of those that ran as planned."""
+    step = typical_step(run)
+    if step is None:
         return ""
-    step = steady[-1]
     bands = run.layers[run.layers["step"] == step]
     moves = run.migrations[run.migrations["step"] == step]
     if not len(bands) or not len(moves):
@@ -72,9 +70,22 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId]) -> str:
     counts = np.bincount(moves["outcome"], minlength=len(OUTCOMES))
     told = ", ".join(f"{int(counts[i])} {word}" for i, word in enumerate(OUTCOMES) if counts[i])
     moved = format_bytes(int(moves["moved_bytes"].sum()))
-    says = f"Step {step}: {len(moves)} migrations, {moved} moved; {told}.{more}"
+    took = int(run.steps["duration_ns"][run.steps["step"] == step][0])
+    says = (
+        f"Step {step}, the one nearest the median: {format_ns(took)}, {len(moves)} migrations,"
+        f" {moved} moved; {told}.{more}"
+    )
     swatches = legend([(paint, word) for word, paint in _PAINT.items() if counts[OUTCOMES.index(word)]])
     return figure("Migrations of one step", says, behind + body + axis, y + 24, swatches)
+
+
+def typical_step(run: Run) -> int | None:
+    """Of the steps that ran as planned and migrated, the one whose time is nearest the median; the last of equals."""
+    rows = run.steps[run.steps["in_step"] & np.isin(run.steps["step"], run.migrations["step"])]
+    if not len(rows):
+        return None
+    off = np.abs(rows["duration_ns"] - np.median(rows["duration_ns"]))
+    return int(rows["step"][len(rows) - 1 - int(off[::-1].argmin())])
 
 
 def _bands(bands: NDArray[Any], x: Place, top: float, height: float, layers: Sequence[LayerId]) -> str:

@@ -14,12 +14,17 @@ from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.shell import document, section
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, of_ns, of_share, pairs, plain, table, yes_no
+from sentinel.reports.in_short import in_short
 from sentinel.reports.text import headline_rows
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sentinel.reports.report import Report
+
+
+_SHOWN_CAVEATS = 5
+"""Of the caveats; those after the most important ones are a click away."""
 
 
 def page(report: Report) -> str:
@@ -31,19 +36,31 @@ def page(report: Report) -> str:
 
 def _header(report: Report) -> str:
     kind = report.headline["kind"] or "profiled only"
-    script = tag("p", escape(report.setup.script), class_="script") if report.setup.script else ""
     badge = tag("span", escape(kind), class_=f"badge {kind.split()[0]}")
-    said = done_sentence(report.headline)
-    sentence = "" if said in report.caveats else tag("p", escape(said), class_="done-sentence")
-    return f"<header><h1>Migration report {badge}</h1>{script}{sentence}</header>"
+    script = tag("p", escape(report.setup.script), class_="script") if report.setup.script else ""
+    done = tag("p", escape(done_sentence(report.headline)), class_="done-sentence")
+    rows = "".join(f"{tag('dt', escape(what))}{tag('dd', _coded(said))}" for what, said in in_short(report.headline))
+    short = f'<dl class="short">{rows}</dl>' if rows else ""
+    return f"<header><h1>Migration report {badge}</h1>{script}{done}{short}</header>"
+
+
+def _coded(sentence: str) -> str:
+    """What stands between back-quotes as code."""
+    parts = escape(sentence).split("`")
+    return "".join(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _caveats(report: Report) -> str:
-    if not report.caveats:
+    """All but what the header says already."""
+    told = [caveat for caveat in report.caveats if caveat != done_sentence(report.headline)]
+    if not told:
         return ""
-    items = "".join(tag("li", escape(caveat)) for caveat in report.caveats)
+    items = [tag("li", escape(caveat)) for caveat in told]
+    first, rest = "".join(items[:_SHOWN_CAVEATS]), "".join(items[_SHOWN_CAVEATS:])
+    more = f"<details><summary>{len(items) - _SHOWN_CAVEATS} more</summary><ul>{rest}</ul></details>" if rest else ""
     return (
-        f'<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2><ul>{items}</ul></section>'
+        '<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2>'
+        f"<ul>{first}</ul>{more}</section>"
     )
 
 
@@ -64,17 +81,17 @@ def _cards(h: dict[str, Any]) -> list[str]:
     share = f"{capacity / peak:.1%} of {format_bytes(peak)}" if capacity is not None and peak else ""
     served = h["fast_served_fraction"]
     live = h["live_bytes"]
-    managed = f"of {format_bytes(live)} live" if live else ""
+    managed = h["managed_bytes"] / live if live else None
     near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied else ""
     return [
-        _card(what, None if step is None else format_ns(step), against),
-        _card("Predicted", None if predicted is None else format_ns(predicted), near),
-        _card("Stall a step", None if h["stall_ns_per_step"] is None else format_ns(h["stall_ns_per_step"]), ""),
-        _card("Migrated a step", _bytes(h["migrated_bytes_per_step"]), ""),
         _card("Fast budget", _bytes(capacity), share),
-        _card("Fast peak", _bytes(fast), "most held at one time", fast / capacity if fast and capacity else None),
+        _card(what, None if step is None else format_ns(step), against),
         _card("Served from fast", None if served is None else f"{served:.1%}", "of the bytes touched", served),
-        _card("Managed", _bytes(h["managed_bytes"]), managed, h["managed_bytes"] / live if live else None),
+        _card("Migrated a step", _bytes(h["migrated_bytes_per_step"]), "both ways"),
+        _card("Fast peak", _bytes(fast), "most held at one time", fast / capacity if fast and capacity else None),
+        _card("Predicted", None if predicted is None else format_ns(predicted), near),
+        _card("Managed", None if managed is None else f"{managed:.1%}", "of the fullest layer's bytes", managed),
+        _card("Stall a step", None if h["stall_ns_per_step"] is None else format_ns(h["stall_ns_per_step"]), ""),
     ]
 
 

@@ -1,0 +1,60 @@
+"""The answer in a few sentences: how much fast memory is saved, what that costs, what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentinel.core.units import format_bytes, format_ns
+
+TITLE = "In short"
+
+
+def in_short(h: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, sentence) for a headline, in the order of the questions that a reader has; what is unknown is left out."""
+    rows = [("memory", _memory(h)), ("speed", _speed(h)), ("once", _once(h)), ("next", _next(h))]
+    return [(what, sentence) for what, sentence in rows if sentence]
+
+
+def _memory(h: dict[str, Any]) -> str:
+    budget, footprint = h["fast_capacity_bytes"], h["peak_bytes"]
+    if budget is None or not footprint:
+        return ""
+    if budget >= footprint:
+        return f"{format_bytes(footprint)} of tensors, all in fast memory"
+    saved = 1 - budget / footprint
+    return f"{format_bytes(budget)} of fast memory instead of {format_bytes(footprint)}: {saved:.0%} less"
+
+
+def _speed(h: dict[str, Any]) -> str:
+    applied, predicted, plain = h["step_ns_applied"], h["step_ns_predicted"], h["step_ns_plain"]
+    step = applied if applied is not None else predicted
+    if step is None:
+        return ""
+    told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
+    if plain:
+        how = "measured" if h["step_ns_plain_is_measured"] else "an estimate"
+        told += f", {step / plain:.2f} times a stock step ({format_ns(plain)}, {how})"
+    if h["kind"] == "emulated":
+        told += ", injected delays included"
+    if h["fast_served_fraction"] is not None:
+        told += f"; {h['fast_served_fraction']:.1%} of the bytes touched come from fast memory"
+    return told
+
+
+def _once(h: dict[str, Any]) -> str:
+    if h["setup_ns"] is None or h["plan_ns"] is None:
+        return ""
+    return f"{format_ns(h['setup_ns'] + h['plan_ns'])} to set up and plan"
+
+
+def _next(h: dict[str, Any]) -> str:
+    kind, slow = h["kind"], h["slow"] or ""
+    enough = "`sentinel compare` says how much fast memory is enough"
+    if kind == "declared":
+        here = slow if ":" not in slow else "PRESET"
+        return f"--slow emulated:{here} runs it here, with injected delays; {enough}"
+    if kind == "emulated":
+        return f"on a host with a slower NUMA node or CXL memory, --slow auto moves pages for real; {enough}"
+    if kind == "executed":
+        return f"{enough}; `sentinel compare --executed` runs the kernel's own placements beside it"
+    return f"`sentinel run --plan` applies a saved plan; {enough}" if kind == "simulated" else ""

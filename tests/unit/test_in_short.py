@@ -1,0 +1,98 @@
+"""The few sentences on top of a report, and the step that its timeline shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.run import Run
+from sentinel.core.units import format_bytes
+from sentinel.reports import Setup, build_report
+from sentinel.reports.html.lanes import lanes, typical_step
+from sentinel.reports.in_short import in_short
+from tests.builders import make_machine
+from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
+
+
+def said(**given) -> dict[str, str]:
+    setup = given.pop("setup", Setup())
+    return dict(in_short(build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, setup=setup, **given).headline))
+
+
+def test_memory_saved_and_what_it_costs_come_first() -> None:
+    headline = full_report().headline
+    told = in_short(headline)
+    assert [what for what, _ in told] == ["memory", "speed", "once", "next"]
+    footprint = headline["peak_bytes"]
+    saved = round(100 * (footprint - headline["fast_capacity_bytes"]) / footprint)
+    assert told[0][1] == f"8.00 MiB of fast memory instead of {format_bytes(footprint)}: {saved}% less"
+    times = headline["step_ns_applied"] / 81_000_000
+    assert f"{times:.2f} times a stock step (81.00 ms, an estimate), injected delays included" in told[1][1]
+    assert told[2][1].startswith("18 ns")  # 7 of set-up and 11 of planning
+
+
+@pytest.mark.parametrize(
+    ("given", "takes", "advice"),
+    [
+        ({"executed": executed(emulated=False)}, "takes", "--executed"),
+        ({"executed": executed()}, "takes", "moves pages for real"),
+        ({"simulated": SIMULATED}, "would take", "sentinel run --plan"),
+        (
+            {"simulated": SIMULATED, "setup": Setup(slow="cxl-asic-x8", kind="declared")},
+            "would take",
+            "--slow emulated:cxl-asic-x8 runs it here",
+        ),
+    ],
+)
+def test_what_to_do_next_follows_from_what_was_done(given: dict, takes: str, advice: str) -> None:
+    told = said(**given)
+    assert f"a step {takes} " in told["speed"]
+    assert ("injected delays included" in told["speed"]) == (advice == "moves pages for real")
+    assert advice in told["next"]
+
+
+def test_what_is_unknown_is_not_said() -> None:
+    assert in_short(build_report().headline) == []
+    assert "speed" not in dict(in_short(build_report(profile=PROFILE).headline))
+    assert "In short" not in build_report().text()
+
+
+def test_a_plan_with_room_for_all_saves_nothing() -> None:
+    from sentinel import planner
+
+    roomy = make_machine(1 << 30)
+    report = build_report(profile=PROFILE, plan=planner.plan(PROFILE, roomy, "all-fast"), machine=roomy)
+    assert "all in fast memory" in dict(in_short(report.headline))["memory"]
+    assert "less" not in dict(in_short(report.headline))["memory"]
+
+
+def timed(durations: list[int], in_step: list[bool]) -> Run:
+    """The executed run, its steps having these times."""
+    steps = executed().steps.copy()
+    steps["duration_ns"], steps["in_step"] = durations, in_step
+    return executed(steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("durations", "in_step", "chosen"),
+    [
+        ([90, 100, 5900], [True, True, True], 1),  # the last one held a pause
+        ([5900, 100, 90], [True, True, True], 1),
+        ([100, 100, 100], [True, True, True], 2),
+        ([100, 120, 90], [False, True, False], 1),
+        ([100, 120, 90], [False, False, False], None),
+    ],
+)
+def test_the_timeline_shows_a_typical_step(durations: list[int], in_step: list[bool], chosen: int | None) -> None:
+    run = timed(durations, in_step)
+    numbers = run.steps["step"].tolist()
+    assert typical_step(run) == (None if chosen is None else numbers[chosen])
+    shown = lanes(run, PLAN, PROFILE.layers)
+    assert (shown == "") if chosen is None else (f"Step {numbers[chosen]}, the one nearest the median" in shown)
+
+
+def test_a_step_without_migrations_is_not_shown() -> None:
+    run = timed([90, 100, 110], [True, True, True])
+    moves = run.migrations[run.migrations["step"] != run.steps["step"][1]]
+    assert typical_step(executed(steps=run.steps, migrations=moves)) != run.steps["step"][1]
+    assert typical_step(executed(migrations=np.empty(0, run.migrations.dtype))) is None
