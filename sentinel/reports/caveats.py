@@ -10,6 +10,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, TRIAL, Run
+from sentinel.core.trace import Quality
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.outcomes import kept_steps
 from sentinel.reports.setup import Setup
@@ -51,9 +52,11 @@ def caveats_of(
     found += _of_prediction(headline)
     if profile is not None:
         found += _of_profile(profile)
+    found += _of_memory(headline, setup)
     if machine is not None:
         found += _of_machine(machine)
-    found += _of_memory(headline, setup)
+    if profile is not None:
+        found += _of_tracker(profile.quality)
     return list(dict.fromkeys(_sentence(text) for text in found))
 
 
@@ -117,11 +120,16 @@ def _of_run(run: Run) -> list[str]:
 
 
 def _of_profile(profile: Profile) -> list[str]:
-    quality, found = profile.quality, list(profile.notes)
+    found = list(profile.notes)
     if profile.provisional:
         found.append("The profile is provisional: the profiled step was not like those that follow.")
     if profile.step_ns_plain is not None and not profile.step_ns_is_measured:
         found.append("The plain step time is an estimate: no step ran on stock PyTorch.")
+    return found
+
+
+def _of_tracker(quality: Quality) -> list[str]:
+    found = []
     missing = {"reads", "writes"} - set(quality.sees)
     if "touches" in quality.sees:
         found.append(f"Tracker {quality.tracker} sees that memory was touched, not whether it was read or written.")

@@ -52,9 +52,9 @@ def _next(h: dict[str, Any]) -> str:
     enough = "`sentinel compare` says how much fast memory is enough"
     if kind == "declared":
         here = slow if ":" not in slow else "PRESET"
-        return f"--slow emulated:{here} runs it here, with injected delays; {enough}"
+        return f"`--slow emulated:{here}` runs it here, with injected delays; {enough}"
     if kind == "emulated":
-        return f"on a host with a slower NUMA node or CXL memory, --slow auto moves pages for real; {enough}"
+        return f"on a host with a slower NUMA node or CXL memory, `--slow auto` moves pages for real; {enough}"
     if kind == "executed":
         return f"{enough}; `sentinel compare --executed` runs the kernel's own placements beside it"
     return f"`sentinel run --plan` applies a saved plan; {enough}" if kind == "simulated" else ""

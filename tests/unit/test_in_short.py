@@ -40,7 +40,7 @@ def test_memory_saved_and_what_it_costs_come_first() -> None:
         (
             {"simulated": SIMULATED, "setup": Setup(slow="cxl-asic-x8", kind="declared")},
             "would take",
-            "--slow emulated:cxl-asic-x8 runs it here",
+            "`--slow emulated:cxl-asic-x8` runs it here",
         ),
     ],
 )

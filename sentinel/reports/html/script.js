@@ -43,3 +43,5 @@ for (const input of document.querySelectorAll(".filter input")) {
     for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(word);
   });
 }
+
+addEventListener("beforeprint", () => { for (const folded of document.querySelectorAll("details")) folded.open = true; });
