@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from numpy.typing import NDArray
+
 from sentinel.core.plan import Plan
 from sentinel.core.schedule import schedule
 
@@ -13,10 +17,11 @@ class Agenda:
     `born`: as in Schedule. `born_fast_bytes`: room that births take. `busy`: whether there is anything to do.
     `expects`: whether promotions are due. Not per layer: `crossing`, migrations under way as layer 0 begins,
     demotions first; `wrapping`, transients alive across it; `passing`, the other transients; `lasting`, persistent
-    blocks; `wanted`, block -> tier at layer 0 of the lasting and the wrapping ones.
+    blocks; `wanted`, block -> tier at layer 0 of the lasting and the wrapping ones; `used_later`, of each migration,
+    whether `uses` (as of USE_DTYPE) has its block after the layer before which it is due, before it moves again.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, uses: NDArray[Any]) -> None:
         moves, blocks, length = plan.migrations, plan.blocks, plan.n_layers
         when = schedule(plan)
         self.due, self.dead, self.born = when.due_before, when.dead_at, when.born_at
@@ -41,8 +46,26 @@ class Agenda:
         self.lasting = [index for index, block in enumerate(blocks) if block.persistent]
         at_zero = plan.placement[:, 0].tolist() if length else []
         self.wanted: dict[int, int] = {index: at_zero[index] for index in (*self.lasting, *self.wrapping)}
+        self.used_later = _used_later(plan, uses)
 
     @property
     def boundaries(self) -> list[int]:
         """The layers before which promotions are due."""
         return [layer for layer, expects in enumerate(self.expects) if expects]
+
+
+def _used_later(plan: Plan, uses: NDArray[Any]) -> list[bool]:
+    """See Agenda."""
+    length = max(plan.n_layers, 1)
+    layers: dict[int, list[int]] = {}
+    for block, layer in zip(uses["block"].tolist(), uses["layer"].tolist(), strict=True):
+        layers.setdefault(block, []).append(layer)
+    starts: dict[int, list[int]] = {}
+    for move in plan.migrations:
+        starts.setdefault(move.block, []).append(move.start)
+
+    def later(block: int, due: int) -> bool:
+        after = min((start - due) % length for start in starts[block])
+        return any(0 < (layer - due) % length < after for layer in layers.get(block, ()))
+
+    return [later(move.block, move.due) for move in plan.migrations]

@@ -85,7 +85,7 @@ class Engine:
             discard=discard,
         )
         self._strays = Strays(plan, uses, self._where, self._flights, self._ledger, self._mover.forks)
-        self._agenda = Agenda(plan)
+        self._agenda = Agenda(plan, uses)
         self._pieces = functools.cache(lambda: Pieces(self._agenda.lasting, ranges))
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
@@ -271,25 +271,30 @@ class Engine:
 
     def _settle_due(self, layer: int) -> int:
         """Migrations due before `layer`: late promotions are waited for or left, as the trials say."""
-        late = []
+        late, for_later = [], []
         for index in self._agenda.due[layer]:
             flight = self._by_move.pop(index, None)
             if flight is not None and self._flights.under_way(flight):
                 flight.late = True
                 if flight.target == 0:
                     late.append(flight)
+                    for_later.append(self._agenda.used_later[index])
         if not self._agenda.expects[layer]:
             return 0
         if not late:
             self._ledger.totals["case1"] += 1
             return 0
-        self._ledger.totals["case2" if self._mover.held().starved else "case3"] += 1
+        starved = bool(self._mover.held().starved)
+        self._ledger.totals["case2" if starved else "case3"] += 1
         stall = 0
         if self._must_wait(late) or self._trials.wait(layer):
             stall = self._await(late)
+            self._trials.waited(stall)
         else:
-            for flight in late:
-                self._mover.cancel(flight.job)
+            # What is used later too may still arrive for that. But one that finds no room keeps all others back.
+            for flight, later in zip(late, for_later, strict=True):
+                if starved or not later:
+                    self._mover.cancel(flight.job)
         self._flights.collect()
         return stall
 

@@ -1,73 +1,140 @@
 """Test and trial (case 3 of the paper): when migrations are late, is it faster to wait or to go on without them?
 
-The first time that promotions are late as a layer begins, one step waits for them and one step leaves the rest in
-slow memory. What counts is the time from that layer to the next before which promotions are due, the wait included;
-these windows tile the step, so trials at several layers run side by side. The faster way is kept.
+Where promotions are late as a layer begins, steps wait for them and leave the rest in slow memory in turn, TRIES times
+each. What counts is the time from that layer to the next before which promotions are due; these windows tile the step,
+so trials at several layers run side by side. The plan stands, which is to wait, unless leaving is clearly faster: what
+it spares is known exactly, the wait; what it costs, slow accesses, shows in windows that vary by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median_low
 
 from sentinel.core.run import TRIAL
 from sentinel.core.units import format_ns
 
+TRIES = 3
+"""Windows of each way. One of each would toss a coin wherever the wait is shorter than windows vary."""
+CLEARLY = 2
+"""Where windows vary by five times the wait, leaving is then chosen about once in a hundred trials."""
+NEGLIGIBLE = 100
+"""A wait of at most one part in so many of its window: it goes on waiting, and spends no steps on a trial."""
+FIRST_REST = 64
+"""Late again so many times after a decision, it is tried again: what else runs here may have changed. Then after twice
+as many, and so on: trials take less and less of a long run, and none is wrong for longer than for half of it."""
+
+_AGAIN = "test and trial, tried again: "
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the windows of one trial say, in ns. `wait_ns`: the wait that leaving spares, in a usual window.
+
+    `slower_ns`: how much longer the rest of the best window is without waiting; by what it is below 0, noise.
+    `noise_ns`: by what windows of one kind differ.
+    """
+
+    wait_ns: int
+    slower_ns: int
+    noise_ns: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether waiting stays the better choice: unless leaving gains more than CLEARLY times the noise."""
+        return self.wait_ns - max(self.slower_ns, 0) <= CLEARLY * self.noise_ns
+
+
+def finding(waits_ns: Sequence[int], busy_ns: Sequence[int], left_ns: Sequence[int]) -> Finding:
+    """The finding of windows that waited (their waits, and the rest of them) and of those that did not wait.
+
+    A window cannot be shorter because bytes stayed in slow memory: where it seems so, that much is noise.
+    """
+    slower = min(left_ns) - min(busy_ns)
+    varies = max(median_low(ns) - min(ns) for ns in (busy_ns, left_ns))
+    return Finding(median_low(waits_ns), slower, max(varies, -slower))
+
 
 @dataclass(slots=True)
 class _Record:
-    wait_ns: int | None = None
-    leave_ns: int | None = None
+    """Of one layer. `waits`: as decided last, None before. It holds for so many more times as `rest` says."""
 
-    @property
-    def waits(self) -> bool | None:
-        """The decision; None while a trial is missing."""
-        if self.wait_ns is None or self.leave_ns is None:
-            return None
-        return self.wait_ns <= self.leave_ns
+    waits_ns: list[int] = field(default_factory=list)
+    busy_ns: list[int] = field(default_factory=list)
+    left_ns: list[int] = field(default_factory=list)
+    waits: bool | None = None
+    rest: int = 0
+    next_rest: int = FIRST_REST
+
+    def clear(self) -> None:
+        """Forget what was tried."""
+        for windows in (self.waits_ns, self.busy_ns, self.left_ns):
+            windows.clear()
 
 
 class Trials:
-    """`boundaries`: the layers before which promotions are due. `decided(layer, sentence)` hears each decision."""
+    """`boundaries`: the layers before which promotions are due. `decided(layer, sentence)` hears each decision that
+    changes what is done."""
 
     def __init__(self, boundaries: Sequence[int], decided: Callable[[int, str], None]) -> None:
         self._records = {layer: _Record() for layer in boundaries}
         self._decided = decided
         self._window: tuple[int, int] | None = None  # layer, when it began
         self._tries = ""  # what the window tries: "wait", "leave" or nothing
+        self._wait_ns = 0
 
     def enter(self, layer: int, now_ns: int) -> None:
         """`layer`, one of the boundaries, begins: the window before ends here, the next one starts."""
         if self._window is not None and self._tries:
-            self._close(now_ns)
+            self._close(self._window[0], now_ns - self._window[1])
         self._window, self._tries = (layer, now_ns), ""
 
     def wait(self, layer: int) -> bool:
-        """Promotions due before `layer` are late: whether to wait for them, this time."""
+        """Promotions due before `layer` are late: whether to wait for them, this time. If so, tell how long by
+        `waited`."""
         record = self._records[layer]
-        if record.waits is not None:
+        if record.rest:
+            assert record.waits is not None
+            record.rest -= 1
             return record.waits
-        self._tries = "wait" if record.wait_ns is None else "leave"
+        self._tries = "wait" if len(record.busy_ns) <= len(record.left_ns) else "leave"
+        self._wait_ns = 0
         return self._tries == "wait"
+
+    def waited(self, wait_ns: int) -> None:
+        """The wait that begins the window under way took so long."""
+        self._wait_ns = wait_ns
 
     def abandon(self) -> None:
         """The step went out of step: its window says nothing."""
         self._window, self._tries = None, ""
 
-    def _close(self, now_ns: int) -> None:
-        assert self._window is not None
-        layer, began_ns = self._window
+    def _close(self, layer: int, window_ns: int) -> None:
         record = self._records[layer]
-        if self._tries == "wait":
-            record.wait_ns = now_ns - began_ns
+        if self._tries == "leave":
+            record.left_ns.append(window_ns)
         else:
-            record.leave_ns = now_ns - began_ns
-        if record.waits is None or record.wait_ns is None or record.leave_ns is None:
+            untried = record.waits is None and not record.busy_ns
+            if untried and self._wait_ns * NEGLIGIBLE <= window_ns:
+                return
+            record.waits_ns.append(self._wait_ns)
+            record.busy_ns.append(window_ns - self._wait_ns)
+        if len(record.left_ns) == TRIES:
+            self._decide(layer, record)
+
+    def _decide(self, layer: int, record: _Record) -> None:
+        found, before = finding(record.waits_ns, record.busy_ns, record.left_ns), record.waits
+        shortest_ns = min(record.busy_ns)
+        record.clear()
+        record.waits, record.rest, record.next_rest = found.waits, record.next_rest, 2 * record.next_rest
+        if found.waits == before:
             return
-        verdict = "waits for them" if record.waits else "leaves the rest in slow memory"
+        way = "longer" if found.slower_ns >= 0 else "shorter"
         self._decided(
             layer,
-            f"{TRIAL}migrations due before layer {layer} come late: with waiting it takes"
-            f" {format_ns(record.wait_ns)} to the next interval, without {format_ns(record.leave_ns)};"
-            f" from now on it {verdict}",
+            f"{TRIAL if before is None else _AGAIN}migrations due before layer {layer} come late: waiting takes"
+            f" {format_ns(found.wait_ns)}; without it the {format_ns(shortest_ns)} to the next interval are"
+            f" {format_ns(abs(found.slower_ns))} {way}, and they vary by {format_ns(found.noise_ns)} anyway;"
+            f" from now on it {'waits for them' if found.waits else 'leaves the rest in slow memory'}",
         )
