@@ -11,7 +11,8 @@ from sentinel.profiler import backward, ticks
 from sentinel.reports import Report, build_report
 from sentinel.session import observing
 from sentinel.session.applying import nothing_ran
-from sentinel.session.session import Session, State
+from sentinel.session.course import State
+from sentinel.session.session import Session
 
 
 class StockSession(Session):

@@ -19,8 +19,9 @@ from sentinel.core.run import Run
 from sentinel.profiler import ticks
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
+from sentinel.session.course import State
 from sentinel.session.request import Overrides, Request, overridden, set_overrides
-from sentinel.session.session import Session, State
+from sentinel.session.session import Session
 
 __all__ = [
     "Annotation",

@@ -19,7 +19,7 @@ import torch  # noqa: E402
 import sentinel  # noqa: E402
 from sentinel.core.run import REASONS  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.session import State  # noqa: E402
+from sentinel.session.course import State  # noqa: E402
 from sentinel.system import numa  # noqa: E402
 from tests.numa.training import WIDTH, Net  # noqa: E402
 from tests.training import assert_same, train  # noqa: E402

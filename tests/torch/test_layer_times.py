@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel.core.run import Run  # noqa: E402
 from sentinel.session import current, planning  # noqa: E402
-from sentinel.session.session import REFINE_STEPS, RETIME_STEPS  # noqa: E402
+from sentinel.session.course import REFINE_STEPS, RETIME_STEPS  # noqa: E402
 from sentinel.simulator import simulate  # noqa: E402
 from tests.torch.bit_identity_cases import CASES  # noqa: E402
 

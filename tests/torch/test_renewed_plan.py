@@ -14,7 +14,7 @@ import sentinel  # noqa: E402
 from sentinel.core.errors import NativeError  # noqa: E402
 from sentinel.migration.engine import Engine  # noqa: E402
 from sentinel.session import applying, current, planning  # noqa: E402
-from sentinel.session.session import REFINE_STEPS, State  # noqa: E402
+from sentinel.session.course import REFINE_STEPS, State  # noqa: E402
 from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.session import Session, State  # noqa: E402
+from sentinel.session.course import State  # noqa: E402
+from sentinel.session.session import Session  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 HERE, THERE = (0, 1, 2, 3), (0, 2, 1, 3)  # the same blocks, all of one size

@@ -1,0 +1,312 @@
+"""Course: the way of a job from one profiled step to plans that are applied, tick by tick.
+
+States, in order:
+  RECORDING   between start_profile() and end_profile(): one step is observed
+  WAITING     a whole step must be recorded anew; it begins with the ring's layer 0
+  RING        that step, from last tick to last tick
+  TRYING      a saved plan is in place, and is checked against the step before its migrations start
+  APPLYING    the plan is applied: ticks drive the engine. Steps of a shape that it does not know lead to RING again
+  DECLARED    there is a plan, but nothing to apply it to
+  ENDED       stock allocation is back
+
+What is done in them is in the other files: job, recording, planning, buckets, applying, trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel.core.errors import SentinelError
+from sentinel.core.machine import TierSpec
+from sentinel.core.plan import Plan
+from sentinel.core.trace import LayerId, Phase, Trace
+from sentinel.migration.memory import ManagedMemory, MemoryCounters
+from sentinel.profiler import backward
+from sentinel.profiler.layers import LayerClock
+from sentinel.reports.caveats import counted
+from sentinel.session.applying import Applying
+from sentinel.session.buckets import FALLBACK_SHARE, MOST, Bucket, Lookout, known_bucket
+from sentinel.session.job import Job
+from sentinel.session.planning import Dataflow, Planning
+from sentinel.session.recording import Recording
+from sentinel.session.trial import clock_of, mismatch
+from sentinel.session.witnessing import Witnessing
+
+REFINE_STEPS = 4
+"""After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
+RETIME_STEPS = 16
+"""After so many, they are taken once more: three steps tell little where others use the host, and are not warm yet."""
+
+MOST_OPTIMIZER_STEPS = 64
+"""Of each optimizer, in the profiled step: beyond, its end was forgotten, and what is recorded would grow for ever."""
+
+
+class State(enum.Enum):
+    """See the module's docstring."""
+
+    RECORDING = "recording"
+    WAITING = "waiting"
+    RING = "ring"
+    TRYING = "trying"
+    APPLYING = "applying"
+    DECLARED = "declared"
+    ENDED = "ended"
+
+
+class Course:
+    """What the ticks of one session lead to. A session sets up what it works with, and calls it in one thread."""
+
+    _memory: ManagedMemory
+    _recording: Recording
+    _planning: Planning
+    _applying: Applying
+    _witnessing: Witnessing
+    _applicable: bool
+    _slow: TierSpec
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self.state = State.ENDED
+        self._recorded = Dataflow()  # the step recorded last, before it has a bucket
+        self._job = Job(models, optimizers)
+        self._clock = LayerClock()
+        self._notes: list[str] = []
+        self._setup_ns = 0
+        self._steps = 0  # applied ones
+        self._lookout = Lookout()
+        self._counters: MemoryCounters | None = None  # at the end
+        self._heard: list[tuple[str, Phase]] = []  # ticks of the step that is tried
+        self._heard_boundary = False
+        self._missed_a_ring = False
+        self._full = False
+
+    @property
+    def flow(self) -> Dataflow:
+        """That of most steps, where there are several; without a plan that is applied, of the step recorded last."""
+        return self._applying.main.flow if self._applying.buckets else self._recorded
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is planned for most steps."""
+        return self.flow.plan
+
+    # ---- ticks ------------------------------------------------------------------------------------------
+
+    def _tick(self, name: str, phase: Phase, source: str) -> None:
+        if source == "add_layer" and not self._clock.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+            return
+        identity = self._clock.identify(name, phase)
+        if self.state is State.RECORDING:
+            begins = self._clock.layer
+            assert begins is not None
+            self._recording.end_layer(begins - 1, begins)
+            self._clock.require_end(MOST_OPTIMIZER_STEPS * max(len(self._job.optimizers), 1))
+            return
+        layer = self._clock.advance(identity)
+        if self.state is not State.RING:
+            self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
+        if self.state is State.APPLYING:
+            if self._applying.tick(layer):
+                self._end_step()
+        else:
+            self._watch_tick(layer, identity)
+
+    def _boundary(self) -> None:
+        """An optimizer has stepped."""
+        self._clock.boundary()
+        self._heard_boundary = True
+
+    def _watch_tick(self, layer: int | None, identity: LayerId) -> None:
+        """WAITING, RING or TRYING: look for the whole step that is wanted."""
+        first = 1 % len(self._clock.ring)
+        heard = (identity.name, identity.phase)
+        if self.state is State.TRYING:
+            again = bool(self._heard) and heard == self._heard[0]
+            if again and (layer == first or self._heard_boundary):
+                self._settle_trial()
+            self._heard.append(heard)
+        elif self.state is State.WAITING:
+            if layer == 0:
+                self._begin_ring()
+            elif layer == first and self._missed_a_ring:  # where no step ends as the ring does
+                self._begin_ring(heard)
+            self._missed_a_ring |= layer == first
+        elif layer == self._recording.ring_from:
+            self._end_ring()
+        elif layer == first and self._recording.heard:  # cut short, or it ticked otherwise than the one before
+            self._recording.abandon()
+            if self._applying.buckets:
+                self._go_on()
+                return
+            self._clock = clock_of(self._recording.heard)
+            self._clock.advance(self._clock.identify(*heard))
+            self._begin_ring(heard)
+        else:
+            self._recording.hear(heard)
+
+    # ---- from one state to the next -------------------------------------------------------------------------
+
+    def _begin_ring(self, *heard: tuple[str, Phase]) -> None:
+        self._missed_a_ring = False
+        self._recording.begin_ring(*heard)
+        self.state = State.RING
+
+    def _end_ring(self) -> None:
+        """A whole step was recorded."""
+        self._clock = self._recording.end_ring(self._clock)
+        began, planned = time.perf_counter_ns(), self._planning.spent_ns
+        self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
+        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+
+    def _go_on(self) -> None:
+        """Plans are for one ring of layers, and the step to record had another: they are applied as before."""
+        why = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
+        if why not in self._notes:
+            self._notes.append(why)
+        self._lookout.recorded(known=True)
+        self._apply(self._applying.current)
+
+    def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
+        """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
+        flow = self._planning.profiled(trace, provisional=provisional)
+        bucket = known_bucket(self._applying.buckets, flow)
+        if bucket is None:
+            self._recorded = flow
+            self._recorded = flow = self._planning.planned(flow)
+        if provisional:
+            self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
+            self.state = State.WAITING
+            return
+        self._lookout.recorded(known=bucket is not None)
+        if bucket is None:
+            bucket = self._applying.add(flow)
+            if bucket.number:
+                self._notes.append(
+                    f"after {self._steps} steps: a shape that no plan knew came again and was profiled (bucket"
+                    f" {bucket.number})"
+                )
+            self._hold_to_one_budget()
+        self._apply(bucket)
+
+    def _hold_to_one_budget(self) -> None:
+        """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
+        for bucket in self._applying.buckets:
+            if bucket.flow.profile is not None and self._planning.outdated(bucket.flow):
+                self._renew(bucket, self._planning.planned(bucket.flow))
+
+    def _renew(self, bucket: Bucket, flow: Dataflow) -> bool:
+        """Whether the plan of `flow` took the place of the bucket's, whose engine rests; if not, that one goes on."""
+        try:
+            self._applying.renew(bucket, flow)
+        except SentinelError as error:
+            self._notes.append(f"bucket {bucket.number} was planned anew, but keeps its plan: {error}")
+            return False
+        return True
+
+    def _apply(self, bucket: Bucket) -> None:
+        """From now on the plan of `bucket` is carried out; layer 0, or the first after it, has begun."""
+        self._applying.serve(bucket, self._clock.layer)
+        self._start()
+
+    def _start(self) -> None:
+        if not self._applicable:
+            self._notes.append(
+                f"nothing was applied: this host has no slower tier, {self._slow.name} is declared only;"
+                f' use slow="emulated:PRESET" to run with injected delays'
+            )
+            self._close(State.DECLARED)
+            return
+        self._applying.start(self._clock.layer)
+        self.state = State.APPLYING
+
+    def _end_step(self) -> None:
+        """An applied step has ended. Where shapes come again that no bucket knows, one such step is recorded."""
+        self._steps += 1
+        self._witnessing.step_ended()
+        known = self._applying.end_step().known
+        if known:
+            self._time_layers(self._applying.current)
+        if not self._lookout.ended(self._steps, unknown=not known):
+            return
+        most = MOST if self._applying.may_change else 1
+        if len(self._applying.buckets) < most:
+            self._applying.rest()
+            self._begin_ring()
+        elif not self._full:
+            self._full = True
+            shapes = counted(most, "shape")
+            self._notes.append(f"steps came in more than {shapes}; those beyond were served where they fit")
+
+    def _time_layers(self, bucket: Bucket) -> None:
+        """Layer times are those of the first applied steps from now on; where another plan is better, switch to it."""
+        executed = bucket.run() if bucket.served.steps in (REFINE_STEPS, RETIME_STEPS) else None
+        if executed is None:
+            return
+        if bucket.served.steps == RETIME_STEPS or not self._applying.may_change:
+            bucket.flow = self._planning.retimed(bucket.flow, executed)
+            return
+        flow, switch = self._planning.refined(bucket.flow, executed)
+        if not switch:
+            bucket.flow = flow
+            return
+        self._applying.rest()
+        if self._renew(bucket, flow):
+            self._notes.append(f"planned anew after {REFINE_STEPS} applied steps, with their layer times")
+        self._apply(bucket)
+
+    # ---- a saved plan ---------------------------------------------------------------------------------------
+
+    def _try(self, plan: Plan) -> None:
+        """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
+        self._clock = LayerClock(plan.layers)
+        self._heard, self._heard_boundary = [], False
+        self._applying.serve(self._applying.add(self._planning.saved(plan)), self._clock.layer)
+        self.state = State.TRYING
+
+    def _settle_trial(self) -> None:
+        """A step has run on a saved plan's slots: apply the plan if the step was its own, else profile anew."""
+        if self.state is not State.TRYING:
+            return
+        assert self.plan is not None
+        born = self._job.state_was_born()
+        self._job.adopt(self._memory)
+        why = mismatch(self.plan, self._clock, self._job)
+        missed = self._applying.end_step().missed
+        if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
+            self._heard, self._heard_boundary = [], False
+            return
+        if not why and missed > FALLBACK_SHARE:
+            why = f"{missed:.0%} of its bytes found no planned slot"
+        if not why:
+            self._start()
+            return
+        self._notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew")
+        self._recorded = replace(self.flow, plan=None)
+        self._applying.clear()
+        self._clock = clock_of(self._heard)  # what this step ticked is the ring to record
+        self._memory.record()
+        self.state = State.WAITING
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def _close(self, state: State = State.ENDED) -> None:
+        """Stock allocation is back; what lives in managed memory stays valid."""
+        with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
+            ending.callback(setattr, self, "state", state)
+            ending.callback(self._job.close)
+            ending.callback(self._memory.uninstall)
+            ending.callback(self._count)
+            ending.callback(self._witnessing.end)
+            ending.callback(self._applying.end)
+            if self.state in (State.RECORDING, State.RING):
+                self._recording.abandon()
+
+    def _count(self) -> None:
+        self._counters = self._memory.counters()
