@@ -9,6 +9,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
+from sentinel.planner.by_worth import worth_tiers
 from sentinel.planner.decision import Decision
 from sentinel.planner.fetched import all_addressable, fetched_plans
 from sentinel.planner.mixed import Effort, mixed
@@ -38,7 +39,7 @@ class Sentinel:
             return one_tier(profile, machine, 0, self.name)
         if len(machine.tiers) > 2:
             plans = tiered_plans(profile, machine, self.name, footprint, _decisions, large=_is_large)
-            plans += [_first_touch(profile, machine, self.name)] if all_addressable(machine) else []
+            plans += _fixed(profile, machine, self.name) if all_addressable(machine) else []
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
                 return best_of(plans, profile, machine, self.name)
@@ -50,14 +51,16 @@ class Sentinel:
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
         if not plans or not _is_large(work):
-            plans.append(_first_touch(profile, machine, self.name))
+            plans += _fixed(profile, machine, self.name)
         return best_of(plans, profile, machine, self.name)
 
 
-def _first_touch(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
+def _fixed(profile: Profile, machine: Machine, policy: str) -> list[tuple[str, Plan]]:
+    """Plans in which each page stays where it is for good."""
     all_fast = one_tier(profile, machine, 0, policy)
-    tiers = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
-    return "first-touch", by_pages(all_fast, profile, tiers, policy)
+    by_touch = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
+    tiers = (("first-touch", by_touch), ("by worth", worth_tiers(all_fast, profile, machine)))
+    return [(label, by_pages(all_fast, profile, tier, policy)) for label, tier in tiers]
 
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
