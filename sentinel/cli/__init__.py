@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from sentinel.cli.common import FAILED, INTERRUPTED, code_of
+from sentinel.cli.common import FAILED, INTERRUPTED, USAGE, code_of
 from sentinel.core.errors import SentinelError
 
 _EPILOG = """\
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    verbs = top.add_subparsers(metavar="VERB", required=True, title="verbs")
+    verbs = top.add_subparsers(metavar="VERB", dest="verb", required=True, title="verbs")
     for verb in (run, plan, simulate, compare, report, doctor, calibrate):
         verb.add_to(verbs)
     return top
@@ -52,8 +53,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); returns the exit code."""
-    arguments = parser().parse_args(argv)
+    debug = False
     try:
+        arguments = parsed(sys.argv[1:] if argv is None else argv)
+        debug = arguments.debug
         code: int = arguments.execute(arguments)
         sys.stdout.flush()  # a pipe that nobody reads any more is told here, not as Python ends
         return code
@@ -61,18 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as head and less leave it: no word
         return FAILED
     except SentinelError as error:
-        if arguments.debug:
+        if debug:
             raise
         print(f"sentinel: {error}", file=sys.stderr)
         return code_of(error)
     except OSError as error:
-        if arguments.debug or error.filename is None:
+        if debug or error.filename is None:
             raise
         print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("sentinel: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; without any, the help on stderr and the exit code of what is not understood."""
+    top = parser()
+    if not argv:
+        top.print_help(sys.stderr)
+        raise SystemExit(USAGE)
+    arguments = top.parse_args(argv)
+    if arguments.verb != "run" and isinstance(sys.stdout, io.TextIOWrapper):  # what a script prints is its own affair
+        sys.stdout.reconfigure(errors="replace")  # a bar that a locale such as C cannot print is a `?`, not an error
+    return arguments
 
 
 def _version() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,9 @@ def machine_named(text: str) -> Machine:
 
 
 def print_json(value: Any) -> None:
-    """`value` on stdout as indented JSON; what is unknown is null."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """`value` on stdout as indented JSON; what is unknown is null, and what the locale cannot print is escaped."""
+    readable = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    print(json.dumps(value, indent=2, ensure_ascii=not readable, allow_nan=False))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

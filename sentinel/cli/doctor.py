@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sentinel.system.topology import Node, Topology
 
 NEEDED = ("C++ compiler", "torch")
-"""Without these, and tracker `ops`, no training step can be watched, and the exit code is 1."""
+"""Without these, or without what tracker `ops` uses, no training step can be watched, and the exit code is 1."""
 
 _EXAMPLES = f"""\
 examples:
@@ -28,8 +28,8 @@ Everything is tried, not looked up, so the answer holds for this user in this co
 what the table says it is for.
 
 exit code: 0 where a training step can be watched and placed, 1 where it cannot: {" or ".join(NEEDED)} is missing, or
-not even tracker ops works. A page tracker that is refused, a right or a kernel feature that is missing, and the want of
-a second node change nothing in it.
+tracker ops, on which every other one builds, does not work. A page tracker that is refused, a right or a kernel feature
+that is missing, and the want of a second node change nothing in it.
 """
 
 
@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
         host, found, seen = topology(), probe_all(), doctor_watchers.examine()
     measured, spans = kept(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
-    missing += [] if seen.auto else ["tracker ops"]
+    missing += [trial.tracker for trial in seen.trackers if trial.tracker == "ops" and not trial.available]
     if arguments.json:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
         placed = {"calibration": None if measured is None else asdict(measured), "affinity": spans or None}
@@ -75,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def verdict(missing: Sequence[str]) -> str:
     """The last line."""
     if missing:
-        return f"no training step can be watched here: {', '.join(missing)} is missing"
+        return f"no training step can be watched here: {', '.join(missing)} is missing; its remedy is above"
     return "a training step can be watched and placed here"
 
 

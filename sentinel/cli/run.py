@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
-from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
 
-from sentinel.cli.common import INTERRUPTED, POLICIES, add_verb, amount, check_outputs, code_of
+from sentinel.cli.common import FAILED, POLICIES, add_verb, amount, check_outputs, code_of
+from sentinel.cli.script import module_named, run_as_main, script_at
 from sentinel.core.errors import SentinelError, UsageError
+
+if TYPE_CHECKING:
+    from sentinel.reports import Report
 
 _EXAMPLES = """\
 examples:
@@ -19,6 +22,8 @@ examples:
       bytes beyond 8 GiB live on NUMA node 1
   sentinel run --auto --fast 20% train.py
       for a script without annotations: finds its training loop by PyTorch's own hooks
+  sentinel run --auto --fast 20% -m package.train --epochs 3
+      a module, found as `python -m` finds it
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, whose memory is the fast one then
   sentinel run --save-plan plan.json train.py
@@ -48,8 +53,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
     out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
+    out.add_argument("--save-run", metavar="FILE", help="write what was done here, for `sentinel report --run`")
     parser.add_argument("--auto", action="store_true", help="the script has no annotations: find its training loop")
-    parser.add_argument("script", help="the training script")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, not a path")
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
     own.required = False  # argparse would name it among what is missing
     parser.set_defaults(execute=execute)
@@ -57,12 +64,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
-    code = compiled(arguments.script)
+    script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     check_files(arguments)
     settle(arguments.cpus)
     prepare_session(arguments)
     try:
-        status = run_as_main(code, arguments.script, arguments.arguments)
+        status = run_as_main(script, arguments.arguments)
         if arguments.auto:
             end_auto()
     except SentinelError as error:
@@ -74,24 +81,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return status or kept
 
 
-def compiled(path: str) -> CodeType:
-    """The script's code. OSError if it cannot be read; a syntax error is shown as Python shows it."""
-    with open(path, "rb") as file:
-        source = file.read()
-    try:
-        return compile(source, path, "exec", dont_inherit=True)
-    except SyntaxError:
-        traceback.print_exc(limit=0)
-        raise SystemExit(1) from None
-
-
 def check_files(arguments: argparse.Namespace) -> None:
     """Refuse what could not be written when the script has ended."""
     if arguments.report:
         from sentinel.reports.forms import form_of
 
         form_of(arguments.report)
-    check_outputs(arguments.report, arguments.save_plan, arguments.save_profile)
+    check_outputs(arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
 
 
 def settle(cpus: str | None) -> None:
@@ -131,42 +127,11 @@ def end_auto() -> None:
     follow().finish()
 
 
-def run_as_main(code: CodeType, path: str, arguments: list[str]) -> int:
-    """Run `code` as Python would run the script at `path`: argv, sys.path and `__main__` are the script's."""
-    main = ModuleType("__main__")
-    main.__file__ = path
-    main.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = main
-    sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
-    try:
-        exec(code, main.__dict__)
-    except SystemExit as leaving:
-        return status_of(leaving)
-    except KeyboardInterrupt:
-        print("sentinel: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except SentinelError:
-        raise
-    except BaseException as error:
-        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
-        traceback.print_exception(type(error), error, trace)
-        return 1
-    return 0
-
-
-def status_of(leaving: SystemExit) -> int:
-    """The exit code that Python gives for `sys.exit(...)`."""
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code & 0xFF
-    print(leaving.code, file=sys.stderr)
-    return 1
-
-
 def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
-    """Write report, plan and profile; returns 1 if no step was profiled. `failed`: the script did."""
+    """Write report, plan, profile and run; returns 1 if no step was profiled or one could not be written.
+
+    `failed`: the script did.
+    """
     import sentinel
     from sentinel.session import end_applying
 
@@ -175,14 +140,18 @@ def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
         report = sentinel.report()
     except UsageError:
         print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
-        return 1
-    save_nouns(arguments)
+        return FAILED
+    kept = save_nouns(arguments, report)
     if arguments.report:
-        report.write(arguments.report)
-        print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
-    else:
-        print(report.text(), file=sys.stderr)
-    return 0
+        try:
+            report.write(arguments.report)
+            print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
+            return kept
+        except SentinelError as error:  # such as a full disk: the training is done, and its report is not lost
+            print(f"sentinel: {error}; this is the report:", file=sys.stderr)
+            kept = FAILED
+    print(report.text(), file=sys.stderr)
+    return kept
 
 
 def _why_none(auto: bool, failed: bool) -> str:
@@ -201,16 +170,22 @@ def _why_none(auto: bool, failed: bool) -> str:
     return "trained no step under Sentinel; try --auto"
 
 
-def save_nouns(arguments: argparse.Namespace) -> None:
-    """Write the plan and the profile of the last session."""
+def save_nouns(arguments: argparse.Namespace, report: Report) -> int:
+    """Write the plan, the profile and the run of the last session; returns 1 if one could not be written."""
     from sentinel import files, session
 
-    last = session.current()
+    last, code = session.current(), 0
     for noun, path in (
         (last.plan if last else None, arguments.save_plan),
         (last.profile if last else None, arguments.save_profile),
+        (report.run, arguments.save_run),
     ):
         if path and noun is None:
             print(f"sentinel: nothing to write to {path}: the script ended before there was any", file=sys.stderr)
         elif path and noun is not None:
-            files.save(noun, path)
+            try:
+                files.save(noun, path)
+            except SentinelError as error:  # the others may find room
+                print(f"sentinel: {error}", file=sys.stderr)
+                code = FAILED
+    return code

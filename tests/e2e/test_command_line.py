@@ -17,7 +17,7 @@ from sentinel.cli.common import POLICIES
 from sentinel.core.profile import Profile
 from tests.builders import MIB, act, make_machine, make_profile, param
 
-VERBS = ("run", "plan", "simulate", "compare", "report", "doctor")
+VERBS = ("run", "plan", "simulate", "compare", "report", "doctor", "calibrate")
 
 
 def built_profile() -> Profile:
@@ -82,6 +82,22 @@ def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         main([])
     assert leaving.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "a typical session:" in said.err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_locale_that_cannot_print_a_bar_gets_a_report_all_the_same(saved: dict[str, str], encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words in (("report", "--profile", saved["profile"]), ("report", "--profile", saved["profile"], "--json")):
+        command = [sys.executable, "-m", "sentinel", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout.decode(encoding)
+        assert ("█" in printed) == (encoding == "utf-8" and "--json" not in words)
+        if "--json" in words:
+            assert json.loads(printed)["peak_bytes"] is None
 
 
 def test_a_decimal_unit_is_answered_with_the_binary_one(capsys: pytest.CaptureFixture[str]) -> None:

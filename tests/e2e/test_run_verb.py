@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,56 @@ def test_argv_path_and_main_are_those_of_the_script(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[0] == f"__main__ ['--fast', 'x', '-o'] {tmp_path.resolve()} {path} 7"
 
 
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    """Found from this folder, with its package's relative imports, its own arguments, and `__main__` of a package."""
+    (tmp_path / "pack" / "deep").mkdir(parents=True)
+    (tmp_path / "pack" / "helper.py").write_text("SEVEN = 7\n")
+    text = (
+        "import sys\nfrom {dots}helper import SEVEN\nprint(__name__, __spec__.name, SEVEN, sys.argv[1:], sys.path[0])\n"
+    )
+    (tmp_path / "pack" / "train.py").write_text(text.format(dots="."))
+    (tmp_path / "pack" / "deep" / "__main__.py").write_text(text.format(dots=".."))
+    for words, name in ((["-m", "pack.train"], "pack.train"), (["--module", "pack.deep"], "pack.deep.__main__")):
+        done = sentinel("run", *words, "-m", "x", cwd=tmp_path)
+        assert done.stdout == f"__main__ {name} 7 ['-m', 'x'] {tmp_path.resolve()}\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "none.such", "..up", "pack/train.py"])
+def test_a_module_that_is_not_there_is_one_line(tmp_path: Path, name: str) -> None:
+    done = sentinel("run", "-m", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert name.split("/")[0] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_report_that_finds_no_room_is_shown_instead(tmp_path: Path) -> None:
+    """The disk is full when the training has ended: each file is told, and the report is not lost."""
+    text = TRAINS + (
+        "import resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+    )
+    kept = ("--report", "r.html", "--save-plan", "p.json", "--save-profile", "p.st", "--save-run", "r.st")
+    done = sentinel("run", *EMULATED, *kept, script(tmp_path, text), cwd=tmp_path)
+    assert done.returncode == 1
+    for name in ("r.html", "p.json", "p.st", "r.st"):
+        assert f"sentinel: {name}: file: cannot be written" in done.stderr
+    assert "Sentinel migration report [EMULATED]" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_the_run_is_kept_for_a_report_to_come(tmp_path: Path) -> None:
+    kept = ("--report", "r.json", "--save-plan", "p.json", "--save-profile", "p.st", "--save-run", "r.st")
+    assert sentinel("run", *EMULATED, *kept, script(tmp_path, TRAINS), cwd=tmp_path).returncode == 0
+    again = sentinel(
+        "report", "--profile", "p.st", "--plan", "p.json", "--run", "r.st", "-o", "again.json", cwd=tmp_path
+    )
+    assert again.returncode == 0, again.stderr
+    first, second = (json.loads((tmp_path / name).read_text())["headline"] for name in ("r.json", "again.json"))
+    same = ("kind", "slow", "peak_bytes", "fast_served_fraction", "step_ns_applied", "migrated_bytes_per_step", "cases")
+    assert {key: second[key] for key in same} == {key: first[key] for key in same}
+    assert first["kind"] == "emulated"
+
+
 def test_a_script_without_annotations_is_told_about_auto(tmp_path: Path) -> None:
     done = sentinel("run", script(tmp_path, "print('done')"))
     assert done.returncode == 1
@@ -47,6 +98,22 @@ def test_a_script_without_annotations_is_told_about_auto(tmp_path: Path) -> None
     assert "try --auto" in done.stderr
 
 
+TRAINS = """
+import torch
+import sentinel
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sentinel.annotate(model, optimizer)
+for step in range(6):
+    if step == 1:
+        sentinel.start_profile(tracker="ops")
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        sentinel.end_profile()
+"""
 BEGINS = "import sentinel\nsentinel.start_profile(slow='emulated:cxl-asic-x8', tracker='ops')\n"
 
 

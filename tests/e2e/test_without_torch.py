@@ -16,12 +16,15 @@ NO_TORCH = """
 import sys
 sys.modules["torch"] = None  # importing it fails from now on
 """
-BLOCKED = NO_TORCH + """
+BLOCKED = (
+    NO_TORCH
+    + """
 import ctypes
 class NoLibrary:
     def __init__(self, *_a, **_k): raise OSError("no library here")
 ctypes.CDLL = NoLibrary
 """
+)
 
 
 def python(code: str, *arguments: str, blocked: str = BLOCKED) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,98 @@
+"""Runs a script or a module in this process as Python would: argv, sys.path and `__main__` are its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import NoReturn
+
+from sentinel.cli.common import INTERRUPTED
+from sentinel.core.errors import SentinelError, UsageError
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is to be run. `folder` comes first on sys.path; `spec` is that of a module, None for a file."""
+
+    code: CodeType
+    path: str
+    folder: str
+    spec: ModuleSpec | None = None
+
+
+def script_at(path: str) -> Script:
+    """The script in a file. OSError if it cannot be read; a syntax error is shown as Python shows it."""
+    with open(path, "rb") as file:
+        source = file.read()
+    try:
+        code = compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError:
+        _show_syntax_error()
+    return Script(code, path, os.path.dirname(os.path.realpath(path)))
+
+
+def module_named(name: str) -> Script:
+    """The module `name`, or `__main__` of the package `name`, as `python -m` finds it: from this folder first."""
+    sys.path[0] = folder = os.getcwd()
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        code = spec.loader.get_code(spec.name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+    except SyntaxError:
+        _show_syntax_error()
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"module {name!r} cannot be run: {error}", _AS_PYTHON) from error
+    if spec is None or code is None:
+        raise UsageError(f"there is no module {name!r} to run, from {folder} or installed", _AS_PYTHON)
+    return Script(code, spec.origin or name, folder, spec)
+
+
+_AS_PYTHON = "name it as `python -m` takes it"
+
+
+def _show_syntax_error() -> NoReturn:
+    traceback.print_exc(limit=0)
+    raise SystemExit(1) from None
+
+
+def run_as_main(script: Script, arguments: list[str]) -> int:
+    """Run it as `__main__`; returns its exit code. An error of its own is shown with a traceback that begins in it."""
+    main = ModuleType("__main__")
+    main.__file__ = script.path
+    main.__dict__["__builtins__"] = __builtins__
+    if script.spec is not None:
+        main.__spec__, main.__loader__, main.__package__ = script.spec, script.spec.loader, script.spec.parent
+    sys.modules["__main__"] = main
+    sys.argv = [script.path, *arguments]
+    sys.path[0] = script.folder
+    try:
+        exec(script.code, main.__dict__)
+    except SystemExit as leaving:
+        return status_of(leaving)
+    except KeyboardInterrupt:
+        print("sentinel: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SentinelError:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
+        traceback.print_exception(type(error), error, trace)
+        return 1
+    return 0
+
+
+def status_of(leaving: SystemExit) -> int:
+    """The exit code that Python gives for `sys.exit(...)`."""
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
