@@ -33,7 +33,7 @@ def headline_of(
     managed, live = coverage(profile)
     return {
         "kind": kind_of(executed, simulated, setup),
-        "slow": setup.slow or slow_of(machine),
+        "slow": setup.slow or slow_of(machine) or _slow_of_run(run),
         "tracker": setup.tracker or (profile.quality.tracker if profile else None),
         "quality": quality_of(profile),
         "policy": plan.policy if plan else None,
@@ -107,6 +107,13 @@ def slow_of(machine: Machine | None) -> str | None:
         return None
     tier = machine.tiers[1]
     return f"numa:{tier.node}" if tier.kind == "node" and tier.node is not None else f"{tier.kind}:{tier.name}"
+
+
+def _slow_of_run(run: Run | None) -> str | None:
+    """By the name that the run has for it, where neither session nor machine tells."""
+    if run is None or len(run.tier_names) < 2:
+        return None
+    return f"emulated:{run.tier_names[1]}" if run.emulated else run.tier_names[1]
 
 
 def steady_steps(run: Run) -> list[int]:
