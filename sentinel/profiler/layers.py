@@ -79,6 +79,20 @@ class LayerClock:
         self._follow(tuple(self._seen), tuple(self._seen_boundaries))
         return self.ring
 
+    def another(self, ticks: Sequence[tuple[str, Phase]], boundaries: Sequence[int]) -> LayerClock:
+        """A clock of the same job for a ring of these ticks, an optimizer having stepped after so many of them. It is
+        out of step until the ring's first tick."""
+        clock = LayerClock()
+        seen = [clock.identify(name, phase) for name, phase in ticks]
+        clock._follow(tuple(seen), tuple(boundaries))
+        clock._needs_grad = self._needs_grad
+        clock.in_step, clock.layer = False, None
+        return clock
+
+    def lose(self) -> None:
+        """Ticks were not heard for a while: out of step until the ring's first one."""
+        self.in_step, self.layer = False, None
+
     def record(self) -> None:
         """Forget the ring and record anew, from a step boundary."""
         self.ring, self._index = (), {}

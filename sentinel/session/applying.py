@@ -139,6 +139,21 @@ class Applying:
         bucket.flow, bucket.engine, bucket.ranges = flow, engine, ranges
         bucket.executed = _ended(ending)
 
+    def supersede(self, flow: Dataflow) -> Bucket:
+        """One bucket for the steps of this dataflow, in place of all there are, whose engines rest.
+
+        As with `renew`: whatever is raised here, those go on. What they did is in the accounts of the new one.
+        """
+        for bucket in self.buckets:
+            if bucket.engine is not None:
+                bucket.engine.end_run()
+        engine, ranges = self._made(flow, self.run())
+        for bucket in self.buckets:
+            self._end_engine(bucket)
+        self.buckets[:] = [Bucket(0, flow, engine=engine, ranges=ranges)]
+        self._current, self.strangers = 0, Served()
+        return self.buckets[0]
+
     def clear(self) -> None:
         """There is no plan any more."""
         self.end()

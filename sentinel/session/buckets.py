@@ -3,7 +3,7 @@
 Sequence lengths, the last batch of an epoch, tasks that take turns: the same ring of layers, other sizes. The
 allocator tells them apart by what a step asks for first (kernel_profiler/src/tables.h). Steps whose layers come in
 another order are no shape of their own: they run out of step, on slots but without migrations, and the report says so
-(docs/decisions/0072).
+(docs/decisions/0072); where all do from now on, see rings.
 """
 
 from __future__ import annotations

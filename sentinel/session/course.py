@@ -5,11 +5,12 @@ States, in order:
   WAITING     a whole step must be recorded anew; it begins with the ring's layer 0
   RING        that step, from last tick to last tick
   TRYING      a saved plan is in place, and is checked against the step before its migrations start
-  APPLYING    the plan is applied: ticks drive the engine. Steps of a shape that it does not know lead to RING again
+  APPLYING    the plan is applied: ticks drive the engine. Steps of a shape that it does not know lead to RING again,
+              another ring of layers to WAITING
   DECLARED    there is a plan, but nothing to apply it to
   ENDED       stock allocation is back
 
-What is done in them is in the other files: job, recording, planning, buckets, applying, trial.
+What is done in them is in the other files: job, recording, planning, buckets, rings, applying, trial.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.optim import Optimizer
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import Plan
-from sentinel.core.trace import LayerId, Phase, Trace
+from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import backward
 from sentinel.profiler.layers import LayerClock
@@ -37,13 +38,17 @@ from sentinel.session.buckets import FALLBACK_SHARE, MOST, Bucket, Lookout, know
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording
-from sentinel.session.trial import clock_of, mismatch
+from sentinel.session.rings import Ring, RingWatch, Tick
+from sentinel.session.trial import mismatch
 from sentinel.session.witnessing import Witnessing
 
 REFINE_STEPS = 4
 """After so many applied steps, layer times are taken from them: the recorded step paid for its first touches."""
 RETIME_STEPS = 16
 """After so many, they are taken once more: three steps tell little where others use the host, and are not warm yet."""
+
+MOST_RINGS, APART = 10, 100
+"""A job that goes through other layers from now on is profiled anew so often at most, so many optimizer steps apart."""
 
 MOST_OPTIMIZER_STEPS = 64
 """Of each optimizer, in the profiled step: beyond, its end was forgotten, and what is recorded would grow for ever."""
@@ -82,10 +87,14 @@ class Course:
         self._steps = 0  # applied ones
         self._lookout = Lookout()
         self._counters: MemoryCounters | None = None  # at the end
-        self._heard: list[tuple[str, Phase]] = []  # ticks of the step that is tried
-        self._heard_boundary = False
+        self._heard: list[Tick] = []  # of the step that is tried
+        self._heard_boundaries: list[int] = []
         self._missed_a_ring = False
         self._full = False
+        self._rings: RingWatch | None = None
+        self._learnt = 0  # rings, after the first
+        self._learning = ""  # why a ring is to be learnt, while it is
+        self._followed = self._clock  # until then
 
     @property
     def flow(self) -> Dataflow:
@@ -109,27 +118,33 @@ class Course:
             self._recording.end_layer(begins - 1, begins)
             self._clock.require_end(MOST_OPTIMIZER_STEPS * max(len(self._job.optimizers), 1))
             return
-        layer = self._clock.advance(identity)
+        layer, heard = self._clock.advance(identity), (name, phase)
         if self.state is not State.RING:
             self._memory.tick(-1 if self._clock.layer is None else self._clock.layer)
         if self.state is State.APPLYING:
             if self._applying.tick(layer):
                 self._end_step()
         else:
-            self._watch_tick(layer, identity)
+            self._watch_tick(layer, heard)
+        if self._rings is not None and (ring := self._rings.hear(heard)) is not None:
+            self._learn(ring)
 
     def _boundary(self) -> None:
         """An optimizer has stepped."""
         self._clock.boundary()
-        self._heard_boundary = True
+        if self.state is State.TRYING:
+            self._heard_boundaries.append(len(self._heard))
+        elif self.state is State.RING:
+            self._recording.hear_boundary()
+        if self._rings is not None and (ring := self._rings.boundary()) is not None:
+            self._learn(ring)
 
-    def _watch_tick(self, layer: int | None, identity: LayerId) -> None:
+    def _watch_tick(self, layer: int | None, heard: Tick) -> None:
         """WAITING, RING or TRYING: look for the whole step that is wanted."""
         first = 1 % len(self._clock.ring)
-        heard = (identity.name, identity.phase)
         if self.state is State.TRYING:
             again = bool(self._heard) and heard == self._heard[0]
-            if again and (layer == first or self._heard_boundary):
+            if again and (layer == first or self._heard_boundaries):
                 self._settle_trial()
             self._heard.append(heard)
         elif self.state is State.WAITING:
@@ -145,7 +160,7 @@ class Course:
             if self._applying.buckets:
                 self._go_on()
                 return
-            self._clock = clock_of(self._recording.heard)
+            self._clock = self._clock.another(self._recording.heard, self._recording.boundaries)
             self._clock.advance(self._clock.identify(*heard))
             self._begin_ring(heard)
         else:
@@ -153,7 +168,7 @@ class Course:
 
     # ---- from one state to the next -------------------------------------------------------------------------
 
-    def _begin_ring(self, *heard: tuple[str, Phase]) -> None:
+    def _begin_ring(self, *heard: Tick) -> None:
         self._missed_a_ring = False
         self._recording.begin_ring(*heard)
         self.state = State.RING
@@ -162,7 +177,11 @@ class Course:
         """A whole step was recorded."""
         self._clock = self._recording.end_ring(self._clock)
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        self._plan_from(self._recording.finish(self._clock.ring), provisional=False)
+        trace = self._recording.finish(self._clock.ring)
+        if self._learning:
+            self._plan_anew(trace)
+        else:
+            self._plan_from(trace, provisional=False)
         self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
 
     def _go_on(self) -> None:
@@ -170,7 +189,11 @@ class Course:
         why = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
         if why not in self._notes:
             self._notes.append(why)
-        self._lookout.recorded(known=True)
+        if self._learning:
+            self._leave_learning(self._followed)
+            self._clock.lose()
+        else:
+            self._lookout.recorded(known=True)
         self._apply(self._applying.current)
 
     def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
@@ -194,6 +217,57 @@ class Course:
                 )
             self._hold_to_one_budget()
         self._apply(bucket)
+
+    def _learn(self, ring: Ring) -> None:
+        """The job goes through other layers from now on: the next whole round of them is recorded."""
+        assert self._rings is not None
+        if self.state is not State.APPLYING and not self._learning:
+            return  # a step is recorded just now
+        if not self._learning:
+            if self._learnt == MOST_RINGS or not self._applying.may_change:
+                self._notes.append("the job goes through other layers than those planned for, and keeps its plan")
+                self._rings = None
+                return
+            self._learning = self._told_of(ring, self._rings)
+            self._followed = self._clock
+            self._applying.rest()
+            self._job.gather()
+            self._job.adopt(self._memory)
+        self._clock = self._followed.another(ring.ticks, ring.boundaries)
+        self._rings = RingWatch(ring)  # for as long as none of its rounds has come
+        self._missed_a_ring = False
+        self.state = State.WAITING
+
+    def _told_of(self, ring: Ring, rings: RingWatch) -> str:
+        before, now = counted(len(self._clock.ring), "layer"), len(ring.ticks)
+        if not rings.seen:
+            return (
+                f"the profiled step ({before}) was cut short or no usual one: none of {rings.steps} after it was like"
+                f" it, and one of those ({now}) was profiled in its place"
+            )
+        return (
+            f"after {rings.steps} optimizer steps the job goes through other layers ({now} in place of {before}): a"
+            " step was profiled and planned anew, and what is said of layers and plan is said of those since"
+        )
+
+    def _plan_anew(self, trace: Trace) -> None:
+        """The job's new ring was recorded: its plan takes the place of all others."""
+        flow = self._planning.planned(self._planning.profiled(trace, provisional=False), anew=True)
+        try:
+            bucket = self._applying.supersede(flow)
+        except SentinelError as error:
+            self._notes.append(f"other layers were planned for, but the plan before goes on: {error}")
+            self._go_on()
+            return
+        self._notes.append(self._learning)
+        self._leave_learning(self._clock)
+        self._recorded, self._lookout, self._full = flow, Lookout(), False
+        self._apply(bucket)
+
+    def _leave_learning(self, clock: LayerClock) -> None:
+        """`clock` is followed from now on."""
+        self._clock, self._learning, self._rings = clock, "", None
+        self._learnt += 1
 
     def _hold_to_one_budget(self) -> None:
         """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
@@ -225,6 +299,9 @@ class Course:
             return
         self._applying.start(self._clock.layer)
         self.state = State.APPLYING
+        if self._rings is None:
+            ring = Ring.of(self._clock.ring, self._clock.boundaries)
+            self._rings = RingWatch(ring, earliest=APART if self._learnt else 0)
 
     def _end_step(self) -> None:
         """An applied step has ended. Where shapes come again that no bucket knows, one such step is recorded."""
@@ -266,7 +343,7 @@ class Course:
     def _try(self, plan: Plan) -> None:
         """A saved plan: its slots are served at once; its migrations start when the step has proved to be its own."""
         self._clock = LayerClock(plan.layers)
-        self._heard, self._heard_boundary = [], False
+        self._heard, self._heard_boundaries = [], []
         self._applying.serve(self._applying.add(self._planning.saved(plan)), self._clock.layer)
         self.state = State.TRYING
 
@@ -280,17 +357,20 @@ class Course:
         why = mismatch(self.plan, self._clock, self._job)
         missed = self._applying.end_step().missed
         if born and not why:  # it found no slots in this step, nor did what came after it: the next one tells
-            self._heard, self._heard_boundary = [], False
+            self._heard, self._heard_boundaries = [], []
             return
         if not why and missed > FALLBACK_SHARE:
             why = f"{missed:.0%} of its bytes found no planned slot"
         if not why:
+            self._clock.boundaries = tuple(self._heard_boundaries)
             self._start()
             return
         self._notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew")
         self._recorded = replace(self.flow, plan=None)
         self._applying.clear()
-        self._clock = clock_of(self._heard)  # what this step ticked is the ring to record
+        self._clock = self._clock.another(
+            self._heard, self._heard_boundaries
+        )  # what this step ticked is the ring to record
         self._memory.record()
         self.state = State.WAITING
 

@@ -29,7 +29,9 @@ class Job:
         self._state_names: frozenset[str] = frozenset()
 
     def gather(self) -> None:
-        """Add what is annotated, and hear the steps of the optimizers that are not."""
+        """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
+        since."""
+        self._let_go()
         watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
         self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
         self.models, self.optimizers = self._with_annotated()
@@ -74,6 +76,9 @@ class Job:
     def close(self) -> None:
         """Let go of modules and optimizers."""
         self.models, self.optimizers = [], []
+        self._let_go()
+
+    def _let_go(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 

@@ -68,10 +68,13 @@ class Planning:
         assert flow.machine is not None
         return self._with_budget(0).fast.capacity_bytes != flow.machine.fast.capacity_bytes
 
-    def planned(self, flow: Dataflow) -> Dataflow:
-        """A plan for a profiled dataflow, within what fast memory this host has."""
+    def planned(self, flow: Dataflow, *, anew: bool = False) -> Dataflow:
+        """A plan for a profiled dataflow, within what fast memory this host has. `anew`: it takes the place of all that
+        were planned before."""
         assert flow.profile is not None
         began = time.perf_counter_ns()
+        if anew:
+            self._footprint_bytes = 0
         machine = self._with_budget(planner.footprint_bytes(flow.profile))
         if flow.profile.provisional:
             self._footprint_bytes = 0  # the steps to come decide

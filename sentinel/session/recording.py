@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from sentinel.core.trace import LayerId, Phase, Trace
+from sentinel.core.trace import LayerId, Trace
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.choice import check_words, choose
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.job import Job
-from sentinel.session.trial import clock_of
-
-Tick = tuple[str, Phase]
+from sentinel.session.rings import Tick
 
 
 def choose_tracker(name: str) -> tuple[PageTracker | None, list[str]]:
@@ -33,6 +31,7 @@ class Recording:
         self._memory, self._job, self._tracker = memory, job, tracker
         self._recorder: StepRecorder | None = None
         self.heard: list[Tick] = []  # of the round that is recorded
+        self.boundaries: list[int] = []  # after so many of these ticks an optimizer has stepped
         self.ring_from = 0  # the layer in which it began
         self._tracking = False
 
@@ -60,7 +59,7 @@ class Recording:
 
     def begin_ring(self, *heard: Tick) -> None:
         """Record one round from here: from layer 0, or from the ring's first tick, which was `heard` just now."""
-        self.ring_from, self.heard = len(heard), list(heard)
+        self.ring_from, self.heard, self.boundaries = len(heard), list(heard), []
         self.begin(self.ring_from)
 
     def hear(self, tick: Tick) -> None:
@@ -68,11 +67,15 @@ class Recording:
         self.end_layer(len(self.heard), len(self.heard) + 1)
         self.heard.append(tick)
 
+    def hear_boundary(self) -> None:
+        """An optimizer has stepped within the round."""
+        self.boundaries.append(len(self.heard))
+
     def end_ring(self, clock: LayerClock) -> LayerClock:
         """The tick that closes the round. Returns the clock to follow: another one if the step ticked otherwise than
         the one before; it counts. `finish` comes next."""
         self._running().tick(0 if self.ring_from else len(self.heard))
-        followed = clock_of(self.heard) if self.ring_from else clock
+        followed = clock.another(self.heard, self.boundaries) if self.ring_from else clock
         if followed.ring == clock.ring:
             return clock
         followed.advance(followed.identify(*self.heard[0]))

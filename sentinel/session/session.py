@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -173,11 +173,19 @@ class Session(Course):
     # ---- ticks ------------------------------------------------------------------------------------------
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
-        """See TickSink. Whatever goes wrong here ends the session, never the training step that ticked."""
-        if not self._trainer.ticks():
-            return
+        """See TickSink."""
+        if self._trainer.ticks():
+            self._guard(self._tick, name, phase, source)
+
+    def step_boundary(self) -> None:
+        """See TickSink."""
+        if self._trainer.ticks():
+            self._guard(self._boundary)
+
+    def _guard(self, call: Callable[..., None], *arguments: str) -> None:
+        """Whatever goes wrong in a tick ends the session, never the training step that ticked."""
         try:
-            self._tick(name, phase, source)
+            call(*arguments)
         except Exception as error:
             self._notes.append(f"the session ended by itself: {error}")
             try:
@@ -185,14 +193,8 @@ class Session(Course):
             except Exception as another:
                 self._notes.append(f"as it ended, this went wrong too: {another}")
             warnings.warn(
-                f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=2
+                f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=3
             )
-
-    def step_boundary(self) -> None:
-        """See TickSink."""
-        if not self._trainer.ticks():
-            return
-        self._boundary()
 
     # ---- the end ----------------------------------------------------------------------------------------
 

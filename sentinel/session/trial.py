@@ -1,11 +1,8 @@
-"""A saved plan is tried on the slots of one step: whether the step was its own, and which ring the step ticked."""
+"""A saved plan is tried on the slots of one step: whether the step was its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sentinel.core.plan import Plan
-from sentinel.core.trace import Phase
 from sentinel.profiler.layers import LayerClock
 from sentinel.session.job import Job
 
@@ -19,12 +16,3 @@ def mismatch(plan: Plan, clock: LayerClock, job: Job) -> str:
         if slot.key is None and present.get(slot.name) != slot.nbytes:
             return f"{slot.name} has {present.get(slot.name, 'no')} bytes, not {slot.nbytes}"
     return ""
-
-
-def clock_of(heard: Sequence[tuple[str, Phase]]) -> LayerClock:
-    """A clock that follows the ring of these ticks."""
-    clock = LayerClock()
-    for name, phase in heard:
-        clock.identify(name, phase)
-    clock.learn()
-    return clock

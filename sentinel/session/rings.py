@@ -1,0 +1,136 @@
+"""Rings: notices that a job goes through other layers than those profiled, step after step, and which.
+
+Part of a model is unfrozen, gradients are accumulated over more micro-batches, a critic trains more often. A step that
+is other now and then (a skipped layer, a larger batch of micro-batches at an epoch's end) is left out of step, as
+docs/decisions/0072 says; docs/decisions/0082 says when there is a new ring.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from sentinel.core.trace import LayerId, Phase
+
+Tick = tuple[str, Phase]
+Stretch = tuple[Tick, ...]
+
+ROUNDS = 16
+"""The same new layers in so many rounds in a row, and the job has a new ring."""
+UNSEEN_ROUNDS = 3
+"""As ROUNDS, while no step has ticked as the profiled one did: that one was cut short, or otherwise no usual step."""
+LONGEST = 16
+"""Optimizer steps in a round, at most."""
+MOST_TICKS = 1 << 16
+"""Ticks between two optimizer steps that are followed, at most."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ticks of one round of a job, and after how many of them an optimizer stepped: empty where none is known."""
+
+    ticks: Stretch
+    boundaries: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerId], boundaries: Sequence[int]) -> Ring:
+        """The ring that a clock follows."""
+        return cls(tuple((layer.name, layer.phase) for layer in layers), tuple(boundaries))
+
+    def stretches(self) -> list[Stretch]:
+        """What ticks before each boundary, since the one before it."""
+        if not self.boundaries:
+            return []
+        cuts = [0, *self.boundaries]
+        found = [self.ticks[low:high] for low, high in pairwise(cuts)]
+        found[0] = self.ticks[cuts[-1] :] + found[0]
+        return found
+
+
+class RingWatch:
+    """Hears each tick and each step of an optimizer (`boundary`), which says when there is a new ring, and which.
+
+    Where no optimizer is known, the ring's last tick stands for its step, and `hear` says so. `earliest`: no ring is
+    new before so many optimizer steps.
+    """
+
+    def __init__(self, ring: Ring, *, earliest: int = 0) -> None:
+        self._ring, self._earliest = ring, earliest
+        self._by_ticks = not ring.boundaries
+        self.seen = False  # whether a round ticked as the ring does
+        self.steps = 0  # of optimizers, or what stands for them
+        self._expect(Ring(ring.ticks, _ends(ring.ticks)) if self._by_ticks else ring)
+
+    def hear(self, tick: Tick) -> Ring | None:
+        """A tick. The job's new ring, if this shows that it has one."""
+        if len(self._stretch) < MOST_TICKS:
+            self._stretch.append(tick)
+        return self._mark() if self._by_ticks and tick == self._ring.ticks[-1] else None
+
+    def boundary(self) -> Ring | None:
+        """An optimizer has stepped. The job's new ring, if this shows that it has one."""
+        if self._by_ticks:  # none did in the profiled step, so that was no whole one
+            self._by_ticks = self.seen = False
+            self._expect(self._ring)
+            return None
+        return self._mark()
+
+    def _expect(self, ring: Ring) -> None:
+        self._known = ring.stretches()
+        self._known_hashes = [hash(stretch) for stretch in self._known]
+        self._stretch: list[Tick] = []
+        longest = max(LONGEST, len(self._known))
+        self._last: deque[Stretch] = deque(maxlen=longest)
+        self._hashes: deque[int] = deque(maxlen=longest * ROUNDS)
+
+    def _mark(self) -> Ring | None:
+        """A stretch has ended."""
+        ended = tuple(self._stretch)
+        self._stretch.clear()
+        self._last.append(ended)
+        self._hashes.append(hash(ended))
+        self.steps += 1
+        known = len(self._known)
+        if known and self._hashes[-1] == self._known_hashes[-1] and list(self._last)[-known:] == self._known:
+            self.seen = True
+            return None
+        period = self._period() if self.steps >= self._earliest else 0
+        found = self._as_ring(list(self._last)[-period:]) if period else Ring(())
+        return found if found.ticks else None
+
+    def _period(self) -> int:
+        """Stretches in a round that has come over and over again until now, the ring's own in few of them; or 0."""
+        heard = list(self._hashes)
+        rounds = ROUNDS if self.seen else UNSEEN_ROUNDS
+        for period in range(1, LONGEST + 1):
+            tail = heard[-rounds * max(period, len(self._known)) :]
+            if len(tail) < rounds * max(period, len(self._known)):
+                return 0
+            if tail[period:] == tail[:-period]:
+                return period if self._is_new(tail[:period]) else 0
+        return 0
+
+    def _is_new(self, one: list[int]) -> bool:
+        """Whether at least as many steps of this round are other ones as are the ring's."""
+        known = len(self._known_hashes)
+        turned = one + one[: known - 1]
+        whole = sum(turned[i : i + known] == self._known_hashes for i in range(len(one))) if known else 0
+        return len(one) - whole * known >= whole
+
+    def _as_ring(self, stretches: list[Stretch]) -> Ring:
+        """As a ring that ends where the known one does: as many ticks after its last optimizer step."""
+        if self._known and self._known[-1] in stretches:
+            last = stretches.index(self._known[-1]) + 1
+            stretches = stretches[last:] + stretches[:last]
+        ticks = tuple(tick for stretch in stretches for tick in stretch)
+        after = len(self._ring.ticks) - self._ring.boundaries[-1] if self._ring.boundaries else 0
+        after = after if after < len(stretches[0]) else 0
+        marks = tuple(mark - after for mark in accumulate(map(len, stretches)))
+        return Ring(ticks[after:] + ticks[:after], () if self._by_ticks else marks)
+
+
+def _ends(ticks: Stretch) -> tuple[int, ...]:
+    """After how many ticks those like the last one have come."""
+    return tuple(i for i, tick in enumerate(ticks, 1) if tick == ticks[-1])

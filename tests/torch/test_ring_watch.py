@@ -1,0 +1,110 @@
+"""When a job has a new ring of layers: told from ticks and optimizer steps alone, and never where it is disturbed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from sentinel.session.rings import LONGEST, MOST_TICKS, ROUNDS, UNSEEN_ROUNDS, Ring, RingWatch
+
+STEP = "|"  # an optimizer steps
+
+
+def ring(written: str) -> Ring:
+    """A ring of layers of one letter each."""
+    boundaries = [i - n for n, i in enumerate(i for i, each in enumerate(written) if each == STEP)]
+    return Ring(tuple((each, "") for each in written if each != STEP), tuple(boundaries))
+
+
+def follow(watch: RingWatch, rounds: Iterable[str]) -> tuple[int, Ring] | None:
+    """In which round there was a new ring, and which."""
+    for number, written in enumerate(rounds):
+        for each in written:
+            found = watch.boundary() if each == STEP else watch.hear((each, ""))
+            if found is not None:
+                return number, found
+    return None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("abBAo|", "abcCBAo|"),  # unfrozen
+        ("abcCBAo|", "abBAo|"),
+        ("abBA|o", "abcCBA|o"),  # a layer is named after the optimizer's step
+        ("abBAabBAo|", "abBAabBAabBAabBAo|"),  # gradients of four micro-batches in place of two
+        ("abBAabBAo|", "abBAo|"),
+        ("dD|gG|", "dD|dD|gG|"),  # a critic steps twice as often
+        ("dD|gG|", "dD|dD|dD|dD|dD|gG|"),
+        ("dD|gG|", "gG|"),
+        ("abBA", "abcCBA"),  # no optimizer is known: the last layer tells
+    ],
+)
+def test_another_ring_for_good_is_found_and_begins_where_the_ring_began(before: str, after: str) -> None:
+    watch = RingWatch(ring(before))
+    assert follow(watch, [before] * 5) is None
+    assert watch.seen
+    found = follow(watch, [after] * 100)
+    assert found is not None
+    assert found[0] <= ROUNDS * 2
+    assert found[1] == ring(after)
+
+
+def test_rings_taking_turns_for_good_are_one_ring() -> None:
+    watch = RingWatch(ring("abBAo|"))
+    assert follow(watch, ["abBAo|"] * 5) is None
+    found = follow(watch, ["baABo|", "abBAo|"] * 100)
+    assert found is not None
+    assert found[1] == ring("baABo|abBAo|")
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        ["abBAo|"] * 300,
+        ["abBAo|", "abBAo|", "aAo|"] * 100,  # every third step leaves out a layer
+        (["abBAo|"] * 9 + ["ababo", "abBAo|"]) * 30,  # a validation with gradients now and then
+        (["abBAo|"] * 20 + ["aAo|"] * (ROUNDS - 1)) * 10,  # a while, and back
+        (["abBAo|"] * 3 + ["abBAabBAo|"]) * 50,
+    ],
+)
+def test_a_ring_that_is_disturbed_stays(rounds: list[str]) -> None:
+    """Negative control."""
+    assert follow(RingWatch(ring("abBAo|")), ["abBAo|", *rounds]) is None
+
+
+def test_steps_that_are_never_twice_the_same_are_no_ring() -> None:
+    drawn = random.Random(3)
+    rounds = ["".join(drawn.sample("abcdefgh", 8)) + "|" for _ in range(400)]
+    assert follow(RingWatch(ring("abcdefgh|")), rounds) is None
+
+
+def test_a_round_of_many_like_optimizer_steps_is_not_taken_for_one_of_them() -> None:
+    long = "dD|" * (LONGEST + 4) + "gG|"
+    assert follow(RingWatch(ring(long)), [long] * 40) is None
+
+
+def test_a_profiled_step_that_no_other_is_like_gives_way_soon() -> None:
+    """Cut short before its optimizer stepped, or with a part of it twice."""
+    for odd in ("ab", "ababBAo|"):
+        found = follow(RingWatch(ring(odd)), ["abBAo|"] * 20)
+        assert found is not None
+        assert found[0] <= UNSEEN_ROUNDS + 1
+        assert found[1] == ring("abBAo|")
+
+
+def test_no_ring_is_new_too_early() -> None:
+    found = follow(RingWatch(ring("abBAo|"), earliest=100), ["abBAo|"] + ["aAo|"] * 200)
+    assert found is not None
+    assert found[0] == 99
+
+
+def test_ticks_without_an_optimizer_step_are_followed_in_bounded_memory() -> None:
+    watch = RingWatch(ring("abBAo|"))
+    assert follow(watch, ["ab" * MOST_TICKS]) is None
+    assert len(watch._stretch) == MOST_TICKS
+    assert follow(watch, ["|", *["abBAo|"] * 30]) is None
