@@ -9,7 +9,15 @@
     ...keep training...
     sentinel.report().write("report.html")
 
-`import sentinel` needs neither torch nor a compiler; the calls that watch a training step do.
+Without a session, on files that one has saved, on any machine:
+
+    profile, machine = sentinel.load("p.safetensors"), sentinel.load("machine.json")
+    plan = sentinel.plan(profile, machine)              # where each tensor lives, and what moves when
+    run = sentinel.simulate(plan, profile, machine)     # what that would do
+    sentinel.save(plan, "plan.json")
+
+`import sentinel` needs neither torch nor a compiler; the calls that watch a training step do. All errors are
+SentinelError, and say what was attempted, what came back and what to do.
 """
 
 from __future__ import annotations
@@ -36,11 +44,16 @@ if TYPE_CHECKING:
 
     import torch
 
+    from sentinel.core.attribution import attribute as attribute
     from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
     from sentinel.core.run import Run
+    from sentinel.files import load as load
+    from sentinel.files import save as save
+    from sentinel.planner import plan as plan
     from sentinel.profiler.annotate import Annotation
     from sentinel.reports import Report
+    from sentinel.simulator import simulate as simulate
 
 __version__ = "0.1.0"
 
@@ -137,6 +150,11 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _VERBS[name]
     return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    """With the verbs, which are imported when first used."""
+    return sorted({*globals(), *_VERBS})
 
 
 __all__ = [
