@@ -1,7 +1,7 @@
 """What `make demo` runs: the GPT-2 example with a fifth of its footprint in fast memory.
 
 The first line says where slow memory is: a slower node of this host, or, by name, an emulated one. Then come the
-losses and the headline of the report; the last line is the path of the HTML report.
+losses, the headline of the report, and what it says in short; the last line is the path of the HTML report.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> None:
 
     import sentinel
     from sentinel.cli.common import print_table
+    from sentinel.reports.in_short import in_short
     from sentinel.reports.text import headline_rows
 
     train = runpy.run_path(str(ROOT / "examples" / "01_gpt2.py"))["train"]
@@ -45,6 +46,8 @@ def main() -> None:
     report.write(path)
     print()
     print_table(headline_rows(report.headline))
+    print()
+    print_table(in_short(report.headline))
     print(os.path.relpath(path))
 
 
