@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
+from sentinel.core.units import format_bytes
 from sentinel.profiler import torch_shim
-from sentinel.system import native
+from sentinel.system import limits, native
 
 ALLOC, FREE, TICK = 1, 2, 3
 """`kind` of an event. A FREE carries no length: it ends the last ALLOC of its address."""
@@ -38,6 +39,9 @@ EVENT_DTYPE = np.dtype(
 )
 
 _RESERVED_BYTES = 1 << 38  # of address space, for each arena; halved until the host grants it
+_LEAST_RESERVED_BYTES = 1 << 26
+_LOG_BYTES = (1 << 24) * EVENT_DTYPE.itemsize  # of address space, kernel_profiler/src/log.cpp
+_PARTS = 4  # two arenas, a tracker's view of the first, and as much for whatever else the job does
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,16 @@ class ManagedMemory:
         native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
         return found.base, found.used_bytes, found.reserved_bytes
 
+    def note_on_limit(self) -> str:
+        """What a report must say where the limit on address space left little for the arenas; else ""."""
+        _, _, reserved = self.exclusive_extent()
+        if reserved >= _RESERVED_BYTES or limits.address_space_left() is None:
+            return ""
+        return (
+            f"the limit on address space (ulimit -v) leaves {format_bytes(reserved)} for tensors, and as much for those"
+            " of the profiled step: what goes beyond comes from malloc and is not managed"
+        )
+
     def discard(self, offset: int, nbytes: int) -> bool:
         """Drop the pages of [placement_base + offset, + nbytes) if no tensor is there; whether it was done.
 
@@ -289,7 +303,11 @@ def _check_placed(call: str, result: int) -> int:
 
 
 def _create(library: ctypes.CDLL) -> None:
-    result = library.sn_memory_create(_RESERVED_BYTES, _RESERVED_BYTES)
+    """The arenas, unless there are some; as much address space as the limit on it (ulimit -v) leaves."""
+    wanted = _RESERVED_BYTES
+    if (left := limits.address_space_left()) is not None:
+        wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))
+    result = library.sn_memory_create(wanted, wanted)
     if result < 0:
         raise CapabilityError(
             "reserving address space for the arenas",

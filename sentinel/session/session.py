@@ -85,6 +85,7 @@ class Session(Course):
         self._planning.check_words()
         tracker, self._untaken = choose_tracker(self.request.tracker)
         self._memory = ManagedMemory.install()
+        self._notes += filter(None, [self._memory.note_on_limit()])
         self._recording = Recording(self._memory, self._job, tracker)
         self._applying = Applying(self._memory, machine, self._job)
         self._applicable, self._slow = applicable(machine), machine.tiers[1]

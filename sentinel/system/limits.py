@@ -1,7 +1,8 @@
-"""How much memory a container leaves to this process: beyond that, the kernel ends a process of it."""
+"""How much memory a container leaves to this process, and how many addresses a limit on them does."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,21 @@ from sentinel.system.sysfs import text
 
 
 def room_bytes(root: Path = Path("/")) -> int | None:
-    """What the tightest memory cgroup of this process has left, its idle file pages included; None without a limit."""
+    """What the tightest memory cgroup of this process has left, its idle file pages included; None without a limit.
+
+    Beyond that, the kernel ends a process of the group.
+    """
     found = [room for folder, form in _groups(root) if (room := _room(folder, form)) is not None]
     return min(found, default=None)
+
+
+def address_space_left() -> int | None:
+    """Bytes of addresses that this process may still map (`ulimit -v`); None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = text(Path("/proc/self/statm")).split()
+    return max(limit - (int(pages[0]) * resource.getpagesize() if pages else 0), 0)
 
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
