@@ -121,13 +121,18 @@ def active() -> bool:
     return ticks.sink is not None
 
 
-def _session() -> ModuleType:
+def need_torch() -> None:
+    """Raises CapabilityError where torch cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise CapabilityError(
             "watching a training step", f"torch cannot be imported ({error})", "pip install 'sentinel-hm[torch]'"
         ) from error
+
+
+def _session() -> ModuleType:
+    need_torch()
     from sentinel import session
 
     return session

@@ -42,9 +42,11 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run every placement, write the page, print the table or the object; FAILED if bits differ anywhere."""
+    from sentinel import need_torch
     from sentinel.reports.executed import as_object, text
 
     names, slow = _checked(arguments)
+    need_torch()
     with telling("importing torch"):
         job = _job(arguments, slow)
     found = _compared(job, names, arguments)

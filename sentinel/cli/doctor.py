@@ -52,7 +52,8 @@ def execute(arguments: argparse.Namespace) -> int:
         host, found, seen = topology(), probe_all(), doctor_watchers.examine()
     measured, spans = kept(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
-    missing += [trial.tracker for trial in seen.trackers if trial.tracker == "ops" and not trial.available]
+    if not missing:  # else it is what tracker ops misses too
+        missing = ["tracker ops" for trial in seen.trackers if trial.tracker == "ops" and not trial.available]
     if arguments.json:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
         placed = {"calibration": None if measured is None else asdict(measured), "affinity": spans or None}

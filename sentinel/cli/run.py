@@ -104,6 +104,9 @@ def settle(cpus: str | None) -> None:
 
 def prepare_session(arguments: argparse.Namespace) -> None:
     """Hand the overrides to the session that the script will start. Raises what that session would raise for them."""
+    from sentinel import need_torch
+
+    need_torch()
     from sentinel.session import Overrides, set_overrides
     from sentinel.tiers.rate import VARIABLE, rate_limit
 

@@ -76,6 +76,15 @@ def test_what_needs_torch_names_the_remedy(call: str) -> None:
     assert "pip install 'sentinel-hm[torch]'" in done.stderr.splitlines()[-1]
 
 
+def test_running_a_script_is_refused_in_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('begun')")
+    done = python("from sentinel.cli import main\nsys.exit(main(['run', sys.argv[1]]))", str(script))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("sentinel: watching a training step: torch cannot be imported")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
     done = python(
         "from sentinel.cli import parser\nparser().format_help()\n"
