@@ -25,6 +25,8 @@ _MIDDLING = 150_000
 _INTERVAL_CANDIDATES = 2
 _LARGE = 1_000_000
 """Units times layers from which on candidates that hardly ever win are left out, to plan in about a second."""
+_MANY = 20_000
+"""Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
 
 
 class Sentinel:
@@ -91,7 +93,7 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
 
 
 def _is_large(work: Workload) -> bool:
-    return len(work.units) * work.n_layers > _LARGE
+    return len(work.units) * work.n_layers > _LARGE or len(work.profile.names) > _MANY
 
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:

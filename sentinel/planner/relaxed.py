@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.units import mix
 
 _GRAIN = 0.005
 """Tensors whose extra times a byte differ by less in each layer may be one group, which gets the smaller ones: a bound
@@ -47,7 +48,7 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     density = extra_ns / nbytes[a["tensor"]]
     grade = np.where(density > 0, np.rint(np.log(np.maximum(density, 1e-300)) / _GRAIN), 1 << 40).astype(np.int64)
     print_of = np.zeros(n, np.uint64)
-    np.add.at(print_of, a["tensor"], _mix(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
+    np.add.at(print_of, a["tensor"], mix(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
     life = np.stack(
         [t["start"].astype(np.int64), t["stop"].astype(np.int64), t["persistent"].astype(np.int64), _alive_at(profile)]
     )
@@ -76,12 +77,6 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     )
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = x * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return x ^ (x >> np.uint64(27))
-
-
 def instants(profile: Profile) -> NDArray[np.int64]:
     """(L, k) events, of each layer those at which the most bytes are alive; -1 where there are fewer.
 
@@ -98,24 +93,26 @@ def instants(profile: Profile) -> NDArray[np.int64]:
     turn = delta.cumsum()
     alive = turn[:n] + turn[n : 2 * n]
     for k in range(length):
-        rows = moving[layer == k]
-        events = np.unique(t["born_event"][rows])
+        rows = t[moving[layer == k]]
+        events = np.unique(rows["born_event"])
         spoken = np.zeros(len(rows), bool)
         for i in range(min(_INSTANTS, len(events))):
-            left = ~spoken[:, None] & _is_alive(t[rows], events, n)
-            gain = (left * t["nbytes"][rows][:, None]).sum(axis=0)
-            score = alive[events] if i == 0 else np.where(gain > 0, alive[events], -1)
+            score = alive[events] if i == 0 else np.where(_bytes_at(rows[~spoken], events, n) > 0, alive[events], -1)
             best = int(score.argmax())
             if score[best] < 0:
                 break
-            out[k, i] = events[best]
-            spoken |= _is_alive(t[rows], events[best : best + 1], n)[:, 0]
+            out[k, i] = event = events[best]
+            spoken |= ((event >= rows["born_event"]) & (event < rows["died_event"])) | (event + n < rows["died_event"])
     return out
 
 
-def _is_alive(t: NDArray[np.void], events: NDArray[np.int64], n: int) -> NDArray[np.bool_]:
-    born, died = t["born_event"][:, None], t["died_event"][:, None]
-    return ((events >= born) & (events < died)) | (events + n < died)
+def _bytes_at(t: NDArray[np.void], events: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """(events,) bytes of tensors `t` that are alive at each of these events, which ascend; `n` events are the ring."""
+    change = np.zeros(len(events) + 1, np.int64)
+    change[0] = t["nbytes"].sum()  # those alive before the ring's end and after it; the others end at event 0 or before
+    for at, sign in ((t["died_event"] - n, -1), (t["born_event"], 1), (t["died_event"], -1)):
+        np.add.at(change, np.searchsorted(events, at), sign * t["nbytes"])
+    return change.cumsum()[:-1]
 
 
 def _alive_at(profile: Profile) -> NDArray[np.int64]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
 from sentinel.planner.ladder import RUNGS, ladder
 from sentinel.planner.packing import live_peak_bytes, pack_slots
 from sentinel.planner.published import Sentinel2021
+from sentinel.planner.relaxed import instants
 from sentinel.planner.shared_pages import shared_pages
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param
@@ -162,6 +165,16 @@ def test_tensors_of_one_size_fill_no_more_places_than_are_alive_at_once():
     offsets, extent = pack_slots(nbytes, start, stop, 1000)
     assert extent == live_peak_bytes(nbytes, start, stop, 1000)
     assert len(np.unique(offsets)) * 3 * 4096 == extent
+
+
+def test_a_layer_of_many_tensors_takes_memory_by_their_number_not_its_square():
+    profile = synthetic(20_000, 2)
+    tracemalloc.start()
+    found = instants(profile)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found >= 0).all()
+    assert peak < 50 * MIB  # pairs of them, a byte each, would be 50
 
 
 def test_an_unknown_policy_is_answered_with_the_known_ones():
