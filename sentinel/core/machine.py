@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,8 +37,9 @@ class TierSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("a tier has no name", "name every tier")
-        if self.capacity_bytes < 0 or self.latency_ns < 0:
-            raise UsageError(f"tier {self.name}: capacity or latency is negative", "give values of at least 0")
+        for what in ("capacity_bytes", "latency_ns", "loaded_latency_a"):
+            if not 0 <= getattr(self, what) < math.inf:
+                raise UsageError(f"tier {self.name}: {what} is {getattr(self, what)}", "give a number of at least 0")
         if self.read_bytes_per_s <= 0 or self.write_bytes_per_s <= 0:
             raise UsageError(f"tier {self.name}: a bandwidth is not positive", "give bytes per second above 0")
 
@@ -96,8 +98,14 @@ class Machine:
                     f"machine {self.name}: no link both ways between {names[0]} and {names[slow]}",
                     "link the fast tier with each slower one",
                 )
-        if self.flops_per_s is not None and self.flops_per_s <= 0:
-            raise UsageError(f"machine {self.name}: flops_per_s is not positive", "give one above 0, or leave it out")
+        if self.flops_per_s is not None and not 0 < self.flops_per_s < math.inf:
+            raise UsageError(
+                f"machine {self.name}: flops_per_s is {self.flops_per_s}", "give a number above 0, or leave it out"
+            )
+        if not self.fast.addressable:
+            raise UsageError(
+                f"machine {self.name}: the fast tier is not addressable", "put one first that is used in place"
+            )
 
     @property
     def fast(self) -> TierSpec:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from sentinel import machines
@@ -42,3 +45,24 @@ def test_numbers_are_those_of_the_presets(name):
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(UsageError, match="cxl-m5"):
         machines.load("cxl-m7")
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("what", ["latency_ns", "loaded_latency_a", "capacity_bytes"])
+def test_a_tier_of_no_real_number_is_refused(what, value):
+    with pytest.raises(UsageError, match=what):
+        replace(machines.load("cxl-m5").fast, **{what: value})
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+def test_a_machine_of_no_real_speed_is_refused(value):
+    with pytest.raises(UsageError, match="flops_per_s"):
+        replace(machines.load("cxl-m5"), flops_per_s=value)
+
+
+def test_fast_memory_that_cannot_be_used_in_place_is_refused():
+    """The control: slow memory may be like that."""
+    machine = machines.load("cxl-m5")
+    replace(machine, tiers=(machine.fast, replace(machine.tiers[1], addressable=False)))
+    with pytest.raises(UsageError, match="not addressable"):
+        replace(machine, tiers=(replace(machine.fast, addressable=False), machine.tiers[1]))
