@@ -14,6 +14,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
 from sentinel.core.units import format_bytes, parse_budget
+from sentinel.migration.rates import with_rates
 from sentinel.session.request import Request
 from sentinel.system.progress import telling
 
@@ -112,10 +113,17 @@ class Planning:
         return replace(flow, profile=profile, plan=plan, simulated=simulator.simulate(plan, profile, machine, steps=2))
 
     def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
-        """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one."""
+        """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one.
+
+        Links that neither the user nor a calibration gave are as fast as its migrations were, for later plans too.
+        """
         began = time.perf_counter_ns()
-        kept = self.retimed(flow, executed)
-        if kept is flow or kept.profile is None or kept.machine is None or kept.simulated is None:
+        seen = flow
+        if self._request.machine is None and flow.machine is not None:
+            self._machine = with_rates(self._machine, executed)
+            seen = replace(flow, machine=self._machine.with_fast_capacity(flow.machine.fast.capacity_bytes))
+        kept = self.retimed(seen, executed)
+        if kept is seen or kept.profile is None or kept.machine is None or kept.simulated is None:
             return flow, False
         better = self._plan(kept.profile, kept.machine)
         simulated = simulator.simulate(better, kept.profile, kept.machine, steps=2)

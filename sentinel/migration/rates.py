@@ -1,0 +1,51 @@
+"""How fast migrations were, by an executed Run: what links between nodes carry, page by page, while a job computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.machine import Link, Machine
+from sentinel.core.run import OUTCOMES, REASONS, Run
+
+LEAST_BYTES = 16 << 20
+"""Moved in one direction: below this, system calls of a few pages each and the clock decide."""
+_WHOLE = [OUTCOMES.index(outcome) for outcome in ("done", "late")]
+_PLANNED = [REASONS.index(reason) for reason in ("prefetch", "evict", "mid-interval")]
+
+
+def migration_rate(run: Run, source: int, target: int) -> int | None:
+    """Bytes per second of the planned migrations from tier `source` to `target` while at least one was under way.
+
+    Those of the first step do not count: some pages still have to be made then. None where too little has moved.
+    """
+    rows = run.migrations[(run.migrations["source"] == source) & (run.migrations["target"] == target)]
+    rows = rows[np.isin(rows["outcome"], _WHOLE) & np.isin(rows["reason"], _PLANNED) & (rows["moved_bytes"] > 0)]
+    rows = rows[rows["step"] > run.steps["step"].min(initial=0)]
+    moved, busy_ns = int(rows["moved_bytes"].sum()), _covered_ns(rows["start_ns"], rows["stop_ns"])
+    return moved * 10**9 // busy_ns if moved >= LEAST_BYTES and busy_ns else None
+
+
+def _covered_ns(start: NDArray[np.int64], stop: NDArray[np.int64]) -> int:
+    """Time in at least one of the spans: migrations that share system calls have the same."""
+    order = np.argsort(start, kind="stable")
+    start, stop = start[order], stop[order]
+    before = np.concatenate([start[:1], np.maximum.accumulate(stop)[:-1]])
+    return int(np.maximum(stop - np.maximum(start, before), 0).sum())
+
+
+def with_rates(machine: Machine, run: Run) -> Machine:
+    """`machine`, links to nodes as fast as `run` shows, if nobody had measured them. An emulated tier stays as it was
+    asked for.
+
+    What firmware and presets tell is how fast memory is read, and pages migrate many times slower.
+    """
+
+    def seen(link: Link) -> Link:
+        slow = machine.tiers[max(link.source, link.target)]
+        rate = None if link.measured or slow.kind != "node" else migration_rate(run, link.source, link.target)
+        return link if rate is None else replace(link, bandwidth_bytes_per_s=rate, measured=True)
+
+    return machine if run.emulated else replace(machine, links=tuple(seen(link) for link in machine.links))

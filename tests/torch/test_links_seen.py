@@ -1,0 +1,87 @@
+"""A plan made anew takes links to be as fast as its migrations were, unless the user or a calibration said how fast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from sentinel.core.machine import Machine
+from sentinel.core.profile import Profile
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
+from sentinel.session.planning import Dataflow, Planning
+from sentinel.session.request import Request
+from tests.builders import GB, MIB, make_profile, param
+from tests.unit.engine_builders import emulated_machine
+
+# Two tensors take turns, with 10 ms in between; each is read often enough that fast memory pays if it can get there.
+TURNS = make_profile([param("a", 8 * MIB, [1, 2]), param("b", 8 * MIB, [5, 6])], 8, layer_ns=10 * 10**6)
+NODE = emulated_machine(64 * MIB, promote=100 * GB, demote=100 * GB, slow_bw=GB // 2, slow_node=1)
+
+
+def executed(flow: Dataflow, rate: int) -> Run:
+    """Three steps of `flow`'s plan as simulated, in which migrations went at `rate`."""
+    assert flow.simulated is not None
+    assert flow.profile is not None
+    layers = np.concatenate([flow.simulated.layers[:0], *[_layers(flow.profile, step) for step in range(3)]])
+    steps = np.repeat(flow.simulated.steps[:1], 3)
+    steps["step"], steps["in_step"] = range(3), True
+    took = 8 * MIB * 10**9 // rate
+    rows = [
+        (step, 0, 0, source, 1 - source, 8 * MIB, 8 * MIB, start, start + took, OUTCOMES.index("done"), 0, 0)
+        for step in range(3)
+        for source in (0, 1)
+        for start in (step * 10**10, step * 10**10 + 10**9)
+    ]
+    return replace(
+        flow.simulated, kind="executed", steps=steps, layers=layers, migrations=np.array(rows, MIGRATION_DTYPE)
+    )
+
+
+def _layers(profile: Profile, step: int) -> np.ndarray:
+    rows = np.zeros(profile.n_layers, LAYER_DTYPE)
+    rows["step"], rows["layer"], rows["duration_ns"] = step, range(profile.n_layers), profile.layer_ns
+    return rows
+
+
+def refined(machine: Machine, request: Request, rate: int) -> tuple[Dataflow, Dataflow, bool]:
+    planning = Planning(request, machine)
+    flow = planning.planned(Dataflow(profile=TURNS))
+    better, switched = planning.refined(flow, executed(flow, rate))
+    return flow, better, switched
+
+
+def rates(flow: Dataflow) -> set[int]:
+    assert flow.machine is not None
+    return {link.bandwidth_bytes_per_s for link in flow.machine.links}
+
+
+def test_where_pages_migrate_too_slowly_for_the_plan_another_one_is_made() -> None:
+    flow, better, switched = refined(NODE, Request(fast=8 * MIB), GB // 10)  # 84 ms for what a layer of 10 ms may need
+    assert flow.plan is not None
+    assert flow.plan.migrations
+    assert switched
+    assert rates(better) == {8 * MIB * 10**9 // (8 * MIB * 10**9 // (GB // 10))}
+    assert better.plan is not None
+    assert better.plan.migrated_bytes_per_step < flow.plan.migrated_bytes_per_step
+    assert better.machine is not None
+    assert all(link.measured for link in better.machine.links)
+
+
+def test_what_the_user_or_a_calibration_said_stays() -> None:
+    known = replace(NODE, links=tuple(replace(link, measured=True) for link in NODE.links))
+    for machine, request in ((NODE, Request(fast=8 * MIB, machine=NODE)), (known, Request(fast=8 * MIB))):
+        flow, better, switched = refined(machine, request, GB // 10)
+        assert not switched
+        assert rates(better) == rates(flow) == {100 * GB}
+
+
+def test_links_as_fast_as_they_were_taken_to_be_change_no_plan() -> None:
+    flow, better, switched = refined(NODE, Request(fast=8 * MIB), 100 * GB)
+    assert not switched
+    assert better.plan is not None
+    assert flow.plan is not None
+    assert better.plan.migrations == flow.plan.migrations
