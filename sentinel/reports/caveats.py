@@ -56,6 +56,7 @@ def caveats_of(
     if machine is not None:
         found += _of_machine(machine)
     if profile is not None:
+        found += profile.notes
         found += _of_tracker(profile.quality)
     return list(dict.fromkeys(_sentence(text) for text in found))
 
@@ -120,7 +121,7 @@ def _of_run(run: Run) -> list[str]:
 
 
 def _of_profile(profile: Profile) -> list[str]:
-    found = list(profile.notes)
+    found = []
     if profile.provisional:
         found.append("The profile is provisional: the profiled step was not like those that follow.")
     if profile.step_ns_plain is not None and not profile.step_ns_is_measured:

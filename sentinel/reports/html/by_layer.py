@@ -53,7 +53,7 @@ def footprint(profile: Profile, columns: Columns) -> str:
         f"Bytes alive in each layer by role. Most in layer {peak} ({profile.layers[peak]}):"
         f" {format_bytes(int(total[peak]))}; "
         + ", ".join(f"{ROLES[r]} {format_bytes(int(live[r, peak]))}" for r in order)
-        + "."
+        + ". A layer counts all that lives in any part of it, which may be more than the peak at one time."
     )
     swatches = legend([(f'fill="var(--{name})"', name) for name in reversed(names)])
     return figure("Footprint over layers by role", says, body, frame.bottom + _BELOW, swatches)
