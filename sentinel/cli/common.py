@@ -22,6 +22,14 @@ POLICIES = (
     " first-touch, all-fast, all-slow"
 )
 """For the help, which imports no planner."""
+MACHINES = """\
+described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores with that slow memory, migration
+at 2, 5, 10 GB/s or at link speed; slow-: a third of the compute. For others: a file of `sentinel calibrate -o`.
+"""
+PRESETS = """\
+presets of slow memory: cxl-asic-x8, cxl-fpga, cxl-fpga-remote, cxl-worst, optane-6dimm, nvme-gen4, numa-remote-clx,
+numa-remote-icx, numa-remote-spr, dram-local-clx, dram-local-icx, dram-local-spr.
+"""
 
 
 def code_of(error: SentinelError) -> int:

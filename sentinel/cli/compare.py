@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sentinel.cli import compare_executed
-from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, machine_named, print_json, telling
+from sentinel.cli.common import (
+    MACHINES,
+    OK,
+    add_json,
+    add_verb,
+    amount,
+    check_outputs,
+    machine_named,
+    print_json,
+    telling,
+)
 from sentinel.core.errors import UsageError
 from sentinel.core.units import parse_budget
 
@@ -40,7 +50,7 @@ Without --executed nothing is run: every number is simulated on a described mach
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "compare", _TEXT, _EXAMPLES)
+    parser = add_verb(verbs, "compare", _TEXT, f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("--machine", metavar="PRESET|FILE", help="the machine to simulate, or to plan for")
     shown = ",".join(FAST).replace("%", "%%")

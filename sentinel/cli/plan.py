@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
+    MACHINES,
     OK,
     POLICIES,
     add_json,
@@ -35,7 +36,7 @@ A share such as 20% is of the footprint of the plan that keeps everything in fas
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "plan", "decide where the tensors of a profiled step live", _EXAMPLES)
+    parser = add_verb(verbs, "plan", "decide where the tensors of a profiled step live", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to plan for")
     parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory; default: the machine's own")

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sentinel.cli.common import FAILED, POLICIES, add_verb, amount, check_outputs, code_of
+from sentinel.cli.common import FAILED, MACHINES, POLICIES, PRESETS, add_verb, amount, check_outputs, code_of
 from sentinel.cli.script import module_named, run_as_main, script_at
 from sentinel.core.errors import SentinelError, UsageError
 
@@ -37,7 +37,12 @@ script, those of the script after it. The exit code is the script's own.
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "run", "train with a script, profiling one step and placing its tensors", _EXAMPLES)
+    parser = add_verb(
+        verbs,
+        "run",
+        "train with a script, profiling one step and placing its tensors",
+        f"{_EXAMPLES}\n{PRESETS}\n{MACHINES}",
+    )
     where = parser.add_argument_group("where tensors live", "each overrides what the script asks for")
     where.add_argument(
         "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"

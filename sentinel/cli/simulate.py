@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
+    MACHINES,
     OK,
     add_json,
     add_verb,
@@ -32,7 +33,7 @@ Times are predictions, not measurements: every output says `simulated`.
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "simulate", "predict what a plan does on a machine", _EXAMPLES)
+    parser = add_verb(verbs, "simulate", "predict what a plan does on a machine", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("plan", metavar="PLAN", help="written by `sentinel plan -o` or `sentinel run --save-plan`")
     parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import files, planner
+from sentinel import files, machines, planner, tiers
 from sentinel.cli import main, parser
-from sentinel.cli.common import POLICIES
+from sentinel.cli.common import MACHINES, POLICIES, PRESETS
 from sentinel.core.profile import Profile
 from tests.builders import MIB, act, make_machine, make_profile, param
 
@@ -60,13 +61,19 @@ def test_help_ends_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert f"\n  sentinel {verb}" in out
 
 
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each verb."""
+    subparsers = parser()._subparsers  # argparse has no public way
+    assert subparsers is not None
+    found = next(action.choices for action in subparsers._group_actions)
+    assert isinstance(found, dict)
+    return found
+
+
 def test_the_examples_in_help_are_understood() -> None:
     """Every command that the help shows parses, so the help cannot grow stale."""
     top = parser()
-    shown = top.format_help()
-    for action in top._subparsers._group_actions if top._subparsers else ():  # argparse has no public way
-        assert isinstance(action.choices, dict)
-        shown += "".join(verb.format_help() for verb in action.choices.values())
+    shown = top.format_help() + "".join(verb.format_help() for verb in verbs().values())
     lines = [line.strip() for line in shown.splitlines() if line.startswith("  sentinel ")]
     commands = {tuple(re.split(r" {2,}| \| ", line)[0].split()[1:]) for line in lines}
     assert len(commands) >= 12
@@ -76,6 +83,15 @@ def test_the_examples_in_help_are_understood() -> None:
 
 def test_the_help_names_all_policies() -> None:
     assert set(re.findall(r"[a-z][a-z0-9-]+", POLICIES)) - {"default"} == set(planner.POLICIES)
+
+
+def test_the_help_names_all_machines_and_presets() -> None:
+    slow, kinds, rates = re.findall(r"\{([^}]*)\}", MACHINES)
+    names = {f"{s}{k}-m{r}" for s in slow.split(",") for k in kinds.split(",") for r in rates.split(",")}
+    assert names == set(machines.names())
+    assert set(re.findall(r"[a-z]+(?:-[a-z0-9]+)+", PRESETS)) == set(tiers.PRESETS)
+    for verb in ("run", "plan", "simulate", "compare"):
+        assert MACHINES in verbs()[verb].format_help()
 
 
 def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +217,7 @@ def test_a_reader_that_leaves_is_no_traceback(saved: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=200, check=False)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

@@ -34,7 +34,6 @@ def python(code: str, *arguments: str, blocked: str = BLOCKED) -> subprocess.Com
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

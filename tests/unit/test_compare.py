@@ -206,6 +206,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
     assert "https://" not in page
     assert "simulated" in page
     assert "knee: 100%" in page
+    assert "Knee (simulated): 100%" in page.split("Before you read")[0], "the answer comes first"
     assert "keeps everything in the fast tier" in page
 
 

@@ -19,7 +19,15 @@ _APART = 64
 def comparison_page(found: Comparison) -> str:
     """The whole document."""
     badge = tag("span", "simulated", class_="badge simulated")
-    head = f"<header><h1>Policies compared {badge}</h1>{tag('p', escape(found.machine), class_='script')}</header>"
+    answers = "".join(
+        f"{tag('dt', escape(subject.profile))}{tag('dd', escape(answer(knee_of(found, subject))))}"
+        for subject in found.profiles
+    )
+    head = (
+        f"<header><h1>Policies compared {badge}</h1>{tag('p', escape(found.machine), class_='script')}"
+        f"{tag('p', 'How much fast memory is enough?', class_='done-sentence')}"
+        f'<dl class="short">{answers}</dl></header>'
+    )
     caveats = (
         f"Every number is simulated on the described machine {found.machine}: a prediction; nothing was run.",
         "The bound is below every plan's time, and perhaps below what any plan can reach.",
