@@ -9,8 +9,10 @@ from sentinel.core.errors import UsageError
 PAGE_BYTES = 4096
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_DECIMAL = {"kb": "KiB", "mb": "MiB", "gb": "GiB", "tb": "TiB"}
+_DECIMAL = {letter + end: f"{letter.upper()}iB" for letter in "kmgt" for end in ("", "b", "i")}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z%]*)\s*")
+
+_AMOUNTS = 'write "20%" of the footprint, "8GiB", or bytes'
 
 
 def page_ceil(nbytes: int) -> int:
@@ -34,7 +36,10 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_budget(text: str | int, footprint_bytes: int) -> int:
-    """Fast-memory budget in bytes: `"20%"` is a share of `footprint_bytes`; else as `parse_bytes`."""
+    """Fast-memory budget in bytes: `"20%"` is a share of `footprint_bytes`; else as `parse_bytes`.
+
+    Raises UsageError for what is no amount, and for less than a page: 20 was to be a share.
+    """
     if isinstance(text, str) and text.strip().endswith("%"):
         match = _NUMBER.fullmatch(text)
         if match is None or match.group(2) != "%":
@@ -42,9 +47,12 @@ def parse_budget(text: str | int, footprint_bytes: int) -> int:
         share = float(match.group(1)) / 100
         return int(share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES  # down: a budget is never exceeded
     try:
-        return parse_bytes(text)
+        nbytes = parse_bytes(text)
     except UsageError as error:
-        raise UsageError(error.what, 'write "20%" of the footprint, "8GiB", or bytes') from None
+        raise UsageError(error.what, _AMOUNTS) from None
+    if 0 < nbytes < PAGE_BYTES:
+        raise UsageError(f"{text!r} would be {format_bytes(nbytes)}, less than a page", _AMOUNTS)
+    return nbytes
 
 
 def format_bytes(nbytes: float) -> str:

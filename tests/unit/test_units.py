@@ -34,9 +34,18 @@ def test_what_is_no_size_is_refused(text: Any) -> None:
         parse_bytes(text)
 
 
-def test_a_decimal_unit_is_answered_with_the_binary_one() -> None:
+@pytest.mark.parametrize("text", ["8GB", "8 gb", "8G", "8Gi"])
+def test_a_decimal_or_short_unit_is_answered_with_the_binary_one(text: str) -> None:
     with pytest.raises(UsageError, match=r"GiB\?"):
-        parse_bytes("8GB")
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", [20, "20", "4095", 1, "0.5KiB"])
+def test_a_budget_of_less_than_a_page_was_to_be_a_share(text: str | int) -> None:
+    with pytest.raises(UsageError, match='less than a page; write "20%"'):
+        parse_budget(text, 1 << 30)
+    assert parse_budget(0, 1 << 30) == 0
+    assert parse_budget(4096, 1 << 30) == 4096
 
 
 @pytest.mark.parametrize(
