@@ -1,4 +1,5 @@
-"""What accesses and transfers cost. One model, used by the planner, the simulator and the emulated tier.
+"""What accesses and transfers cost. One model, used by the planner, the simulator and the emulated tier (which
+knows accesses by block only, and so charges a latency for each operand, not for each tensor in a layer).
 
 A layer of a *recorded* profile took `layer_ns` with everything in the fast tier. What is served from a
 slower tier adds the difference of the two tiers' transfer times (no overlap assumed: a conservative model

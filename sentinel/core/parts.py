@@ -7,17 +7,15 @@ The simulator and the sums by block look at a plan the other way: `unfold(plan)`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import PlanError
+from sentinel.core.plan import Block, Plan, Slot
 from sentinel.core.profile import RANGE_DTYPE, Profile
 from sentinel.core.units import PAGE_BYTES
-
-if TYPE_CHECKING:
-    from sentinel.core.plan import Block, Plan, Slot
 
 
 @dataclass(frozen=True, eq=False)

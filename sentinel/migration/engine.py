@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, Reason, block_uses
+from sentinel.core.plan import Plan, Reason
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
+from sentinel.core.uses import block_uses
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.handover import Handover, Pieces

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from sentinel.core import laws
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, block_uses
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.uses import block_uses
 from sentinel.planner.units import make_units
 from sentinel.planner.workload import short_peaks
 from sentinel.simulator import simulate

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import FormatError
 from sentinel.core.machine import Link, Machine, TierSpec
-from sentinel.core.plan import Plan, block_uses
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, PAGE_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
+from sentinel.core.uses import block_uses
 from sentinel.files import digest, load, save, with_origin
 from tests.builders import make_profile, param, persistent_plan, profiles, ranged_profiles
 
@@ -50,7 +51,7 @@ def described_machines(draw: st.DrawFn) -> Machine:
             read_bytes_per_s=draw(speed),
             write_bytes_per_s=draw(speed),
             node=draw(st.none() | st.integers(0, 64)),
-            addressable=draw(st.booleans()),
+            addressable=i == 0 or draw(st.booleans()),
             measured=draw(st.booleans()),
             source=draw(TEXTS),
             loaded_latency_a=draw(st.floats(0, 10)),

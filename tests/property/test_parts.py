@@ -10,8 +10,8 @@ from sentinel import planner
 from sentinel.core.laws import check
 from sentinel.core.machine import Machine
 from sentinel.core.parts import split
-from sentinel.core.plan import block_uses
 from sentinel.core.profile import Profile
+from sentinel.core.uses import block_uses
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles, ranged_profiles
 

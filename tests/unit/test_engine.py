@@ -12,8 +12,8 @@ import pytest
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.laws import check
 from sentinel.core.machine import Link
-from sentinel.core.plan import block_uses
 from sentinel.core.run import OUTCOMES
+from sentinel.core.uses import block_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS
 from sentinel.migration.trials import TRIES

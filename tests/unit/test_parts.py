@@ -11,9 +11,9 @@ from sentinel import planner
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.laws import check
 from sentinel.core.parts import split
-from sentinel.core.plan import block_uses
 from sentinel.core.profile import RANGE_DTYPE
 from sentinel.core.units import PAGE_BYTES
+from sentinel.core.uses import block_uses
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import PlanError
 from sentinel.core.laws import check
-from sentinel.core.plan import Block, Migration, Plan, Slot, block_uses, ring_sum
+from sentinel.core.plan import Block, Migration, Plan, Slot, ring_sum
+from sentinel.core.uses import block_uses
 from tests.builders import MIB, act, make_machine, make_profile, param, persistent_plan
 
 LAYERS = 6

@@ -11,7 +11,7 @@ import pytest
 from sentinel.core.errors import PlanError
 from sentinel.core.laws import check
 from sentinel.core.machine import Link, TierSpec
-from sentinel.core.plan import block_uses
+from sentinel.core.uses import block_uses
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
 from sentinel.planner.simple import filled
 from sentinel.simulator import simulate
