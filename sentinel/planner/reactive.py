@@ -52,7 +52,7 @@ class NextUse(_ByUse):
     def decide(self, work: Workload, short: Reserve) -> Decision:
         """Gaps are bridged from the shortest on while there is room; then episodes are granted as they begin."""
         free = work.budget_bytes - short.held_bytes
-        follower, by, has_gap = gaps(work)
+        _, by, has_gap = gaps(work)
         after = work.use_layer + 1
         wide = has_gap & (by - after >= 2)
         nbytes = work.units.nbytes[work.use_unit]
@@ -63,7 +63,6 @@ class NextUse(_ByUse):
             if left[layers].min() >= nbytes[row]:
                 left[layers] -= nbytes[row]
                 parted[row] = False
-        del follower
         episodes = episodes_of(work, _in_time(work, parted, by, 1))
         order = np.lexsort((episodes.unit, episodes.begin % work.n_layers))
         return decide(work, episodes, choose(work, episodes, free.copy(), order), short)

@@ -14,7 +14,7 @@ from sentinel.core.errors import NativeError
 from sentinel.core.units import PAGE_BYTES
 from sentinel.system.kernel import system_call
 
-MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE = 0, 1, 2, 3
+MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND = range(3)
 _MPOL_F_ADDR = 2
 _MPOL_MF_MOVE = 2
 _MASK_BITS = 1024
