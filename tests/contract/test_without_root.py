@@ -40,7 +40,6 @@ def confined(*arguments: str, within: tuple[str, ...] = ()) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -26,7 +26,6 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 

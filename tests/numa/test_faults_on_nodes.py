@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +13,7 @@ from tests.numa import faults, vm_calls
 pytestmark = [
     pytest.mark.needs("two nodes", "root", "torch", "native"),
     pytest.mark.slow,
-    pytest.mark.timeout(500),
     pytest.mark.usefixtures("one_plan"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*moving .*training goes on:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*was born in fast memory with no room:RuntimeWarning"),
 ]
@@ -150,8 +147,7 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
         witness.start([*arenas(), (free.address, free.n_pages * vm_calls.PAGE)])
         with vm_calls.eager_balancing(mode, every_ms=10):
             yield
-            end = time.monotonic() + 90
-            while mode == "1" and free.nodes()[0] < 11 and time.monotonic() < end:
+            while mode == "1" and free.nodes()[0] < 11:
                 assert free.touch()
                 total(model)
         hook.remove()

@@ -13,7 +13,6 @@ from tests.numa import faults
 pytestmark = [
     pytest.mark.needs("two nodes", "root", "torch", "native"),
     pytest.mark.slow,
-    pytest.mark.timeout(500),
     pytest.mark.usefixtures("one_plan"),
     pytest.mark.filterwarnings("ignore:.*moving .*training goes on:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*was born in fast memory with no room:RuntimeWarning"),

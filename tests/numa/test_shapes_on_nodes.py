@@ -9,7 +9,6 @@ import pytest
 pytestmark = [
     pytest.mark.needs("two nodes", "root", "torch", "native"),
     pytest.mark.slow,
-    pytest.mark.timeout(500),
     pytest.mark.usefixtures("one_plan"),
 ]
 

@@ -16,7 +16,7 @@ from tools.numa_vm.packages import Missing, kernel
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "tools" / "numa_vm" / "run"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
+pytestmark = pytest.mark.slow
 SENTINEL = ".venv/bin/python -m sentinel"
 
 
@@ -35,7 +35,7 @@ def machine() -> None:
 
 
 def _vm(*words: str, script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RUN), *words, "--timeout", "500", "--", "sh", "-c", script]
+    command = [sys.executable, str(RUN), *words, "--timeout", "840", "--", "sh", "-c", script]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -77,11 +76,9 @@ def test_the_kernels_balancing_undoes_a_demotion_unless_there_is_a_policy() -> N
         for pages in (free, held):
             move_pages(pages.addresses(), 1)
             assert pages.nodes() == {1: N_PAGES}
-        end = time.monotonic() + 120
-        while time.monotonic() < end and free.nodes()[0] < N_PAGES * 0.9:
+        while free.nodes()[0] < N_PAGES * 0.9:
             assert free.touch()
             assert held.touch()
-        assert free.nodes()[0] >= N_PAGES * 0.9
         assert held.nodes() == {1: N_PAGES}
     free.close()
     held.close()
@@ -95,10 +92,8 @@ def test_pages_that_balancing_has_an_eye_on_are_found_if_they_have_a_policy() ->
     mbind(held.address, 2 * 512 * PAGE, vm_calls.MPOL_PREFERRED_MANY, [0, 1])
     hinted = vm_calls.counter("numa_huge_pte_updates")
     with vm_calls.eager_balancing():
-        end = time.monotonic() + 60
-        while time.monotonic() < end and vm_calls.counter("numa_huge_pte_updates") < hinted + 4:
+        while vm_calls.counter("numa_huge_pte_updates") < hinted + 4:
             assert held.nodes() == {0: 1024}
-        assert vm_calls.counter("numa_huge_pte_updates") >= hinted + 4
         assert set(move_pages(held.addresses()[::512], 1)) == {1}
         assert held.nodes() == {1: 1024}
     free.close()

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-m", "tests.numa.vm_training"],
@@ -23,7 +22,6 @@ def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() 
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -18,14 +18,12 @@ MIB = 1 << 20
 
 @pytest.mark.needs("torch", "native", "compiler")
 @pytest.mark.slow
-@pytest.mark.timeout(500)
 def test_two_thousand_steps_leave_nothing_behind() -> None:
     done = subprocess.run(
         [sys.executable, str(SOAK), "--steps", "2000"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stderr

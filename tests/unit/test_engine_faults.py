@@ -168,7 +168,7 @@ def test_a_step_cut_short_buries_its_transients() -> None:
 def test_a_death_in_flight_is_waited_for_and_leaves_no_account() -> None:
     profile = make_profile([act("x", 4 * MIB, 1, 3, [2])], 6)
     plan = transient_plan(profile, [0], [(0, 0, 1, 2, 3)], fast_bytes=4 * MIB)
-    machine = emulated_machine(4 * MIB, demote=GB // 10)
+    machine = emulated_machine(4 * MIB, demote=8 * MIB)  # half a second, lest it end before the tick on a busy host
     with applied(plan, profile, machine, strict=True) as running:
         for _ in range(3):
             running.tick(1, 2)
@@ -186,14 +186,14 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
     """The look ends first: it found the block in fast memory, and the demotion behind it is still under way."""
     profile = make_profile([param("a", 4 * MIB, range(8))], 8)
     plan = persistent_plan(profile, [0])
-    # nothing takes 50 ms up, which is the look; 4 MiB take 0.4 s down
-    machine = emulated_machine(8 * MIB, demote=10 * MIB, slow_bw=50 * GB)
-    links = (replace(machine.link(1, 0), latency_ns=50_000_000), machine.link(0, 1))
+    # nothing takes 0.5 s up, which is the look; 4 MiB take 2 s down
+    machine = emulated_machine(8 * MIB, demote=2 * MIB, slow_bw=50 * GB)
+    links = (replace(machine.link(1, 0), latency_ns=500_000_000), machine.link(0, 1))
     with applied(plan, profile, replace(machine, links=links)) as running:
         engine = running.engine
         engine._flights.sweep(0, 0, 1)
         (look,) = engine._flights.of(0)
-        time.sleep(0.01)  # it has begun
+        time.sleep(0.1)  # it has begun
         engine._flights.submit(0, 0, 1, "evict", 0, 1)
         engine._mover.wait(look.job)
         engine._flights.collect()

@@ -152,4 +152,4 @@ def test_reports_need_no_torch() -> None:
         "report = build_report(profile=PROFILE, plan=PLAN)\n"
         "assert report.text() and report.headline['peak_bytes']\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
