@@ -71,11 +71,16 @@ def start_profile(
 ) -> None:
     """Begin the profiled step, at any step boundary. Memory is managed from this call on.
 
+    `model`, `optimizer`: one or several, for names and roles; not needed after `annotate`, and may be missing.
     `fast`: budget of fast memory: `"20%"` of the footprint of the all-fast plan, `"8GiB"` or bytes; default: what
-    the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` or `"auto"`. `tracker`: `"auto"`, `"ops"`, ...
-    `machine`: a path, the name of a described machine, or a Machine. `plan`: a saved plan to apply at once.
+    the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` (a slower node with injected delays), a PRESET to
+    plan for only, or `"auto"`: the nearest slower node; without one nothing is applied, and the report says so.
+    `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
+    `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
+    `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.
 
-    Raises UsageError if a session is running, CapabilityError if this host lacks something; nothing is changed then.
+    Raises UsageError if a session is running or an argument has no meaning, CapabilityError if this host lacks
+    something, FormatError if a file is not what it should be; nothing is changed then.
     """
     _session().start_profile(
         model, optimizer, fast=fast, slow=slow, tracker=tracker, policy=policy, machine=machine, plan=plan
@@ -83,7 +88,7 @@ def start_profile(
 
 
 def end_profile() -> Plan:
-    """End the profiled step, plan, and begin to apply. Returns the plan.
+    """End the profiled step, plan, and begin to apply, from the next step on. Returns the plan.
 
     If optimizer state was born in this step the plan is provisional, and the next whole step is profiled by itself.
     """
@@ -97,7 +102,11 @@ def annotate(
     *,
     blocks: Sequence[torch.nn.Module | str] | None = None,
 ) -> Annotation:
-    """Tick by itself: per block forward and backward, and within the optimizer's step. Undo with `.remove()`."""
+    """Tick by itself: per block forward and backward, and within the optimizer's step. Undo with `.remove()`.
+
+    `blocks`: modules or their names, instead of those that are found. Several models and optimizers add up. Does
+    nothing without a session.
+    """
     annotation: Annotation = _session().annotate(model, optimizer, blocks=blocks)
     return annotation
 
@@ -109,7 +118,10 @@ def stop() -> Run:
 
 
 def report() -> Report:
-    """The report of the running session, or of the last one."""
+    """The report of the running session, or of the last one: `.text()`, `.write(path)`, `.frames()`, `.headline`.
+
+    Raises UsageError before any session.
+    """
     drawn: Report = _session().report()
     return drawn
 
