@@ -45,7 +45,10 @@ def figure(title: str, description: str, body: str, height: float, legend: str =
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{body}</svg>"
     )
     caption = tag("figcaption", escape(description))
-    return tag("figure", f'{legend}<div class="wide" tabindex="0">{picture}</div>{caption}')
+    return tag(
+        "figure",
+        f'{legend}<div class="wide" tabindex="0" role="group" aria-label="{escape(title)}">{picture}</div>{caption}',
+    )
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:

@@ -65,7 +65,8 @@ def table(frame: pd.DataFrame, columns: Sequence[Column], name: str, *, total: i
     search = f'<label class="filter">Filter <input type="search" aria-label="Filter {escape(name)}"></label>'
     return (
         (search if len(shown) > 12 else "")
-        + f'<div class="wide rows" tabindex="0"><table class="sorts"><caption>{escape(name)}</caption>'
+        + f'<div class="wide rows" tabindex="0" role="group" aria-label="{escape(name)}">'
+        f'<table class="sorts"><caption>{escape(name)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         + (more if count > len(shown) else "")
     )
@@ -78,7 +79,10 @@ def pairs(rows: Sequence[Sequence[str]], name: str) -> str:
         cells = "".join(tag("td", escape(cell)) for cell in rest)
         lines.append(f'<tr><th scope="row">{escape(what)}</th>{cells}</tr>')
     caption = tag("caption", escape(name))
-    return f'<div class="wide" tabindex="0"><table class="pairs">{caption}{"".join(lines)}</table></div>'
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(name)}">'
+        f'<table class="pairs">{caption}{"".join(lines)}</table></div>'
+    )
 
 
 def _is_number(column: Any) -> bool:
