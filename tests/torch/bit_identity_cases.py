@@ -7,11 +7,17 @@ The same seeds are set before every build, so two builds train alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from tests.torch import cases_of_holders, cases_of_loops, cases_of_networks, cases_of_shapes
 from tests.torch.case_parts import Job
 
-__all__ = ["CASES", "Job"]
+__all__ = ["ASKED", "CASES", "Job", "job"]
+
+ASKED: dict[str, Any] = {"fast": "20%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
+"""What `start_profile` is asked for where a test is of something else."""
 
 CASES: dict[str, Callable[[], Job]] = {
     f.__name__: f
@@ -43,3 +49,9 @@ CASES: dict[str, Callable[[], Job]] = {
         cases_of_holders.kept_outputs,
     )
 }
+
+
+def job(name: str = "plain") -> Job:
+    """A case, built with the same seed each time."""
+    torch.manual_seed(3)
+    return CASES[name]()

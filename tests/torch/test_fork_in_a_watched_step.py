@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,18 +15,10 @@ from sentinel.profiler.pages import obstacle  # noqa: E402
 
 pytestmark = [
     pytest.mark.needs("torch", "compiler"),
-    # Python 3.12 and later warn of any fork of a process with threads, torch of more workers than cores
+    # Python 3.12 and later warn of any fork of a process with threads
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
 WORKERS, ITEMS = 3, 13
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
 
 
 class Looks(Dataset[Any]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
@@ -13,21 +11,13 @@ from sentinel.core.run import Run  # noqa: E402
 from sentinel.session import current, planning  # noqa: E402
 from sentinel.session.course import REFINE_STEPS, RETIME_STEPS  # noqa: E402
 from sentinel.simulator import simulate  # noqa: E402
-from tests.torch.bit_identity_cases import CASES  # noqa: E402
+from tests.torch.bit_identity_cases import job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
 
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
-
-
 def test_layer_times_are_taken_twice_and_the_plan_is_made_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(3)
-    work = CASES["plain"]()
+    work = job()
     looks: list[tuple[str, int]] = []
     for name in ("retimed", "refined"):
         take = getattr(planning.Planning, name)

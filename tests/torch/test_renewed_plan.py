@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,22 +14,10 @@ from sentinel.core.errors import NativeError  # noqa: E402
 from sentinel.migration.engine import Engine  # noqa: E402
 from sentinel.session import applying, current, planning  # noqa: E402
 from sentinel.session.course import REFINE_STEPS, State  # noqa: E402
-from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
+from tests.torch.bit_identity_cases import job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 STEPS = 3 + REFINE_STEPS + 4
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
-
-
-def job() -> Job:
-    torch.manual_seed(3)
-    return CASES["plain"]()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -4,7 +4,7 @@ Where they do for good, or where the profiled step was none to go by, another on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from sentinel.session.session import Session  # noqa: E402
 pytestmark = pytest.mark.needs("torch", "compiler")
 HERE, THERE = (0, 1, 2, 3), (0, 2, 1, 3)  # the same blocks, all of one size
 STRAY = "did not tick like the profiled one"
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
 
 
 class Reordered:

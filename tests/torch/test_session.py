@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,9 @@ from sentinel import files  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
 from sentinel.tiers import choice  # noqa: E402
-from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
+from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
-ASKED: dict[str, Any] = {"fast": "20%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
-
-
-def job(name: str = "plain") -> Job:
-    torch.manual_seed(3)
-    return CASES[name]()
 
 
 def train(work: Job, steps: range, *, profile_at: int | None = 0, **asked: Any) -> list[float]:
@@ -397,9 +383,7 @@ print("running", sentinel.active())
 raise KeyboardInterrupt
 print("running", sentinel.active())
 """
-    ran = subprocess.run(
-        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, timeout=120, check=True
-    )
+    ran = subprocess.run([sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=True)
     assert ran.stdout.split("running")[1:] == [" True\n", " False\n"], ran.stderr
 
 
@@ -427,7 +411,5 @@ except KeyboardInterrupt:
     print("whole", total == total, i)
 """
     for at in (1, 6):
-        ran = subprocess.run(
-            [sys.executable, "-c", program, str(at)], capture_output=True, text=True, timeout=120, check=False
-        )
+        ran = subprocess.run([sys.executable, "-c", program, str(at)], capture_output=True, text=True, check=False)
         assert ran.stdout.split() == ["whole", "True", str(at)], ran.stderr

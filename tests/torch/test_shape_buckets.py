@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,6 @@ from sentinel.session.binding import changed_homes  # noqa: E402
 from sentinel.session.buckets import IN_VAIN, MOST, Lookout  # noqa: E402
 
 ASKED: dict[str, Any] = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
 
 
 class Shaped:

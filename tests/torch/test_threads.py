@@ -5,31 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
-from tests.torch.bit_identity_cases import CASES, Job  # noqa: E402
+from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
-ASKED: dict[str, Any] = {"fast": "20%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
-
-
-@pytest.fixture(autouse=True)
-def _end_sessions() -> Iterator[None]:
-    yield
-    if sentinel.active():
-        sentinel.stop()
-
-
-def job() -> Job:
-    torch.manual_seed(3)
-    return CASES["plain"]()
 
 
 def in_a_thread(work: Callable[[], object]) -> None:
@@ -161,7 +147,6 @@ def test_a_program_whose_thread_never_stopped_its_session_ends_without_a_word(tm
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     said = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]
