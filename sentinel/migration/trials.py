@@ -3,22 +3,26 @@
 Where promotions are late as a layer begins, steps wait for them and leave the rest in slow memory in turn, TRIES times
 each. What counts is the time from that layer to the next before which promotions are due; these windows tile the step,
 so trials at several layers run side by side. The plan stands, which is to wait, unless leaving is clearly faster: what
-it spares is known exactly, the wait; what it costs, slow accesses, shows in windows that vary by themselves.
+it spares is known exactly, the wait; what it costs, slow accesses, shows in windows that vary by themselves. Where they
+vary too much to tell, the trial goes on later, for ROUNDS in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median
 
 from sentinel.core.run import TRIAL
 from sentinel.core.units import format_ns
 
-TRIES = 3
-"""Windows of each way. One of each would toss a coin wherever the wait is shorter than windows vary."""
+TRIES, ROUNDS = 3, 4
+"""Windows of each way in a round, and rounds. One window each would toss a coin wherever the wait is shorter than
+windows vary; more of them find what is true even then. Most places need one round."""
 CLEARLY = 2
-"""Where windows vary by five times the wait, leaving is then chosen about once in a hundred trials."""
+"""Leaving must gain so many times the noise. Where it is the slower way, it is then chosen in one trial of twenty."""
+BETWEEN = 8
+"""Late so many times between two rounds, in which what was decided before goes on: at first, the plan."""
 NEGLIGIBLE = 100
 """A wait of at most one part in so many of its window: it goes on waiting, and spends no steps on a trial."""
 FIRST_REST = 64
@@ -30,10 +34,10 @@ _AGAIN = "test and trial, tried again: "
 
 @dataclass(frozen=True)
 class Finding:
-    """What the windows of one trial say, in ns. `wait_ns`: the wait that leaving spares, in a usual window.
+    """What the windows of a trial say, in ns. `wait_ns`: the wait that leaving spares, in a usual window.
 
     `slower_ns`: how much longer the rest of the best window is without waiting; by what it is below 0, noise.
-    `noise_ns`: by what windows of one kind differ.
+    `noise_ns`: how far apart the best windows of one kind lie.
     """
 
     wait_ns: int
@@ -41,24 +45,36 @@ class Finding:
     noise_ns: int
 
     @property
+    def gain_ns(self) -> int:
+        """What leaving gains, below 0 if it costs."""
+        return self.wait_ns - max(self.slower_ns, 0)
+
+    @property
     def waits(self) -> bool:
-        """Whether waiting stays the better choice: unless leaving gains more than CLEARLY times the noise."""
-        return self.wait_ns - max(self.slower_ns, 0) <= CLEARLY * self.noise_ns
+        """Whether waiting stays the better choice: unless leaving is clearly faster."""
+        return self.gain_ns <= CLEARLY * self.noise_ns
+
+    @property
+    def clear(self) -> bool:
+        """Whether more windows are unlikely to say something else."""
+        return not self.waits or -self.gain_ns >= self.noise_ns
 
 
 def finding(waits_ns: Sequence[int], busy_ns: Sequence[int], left_ns: Sequence[int]) -> Finding:
-    """The finding of windows that waited (their waits, and the rest of them) and of those that did not wait.
+    """The finding of windows that waited (their waits, and the rest of them) and of those that did not wait, TRIES of
+    each at least.
 
-    A window cannot be shorter because bytes stayed in slow memory: where it seems so, that much is noise.
+    The best window is the least disturbed one, the more so the nearer the next ones lie. A window cannot be shorter
+    because bytes stayed in slow memory: where it seems so, that much is noise.
     """
     slower = min(left_ns) - min(busy_ns)
-    varies = max(median_low(ns) - min(ns) for ns in (busy_ns, left_ns))
-    return Finding(median_low(waits_ns), slower, max(varies, -slower))
+    apart = max((sorted(ns)[TRIES - 1] - min(ns)) // (TRIES - 1) for ns in (busy_ns, left_ns))
+    return Finding(int(median(waits_ns)), slower, max(apart, -slower))
 
 
 @dataclass(slots=True)
 class _Record:
-    """Of one layer. `waits`: as decided last, None before. It holds for so many more times as `rest` says."""
+    """Of one layer. `waits`: as decided last, None before. Nothing is tried for so many more times as `rest` says."""
 
     waits_ns: list[int] = field(default_factory=list)
     busy_ns: list[int] = field(default_factory=list)
@@ -95,9 +111,8 @@ class Trials:
         `waited`."""
         record = self._records[layer]
         if record.rest:
-            assert record.waits is not None
             record.rest -= 1
-            return record.waits
+            return record.waits is not False
         self._tries = "wait" if len(record.busy_ns) <= len(record.left_ns) else "leave"
         self._wait_ns = 0
         return self._tries == "wait"
@@ -120,21 +135,27 @@ class Trials:
                 return
             record.waits_ns.append(self._wait_ns)
             record.busy_ns.append(window_ns - self._wait_ns)
-        if len(record.left_ns) == TRIES:
-            self._decide(layer, record)
+        if len(record.left_ns) == len(record.busy_ns) and len(record.left_ns) % TRIES == 0:
+            self._conclude(layer, record)
 
-    def _decide(self, layer: int, record: _Record) -> None:
+    def _conclude(self, layer: int, record: _Record) -> None:
+        """A round is over: decide, or go on later."""
         found, before = finding(record.waits_ns, record.busy_ns, record.left_ns), record.waits
+        if not found.clear and len(record.left_ns) < ROUNDS * TRIES:
+            record.rest = BETWEEN
+            return
         shortest_ns = min(record.busy_ns)
         record.clear()
         record.waits, record.rest, record.next_rest = found.waits, record.next_rest, 2 * record.next_rest
-        if found.waits == before:
-            return
-        way = "longer" if found.slower_ns >= 0 else "shorter"
-        self._decided(
-            layer,
-            f"{TRIAL if before is None else _AGAIN}migrations due before layer {layer} come late: waiting takes"
-            f" {format_ns(found.wait_ns)}; without it the {format_ns(shortest_ns)} to the next interval are"
-            f" {format_ns(abs(found.slower_ns))} {way}, and they vary by {format_ns(found.noise_ns)} anyway;"
-            f" from now on it {'waits for them' if found.waits else 'leaves the rest in slow memory'}",
-        )
+        if found.waits != before:
+            self._decided(layer, _sentence(layer, found, shortest_ns, again=before is not None))
+
+
+def _sentence(layer: int, found: Finding, shortest_ns: int, *, again: bool) -> str:
+    way = "longer" if found.slower_ns >= 0 else "shorter"
+    return (
+        f"{_AGAIN if again else TRIAL}migrations due before layer {layer} come late: waiting takes"
+        f" {format_ns(found.wait_ns)}; without it the {format_ns(shortest_ns)} to the next interval are"
+        f" {format_ns(abs(found.slower_ns))} {way}, and the best of them differ by {format_ns(found.noise_ns)} anyway;"
+        f" from now on it {'waits for them' if found.waits else 'leaves the rest in slow memory'}"
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
-from sentinel.migration.trials import FIRST_REST, NEGLIGIBLE, TRIES, Finding, Trials, finding
+from sentinel.migration.trials import BETWEEN, FIRST_REST, NEGLIGIBLE, ROUNDS, TRIES, Finding, Trials, finding
 
 MS = 10**6
 
@@ -72,20 +73,37 @@ def test_a_wait_that_is_small_beside_its_window_is_no_reason_for_a_trial() -> No
     assert len(large.said) == 1
 
 
-def test_on_a_noisy_machine_the_plan_stands() -> None:
-    """Waits are 2 % of a window, and windows vary by 10: whatever chance says, leaving is hardly ever chosen."""
+ALL = ROUNDS * (2 * TRIES + BETWEEN)
+"""Steps of a trial that takes all its rounds, at most."""
+
+
+@pytest.mark.parametrize(("slower_ms", "least", "most"), [(3, 0, 50), (0, 500, 1000)])
+def test_on_a_noisy_machine_the_plan_stands_unless_leaving_is_clearly_faster(
+    slower_ms: int, least: int, most: int
+) -> None:
+    """Waits are 2 % of a window, and windows vary by up to 9: chance hardly ever says that the slower way is faster."""
     draw = random.Random(20210)
     left = 0
     for _ in range(1000):
-        job = Job(2 * MS, 3 * MS, noise=lambda: int(draw.uniform(0, 10) * MS))
-        left += not job.steps(2 * TRIES + 1)[-1]
-    assert left < 20
+        job = Job(2 * MS, slower_ms * MS, noise=lambda: int(min(draw.expovariate(1 / 3), 9) * MS))
+        left += not job.steps(ALL + 1)[-1]
+    assert least <= left <= most
+
+
+def test_what_is_not_clear_is_tried_on_later_and_the_plan_stands_meanwhile() -> None:
+    slower_and_slower = itertools.count(0, MS)
+    job = Job(5 * MS, 4 * MS, noise=lambda: next(slower_and_slower))
+    round_ = [True, False] * TRIES
+    assert job.steps(ALL) == (round_ + [True] * BETWEEN) * ROUNDS
+    assert job.steps(FIRST_REST - BETWEEN) == [True] * (FIRST_REST - BETWEEN)
+    assert job.steps(2 * TRIES) == round_
+    assert len(job.said) == 1
 
 
 def test_the_same_choice_by_one_window_each_would_be_chance() -> None:
     """The control of the test above: the numbers there do say now this, now that."""
     draw = random.Random(20210)
-    shorter = sum(3 + draw.uniform(0, 10) < 2 + draw.uniform(0, 10) for _ in range(1000))
+    shorter = sum(3 + min(draw.expovariate(1 / 3), 9) < 2 + min(draw.expovariate(1 / 3), 9) for _ in range(1000))
     assert 300 < shorter < 500
 
 
@@ -94,7 +112,7 @@ def test_one_window_that_something_else_disturbs_decides_nothing() -> None:
         noises = iter([(step == disturbed) * 500 * MS for step in range(2 * TRIES + 1)])
         for slower_ms, waits in ((2, False), (50, True)):
             job = Job(30 * MS, slower_ms * MS, noise=lambda noises=noises: next(noises, 0))
-            assert job.steps(2 * TRIES + 1)[-1] is waits
+            assert job.steps(ALL + 1)[-1] is waits
 
 
 def test_what_seems_faster_with_bytes_in_slow_memory_is_noise() -> None:
