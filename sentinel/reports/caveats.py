@@ -169,8 +169,14 @@ def _of_memory(headline: dict[str, Any], setup: Setup) -> list[str]:
     return found
 
 
+def far_off(headline: dict[str, Any]) -> bool:
+    """Whether executed steps are far from the prediction, so that one of the two was not of this job's usual speed."""
+    applied, predicted = headline["step_ns_applied"], headline["step_ns_predicted"]
+    return bool(applied and predicted and abs(applied / predicted - 1) > 0.25)
+
+
 def _of_prediction(headline: dict[str, Any]) -> list[str]:
     applied, predicted = headline["step_ns_applied"], headline["step_ns_predicted"]
-    if applied and predicted and abs(applied / predicted - 1) > 0.25:
+    if far_off(headline):
         return [f"Predicted and executed step differ: {format_ns(predicted)} and {format_ns(applied)}."]
     return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.caveats import far_off
 
 TITLE = "In short"
 
@@ -31,7 +32,12 @@ def _speed(h: dict[str, Any]) -> str:
     if step is None:
         return ""
     told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
-    if plain:
+    if plain and far_off(h) and not h["step_ns_plain_is_measured"]:
+        told += (
+            f"; against a stock step nothing can be said: it is estimated at {format_ns(plain)}, from steps that were"
+        )
+        told += " much slower or faster (was the host busy?)"
+    elif plain:
         how = "measured" if h["step_ns_plain_is_measured"] else "an estimate"
         told += f", {step / plain:.2f} times a stock step ({format_ns(plain)}, {how})"
     if h["kind"] == "emulated":

@@ -57,6 +57,16 @@ def test_what_is_unknown_is_not_said() -> None:
     assert "In short" not in build_report().text()
 
 
+def test_a_host_whose_speed_changed_gives_no_ratio() -> None:
+    """The stock step is estimated from the step that was profiled; a busy host then is no speed-up now."""
+    steps = executed().steps.copy()
+    steps["duration_ns"] = SIMULATED.step_ns // 3
+    told = said(executed=executed(steps=steps, layers=executed().layers[:0]), simulated=SIMULATED)
+    assert "nothing can be said" in told["speed"]
+    assert "times a stock step" not in told["speed"]
+    assert "times a stock step" in said(executed=executed(), simulated=SIMULATED)["speed"]
+
+
 def test_a_plan_with_room_for_all_saves_nothing() -> None:
     from sentinel import planner
 
