@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fast", type=float, default=0.2, help="fast memory as a share of the footprint")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_args(arguments)
+    if min(given.tensors, given.layers) < 1 or not 0 <= given.fast < float("inf"):
+        parser.error("give at least one tensor and one layer, and a share of at least 0")
     profile = synthetic(given.tensors, given.layers)
     footprint = footprint_bytes(profile)
     budget = int(given.fast * footprint) // PAGE_BYTES * PAGE_BYTES

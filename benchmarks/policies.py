@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import _bench, traces
 from sentinel import machines, planner
 from sentinel.core.cost import base_ns
-from sentinel.core.errors import PlanError
+from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.files import digest
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner.comparison import check_policies
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
 MACHINES = ("optane-m5", "cxl-m5", "numa-m5")
@@ -39,7 +40,12 @@ BOUNDS = Path(__file__).parents[1] / "build" / "bounds"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the table, print it, and end with one JSON object if asked."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        _check(given)
+    except UsageError as error:
+        parser.error(str(error))  # now, not after minutes of bounds
     cells = list(_cells(given))
     print(_table(cells))
     if given.json:
@@ -61,6 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each bound")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raises UsageError for a trace, machine, policy or share that does not exist."""
+    for trace in given.traces:
+        if trace not in traces.NAMES:
+            raise UsageError(f"there is no trace {trace!r}", f"choose some of {', '.join(traces.NAMES)}")
+    for name in given.machines:
+        machines.load(name)
+    check_policies(given.policies)
+    for fast in given.fast:
+        parse_budget(fast, 1 << 40)
 
 
 def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -135,7 +153,7 @@ def _shares(cell: dict[str, Any]) -> str:
 
 def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
     """The bound of a cell, from the store if it is there; a loose one is not stored."""
-    parts = ("bound.py", "bound_program.py", "certified.py", "relaxed.py")
+    parts = ("bound.py", "bound_program.py", "bound_tiers.py", "certified.py", "relaxed.py", "../core/cost.py")
     source = b"".join((Path(planner.__file__).parent / part).read_bytes() for part in parts)
     columns = (profile.tensors, profile.accesses, profile.layer_ns, profile.flops)  # all that a bound reads
     told_by = [*(np.ascontiguousarray(column).tobytes() for column in columns), digest(machine).encode(), source]
@@ -195,6 +213,8 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
 def _table(cells: list[dict[str, Any]]) -> str:
     """Mean share of the bound over the five families, policies by machine and share of fast memory."""
     means, lines = _mean(cells, "of_bound"), []
+    if not means:
+        return "no mean: none of these traces is of the paper's families"
     for machine, by_policy in means.items():
         shares = list(dict.fromkeys(cell["fast"] for cell in cells))
         lines.append(

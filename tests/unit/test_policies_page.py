@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import policies_page
+from benchmarks import policies, policies_page
 from benchmarks.policies import summary
 
 
@@ -51,3 +51,16 @@ def test_runs_make_one_page(tmp_path, monkeypatch):
     assert "No bound is loose." in page
     assert "| sentinel | 0.950 | 0.800 (gpt2) | 0.855 |" in page
     assert json.loads((tmp_path / "policies.json").read_text())["cells"] == CELLS
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("--traces", "resnet"), ("--machines", "cxl-m5,cxl"), ("--policies", "sentinel,belady"), ("--fast", "20%,x")],
+)
+def test_what_does_not_exist_is_refused_before_anything_is_computed(asked, capsys):
+    with pytest.raises(SystemExit) as ended:
+        policies.main([*asked, "--json"])
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert repr(asked[1].split(",")[-1]) in told.err
+    assert not told.out
