@@ -22,7 +22,8 @@ windows vary; more of them find what is true even then. Most places need one rou
 CLEARLY = 2
 """Leaving must gain so many times the noise. Where it is the slower way, it is then chosen in one trial of twenty."""
 BETWEEN = 8
-"""Late so many times between two rounds, in which what was decided before goes on: at first, the plan."""
+"""Late so many times between two rounds, in which what was decided before goes on; and before the first, as the plan
+has it: the first steps are cold, layer times are taken from them, and a plan made anew may take over."""
 NEGLIGIBLE = 100
 """A wait of at most one part in so many of its window: it goes on waiting, and spends no steps on a trial."""
 FIRST_REST = 64
@@ -80,7 +81,7 @@ class _Record:
     busy_ns: list[int] = field(default_factory=list)
     left_ns: list[int] = field(default_factory=list)
     waits: bool | None = None
-    rest: int = 0
+    rest: int = BETWEEN
     next_rest: int = FIRST_REST
 
     def clear(self) -> None:

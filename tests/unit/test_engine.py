@@ -16,7 +16,7 @@ from sentinel.core.run import OUTCOMES
 from sentinel.core.uses import block_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS
-from sentinel.migration.trials import TRIES
+from sentinel.migration.trials import BETWEEN, TRIES
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
@@ -144,19 +144,19 @@ def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
     machine = emulated_machine(5 * MIB, promote=GB // 50, demote=INSTANT, slow_bw=50 * GB)
     plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
     with applied(plan, SWAP, machine, strict=True) as running:
-        for _ in range(19):
+        for _ in range(BETWEEN + 19):
             running.let_start()
             running.step()
         run = running.engine.end_run()
-    assert run.counters["case3"] + run.counters.get("case1", 0) == 19
+    assert run.counters["case3"] + run.counters.get("case1", 0) == BETWEEN + 19
     assert run.counters["trials"] == 1
     ((step, sentence),) = run.events
-    assert step >= 2 * TRIES - 1
+    assert step >= BETWEEN + 2 * TRIES - 1
     assert "leaves the rest in slow memory" in sentence
     assert "layer1" in sentence
     waited = run.steps["stall_ns"]
     assert waited[0] >= 20 * 10**6  # the first one waits: for what is left of 210 ms
-    assert (waited > 0).sum() == TRIES
+    assert (waited > 0).sum() == BETWEEN + TRIES
 
 
 def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
@@ -164,13 +164,14 @@ def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
     machine = emulated_machine(5 * MIB, promote=GB // 50, demote=INSTANT, slow_bw=GB // 50)
     plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
     with applied(plan, SWAP, machine, strict=True) as running:
-        steps(running, 2 * TRIES + 3)
+        steps(running, BETWEEN + 2 * TRIES + 3)
         run = running.engine.end_run()
     assert run.counters["trials"] == 1
     assert "waits for them" in run.events[0][1]
-    waits = [step for step in range(2 * TRIES + 3) if step % 2 == 0 or step >= 2 * TRIES]
+    left = [BETWEEN + 1 + 2 * nth for nth in range(TRIES)]
+    waits = [step for step in range(BETWEEN + 2 * TRIES + 3) if step not in left]
     assert (run.steps["stall_ns"][waits] >= 20 * 10**6).all()
-    assert run.steps["stall_ns"][1 : 2 * TRIES : 2].sum() == 0
+    assert run.steps["stall_ns"][left].sum() == 0
     assert (run.layers["served_fast_bytes"].reshape(-1, 8)[waits, 1] == 5 * MIB).all()
 
 

@@ -20,14 +20,16 @@ class Decisions(list):
 class Job:
     """Steps of one window, always late: `wait_ns` and `slower_ns` of a window that waits, and of one that does not.
 
-    `noise()` is added to either.
+    `noise()` is added to either. The first late steps are over.
     """
 
     def __init__(self, wait_ns: int, slower_ns: int, window_ns: int = 100 * MS, noise=lambda: 0) -> None:
-        self.wait_ns, self.slower_ns, self.window_ns, self.noise = wait_ns, slower_ns, window_ns, noise
+        self.wait_ns, self.slower_ns, self.window_ns, self.noise = wait_ns, slower_ns, window_ns, lambda: 0
         self.said = Decisions()
         self.trials = Trials([2, 5], self.said)
         self.now = 0
+        assert self.steps(BETWEEN) == [True] * BETWEEN
+        self.noise = noise
 
     def step(self) -> bool:
         """One step; whether it waited."""
@@ -137,7 +139,7 @@ def test_layers_are_tried_side_by_side_each_by_its_own_window() -> None:
     said = Decisions()
     trials = Trials([0, 4], said)
     now, seen = 0, []
-    for _ in range(2 * TRIES + 1):
+    for _ in range(BETWEEN + 2 * TRIES + 1):
         for layer, wait, slower in ((0, 10, 30), (4, 20, 10)):
             trials.enter(layer, now)
             waits = trials.wait(layer)
@@ -145,7 +147,7 @@ def test_layers_are_tried_side_by_side_each_by_its_own_window() -> None:
             if waits:
                 trials.waited(wait)
             now += 100 + (wait if waits else slower)
-    assert seen[:-2] == [True, True, False, False] * TRIES
+    assert seen[:-2] == [True, True] * BETWEEN + [True, True, False, False] * TRIES
     trials.enter(0, now)
     assert (trials.wait(0), seen[-2], trials.wait(4)) == (True, True, False)
     assert [layer for layer, _ in said] == [0, 4]
@@ -153,7 +155,7 @@ def test_layers_are_tried_side_by_side_each_by_its_own_window() -> None:
 
 def test_a_window_out_of_step_is_tried_again() -> None:
     job = Job(40 * MS, 30 * MS)
-    job.trials.enter(2, 0)
+    job.trials.enter(2, job.now)
     assert job.trials.wait(2)
     job.trials.abandon()
     assert job.steps(2 * TRIES) == [True, False] * TRIES  # the first try says nothing
