@@ -81,7 +81,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "and shrinks with what else takes or frees memory there while the job runs. The kernel's tiering gets besides",
         "what it keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are",
         "short, since steps are slow there; tiering learns while a job runs, and may do better in longer ones.",
-        "Residency is audited before test and trial may leave what comes late in slow memory, which is no slower there.",
+        "Residency is audited before test and trial may leave in slow memory what comes late: there it is no slower.",
         "",
         f"Made {', '.join(dates)} by `python -m benchmarks.two_nodes`: kernel {', '.join(kernels)}, torch",
         f"{', '.join(torches)}, {FAST} of the footprint fast, planned for [machine.json](two-nodes/machine.json).",
