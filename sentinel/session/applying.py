@@ -76,6 +76,7 @@ class Applying:
         self._current = 0
         self._handover: Handover | None = None  # of the engine that rests
         self._in_step = False
+        self._layer = 0  # while in step
         self._before = memory.counters()  # as the step began
         self._inside: MemoryCounters | None = None  # as its first layer ended
         self._on_nodes = any(tier.node is not None for tier in machine.tiers)
@@ -184,7 +185,7 @@ class Applying:
 
         `layer` is under way: 0, or another one, and then the engine waits for the next step.
         """
-        self._in_step = layer == 0
+        self._in_step, self._layer = layer == 0, 0
         engine = self._engine_of(self.current)
         if self._handover is not None:
             self._handover = replace(self._handover, began_ns=time.monotonic_ns())
@@ -208,6 +209,8 @@ class Applying:
         any    in step      begins the layer
         0      not          begins its step with it
         1      not          begins its step, of which this is the ring's first tick, and then the layer
+        1      in step,     as that: the step before was cut short
+               not in 0
         2, …   not          waits for the next step: it took over within this one
         """
         if self._memory.table != self._current:
@@ -220,11 +223,11 @@ class Applying:
             self._in_step = False
         if layer is None or (layer > 1 and not self._in_step):
             return False
-        if self._in_step:
+        if self._in_step and not (layer == 1 and self._layer):
             self._show_end_of(layer - 1)
         elif layer == 1:
             engine.begin_layer(0)
-        self._in_step = True
+        self._in_step, self._layer = True, layer
         engine.begin_layer(layer)
         return layer == 0
 
@@ -256,7 +259,7 @@ class Applying:
     def _change(self, layer: int | None) -> None:
         """The step that runs is another bucket's."""
         self.rest()
-        self._in_step = self._in_step and layer == 1
+        self._in_step, self._layer = self._in_step and layer == 1, 0
         before, self._current = self._current, self._memory.table
         self._homes = self.current.homes
         if self._on_nodes:

@@ -20,6 +20,7 @@ import enum
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import Plan
-from sentinel.core.trace import Phase, Trace
+from sentinel.core.trace import LayerId, Phase, Trace
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import backward
 from sentinel.profiler.layers import LayerClock
@@ -221,7 +222,7 @@ class Course:
     def _learn(self, ring: Ring) -> None:
         """The job goes through other layers from now on: the next whole round of them is recorded."""
         assert self._rings is not None
-        if self.state is not State.APPLYING and not self._learning:
+        if self.state is State.RING:
             return  # a step is recorded just now
         if not self._learning:
             if self._learnt == MOST_RINGS or not self._applying.may_change:
@@ -239,15 +240,18 @@ class Course:
         self.state = State.WAITING
 
     def _told_of(self, ring: Ring, rings: RingWatch) -> str:
-        before, now = counted(len(self._clock.ring), "layer"), len(ring.ticks)
+        before, now = counted(len(self._clock.ring), "layer"), counted(len(ring.ticks), "layer")
         if not rings.seen:
             return (
                 f"the profiled step ({before}) was cut short or no usual one: none of {rings.steps} after it was like"
                 f" it, and one of those ({now}) was profiled in its place"
             )
+        known = Ring.of(self._clock.ring, ()).ticks
+        other = next((tick for tick, was in zip_longest(ring.ticks, known) if tick != was), None)
+        first = f"the first other one is {LayerId(other[0], 0, other[1])}" if other else "the last ones are missing"
         return (
-            f"after {rings.steps} optimizer steps the job goes through other layers ({now} in place of {before}): a"
-            " step was profiled and planned anew, and what is said of layers and plan is said of those since"
+            f"after {rings.steps} optimizer steps the job goes through other layers ({now} a step, until then {before};"
+            f" {first}): a step was profiled and planned anew, and what is said of layers and plan is said of those"
         )
 
     def _plan_anew(self, trace: Trace) -> None:
@@ -300,6 +304,7 @@ class Course:
         self._applying.start(self._clock.layer)
         self.state = State.APPLYING
         if self._rings is None:
+            self._job.hear_others()
             ring = Ring.of(self._clock.ring, self._clock.boundaries)
             self._rings = RingWatch(ring, earliest=APART if self._learnt else 0)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.machine import Machine
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, names
+from sentinel.profiler import annotate, names, ticks
 from sentinel.system import numa
 
 
@@ -26,6 +29,7 @@ class Job:
         self.models, self.optimizers = list(models), list(optimizers)
         self.stays: list[tuple[str, int, str]] = []
         self._handles: list[RemovableHandle] = []
+        self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._state_names: frozenset[str] = frozenset()
 
     def gather(self) -> None:
@@ -35,6 +39,22 @@ class Job:
         watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
         self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
         self.models, self.optimizers = self._with_annotated()
+
+    def hear_others(self) -> None:
+        """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
+        self._handles.append(register_optimizer_step_post_hook(self._after_any_step))
+
+    def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if ticks.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
+            return
+        ours = {id(param) for _, param in names.parameters(self.models)}
+        if not any(id(param) in ours for group in optimizer.param_groups for param in group["params"]):
+            self._unrelated.add(optimizer)
+            return
+        self.optimizers.append(optimizer)
+        if not any(optimizer is annotated for annotated in annotate.annotated()[1]):
+            self._handles.append(annotate.watch_steps(optimizer))
+            ticks.sink.step_boundary()
 
     def counted_in(self, machine: Machine) -> Machine:
         """`machine`, with what the job's tensors hold of its fast node as room on it.

@@ -129,6 +129,8 @@ class Session(Course):
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
         try:
             ring = self._trainer.learn(self._clock)
+            if self._job.optimizers and not self._clock.boundaries:
+                self._notes.append("no optimizer stepped in the profiled step: it may have been cut short")
             self._plan_from(self._recording.finish(ring), provisional=self._job.state_was_born())
         except BaseException:
             self._close()

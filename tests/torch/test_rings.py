@@ -32,6 +32,10 @@ class Reordered:
         )
         self.optimizer = torch.optim.Adam(self.blocks.parameters(), lr=1e-3)
 
+    def change_optimizer(self, now: bool) -> None:
+        if now:
+            self.optimizer = torch.optim.SGD(self.blocks.parameters(), lr=1e-2, momentum=0.9)  # type: ignore[assignment]
+
     def step(self, i: int, order: Sequence[int], rows: int = 32) -> float:
         x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(i))
         for number in order:
@@ -45,15 +49,19 @@ class Reordered:
         return float(loss.item())
 
 
-def trained(steps: Sequence[tuple[Any, ...]]) -> Session:
+def trained(steps: Sequence[tuple[Any, ...]], *, another_optimizer_at: int | None = None) -> Session:
     """A session that has run these steps of (order, rows), the first profiled, as the same ones ran without it."""
     stock, work = Reordered(), Reordered()
-    expected = [stock.step(i, *step) for i, step in enumerate(steps)]
+    expected = []
+    for i, step in enumerate(steps):
+        stock.change_optimizer(i == another_optimizer_at)
+        expected.append(stock.step(i, *step))
     losses = []
     with sentinel.annotate(work.blocks, work.optimizer):
         for i, step in enumerate(steps):
             if i == 0:
                 sentinel.start_profile(fast="30%", slow="emulated:cxl-asic-x8", tracker="ops")
+            work.change_optimizer(i == another_optimizer_at)
             losses.append(work.step(i, *step))
             if i == 0:
                 sentinel.end_profile()
@@ -142,6 +150,8 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     """It ended in its forward, which the script survived; or a part of it ran twice."""
     session = trained([(cut,)] + [(HERE,)] * (UNSEEN_ROUNDS + 12))
     blocks = blocks_of(session)
+    if cut[-1] < 0:
+        assert any("no optimizer stepped in the profiled step" in note for note in session.notes)
     run = sentinel.stop()
     if session._learnt:  # else the first whole step was profiled in its place anyway
         assert "cut short or no usual one" in sentinel.report().text()
@@ -149,6 +159,24 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     assert session.plan is not None
     assert {layer.phase for layer in session.plan.layers} == {"forward", "backward", "optimizer"}
     assert run.steps["in_step"][-3:].all()
+
+
+def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
+    session = trained([(HERE,)] * (5 + ROUNDS + 10), another_optimizer_at=5)
+    assert session._learnt == 1
+    assert session.profile is not None
+    assert {layer.phase for layer in session.profile.layers} == {"forward", "backward"}
+    assert any(name.endswith(".momentum_buffer") for name in session.profile.names)
+    run = sentinel.stop()
+    assert run.steps["in_step"].all()
+    assert len(run.steps) >= 5
+
+
+def test_a_step_that_is_cut_short_costs_itself_only() -> None:
+    trained([(HERE,)] * 6 + [((0, 1, -1),)] + [(HERE,)] * 5)
+    in_step = sentinel.stop().steps["in_step"].tolist()
+    assert in_step[-4:] == [True] * 4
+    assert in_step.count(False) == 1
 
 
 def test_a_new_plan_that_cannot_take_over_leaves_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
