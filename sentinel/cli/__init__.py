@@ -58,10 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parsed(sys.argv[1:] if argv is None else argv)
         debug = arguments.debug
         code: int = arguments.execute(arguments)
-        sys.stdout.flush()  # a pipe that nobody reads any more is told here, not as Python ends
+        if sys.stdout is not None:  # it is where it was closed before
+            sys.stdout.flush()  # a pipe that nobody reads any more is told here, not as Python ends
         return code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as head and less leave it: no word
+        _leave_stdout()  # as head and less leave it: no word
         return FAILED
     except SentinelError as error:
         if debug:
@@ -69,13 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sentinel: {error}", file=sys.stderr)
         return code_of(error)
     except OSError as error:
-        if debug or error.filename is None:
+        if debug:
             raise
-        print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
+        if error.filename is None:  # of no file that is named: most often what is printed, on a full disk
+            _leave_stdout()
+            print(f"sentinel: {error.strerror or error}; --debug before the verb says where", file=sys.stderr)
+        else:
+            print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("sentinel: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _leave_stdout() -> None:
+    """What is still to be printed goes nowhere, so that Python says nothing more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:

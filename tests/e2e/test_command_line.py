@@ -103,6 +103,18 @@ def test_no_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a typical session:" in said.err
 
 
+@pytest.mark.parametrize(("redirected", "code", "lines"), [(">/dev/full", 1, 1), (">&-", 0, 0)])
+def test_an_output_that_takes_nothing_is_no_traceback(
+    saved: dict[str, str], redirected: str, code: int, lines: int
+) -> None:
+    words = f"{sys.executable} -m sentinel plan {saved['profile']} --machine {saved['machine']} {redirected}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words}"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, lines), done.stderr
+    assert lines == 0 or "No space left on device" in done.stderr
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_locale_that_cannot_print_a_bar_gets_a_report_all_the_same(saved: dict[str, str], encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
