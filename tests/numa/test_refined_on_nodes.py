@@ -85,8 +85,8 @@ def test_another_plan_takes_over(made: list[Plan], monkeypatch: pytest.MonkeyPat
     assert max(each.fast_peak_bytes for steps in found for each in steps) <= run.fast_capacity_bytes
     assert run.counters["overflow_bytes"] == 0
     for plan, audits in zip(made, onlooker.audits, strict=True):
-        # The first step of a plan still sends there what it wants elsewhere. Pages of transient blocks that tensors kept
-        # meanwhile are dropped in the second, as such a block dies.
+        # The first step of a plan still sends there what it wants elsewhere. Pages that tensors kept meanwhile, of
+        # transient blocks, are dropped in the second.
         assert not any(plan.blocks[block].persistent for _, block in audits[1].worst)
         assert [audit.worst for audit in audits[2:]] == [{}] * (len(audits) - 2)
 
