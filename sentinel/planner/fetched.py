@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,9 +32,8 @@ def fetched_plans(profile: Profile, machine: Machine, policy: str, footprint_byt
     """
     work = make_workload(profile, machine, footprint_bytes)
     short = reserve(work, work.budget_bytes)
-    if short.tier.any():
-        full = int(work.short_bytes.argmax())
-        raise Infeasible(int(work.short_bytes[full]), machine.fast.capacity_bytes, full)
+    if short.tier.any() or short.pool.extent > short.pool.cap:  # a packed pool may be larger than its fullest layer
+        raise _infeasible(work)
     found = []
     for label, episodes in _candidates(work, short):
         free = work.budget_bytes - short.held_bytes
@@ -42,10 +42,16 @@ def fetched_plans(profile: Profile, machine: Machine, policy: str, footprint_byt
             drawn = assemble(decision, work.units, profile, machine, policy=policy, footprint_bytes=footprint_bytes)
             found.append((label, drawn))
     if not found:
-        needed = room_bytes(work, _just_in_time(work, np.ones(len(work.use_unit), bool))) + short.held_bytes
-        full = int(needed.argmax())
-        raise Infeasible(int(needed[full]), machine.fast.capacity_bytes, full)
+        raise _infeasible(work)
     return found
+
+
+def _infeasible(work: Workload) -> Infeasible:
+    """With what suffices: for the whole pool of short-lived tensors, and for all else just in time beside it."""
+    pool = reserve(work, sys.maxsize)
+    held = room_bytes(work, _just_in_time(work, np.ones(len(work.use_unit), bool))) + pool.held_bytes
+    full = int(held.argmax())
+    return Infeasible(max(int(held[full]), pool.pool.extent), work.machine.fast.capacity_bytes, full)
 
 
 def _candidates(work: Workload, short: Reserve) -> Iterator[tuple[str, Episodes]]:

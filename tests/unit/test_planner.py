@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
+from sentinel.core.units import PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
 from sentinel.planner.ladder import RUNGS, ladder
 from sentinel.planner.packing import live_peak_bytes, pack_slots
@@ -175,6 +176,18 @@ def test_a_layer_of_many_tensors_takes_memory_by_their_number_not_its_square():
     tracemalloc.stop()
     assert (found >= 0).all()
     assert peak < 50 * MIB  # pairs of them, a byte each, would be 50
+
+
+def test_a_pool_that_packs_into_more_than_its_peak_is_refused_with_the_bytes_that_do():
+    lives = [(4, 0, 3), (4, 1, 3), (8, 2, 6), (7, 3, 4), (8, 4, 7), (4, 5, 8), (6, 6, 10), (8, 7, 10), (6, 8, 10)]
+    lives += [(7, 9, 11), (6, 10, 11)]  # pages, birth, death
+    profile = make_profile([act(f"a{i}", pages * PAGE_BYTES, 0, 1) for i, (pages, *_) in enumerate(lives)], 1)
+    _, profile.tensors["born_event"], profile.tensors["died_event"] = zip(*lives, strict=True)
+    barred = make_machine(27 * PAGE_BYTES, addressable=False)  # as much as is ever alive
+    with pytest.raises(Infeasible) as refused:
+        plan(profile, barred)
+    assert refused.value.needed_bytes == 28 * PAGE_BYTES == footprint_bytes(profile)
+    assert plan(profile, barred.with_fast_capacity(28 * PAGE_BYTES)).fast_peak_bytes == 28 * PAGE_BYTES
 
 
 def test_an_unknown_policy_is_answered_with_the_known_ones():
