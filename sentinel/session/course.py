@@ -20,7 +20,6 @@ import enum
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -29,7 +28,7 @@ from torch.optim import Optimizer
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import Plan
-from sentinel.core.trace import LayerId, Phase, Trace
+from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.profiler import backward
 from sentinel.profiler.layers import LayerClock
@@ -229,7 +228,7 @@ class Course:
                 self._notes.append("the job goes through other layers than those planned for, and keeps its plan")
                 self._rings = None
                 return
-            self._learning = self._told_of(ring, self._rings)
+            self._learning = self._rings.told(ring)
             self._followed = self._clock
             self._applying.rest()
             self._job.gather()
@@ -238,21 +237,6 @@ class Course:
         self._rings = RingWatch(ring)  # for as long as none of its rounds has come
         self._missed_a_ring = False
         self.state = State.WAITING
-
-    def _told_of(self, ring: Ring, rings: RingWatch) -> str:
-        before, now = counted(len(self._clock.ring), "layer"), counted(len(ring.ticks), "layer")
-        if not rings.seen:
-            return (
-                f"the profiled step ({before}) was cut short or no usual one: none of {rings.steps} after it was like"
-                f" it, and one of those ({now}) was profiled in its place"
-            )
-        known = Ring.of(self._clock.ring, ()).ticks
-        other = next((tick for tick, was in zip_longest(ring.ticks, known) if tick != was), None)
-        first = f"the first other one is {LayerId(other[0], 0, other[1])}" if other else "the last ones are missing"
-        return (
-            f"after {rings.steps} optimizer steps the job goes through other layers ({now} a step, until then {before};"
-            f" {first}): a step was profiled and planned anew, and what is said of layers and plan is said of those"
-        )
 
     def _plan_anew(self, trace: Trace) -> None:
         """The job's new ring was recorded: its plan takes the place of all others."""

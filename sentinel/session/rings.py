@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 from sentinel.core.trace import LayerId, Phase
+from sentinel.reports.caveats import counted
 
 Tick = tuple[str, Phase]
 Stretch = tuple[Tick, ...]
@@ -76,6 +77,23 @@ class RingWatch:
             self._expect(self._ring)
             return None
         return self._mark()
+
+    def told(self, ring: Ring) -> str:
+        """What a report says of it where `ring` is new, as a sentence."""
+        before, now = counted(len(self._ring.ticks), "layer"), counted(len(ring.ticks), "layer")
+        if not self.seen:
+            return (
+                f"the profiled step ({before}) was cut short or no usual one: none of {self.steps} after it was like"
+                f" it, and one of those ({now}) was profiled in its place"
+            )
+        pairs = zip_longest(ring.ticks, self._ring.ticks)
+        other = next((tick for tick, was in pairs if tick != was), None)
+        first = f"the first other one is {LayerId(other[0], 0, other[1])}" if other else "the last ones are missing"
+        steps = "steps" if self._by_ticks else "optimizer steps"
+        return (
+            f"after {self.steps} {steps} the job goes through other layers ({now} a step, until then {before};"
+            f" {first}): a step was profiled and planned anew, and what is said of layers and plan is said of those"
+        )
 
     def _expect(self, ring: Ring) -> None:
         self._known = ring.stretches()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -52,6 +53,21 @@ def test_another_ring_for_good_is_found_and_begins_where_the_ring_began(before: 
     assert found is not None
     assert found[0] <= ROUNDS * 2
     assert found[1] == ring(after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("abBAo|", "abcCBAo|", r"after 21 optimizer steps .* \(7 layers a step, until then 5 layers; .* one is c\)"),
+        ("abcd", "abd", r"after 21 steps .* \(3 layers a step, until then 4 layers; the first other one is d\)"),
+        ("abABo|", "abAB|", r"5 layers; the last ones are missing\)"),
+    ],
+)
+def test_what_is_other_is_told(before: str, after: str, says: str) -> None:
+    watch = RingWatch(ring(before))
+    found = follow(watch, [before] * 5 + [after] * 20)
+    assert found is not None
+    assert re.search(says, watch.told(found[1])), watch.told(found[1])
 
 
 def test_rings_taking_turns_for_good_are_one_ring() -> None:
