@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +17,8 @@ from sentinel.planner.intervals import choose, decide, interval_cuts, make_episo
 from sentinel.planner.published import lengths_to_try
 from sentinel.planner.reserve import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
+
+_UNLIMITED = 1 << 62  # bytes
 
 
 def all_addressable(machine: Machine) -> bool:
@@ -48,10 +49,10 @@ def fetched_plans(profile: Profile, machine: Machine, policy: str, footprint_byt
 
 def _infeasible(work: Workload) -> Infeasible:
     """With what suffices: for the whole pool of short-lived tensors, and for all else just in time beside it."""
-    pool = reserve(work, sys.maxsize)
-    held = room_bytes(work, _just_in_time(work, np.ones(len(work.use_unit), bool))) + pool.held_bytes
+    whole = reserve(work, _UNLIMITED)
+    held = room_bytes(work, _just_in_time(work, np.ones(len(work.use_unit), bool))) + whole.held_bytes
     full = int(held.argmax())
-    return Infeasible(max(int(held[full]), pool.pool.extent), work.machine.fast.capacity_bytes, full)
+    return Infeasible(max(int(held[full]), whole.pool.extent), work.machine.fast.capacity_bytes, full)
 
 
 def _candidates(work: Workload, short: Reserve) -> Iterator[tuple[str, Episodes]]:
