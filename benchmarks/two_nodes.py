@@ -5,7 +5,7 @@ footprint as fast memory. They are planned for the declared machine beside the r
 enough that time and served share ask for the same plan. The emulated machine computes some hundred times slower than
 the host, so the plan is made here, from a step profiled here, and applied there.
 
-    python -m benchmarks.two_nodes                            all four, then docs/two-nodes.md; an hour on an idle host
+    python -m benchmarks.two_nodes                            all four, then docs/two-nodes.md; two idle hours
     python -m benchmarks.two_nodes --examples 03_lstm         one of them anew
     python -m benchmarks.two_nodes --table                    only the page, from the results that are there
 """
@@ -30,7 +30,8 @@ FOLDER = _bench.ROOT / "docs" / "two-nodes"
 PAGE = _bench.ROOT / "docs" / "two-nodes.md"
 MACHINE = FOLDER / "machine.json"
 FAST = "20%"
-WARM_UP, MEASURED = 3, 1
+WARM_UP, MEASURED = 8, 1
+"""The kernel's tiering learns while a job runs; the last step of the warm-up is audited."""
 STEPS = 2 + WARM_UP + MEASURED + 4
 """One creates the optimizer's state, one is profiled or tried, one closes the ring; a plan that takes over, or a step
 of another shape, may cost up to three more."""
@@ -81,7 +82,6 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "and shrinks with what else takes or frees memory there while the job runs. The kernel's tiering gets besides",
         "what it keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are",
         "short, since steps are slow there; tiering learns while a job runs, and may do better in longer ones.",
-        "Residency is audited before test and trial may leave in slow memory what comes late: there it is no slower.",
         "",
         f"Made {', '.join(dates)} by `python -m benchmarks.two_nodes`: kernel {', '.join(kernels)}, torch",
         f"{', '.join(torches)}, {FAST} of the footprint fast, planned for [machine.json](two-nodes/machine.json).",
