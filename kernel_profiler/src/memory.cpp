@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -101,13 +102,13 @@ void drain() {
   if (sn::exclusive_pending()) freed_bytes.add(sn::exclusive_drain());
 }
 
-void *from_arena(uint64_t nbytes, int32_t key, int *why) {
+void *from_arena(uint64_t nbytes, int *why) {
   const int now = mode.load(std::memory_order_relaxed);
   if (now == SN_PASS_THROUGH) {
     *why = SN_WHY_PASS_THROUGH;
     return nullptr;
   }
-  if (now == SN_PLACE) return sn::placement_allocate(nbytes, key, why);
+  if (now == SN_PLACE) return sn::placement_allocate(nbytes, why);
   drain();
   *why = SN_WHY_NO_MEMORY;
   return sn::exclusive_allocate(nbytes);
@@ -169,6 +170,7 @@ int reserve(uint64_t exclusive_bytes, uint64_t placement_bytes) {
 
 extern "C" int sn_memory_create(uint64_t exclusive_bytes, uint64_t placement_bytes) {
   if (in_child.load()) return -ENOTSUP;
+  if (sysconf(_SC_PAGESIZE) != 4096) return -EOPNOTSUPP;  // arming, page tables and migrations are read in such pages
   if (space.nbytes == 0) {
     static const int at_fork = pthread_atfork(nullptr, nullptr, after_fork_in_child);
     if (at_fork != 0) return -at_fork;
@@ -212,7 +214,7 @@ extern "C" void *sn_allocate(uint64_t nbytes) {
   uint32_t flags = SN_FLAG_SMALL;
   void *address = nullptr;
   if (nbytes >= kSmallBytes) {
-    address = from_arena(nbytes, key, &why);
+    address = from_arena(nbytes, &why);
     flags = address == nullptr ? SN_FLAG_FALLBACK : mode.load(std::memory_order_relaxed) == SN_PLACE ? SN_FLAG_SLOT : 0;
   }
   if (address != nullptr)
@@ -261,7 +263,7 @@ extern "C" int sn_tick(int32_t layer) {
   drain();
   sn::exclusive_settle();
   ordinal = 0;
-  sn::placement_enter(layer);
+  sn::placement_enter(layer, 0);
   if (is_logging()) sn::log_append(SN_EVENT_TICK, nullptr, 0, -1, 0);
   return 0;
 }
@@ -284,7 +286,7 @@ extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *or
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
   const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
   if (error != 0) return error;
-  sn::placement_enter(sn_current_layer());
+  sn::placement_enter(sn_current_layer(), ordinal);
   if (log != 0) {
     const int cleared = sn::log_clear();
     if (cleared != 0) return cleared;

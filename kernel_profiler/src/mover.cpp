@@ -136,8 +136,10 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   const uint64_t deadline = deadline_in(timeout_ns);
   Lock lock(&m->mutex);
   int result = 0;
+  bool waited = false;
   m->births_waiting += 1;
   while (!m->accounts.has_room(nbytes)) {
+    waited = true;
     if (!m->freeing()) {
       result = -ENOSPC;
       break;
@@ -149,7 +151,8 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   }
   m->births_waiting -= 1;
   if (result == 0) m->accounts.take_fast(nbytes);
-  pthread_cond_broadcast(&m->changed);
+  // Whoever let this birth go first may go on; a promotion may have lost its room. Else there is nobody to wake.
+  if (waited || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
   return result;
 }
 
@@ -168,7 +171,7 @@ extern "C" int sn_mover_release(sn_mover *m, uint64_t nbytes) {
   if (nbytes > m->accounts.held.fast_bytes) return -EINVAL;
   m->accounts.give_fast(nbytes);
   m->room_since_ns = sn_now_ns();
-  pthread_cond_broadcast(&m->changed);
+  if (m->births_waiting != 0 || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
   return 0;
 }
 
