@@ -14,6 +14,7 @@ from sentinel import session
 from sentinel.core.plan import Plan
 from sentinel.core.units import PAGE_BYTES
 from sentinel.system import numa
+from tests.numa.punctual import let_land
 
 STEPS, TABLES, ROWS, WIDTH = 6, 2, 16384, 32
 
@@ -89,6 +90,7 @@ if __name__ == "__main__":
     now = session.current()
     assert now is not None
     assert now.plan is not None
+    let_land(now._applying)  # a better plan may have taken over just now
     ranges = pages_by_range(now.plan, our_model)
     headline = sentinel.report().headline
     sentinel.stop()
