@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
-from sentinel.core.units import format_bytes
+from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler import torch_shim
 from sentinel.system import limits, native
 
@@ -304,6 +304,12 @@ def _check_placed(call: str, result: int) -> int:
 
 def _create(library: ctypes.CDLL) -> None:
     """The arenas, unless there are some; as much address space as the limit on it (ulimit -v) leaves."""
+    if mmap.PAGESIZE != PAGE_BYTES:
+        raise CapabilityError(
+            "managing the memory of tensors",
+            f"this kernel's pages have {mmap.PAGESIZE} bytes; touches and migrations are told in pages of {PAGE_BYTES}",
+            "use a kernel with 4 KiB pages; planning and simulating saved profiles works here",
+        )
     wanted = _RESERVED_BYTES
     if (left := limits.address_space_left()) is not None:
         wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch import nn  # noqa: E402
 
-from sentinel.core.errors import NativeError, UsageError  # noqa: E402
+from sentinel.core.errors import CapabilityError, NativeError, UsageError  # noqa: E402
 from sentinel.migration.memory import ALLOC, FALLBACK, FOREIGN, FREE, SMALL, TICK, ManagedMemory  # noqa: E402
 
 pytestmark = pytest.mark.needs("compiler")
@@ -211,3 +212,11 @@ def test_free_pages_are_returned(memory: ManagedMemory) -> None:
     del tensor
     assert memory.release_free_pages() >= 12 << 20
     assert held.sum() == 5003
+
+
+def test_a_kernel_of_other_pages_is_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "PAGESIZE", 65536)
+    with pytest.raises(CapabilityError, match=r"65536 bytes.*4 KiB pages"):
+        ManagedMemory.install()
+    monkeypatch.undo()
+    ManagedMemory.install().uninstall()
