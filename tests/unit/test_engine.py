@@ -144,11 +144,13 @@ def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
     machine = emulated_machine(5 * MIB, promote=GB // 50, demote=INSTANT, slow_bw=50 * GB)
     plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
     with applied(plan, SWAP, machine, strict=True) as running:
-        for _ in range(BETWEEN + 19):
+        for _ in range(60):  # in a step that begins before the last one's demotion did, nothing is promoted
             running.let_start()
             running.step()
+            if running.engine._ledger.events:
+                break
+        running.step(3)
         run = running.engine.end_run()
-    assert run.counters["case3"] + run.counters.get("case1", 0) == BETWEEN + 19
     assert run.counters["trials"] == 1
     ((step, sentence),) = run.events
     assert step >= BETWEEN + 2 * TRIES - 1
@@ -157,6 +159,7 @@ def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
     waited = run.steps["stall_ns"]
     assert waited[0] >= 20 * 10**6  # the first one waits: for what is left of 210 ms
     assert (waited > 0).sum() == BETWEEN + TRIES
+    assert not waited[-4:].any()
 
 
 def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
@@ -164,15 +167,19 @@ def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
     machine = emulated_machine(5 * MIB, promote=GB // 50, demote=INSTANT, slow_bw=GB // 50)
     plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
     with applied(plan, SWAP, machine, strict=True) as running:
-        steps(running, BETWEEN + 2 * TRIES + 3)
+        for _ in range(60):
+            steps(running, 1)
+            if running.engine._ledger.events:
+                break
+        steps(running, 3)
         run = running.engine.end_run()
     assert run.counters["trials"] == 1
     assert "waits for them" in run.events[0][1]
-    left = [BETWEEN + 1 + 2 * nth for nth in range(TRIES)]
-    waits = [step for step in range(BETWEEN + 2 * TRIES + 3) if step not in left]
-    assert (run.steps["stall_ns"][waits] >= 20 * 10**6).all()
-    assert run.steps["stall_ns"][left].sum() == 0
-    assert (run.layers["served_fast_bytes"].reshape(-1, 8)[waits, 1] == 5 * MIB).all()
+    stall, served = run.steps["stall_ns"], run.layers["served_fast_bytes"].reshape(-1, 8)[:, 1]
+    assert (stall[-3:] >= 20 * 10**6).all()
+    assert (stall[:BETWEEN] > 0).all()
+    assert (stall == 0).sum() >= TRIES
+    assert (served[stall > 0] == 5 * MIB).all()
 
 
 def test_what_is_left_behind_goes_on_if_it_is_used_later_too() -> None:
