@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 #define SN_API __attribute__((visibility("default")))
-#define SN_ABI_VERSION 2
+#define SN_ABI_VERSION 1
 
 /* ---- system.cpp: every system call of the library goes through one replaceable function -------------- */
 
@@ -112,11 +112,9 @@ SN_API int sn_tick(int32_t layer);
  * the free pages of its arena to the system. */
 SN_API int sn_pass_through(void);
 SN_API int sn_record(void); /* clears the log */
-/* Slots at placement base + offsets[i]: those of a layer are for its allocations of 1 KiB and more, in the order of
- * ordinals[i], which need not be dense. One allocation more or less shifts no others: each is looked for by its size
- * among the next slots, those passed over, and a few ahead. Offsets are multiples of SN_GRANULE_BYTES; slots may
- * overlap: what is free in fact decides. log != 0: clears the log and records events in this mode too.
- * huge != 0: madvise(MADV_HUGEPAGE). -EINVAL for a bad table. */
+/* Slot i serves the allocation (layers[i], ordinals[i]) at placement base + offsets[i]. Offsets are multiples
+ * of SN_GRANULE_BYTES; slots may overlap: what is free in fact decides. log != 0: clears the log and
+ * records events in this mode too. huge != 0: madvise(MADV_HUGEPAGE). -EINVAL for a bad table. */
 SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                     const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge);
 /* One table more, for steps of another shape, up to ten: returns its index, that of sn_place being 0; -ENOSPC for the
@@ -154,8 +152,7 @@ SN_API int64_t sn_exclusive_release(void);
 
 /* Bytes served so far in slots of another size than the plan expected; they count as served. */
 SN_API uint64_t sn_placement_fitted(void);
-/* By how many bytes the sizes asked for so far differ from those that the plan expected; no more than was asked for, and
- * all of what it did not expect. */
+/* By how many bytes the sizes asked for so far differ from those that the plan expected; all of one it expected not. */
 SN_API uint64_t sn_placement_unlike(void);
 SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_bytes: 0 */
 /* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.

@@ -102,13 +102,13 @@ void drain() {
   if (sn::exclusive_pending()) freed_bytes.add(sn::exclusive_drain());
 }
 
-void *from_arena(uint64_t nbytes, int *why) {
+void *from_arena(uint64_t nbytes, int32_t key, int *why) {
   const int now = mode.load(std::memory_order_relaxed);
   if (now == SN_PASS_THROUGH) {
     *why = SN_WHY_PASS_THROUGH;
     return nullptr;
   }
-  if (now == SN_PLACE) return sn::placement_allocate(nbytes, why);
+  if (now == SN_PLACE) return sn::placement_allocate(nbytes, key, why);
   drain();
   *why = SN_WHY_NO_MEMORY;
   return sn::exclusive_allocate(nbytes);
@@ -214,7 +214,7 @@ extern "C" void *sn_allocate(uint64_t nbytes) {
   uint32_t flags = SN_FLAG_SMALL;
   void *address = nullptr;
   if (nbytes >= kSmallBytes) {
-    address = from_arena(nbytes, &why);
+    address = from_arena(nbytes, key, &why);
     flags = address == nullptr ? SN_FLAG_FALLBACK : mode.load(std::memory_order_relaxed) == SN_PLACE ? SN_FLAG_SLOT : 0;
   }
   if (address != nullptr)
@@ -263,7 +263,7 @@ extern "C" int sn_tick(int32_t layer) {
   drain();
   sn::exclusive_settle();
   ordinal = 0;
-  sn::placement_enter(layer, 0);
+  sn::placement_enter(layer);
   if (is_logging()) sn::log_append(SN_EVENT_TICK, nullptr, 0, -1, 0);
   return 0;
 }
@@ -286,7 +286,7 @@ extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *or
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
   const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
   if (error != 0) return error;
-  sn::placement_enter(sn_current_layer(), ordinal);
+  sn::placement_enter(sn_current_layer());
   if (log != 0) {
     const int cleared = sn::log_clear();
     if (cleared != 0) return cleared;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <new>
 
-#include "alignment.h"
 #include "bitmap.h"
 #include "sentinel.h"
 #include "system.h"
@@ -16,8 +15,7 @@
 namespace {
 
 constexpr uint64_t kGranule = SN_GRANULE_BYTES;
-constexpr int32_t kBack = 4, kAhead = 12;  // slots looked at around one that does not fit
-constexpr uint64_t kLeastShare = 8;         // of another's slot a tenant fills so much at least
+constexpr int32_t kBack = 4, kAhead = 12;  // slots looked at around the planned one
 
 struct Arena {
   uint64_t base = 0;
@@ -29,7 +27,6 @@ struct Arena {
   uint64_t words_bytes = 0, sizes_bytes = 0;
   int32_t layer = -1;  // -1: unsynchronised
   int32_t cursor = 0;  // the slot after the last one asked for: an unsynchronised look-ahead starts there
-  sn::Alignment alignment;
 };
 
 Arena arena;
@@ -47,80 +44,34 @@ void *serve(const sn::Slot &slot, uint64_t nbytes) {
   return reinterpret_cast<void *>(arena.base + slot.offset);
 }
 
-bool is_like(const sn::Slot &slot, uint64_t nbytes) { return granules(slot.nbytes) == granules(nbytes); }
-
-// Else something small that the plan does not know would keep a large tenant out.
-uint64_t least(const sn::Slot &slot) { return slot.nbytes / kLeastShare; }
-
-bool fits(const sn::Slot &slot, uint64_t nbytes) { return nbytes <= slot.nbytes && nbytes >= least(slot); }
-
-// The first free slot of [first, end) that the request fits in.
-void *serve_fitting(int32_t first, int32_t end, uint64_t nbytes) {
+// The first free slot of [first, end) that is as long as the request, else the first it fits in.
+void *look_around(int32_t first, int32_t end, uint64_t nbytes) {
   const sn::Table &table = tables.current();
   for (int32_t i = first; i < end; i++)
-    if (fits(table.slot(i), nbytes))
+    if (granules(table.slot(i).nbytes) == granules(nbytes))
+      if (void *found = serve(table.slot(i), nbytes)) return found;
+  for (int32_t i = first; i < end; i++)
+    if (table.slot(i).nbytes >= nbytes)
       if (void *found = serve(table.slot(i), nbytes)) return found;
   return nullptr;
 }
 
 void *serve_unsynchronised(uint64_t nbytes, int *why) {
-  const sn::Table &table = tables.current();
+  const int32_t count = tables.current().size();
   *why = SN_WHY_UNSYNCHRONISED;
-  if (arena.cursor >= table.size()) arena.cursor = 0;
-  const int32_t at = arena.cursor++, first = std::max(0, at - kBack), end = std::min(table.size(), at + kAhead);
-  for (int32_t i = first; i < end; i++)
-    if (is_like(table.slot(i), nbytes))
-      if (void *found = serve(table.slot(i), nbytes)) return found;
-  return serve_fitting(first, end, nbytes);
+  if (arena.cursor >= count) arena.cursor = 0;
+  const int32_t at = arena.cursor++;
+  return look_around(std::max(0, at - kBack), std::min(count, at + kAhead), nbytes);
 }
 
 void add(std::atomic<uint64_t> &sum, uint64_t nbytes) {
   sum.store(sum.load(std::memory_order_relaxed) + nbytes, std::memory_order_relaxed);
 }
 
-// The layer's slots as `arena.alignment` counts them.
-struct LayerSlots {
-  const sn::Table &table = tables.current();
-  const int32_t first = table.first(arena.layer), count = table.count(arena.layer);
-  const sn::Slot &operator[](int32_t i) const { return table.slot(first + i); }
-};
-
-// The slot that the request was planned for, as far as can be told; -1: none. `served`, where that had to be found by
-// looking for a free one.
-int32_t planned_slot(uint64_t nbytes, void **served) {
-  const auto expected = [nbytes] {
-    const LayerSlots slots;
-    return arena.alignment.expected(slots.count, [&](int32_t i) { return is_like(slots[i], nbytes); });
-  };
-  int32_t found = expected();
-  tables.note(arena.layer, found >= 0 ? found : arena.alignment.at(), nbytes);
-  if (found >= 0) return found;
-  if (tables.reconsider()) found = expected();
-  if (found >= 0) return found;
-  const LayerSlots slots;
-  found = arena.alignment.elsewhere(slots.count, [&](int32_t i) {
-    return is_like(slots[i], nbytes) && (*served = serve(slots[i], nbytes)) != nullptr;
-  });
-  if (found >= 0) tables.amend(found);
-  return found;
-}
-
-// A request of a size that the plan has nowhere near: in the slot that comes next, or another that it fits in.
-void *serve_unplanned(uint64_t nbytes, int *why) {
-  const LayerSlots slots;
-  const int32_t at = arena.alignment.at();
-  arena.alignment.lost();
-  *why = at < slots.count ? SN_WHY_SIZE_DIFFERS : SN_WHY_NO_SLOT;
-  const uint64_t planned = at < slots.count ? slots[at].nbytes : 0;
-  add(unlike_bytes, std::min(nbytes, std::max(nbytes, planned) - std::min(nbytes, planned)));
-  if (at >= slots.count || nbytes < least(slots[at])) return nullptr;
-  void *served = fits(slots[at], nbytes) ? serve(slots[at], nbytes) : nullptr;
-  if (served == nullptr) {
-    const int32_t first = std::max(0, at - kBack), end = std::min(slots.count, at + kAhead);
-    served = serve_fitting(slots.first + first, slots.first + end, nbytes);
-  }
-  if (served != nullptr) add(fitted_bytes, nbytes);
-  return served;
+// What was served where the plan expected another size.
+void *fitted(void *address, uint64_t nbytes) {
+  if (address != nullptr) add(fitted_bytes, nbytes);
+  return address;
 }
 
 int commit(uint64_t extent_bytes) {
@@ -195,27 +146,35 @@ int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinal
   return 0;
 }
 
-void placement_enter(int32_t layer, int32_t ordinal) {
+void placement_enter(int32_t layer) {
   arena.layer = layer;
   if (layer == 0) tables.step_begins();
-  if (layer < 0) return;
-  arena.alignment.begin(tables.current().before(layer, ordinal));
-  arena.cursor = tables.current().first(layer) + arena.alignment.at();
+  if (layer >= 0) arena.cursor = tables.current().first(layer);
 }
 
-void *placement_allocate(uint64_t nbytes, int *why) {
+void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why) {
   if (arena.layer < 0) return serve_unsynchronised(nbytes, why);
-  void *served = nullptr;
-  const int32_t planned = planned_slot(nbytes, &served);
-  if (planned < 0) {
-    served = serve_unplanned(nbytes, why);
-  } else {
-    arena.alignment.found(planned);
-    *why = SN_WHY_BUSY;  // where it is not free its last tenant lives on
-    if (served == nullptr) served = serve(LayerSlots{}[planned], nbytes);
+  tables.ask(arena.layer, ordinal, nbytes);
+  *why = SN_WHY_NO_SLOT;
+  const Table &table = tables.current();
+  const int32_t index = table.find(arena.layer, ordinal);
+  if (index < 0) {
+    add(unlike_bytes, nbytes);
+    return nullptr;
   }
-  arena.cursor = tables.current().first(arena.layer) + arena.alignment.at();
-  return served;
+  const Slot &slot = table.slot(index);
+  if (granules(nbytes) != granules(slot.nbytes))
+    add(unlike_bytes, std::max(nbytes, slot.nbytes) - std::min(nbytes, slot.nbytes));
+  arena.cursor = index + 1;
+  if (nbytes <= slot.nbytes) {
+    *why = SN_WHY_BUSY;
+    const bool planned = granules(nbytes) == granules(slot.nbytes);
+    if (void *served = serve(slot, nbytes)) return planned ? served : fitted(served, nbytes);
+    if (planned) return nullptr;  // its tenant lives on
+  }
+  *why = SN_WHY_SIZE_DIFFERS;
+  const int32_t first = table.first(arena.layer), end = table.end(arena.layer);
+  return fitted(look_around(std::max(first, index - kBack), std::min(end, index + kAhead), nbytes), nbytes);
 }
 
 void placement_keep_free_pages(bool keep) { keep_free_pages.store(keep); }
@@ -256,7 +215,7 @@ extern "C" int64_t sn_placement_release(void) {
 extern "C" int sn_use_table(int32_t table) {
   if (arena.nbytes == 0) return -ENODEV;
   if (!tables.use(table)) return -EINVAL;
-  if (arena.layer >= 0) arena.cursor = tables.current().first(arena.layer) + arena.alignment.at();
+  if (arena.layer >= 0) arena.cursor = tables.current().first(arena.layer);
   return 0;
 }
 

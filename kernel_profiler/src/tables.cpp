@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int32_t kMostKey = 1 << 24;  // keeps the index of layers small
+constexpr int32_t kMostKey = 1 << 24;  // keeps the dense indexes small; a layer has thousands of allocations
 
 uint64_t granules(uint64_t nbytes) { return (nbytes + SN_GRANULE_BYTES - 1) / SN_GRANULE_BYTES; }
 
@@ -35,18 +35,15 @@ std::unique_ptr<Table> Table::build(uint64_t count, const int32_t *layers, const
   if (count > 0) table->layers_.resize(static_cast<size_t>(layers[order.back()]) + 1);
   for (const uint32_t i : order) {
     Layer &layer = table->layers_[layers[i]];
-    if (layer.end == 0) layer.first = table->size();
-    if (layer.end != 0 && table->ordinals_.back() == ordinals[i]) return nullptr;  // a key comes twice
+    const int32_t slot = table->size();
+    if (layer.by_ordinal.empty()) layer.first = slot;
+    if (static_cast<size_t>(ordinals[i]) < layer.by_ordinal.size()) return nullptr;  // a key comes twice
+    layer.by_ordinal.resize(ordinals[i], -1);
+    layer.by_ordinal.push_back(slot);
+    layer.end = slot + 1;
     table->slots_.push_back({offsets[i], nbytes[i]});
-    table->ordinals_.push_back(ordinals[i]);
-    layer.end = table->size();
   }
   return table;
-}
-
-int32_t Table::before(int32_t layer, int32_t ordinal) const {
-  const auto begin = ordinals_.begin();
-  return static_cast<int32_t>(std::lower_bound(begin + first(layer), begin + end(layer), ordinal) - begin) - first(layer);
 }
 
 void Tables::begin(std::unique_ptr<Table> table) {
@@ -73,10 +70,12 @@ void Tables::step_begins() {
   changes_ = 0;
 }
 
-bool Tables::reconsider() {
-  if (tables_.size() < 2 || changes_ == kMostChanges) return false;
-  const Asked &now = latest_[(asked_ - 1) % kLatest];
+void Tables::ask(int32_t layer, int32_t ordinal, uint64_t nbytes) {
+  if (tables_.size() < 2) return;
+  const Asked now{layer, ordinal, nbytes};
+  latest_[asked_++ % kLatest] = now;
   const Fit here = fit(current(), now);
+  if (here.exact == 1 || changes_ == kMostChanges) return;
   Fit best;
   bool compared = false;
   int32_t found = in_use_;
@@ -89,17 +88,15 @@ bool Tables::reconsider() {
     best = other;
     found = i;
   }
-  if (found == in_use_) return false;
+  if (found == in_use_) return;
   in_use_ = found;
   changes_++;
-  return true;
 }
 
 Tables::Fit Tables::fit(const Table &table, const Asked &asked) {
-  if (asked.position >= table.count(asked.layer)) return {};
-  const Slot &slot = table.slot(table.first(asked.layer) + asked.position);
-  if (slot.nbytes < asked.nbytes) return {};
-  const uint64_t waste = granules(slot.nbytes) - granules(asked.nbytes);
+  const int32_t index = table.find(asked.layer, asked.ordinal);
+  if (index < 0 || table.slot(index).nbytes < asked.nbytes) return {};
+  const uint64_t waste = granules(table.slot(index).nbytes) - granules(asked.nbytes);
   return {waste == 0, 1, waste};
 }
 

@@ -18,7 +18,7 @@ struct Slot {
   uint64_t nbytes;
 };
 
-// The slots of each layer, in the order in which they are expected to be asked for.
+// Slots by (layer, ordinal).
 class Table {
  public:
   // nullptr if the table is a bad one: see sn_place. Throws std::bad_alloc.
@@ -30,18 +30,21 @@ class Table {
   // The slots of a layer are [first, end); both 0 for a layer without any.
   int32_t first(int32_t layer) const { return known(layer) ? layers_[layer].first : 0; }
   int32_t end(int32_t layer) const { return known(layer) ? layers_[layer].end : 0; }
-  int32_t count(int32_t layer) const { return end(layer) - first(layer); }
-  // How many slots of the layer have an ordinal below this one.
-  int32_t before(int32_t layer, int32_t ordinal) const;
+  // Index of the slot with this key, -1 without one.
+  int32_t find(int32_t layer, int32_t ordinal) const {
+    if (!known(layer)) return -1;
+    const std::vector<int32_t> &by = layers_[layer].by_ordinal;
+    return static_cast<size_t>(ordinal) < by.size() ? by[ordinal] : -1;
+  }
 
  private:
   struct Layer {
     int32_t first = 0, end = 0;
+    std::vector<int32_t> by_ordinal;
   };
   bool known(int32_t layer) const { return layer >= 0 && static_cast<size_t>(layer) < layers_.size(); }
 
   std::vector<Slot> slots_;
-  std::vector<int32_t> ordinals_;  // of the slots
   std::vector<Layer> layers_;
 };
 
@@ -53,24 +56,15 @@ class Tables {
   int32_t add(std::unique_ptr<Table> table); // its index; not while full
   bool use(int32_t index);                   // false if there is none such
   void step_begins();
-  // An allocation, and which slot of its layer it is or is expected to be, counted from the layer's first.
-  void note(int32_t layer, int32_t position, uint64_t nbytes) {
-    if (tables_.size() > 1) latest_[asked_++ % kLatest] = {layer, position, nbytes};
-  }
-  // Of the latest one the size is not what was expected: may put another table in use, if that serves the latest of this
-  // step better. Whether it did.
-  bool reconsider();
-  // It is this slot after all.
-  void amend(int32_t position) {
-    if (tables_.size() > 1) latest_[(asked_ - 1) % kLatest].position = position;
-  }
+  // Before a slot is looked up: may put another table in use, if it serves the latest of this step better.
+  void ask(int32_t layer, int32_t ordinal, uint64_t nbytes);
 
   const Table &current() const { return *tables_[in_use_]; }
   const int32_t *in_use() const { return &in_use_; }
 
  private:
   struct Asked {
-    int32_t layer, position;
+    int32_t layer, ordinal;
     uint64_t nbytes;
   };
   struct Fit {

@@ -27,7 +27,7 @@ void a_slot_serves_its_key() {
   CHECK(place({1, 0, 0}, {0, 2, 0}, {8192, 4096, 0}, {4096, 2000, 4096}, 12288) == 0);
   void *first = sn_allocate(4096), *unplanned = sn_allocate(4096), *third = sn_allocate(2000);
   CHECK(offset_of(first) == 0 && offset_of(third) == 4096);
-  CHECK(!placed(unplanned) && fell_back(SN_WHY_SIZE_DIFFERS) == 1);
+  CHECK(!placed(unplanned) && fell_back(SN_WHY_NO_SLOT) == 1);
   sn_tick(1);
   void *next = sn_allocate(4096);
   CHECK(offset_of(next) == 8192);

@@ -15,7 +15,7 @@ from typing import Any
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.system.compiler import Library, compile_once
 
-ABI_VERSION = 2
+ABI_VERSION = 1
 WHY = (
     "small",
     "foreign_thread",
