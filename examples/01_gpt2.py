@@ -13,7 +13,7 @@ import sentinel
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
-    width, depth, rows, columns = (96, 10, 1, 32) if options.small else (384, 6, 4, 256)
+    width, depth, rows, columns = (192, 10, 1, 32) if options.small else (384, 6, 4, 256)
     config = GPT2Config(
         vocab_size=256, n_positions=256, n_embd=width, n_layer=depth, n_head=6, bos_token_id=0, eos_token_id=0
     )
