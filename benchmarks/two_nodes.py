@@ -5,7 +5,7 @@ footprint as fast memory. They are planned for the declared machine beside the r
 enough that time and served share ask for the same plan. The emulated machine computes some hundred times slower than
 the host, so the plan is made here, from a step profiled here, and applied there.
 
-    python -m benchmarks.two_nodes                            all four, then docs/two-nodes.md; two idle hours
+    python -m benchmarks.two_nodes                            all four, then docs/two-nodes.md; minutes each
     python -m benchmarks.two_nodes --examples 03_lstm         one of them anew
     python -m benchmarks.two_nodes --table                    only the page, from the results that are there
 """
