@@ -104,7 +104,7 @@ int share(sn::ArmRange &range, uint64_t to) {
 
 // What may be prepared without asking for it in vain hurting anybody.
 uint64_t spare_bytes() {
-  struct sysinfo memory;
+  struct sysinfo memory = {};
   if (sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) != 0) return 0;
   return static_cast<uint64_t>(memory.freeram) * memory.mem_unit / 4;
 }
@@ -112,7 +112,7 @@ uint64_t spare_bytes() {
 // What the steps so far took beyond what is held between them, by the most memory that this process ever had: the
 // watched step is going to take as much. 0 where that can't be told.
 uint64_t taken_by_steps() {
-  struct rusage usage;
+  struct rusage usage = {};
   if (sn_system(SYS_getrusage, RUSAGE_SELF, sn::arg(&usage), 0, 0, 0, 0) != 0) return 0;
   int statm = static_cast<int>(
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/statm"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
