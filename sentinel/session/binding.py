@@ -6,6 +6,7 @@ in the placement arena, which starts where the plan's persistent part ends.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.plan import Plan, Slot
+from sentinel.core.plan import Plan
 
 Homes = tuple[tuple[int, int, int], ...]
 """(offset, nbytes, tier): whose pages are born in which tier. Ranges do not overlap."""
@@ -80,33 +81,30 @@ def _tiers_at(homes: Homes, places: Sequence[int]) -> list[int]:
 
 
 class Addresses:
-    """Maps blocks of a plan to address ranges of this process."""
+    """Maps blocks of a plan to address ranges of this process, which are found once: where tensors live does not
+    change while the plan is carried out, and a migration must not take longer where there are more tensors."""
 
     def __init__(self, plan: Plan, placement_base: int, persistent: Mapping[str, int]) -> None:
-        self._plan = plan
-        self._base = placement_base - arena_start(plan)
-        self._start = arena_start(plan)
-        self._persistent = persistent
-        self._slots: list[Slot] = sorted(
-            (slot for slot in plan.slots if slot.key is None), key=lambda slot: slot.offset
-        )
-        self._offsets = [slot.offset for slot in self._slots]
+        start = arena_start(plan)
+        slots = sorted((slot for slot in plan.slots if slot.key is None), key=lambda slot: slot.offset)
+        offsets = [slot.offset for slot in slots]
+        at = [persistent.get(slot.name) for slot in slots]
+        self._ranges: list[list[tuple[int, int]]] = []
+        for block in plan.blocks:
+            begin, end = block.offset, block.offset + block.nbytes
+            pieces = []
+            if end > start:
+                low = max(begin, start)
+                pieces.append((placement_base + low - start, end - low))
+            first = max(bisect_right(offsets, begin) - 1, 0)
+            for index in range(first, bisect_left(offsets, end, lo=first)):
+                slot, address = slots[index], at[index]
+                low = max(begin, slot.offset)
+                high = min(end, slot.offset + -(-slot.nbytes // 4096) * 4096)
+                if address is not None and high > low:
+                    pieces.append((address + low - slot.offset, high - low))
+            self._ranges.append(pieces)
 
     def ranges(self, block: int) -> list[tuple[int, int]]:
-        """(address, nbytes) of each piece of `block`, whole pages."""
-        wanted = self._plan.blocks[block]
-        begin, end = wanted.offset, wanted.offset + wanted.nbytes
-        pieces = []
-        if end > self._start:
-            low = max(begin, self._start)
-            pieces.append((self._base + low, end - low))
-        first = int(np.searchsorted(self._offsets, begin, "right")) - 1
-        for slot in self._slots[max(first, 0) :]:
-            if slot.offset >= end:
-                break
-            address = self._persistent.get(slot.name)
-            low = max(begin, slot.offset)
-            high = min(end, slot.offset + -(-slot.nbytes // 4096) * 4096)
-            if address is not None and high > low:
-                pieces.append((address + low - slot.offset, high - low))
-        return pieces
+        """(address, nbytes) of each piece of `block`, whole pages. The caller does not change it."""
+        return self._ranges[block]

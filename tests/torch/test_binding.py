@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
@@ -37,3 +40,29 @@ def test_the_blocks_of_a_plan_cover_each_persistent_page_once(policy: str) -> No
     ]
     wanted = {name: PAGES if name == "table" else MIB // PAGE_BYTES for name in AT}
     assert sorted(pages) == sorted(AT[name] // PAGE_BYTES + i for name, count in wanted.items() for i in range(count))
+
+
+class _Counting(dict[str, int]):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def get(self, *arguments: Any) -> Any:
+        self.asked += 1
+        return super().get(*arguments)
+
+
+@pytest.mark.parametrize("n_tensors", [300, 3_001])
+def test_where_a_block_is_takes_no_more_work_among_many_tensors(n_tensors: int) -> None:
+    """Asked at each migration, on the thread that trains: each tensor is looked up once, when the plan is taken in."""
+    plan = planner.plan(table_profile(), make_machine(2 * MIB, slow_bw=GB), "static")
+    places = [(f"tensor{index}", index * PAGE_BYTES) for index in range(n_tensors)]
+    slots = tuple(replace(plan.slots[0], name=name, key=None, offset=at, nbytes=PAGE_BYTES) for name, at in places)
+    blocks = tuple(replace(plan.blocks[0], offset=at, nbytes=PAGE_BYTES) for _, at in places)
+    tensors = _Counting({name: (1 << 30) + 2 * at for name, at in places})
+    addresses = Addresses(replace(plan, slots=slots, blocks=blocks), 1 << 40, tensors)
+    assert tensors.asked == n_tensors
+    found = [addresses.ranges(block) for block in range(n_tensors)]
+    assert found == [[((1 << 30) + 2 * at, PAGE_BYTES)] for _, at in places]
+    assert tensors.asked == n_tensors
+    assert all(addresses.ranges(block) is pieces for block, pieces in enumerate(found))
