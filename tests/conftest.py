@@ -10,8 +10,13 @@ import re
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.capabilities import PROBES
+
+# No test is to fail because the machine is slow or busy.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _skipped = pytest.StashKey[list[tuple[str, str]]]()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from sentinel.migration.mover import sleep_until
+from sentinel.migration.clock import MONOTONIC, Clock
 
 WORTH_A_SLEEP_NS = 50_000
 """Below this the wake-up's own error would show."""
@@ -13,7 +11,8 @@ WORTH_A_SLEEP_NS = 50_000
 class Delay:
     """Debt of injected time. What a sleep took too long is a credit against the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = MONOTONIC) -> None:
+        self._clock = clock
         self._owed_ns = 0
         self.injected_ns = 0
 
@@ -22,8 +21,8 @@ class Delay:
         self._owed_ns += cost_ns
         if self._owed_ns < WORTH_A_SLEEP_NS:
             return now_ns
-        sleep_until(now_ns + self._owed_ns)
-        after_ns = time.monotonic_ns()
+        self._clock.sleep_until(now_ns + self._owed_ns)
+        after_ns = self._clock.now_ns()
         self._owed_ns -= after_ns - now_ns
         self.injected_ns += after_ns - now_ns
         return after_ns

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 import weakref
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
 from sentinel.core.uses import block_uses
 from sentinel.migration.agenda import Agenda
+from sentinel.migration.clock import MONOTONIC, Clock
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.handover import Handover, Pieces
 from sentinel.migration.ledger import Ledger
@@ -41,9 +41,9 @@ class Engine:
     `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
     transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
     to malloc in the step that ends. `before`: the run of another plan whose place this one takes; see Ledger.
-    `profile` may be None for a plan that carries its uses. In a forked child the
-    engine does nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers
-    cannot be applied here.
+    `clock`: what layers, waits and injected delays are timed by. `profile` may be None for a plan that carries its
+    uses. In a forked child the engine does nothing. Raises UsageError if the plan does not fit the machine,
+    CapabilityError if its tiers cannot be applied here.
     """
 
     def __init__(
@@ -58,9 +58,11 @@ class Engine:
         discard: Callable[[int], None] | None = None,
         unmanaged_bytes: Callable[[], int] | None = None,
         before: Run | None = None,
+        clock: Clock = MONOTONIC,
     ) -> None:
         _require_fit(plan, machine)
         self._plan, self._warn = plan, warn
+        self._now_ns = clock.now_ns
         self._mover = NativeMover(plan.capacity_bytes[0], full_duplex=machine.full_duplex)
         try:
             self._tiers = open_tiers(machine, self._mover)
@@ -90,7 +92,7 @@ class Engine:
         self._pieces = functools.cache(lambda: Pieces(self._agenda.lasting, ranges))
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
-        self._rows = Rows(self._mover, self._where, self._flights, self._ledger, unmanaged_bytes)
+        self._rows = Rows(self._mover, self._where, self._flights, self._ledger, unmanaged_bytes, clock)
         self._layer = 0
         self._in_step = self._applying = False
         self._inert = False
@@ -101,9 +103,9 @@ class Engine:
     def start(self) -> None:
         """Put every block where layer 0, which is under way, wants it; begin the first step."""
         self._applying = self._in_step = True
-        self._flights.began_ns = time.monotonic_ns()
+        self._flights.began_ns = self._now_ns()
         self._place_all()
-        now = time.monotonic_ns()
+        now = self._now_ns()
         self._rows.begin_step(now)
         self._mover.held(restart=True)
         self._submit(self._agenda.crossing, 0)
@@ -203,7 +205,7 @@ class Engine:
 
         What this plan wants elsewhere is sent there: out of fast memory before anything takes its room.
         """
-        now = time.monotonic_ns()
+        now = self._now_ns()
         self._count_in(given, now)
         self._applying = True
         self._layer = 0
@@ -219,13 +221,13 @@ class Engine:
             self._hold(index, self._agenda.wanted[index])
         self._in_step = in_step
         if in_step:
-            stall = time.monotonic_ns() - now + self._resume()
+            stall = self._now_ns() - now + self._resume()
             self._start_moves_and_births(0)
             self._rows.open_layer(0, given.began_ns, stall)
 
     def bring_home(self, given: Handover) -> None:
         """Instead of `take_over`, where no plan is applied any more: `restore` from where `given` says bytes are."""
-        self._count_in(given, time.monotonic_ns())
+        self._count_in(given, self._now_ns())
         self.restore()
 
     def _count_in(self, given: Handover, now: int) -> None:
@@ -304,11 +306,11 @@ class Engine:
         return any(not tier.spec.addressable for f in late if (tier := self._tiers[f.source]) is not None)
 
     def _await(self, late: list[Flight]) -> int:
-        began = time.monotonic_ns()
+        began = self._now_ns()
         for flight in late:
             if not self._mover.wait(flight.job):  # for room that nothing will free: no use
                 self._mover.cancel(flight.job)
-        return time.monotonic_ns() - began
+        return self._now_ns() - began
 
     def _note_decision(self, layer: int, sentence: str) -> None:
         self._ledger.event(f"{sentence} ({self._plan.layers[layer]})")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from sentinel.migration.clock import Clock
 from sentinel.migration.delay import Delay
 from sentinel.migration.flights import Flights
 from sentinel.migration.ledger import Ledger
@@ -25,10 +25,12 @@ class Rows:
         flights: Flights,
         ledger: Ledger,
         unmanaged_bytes: Callable[[], int] | None,
+        clock: Clock,
     ) -> None:
         self._mover, self._where, self._flights, self._ledger = mover, where, flights, ledger
         self._unmanaged = unmanaged_bytes
-        self._delay = Delay()
+        self._now_ns = clock.now_ns
+        self._delay = Delay(clock)
         self.step = 0
         self.layer_began_ns = 0
         self._layer = self._stall_ns = self._slow_ns = 0  # of the layer under way
@@ -53,7 +55,7 @@ class Rows:
     def close_layer(self) -> int:
         """The layer under way has ended: inject its delay, write its row. Returns the time now."""
         start, slow = self.layer_began_ns, self._slow_ns
-        now = self._delay.inject(slow, time.monotonic_ns())
+        now = self._delay.inject(slow, self._now_ns())
         held = self._mover.held(restart=True)
         times = (start - self._flights.began_ns, now - start, self._stall_ns, slow)
         high = held.fast_high_bytes, held.slow_high_bytes
@@ -65,7 +67,7 @@ class Rows:
     def skip_layers(self) -> int:
         """Out of step, no layer has a row: only the step's peak goes on. Returns the time now."""
         self._step_peak_bytes = max(self._step_peak_bytes, self._mover.held(restart=True).fast_high_bytes)
-        return time.monotonic_ns()
+        return self._now_ns()
 
     def end_step(self, now: int, *, in_step: bool) -> None:
         """The step under way ended at `now`, and the next began."""

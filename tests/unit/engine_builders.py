@@ -15,7 +15,9 @@ from sentinel.core.machine import Machine, TierKind
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES, page_ceil
+from sentinel.migration.clock import Clock
 from sentinel.migration.engine import Engine
+from sentinel.migration.flights import Flight
 from tests.builders import make_machine
 
 INSTANT = 10**15
@@ -63,6 +65,17 @@ def transient_plan(
     )
 
 
+class HandClock:
+    """A clock that stands until it is turned, or something sleeps by it."""
+
+    def __init__(self) -> None:
+        self.ns = 1
+        self.clock = Clock(lambda: self.ns, self._sleep_until)
+
+    def _sleep_until(self, deadline_ns: int) -> None:
+        self.ns = max(self.ns, deadline_ns)
+
+
 @dataclass
 class Running:
     """An engine under test. `said`: the warnings it gave. `discarded`: the blocks it asked to discard."""
@@ -82,6 +95,20 @@ class Running:
         """Some ticks."""
         for layer in layers:
             self.engine.begin_layer(layer)
+
+    def late_promotions(self, *, waited_for: bool) -> None:
+        """Where it has the choice, the engine waits for late promotions, or goes on without them: nothing is tried."""
+        self.engine._trials.wait = lambda layer: waited_for  # type: ignore[method-assign]
+
+    def each_wait_takes(self, wait_ns: int, clock: HandClock) -> None:
+        """On `clock`, whatever the engine waits for a promotion takes so long."""
+        wait = self.engine._await
+
+        def wait_by_hand(late: list[Flight]) -> int:
+            clock.ns += wait_ns
+            return wait(late) + wait_ns
+
+        self.engine._await = wait_by_hand  # type: ignore[method-assign]
 
     def let_land(self) -> None:
         """Wait until nothing is under way."""
