@@ -43,7 +43,7 @@ DCGAN and ResNet-32 are swapped: the paper has DCGAN before ResNet-32. That is h
 they are planned. On the slower slow tier, with 20 %:
 """,
     "swapped_end": """
-*Bound* is what no plan of that trace can beat there: for DCGAN {dcgan:.2f} of fast-only speed, {over:.2f} times
+*Bound* is what no plan of this kind can pass there: for DCGAN {dcgan:.2f} of fast-only speed, {over:.2f} times
 slow-only, where ResNet-32 reaches {resnet:.2f} times. DCGAN computes most for each byte, so it takes the slowest slow
 tier to slow it as in the paper, and each byte left there costs most. And {wide:.0%} of its traffic is in layers that
 touch more bytes than there is fast memory (the generator's backward pass at 64x64 pixels touches {widest:.0%} of the

@@ -1,8 +1,9 @@
 """All policies on all traces, machines and shares of fast memory: `python benchmarks/policies.py --json`.
 
-Speed is simulated, and told as a share of fast-only speed and as a share of the bound, which no plan can beat. A cell
-is one trace on one machine at one share. Nearly all the time goes into bounds (seconds to a minute each on one core);
-they are kept in build/bounds, since they depend on trace, machine and share only, so a second run takes minutes.
+Speed is simulated, and told as a share of fast-only speed and as a share of the bound, which no plan of this kind
+can pass. A cell is one trace on one machine at one share. Nearly all the time goes into bounds (seconds to a minute
+each on one core); they are kept in build/bounds, since they depend on trace, machine and share only, so a second run
+takes minutes.
 `python -m benchmarks.policies_page` writes docs/policies.md from the JSON.
 """
 

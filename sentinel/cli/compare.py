@@ -39,7 +39,8 @@ examples:
       runs the script: ours against the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
 How to read it. 1 in `of all-fast speed` means as fast as with everything in fast memory. 1 in `of the bound` means
-that no plan can be faster with that much fast memory. A policy that cannot plan a case is shown with the reason.
+that no plan of this kind (whole layers, room on both sides of a move) can be faster with that much fast memory.
+Migration takes time of the link only, none of a processor. A policy that cannot plan a case is shown with the reason.
 The curve shows the policy sentinel with more and more fast memory; its knee, the least amount tried with at least
 95% of all-fast speed, answers "how much DRAM do I need?". What lies just below the knee is halved twice and tried too.
 

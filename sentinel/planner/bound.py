@@ -1,4 +1,7 @@
-"""A bound that no plan can beat: a linear relaxation, by its prices.
+"""A bound that no plan of this kind can pass: a linear relaxation, by its prices.
+
+Of this kind: a plan that keeps the laws of the model, whole layers and room on both sides of a move among them. A
+runtime that freed and served page by page within a layer could pass it.
 
 Relaxed: every tensor may be split at will, and each part has a fate of its own; births are wherever one likes. Kept:
 the laws of room, the links' bandwidth, the ring, and that a part in flight is held on both sides and served by the

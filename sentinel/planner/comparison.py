@@ -38,7 +38,7 @@ class Cell:
     """One policy with one amount of fast memory. What a refused cell cannot know is None.
 
     `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
-    can beat. `of_bound`: the bound over its own time, at most 1.
+    of this kind can pass. `of_bound`: the bound over its own time, at most 1.
     `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
     """
 

@@ -132,7 +132,7 @@ class Planning:
         return (replace(kept, plan=better, simulated=simulated), True) if switch else (kept, False)
 
     def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
-        """The dataflow with the bound that no plan of it can beat, found once a plan; and why it is loose, or ""."""
+        """The dataflow with the bound that no plan of it can pass, found once a plan; and why it is loose, or ""."""
         plan, profile, machine = flow.plan, flow.profile, flow.machine
         if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
             return flow, ""

@@ -1,0 +1,138 @@
+"""Pages and the README say what the committed results say: made again from the JSON they are the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import policies_page, profiling_page, two_nodes_page, validation_page
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = " ".join((ROOT / "README.md").read_text().split())
+EXAMPLES = ("01_gpt2", "02_resnet", "03_lstm", "04_dlrm")
+PLACEMENTS = {
+    "ours": "sentinel",
+    "the kernel's tiering": "kernel-tiering",
+    "weighted interleave": "weighted-interleave",
+    "first touch": "first-touch",
+    "everything slow": "all-slow",
+}
+
+
+def told(name: str) -> Any:
+    return json.loads((DOCS / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> dict[str, Any]:
+    return {name: told(f"two-nodes/{name}.json") for name in EXAMPLES}
+
+
+def test_the_two_node_page_is_made_from_its_results(two_nodes: dict[str, Any]) -> None:
+    made = two_nodes_page.page(two_nodes, (DOCS / "two-nodes" / "machine.json").read_text())
+    assert (DOCS / "two-nodes.md").read_text() == made
+
+
+def test_the_validation_page_is_made_from_its_results() -> None:
+    assert (DOCS / "validation.md").read_text() == validation_page.page(told("validation.json"))
+
+
+def test_the_profiling_page_is_made_from_its_results() -> None:
+    text = (DOCS / "profiling.md").read_text()
+    arguments = re.search(r"benchmarks\.profiling (.*?) ?--into", text)
+    assert arguments
+    assert text == profiling_page.page(told("profiling.json"), arguments[1])
+
+
+def test_the_page_of_policies_is_made_from_its_results() -> None:
+    assert (DOCS / "policies.md").read_text() == "\n".join(policies_page._page(told("policies.json")))
+
+
+def example(ours: dict[str, Any], pages: dict[str, int]) -> dict[str, Any]:
+    """Two placements of a step of 1000 touched MiB; ours serves all but a tenth from fast memory."""
+    row = {"touched_bytes": 1000 << 20, "skipped": "", "migrated_pages": pages, "ours": None}
+    mine = {**row, "name": "sentinel", "served_share": 0.9, "ours": ours}
+    return {"script": "a.py --steps 10", "rows": [mine, {**row, "name": "kernel-tiering", "served_share": 0.6}]}
+
+
+def test_bytes_over_the_link_are_those_served_slow_and_those_moved_in_either_direction() -> None:
+    ours = {"witness_pages": 256 * 60, "counters": {"steps": 4}}  # 60 MiB in 4 applied steps
+    found = example(ours, {"numa_misplaced": 256 * 20, "demotion": 256 * 10, "compaction": 256 * 70})
+    assert two_nodes_page.link_bytes(found, "sentinel") == pytest.approx((100 + 15) << 20)
+    assert two_nodes_page.link_bytes(found, "kernel-tiering") == pytest.approx((400 + 3) << 20)  # in 10 steps
+    assert two_nodes_page.link_bytes(example({**ours, "witness_pages": None}, {}), "sentinel") is None
+    assert two_nodes_page.link_bytes(found, "first-touch") is None
+
+
+def test_only_policies_that_migrate_say_how_far_the_simulator_is_off() -> None:
+    cells = [
+        {"policy": "lru", "error": 0.02, "error_ahead": None, "added_ns": {"predicted": 80, "executed": 100}},
+        {"policy": "static", "error": 0.0, "error_ahead": 0.01, "added_ns": {"predicted": 0, "executed": 1}},
+    ]
+    assert [cell["policy"] for cell in validation_page.migrating(cells)] == ["lru"]
+    assert validation_page.added_error(cells[0]) == pytest.approx(-0.2)
+    assert validation_page.added_error(cells[1]) is None
+
+
+def test_watching_costs_its_preparation_too() -> None:
+    stock = {"step_ns": 10}
+    assert profiling_page.in_all({"start_ns": 14, "step_ns": 11, "stop_ns": 5}, stock) == 3
+    assert profiling_page.in_all(stock, stock) is None
+
+
+def test_the_readme_says_what_crosses_the_link_beside_each_served_share(two_nodes: dict[str, Any]) -> None:
+    for words, name in PLACEMENTS.items():
+        cells = [
+            f"{two_nodes_page.served_share(found, name):.1%}, {two_nodes_page.link_bytes(found, name) / 2**20:.0f} MiB"
+            for found in two_nodes.values()
+        ]
+        assert f"| {words} | {' | '.join(cells).replace('%', ' %')} |" in README
+    more = two_nodes_page.more_than_all_slow(two_nodes)
+    assert f"in {len(more)} of the {len(two_nodes)} examples more than if everything stayed slow" in README
+
+
+def test_the_readme_says_how_much_was_where_the_plan_has_it(two_nodes: dict[str, Any]) -> None:
+    ours = {name: found["rows"][0]["ours"] for name, found in two_nodes.items()}
+    assert all(mine["claimed_pages"] == mine["witness_pages"] for mine in ours.values())
+    assert f"all {sum(mine['witness_pages'] for mine in ours.values()):,} page moves" in README
+    shares = {name: mine["residency_share"] for name, mine in ours.items()}
+    assert shares.pop("04_dlrm") == pytest.approx(0.9981, abs=5e-5)
+    assert set(shares.values()) == {1.0}
+    assert "100.00 % of managed bytes, 99.81 % for DLRM" in README
+
+
+def test_the_readme_says_of_what_the_simulators_error_is_one() -> None:
+    cells = [cell for cell in told("validation.json")["results"]["cells"] if "error" in cell]
+    moves = validation_page.migrating(cells)
+    step = [abs(cell["error"]) for cell in moves]
+    added = [abs(validation_page.added_error(cell) or 0) for cell in moves]
+    ours = [validation_page.added_error(cell) or 0 for cell in moves if cell["policy"] == "sentinel"]
+    assert all(error < 0 for error in ours)
+    said = (
+        f"for policies that migrate {100 * sum(step) / len(step):.1f} % of the step, worst {100 * max(step):.1f} %; "
+        f"{100 * sum(added) / len(added):.1f} % of the time that slow memory adds, and for ours "
+        f"{-100 * sum(ours) / len(ours):.1f} %, always too low"
+    )
+    assert said in README
+
+
+def test_the_readme_says_what_watching_costs_in_all() -> None:
+    variants = told("profiling.json")["results"]["variants"]
+    whole = {name: profiling_page.in_all(variants[name], variants["stock"]) for name in ("ebpf", "pagemap")}
+    said = f"{variants['ebpf']['step_over_stock']['median']:.2f} times a stock step of a GPT-2 of 12 × 768"
+    assert said in README
+    assert f"{whole['ebpf']:.1f} stock steps once a run with what comes before and after it" in README
+    assert f"(`pagemap`: {whole['pagemap']:.1f})" in README
+
+
+def test_the_readme_says_how_near_plans_come_to_the_bound() -> None:
+    means = told("policies.json")["mean_of_bound"]["cxl-m5"]
+    ours, paper = means["sentinel"], means["sentinel-2021"]
+    assert f"{ours['10%']:.3f} of the speed that no plan of this kind" in README
+    assert f"fast, {ours['20%']:.3f} with 20 %" in README
+    assert f"the paper's policy {paper['10%']:.3f} and {paper['20%']:.3f}" in README
