@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
     (numpy, DLPack, shared memory, a reference that can't be explained) stays where it is, and the row says why.
     Call it from the owner's thread at a quiescent point: between steps, no operator running, no other thread
     handling these tensors, the last step's graph gone. `data_ptr()` values taken earlier are void afterwards.
-    Raises NativeError if the arena is full; what was moved until then is valid.
+    What finds no room in managed memory stays too. Raises NativeError if memory is managed by another thread.
     """
     names: dict[int, str] = {}
     rows: list[Holders] = []
@@ -62,8 +63,8 @@ def _adopt(memory: ManagedMemory, name: str, holders: Holders) -> Adoption:
     reason = _reason(memory, holders)
     address = holders.address
     if not reason:
-        moved = _move(holders)
-        address, reason = (moved, "") if moved else (address, "its references changed while they were counted")
+        moved, reason = _move(holders)
+        address = moved or address
     return Adoption(name, address, holders.nbytes, not reason, reason)
 
 
@@ -77,13 +78,15 @@ def _reason(memory: ManagedMemory, holders: Holders) -> str:
     return holders.objection
 
 
-def _move(holders: Holders) -> int:
-    """The new address; 0 if the storage has another number of holders by now."""
+def _move(holders: Holders) -> tuple[int, str]:
+    """The new address and "", or 0 and why the storage stays."""
     call = torch_shim.function(
         "sn_shim_move", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
     )
     address = ctypes.c_uint64()
     result = call(holders.storage, holders.uses, ctypes.byref(address))
+    if result == -errno.ENOMEM:
+        return 0, "it finds no room in managed memory"
     if result < 0:
-        raise NativeError("sn_shim_move", -result, "the exclusive arena is full; profile a smaller model")
-    return address.value if result else 0
+        raise NativeError("sn_shim_move", -result)
+    return (address.value, "") if result else (0, "its references changed while they were counted")

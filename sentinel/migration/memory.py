@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,9 @@ EVENT_DTYPE = np.dtype(
     ]
 )
 
-_RESERVED_BYTES = 1 << 38  # of address space, for each arena; halved until the host grants it
+_RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
+_RESERVED_TIMES_MEMORY = 4  # and else: what is free lies in pieces, so a step takes more addresses than memory
+_MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _LEAST_RESERVED_BYTES = 1 << 26
 _LOG_BYTES = (1 << 24) * EVENT_DTYPE.itemsize  # of address space, kernel_profiler/src/log.cpp
 _PARTS = 4  # two arenas, a tracker's view of the first, and as much for whatever else the job does
@@ -78,7 +81,8 @@ class ManagedMemory:
         self._tick = self._quick.sn_tick
         self._ended = False
         self._table = ctypes.c_int32.from_address(self._quick.sn_table_in_use())
-        self.placement_base = _placement_base()
+        placement = _placement_range()
+        self.placement_base, self.placement_bytes = int(placement.base), int(placement.reserved_bytes)
 
     @classmethod
     def install(cls) -> ManagedMemory:
@@ -236,7 +240,7 @@ class ManagedMemory:
     def note_on_limit(self) -> str:
         """What a report must say where the limit on address space left little for the arenas; else ""."""
         _, _, reserved = self.exclusive_extent()
-        if reserved >= _RESERVED_BYTES or limits.address_space_left() is None:
+        if reserved >= wanted_bytes() or limits.address_space_left() is None:
             return ""
         return (
             f"the limit on address space (ulimit -v) leaves {format_bytes(reserved)} for tensors, and as much for those"
@@ -310,10 +314,7 @@ def _create(library: ctypes.CDLL) -> None:
             f"this kernel's pages have {mmap.PAGESIZE} bytes; touches and migrations are told in pages of {PAGE_BYTES}",
             "use a kernel with 4 KiB pages; planning and simulating saved profiles works here",
         )
-    wanted = _RESERVED_BYTES
-    if (left := limits.address_space_left()) is not None:
-        wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))
-    result = library.sn_memory_create(wanted, wanted)
+    result = library.sn_memory_create(*_arena_bytes())
     if result < 0:
         raise CapabilityError(
             "reserving address space for the arenas",
@@ -322,7 +323,21 @@ def _create(library: ctypes.CDLL) -> None:
         )
 
 
-def _placement_base() -> int:
+def wanted_bytes() -> int:
+    """Address space for each arena, without a limit on it: it costs nothing, and all nodes' memory is to fit."""
+    memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    return min(max(_RESERVED_BYTES, _RESERVED_TIMES_MEMORY * memory), _MOST_RESERVED_BYTES)
+
+
+def _arena_bytes() -> tuple[int, int]:
+    """What to ask for: address space of the exclusive arena, and of the placement arena."""
+    wanted = wanted_bytes()
+    if (left := limits.address_space_left()) is not None:
+        wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))
+    return wanted, wanted
+
+
+def _placement_range() -> native.Range:
     found = native.Range()
     native.check("sn_placement_range", native.library().sn_placement_range(ctypes.byref(found)))
-    return int(found.base)
+    return found

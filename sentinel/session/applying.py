@@ -15,12 +15,13 @@ import numpy as np
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.units import format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
 from sentinel.migration.ledger import MOVED_BY_OTHERS
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
-from sentinel.session.binding import Addresses, Homes, arena_start, changed_homes, slot_table
+from sentinel.session.binding import Addresses, Homes, SlotTable, arena_start, changed_homes, slot_table
 from sentinel.session.buckets import Bucket, Likeness, Served
 from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
@@ -81,6 +82,7 @@ class Applying:
         self._inside: MemoryCounters | None = None  # as its first layer ended
         self._on_nodes = any(tier.node is not None for tier in machine.tiers)
         self._homes: Homes = ()
+        self._left_out = ""  # what was said of slots beyond the arena
         self._between: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     @property
@@ -108,13 +110,14 @@ class Applying:
         return replace(run, counters={**run.counters, MOVED_BY_OTHERS: sum(counts)}) if sum(counts) else run
 
     def notes(self) -> list[str]:
-        """What a report must say of the steps that no plan could follow; empty where they are few."""
+        """What a report must say of slots beyond the arena and, unless they are few, of steps that no plan follows."""
+        told = [self._left_out] if self._left_out else []
         runs = [run for bucket in self.buckets if (run := bucket.run()) is not None]
         steps, astray = (sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "steps_out_of_step"))
         if astray <= max(FEW_STEPS, steps * ASTRAY_SHARE):
-            return []
+            return told
         others = f"{astray} of {steps} applied steps did not tick like the profiled one"
-        return [f"{others} (other layers, another order, or cut short): nothing was migrated ahead in them"]
+        return [*told, f"{others} (other layers, another order, or cut short): nothing was migrated ahead in them"]
 
     def bind_fast(self) -> None:
         """What is not placed by a plan is born in the fast tier, if that is a node."""
@@ -168,8 +171,9 @@ class Applying:
             return
         huge = not any(each.plan.migrations for each in self.buckets)  # where nothing moves, pages may as well be large
         for each in self.buckets:
-            table = slot_table(each.plan)
+            table = slot_table(each.plan, self._memory.placement_bytes)
             each.homes = table.homes
+            self._note_left_out(table)
             place = self._memory.place_also if each.number else self._memory.place
             place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
         self._memory.use_table(bucket.number)
@@ -286,6 +290,14 @@ class Applying:
             length = self.current.plan.n_layers
             observing.observer.layer_ended(layer % length, length)
 
+    def _note_left_out(self, table: SlotTable) -> None:
+        if table.left_out:
+            self._left_out = (
+                f"{table.left_out} tensors of the plan ({format_bytes(table.left_out_bytes)}) lie beyond the"
+                f" {format_bytes(self._memory.placement_bytes)} of addresses that this host grants: they come from"
+                " malloc and are not placed"
+            )
+
     def _engine_of(self, bucket: Bucket) -> Engine:
         if bucket.engine is None:
             bucket.engine, bucket.ranges = self._made(bucket.flow, bucket.executed)
@@ -296,7 +308,8 @@ class Applying:
         plan, machine = flow.plan, flow.machine
         assert plan is not None
         assert machine is not None
-        mapped = Addresses(plan, self._memory.placement_base, self._job.addresses())
+        arena = self._memory.placement_base, self._memory.placement_bytes
+        mapped = Addresses(plan, arena, self._job.addresses())
         start = arena_start(plan)
 
         def discard(block: int) -> None:

@@ -22,13 +22,18 @@ Homes = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class SlotTable:
-    """Transient slots for the allocator: keys (n, 2) of (layer, ordinal), offsets and nbytes (n,) in the arena."""
+    """Transient slots for the allocator: keys (n, 2) of (layer, ordinal), offsets and nbytes (n,) in the arena.
+
+    `left_out`, `left_out_bytes`: slots of the plan that lie beyond the arena, and are not among them.
+    """
 
     keys: NDArray[np.int64]
     offsets: NDArray[np.int64]
     nbytes: NDArray[np.int64]
     extent_bytes: int
     homes: Homes
+    left_out: int = 0
+    left_out_bytes: int = 0
 
 
 def arena_start(plan: Plan) -> int:
@@ -37,20 +42,24 @@ def arena_start(plan: Plan) -> int:
     return -(-max(ends, default=0) // 4096) * 4096
 
 
-def slot_table(plan: Plan) -> SlotTable:
-    """The transient slots of `plan`, relative to the start of the placement arena."""
+def slot_table(plan: Plan, arena_bytes: int) -> SlotTable:
+    """The transient slots of `plan` that lie within an arena of so many bytes, relative to where it starts."""
     start = arena_start(plan)
     slots = [slot for slot in plan.slots if slot.key is not None]
+    within = [slot for slot in slots if slot.offset + slot.nbytes <= start + arena_bytes]
+    ends = ((s, min(s.offset + s.nbytes, start + arena_bytes)) for s in plan.segments)
     return SlotTable(
-        keys=np.array([slot.key for slot in slots], np.int64).reshape(len(slots), 2),
-        offsets=np.array([slot.offset - start for slot in slots], np.int64),
-        nbytes=np.array([slot.nbytes for slot in slots], np.int64),
-        extent_bytes=max(plan.extent_bytes - start, 0),
+        keys=np.array([slot.key for slot in within], np.int64).reshape(len(within), 2),
+        offsets=np.array([slot.offset - start for slot in within], np.int64),
+        nbytes=np.array([slot.nbytes for slot in within], np.int64),
+        extent_bytes=min(max(plan.extent_bytes - start, 0), arena_bytes),
         homes=tuple(
-            (max(s.offset, start) - start, s.offset + s.nbytes - max(s.offset, start), s.tier)
-            for s in plan.segments
-            if s.offset + s.nbytes > start
+            (max(s.offset, start) - start, end - max(s.offset, start), s.tier)
+            for s, end in ends
+            if end > max(s.offset, start)
         ),
+        left_out=len(slots) - len(within),
+        left_out_bytes=sum(slot.nbytes for slot in slots) - sum(slot.nbytes for slot in within),
     )
 
 
@@ -82,10 +91,14 @@ def _tiers_at(homes: Homes, places: Sequence[int]) -> list[int]:
 
 class Addresses:
     """Maps blocks of a plan to address ranges of this process, which are found once: where tensors live does not
-    change while the plan is carried out, and a migration must not take longer where there are more tensors."""
+    change while the plan is carried out, and a migration must not take longer where there are more tensors.
 
-    def __init__(self, plan: Plan, placement_base: int, persistent: Mapping[str, int]) -> None:
-        start = arena_start(plan)
+    `arena`: address and length of the placement arena; what a block has beyond it is nowhere. `persistent`: name of a
+    tensor -> its address.
+    """
+
+    def __init__(self, plan: Plan, arena: tuple[int, int], persistent: Mapping[str, int]) -> None:
+        start, (base, arena_bytes) = arena_start(plan), arena
         slots = sorted((slot for slot in plan.slots if slot.key is None), key=lambda slot: slot.offset)
         offsets = [slot.offset for slot in slots]
         at = [persistent.get(slot.name) for slot in slots]
@@ -93,9 +106,9 @@ class Addresses:
         for block in plan.blocks:
             begin, end = block.offset, block.offset + block.nbytes
             pieces = []
-            if end > start:
-                low = max(begin, start)
-                pieces.append((placement_base + low - start, end - low))
+            low, high = max(begin, start), min(end, start + arena_bytes)
+            if high > low:
+                pieces.append((base + low - start, high - low))
             first = max(bisect_right(offsets, begin) - 1, 0)
             for index in range(first, bisect_left(offsets, end, lo=first)):
                 slot, address = slots[index], at[index]

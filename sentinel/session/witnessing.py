@@ -36,7 +36,7 @@ class Witnessing:
         self._wanted = True
         base, _, reserved = memory.exclusive_extent()
         try:
-            self._witness.start([(base, reserved), (memory.placement_base, reserved)])
+            self._witness.start([(base, reserved), (memory.placement_base, memory.placement_bytes)])
             self.why = ""
         except (SentinelError, OSError) as error:
             self.why = str(error)

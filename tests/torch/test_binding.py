@@ -21,7 +21,7 @@ AT = {"first": 1 << 30, "table": 2 << 30, "last": 3 << 30}
 def test_each_range_of_a_table_is_where_its_pages_are() -> None:
     machine = make_machine(MIB + 200_000, slow_bw=GB, promote=10**6, demote=10**6)
     plan = planner.plan(table_profile(), machine)
-    addresses = Addresses(plan, 5 << 30, AT)
+    addresses = Addresses(plan, (5 << 30, 1 << 38), AT)
     found = {block.name: addresses.ranges(index) for index, block in enumerate(plan.blocks) if block.tensors == (1,)}
     assert found["table[0:32]"] == [(AT["table"], 32 * PAGE_BYTES)]
     assert found["table[32:512]"] == [(AT["table"] + 32 * PAGE_BYTES, (PAGES - 32) * PAGE_BYTES)]
@@ -30,7 +30,7 @@ def test_each_range_of_a_table_is_where_its_pages_are() -> None:
 @pytest.mark.parametrize("policy", ["sentinel", "interleave", "static"])
 def test_the_blocks_of_a_plan_cover_each_persistent_page_once(policy: str) -> None:
     plan = planner.plan(table_profile(), make_machine(2 * MIB, slow_bw=GB), policy)
-    addresses = Addresses(plan, 5 << 30, AT)
+    addresses = Addresses(plan, (5 << 30, 1 << 38), AT)
     pages = [
         page
         for index, block in enumerate(plan.blocks)
@@ -60,7 +60,7 @@ def test_where_a_block_is_takes_no_more_work_among_many_tensors(n_tensors: int) 
     slots = tuple(replace(plan.slots[0], name=name, key=None, offset=at, nbytes=PAGE_BYTES) for name, at in places)
     blocks = tuple(replace(plan.blocks[0], offset=at, nbytes=PAGE_BYTES) for _, at in places)
     tensors = _Counting({name: (1 << 30) + 2 * at for name, at in places})
-    addresses = Addresses(replace(plan, slots=slots, blocks=blocks), 1 << 40, tensors)
+    addresses = Addresses(replace(plan, slots=slots, blocks=blocks), (1 << 40, 1 << 38), tensors)
     assert tensors.asked == n_tensors
     found = [addresses.ranges(block) for block in range(n_tensors)]
     assert found == [[((1 << 30) + 2 * at, PAGE_BYTES)] for _, at in places]
