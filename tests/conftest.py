@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,7 @@ class _Watch:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         asked = config.getoption("--no-skips")
+        self.modules: list[tuple[str, str]] = []
         self.required = [word.strip() for word in asked.split(",") if word.strip()]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -58,21 +60,30 @@ class _Watch:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._note(report)
+        if report.skipped:
+            self.modules.append(self.config.stash[_skipped][-1])
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.skipped and isinstance(report.longrepr, tuple):
             self.config.stash[_skipped].append((report.nodeid, report.longrepr[2]))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker of pytest-xdist reports its tests, but not the modules that it skipped whole."""
+        self.config.stash[_skipped] += map(tuple, getattr(node, "workeroutput", {}).get("skipped_modules", ()))
+
     def _forbidden(self) -> list[str]:
         return [
             f"{nodeid}: {reason}"
-            for nodeid, reason in self.config.stash[_skipped]
+            for nodeid, reason in dict.fromkeys(self.config.stash[_skipped])
             if any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reason, re.IGNORECASE) for word in self.required)
         ]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._forbidden() and session.exitstatus == pytest.ExitCode.OK:
+        if (output := getattr(self.config, "workeroutput", None)) is not None:
+            output["skipped_modules"] = self.modules
+        elif self._forbidden() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

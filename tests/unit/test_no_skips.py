@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml")]
-    return subprocess.run(
-        [*command, "--rootdir", str(folder), *arguments, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+pytest_plugins = ["pytester"]
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Path:
-    """One test that passes, and one that is skipped for want of a flux capacitor."""
-    (tmp_path / "test_it.py").write_text(
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    """One test that passes, and one that is skipped for want of a flux capacitor, under our own conftest.py."""
+    pytester.makeconftest(CONFTEST.read_text())
+    pytester.makeini("[pytest]\nmarkers = needs slow alone\n")
+    pytester.makepyfile(
         "import pytest\ndef test_runs(): pass\ndef test_skips(): pytest.skip('needs flux capacitor: build one')\n"
     )
-    return tmp_path
+    return pytester
 
 
-def test_a_skip_passes_when_nothing_is_required(suite: Path) -> None:
-    assert _pytest(suite).returncode == 0
+def test_a_skip_passes_when_nothing_is_required(suite: pytest.Pytester) -> None:
+    assert suite.runpytest_inprocess().ret == 0
 
 
-def test_a_skip_for_something_else_passes(suite: Path) -> None:
-    assert _pytest(suite, "--no-skips", "torch,flux").returncode == 1
-    assert _pytest(suite, "--no-skips", "torch,capacity").returncode == 0
+def test_a_skip_for_something_else_passes(suite: pytest.Pytester) -> None:
+    assert suite.runpytest_inprocess("--no-skips", "torch,flux").ret == 1
+    assert suite.runpytest_inprocess("--no-skips", "torch,capacity").ret == 0
 
 
-def test_a_skip_for_a_required_capability_fails_and_is_named(suite: Path) -> None:
-    done = _pytest(suite, "--no-skips", "torch,flux capacitor")
-    assert done.returncode == 1
-    assert "flux capacitor: build one" in done.stdout.split("ruled out by --no-skips")[1]
-    assert "1 passed, 1 skipped" in done.stdout
+def test_a_skip_for_a_required_capability_fails_and_is_named(suite: pytest.Pytester) -> None:
+    done = suite.runpytest_inprocess("--no-skips", "torch,flux capacitor")
+    assert done.ret == 1
+    done.assert_outcomes(passed=1, skipped=1)
+    assert "flux capacitor: build one" in done.stdout.str().split("ruled out by --no-skips")[1]
+
+
+def test_it_holds_for_tests_and_modules_skipped_by_a_process_beside_this_one(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_whole="import pytest\npytest.skip('needs warp core: find one', allow_module_level=True)\n")
+    done = suite.runpytest_subprocess("-n", "1", "--no-skips", "torch,flux capacitor,warp core")
+    assert done.ret == 1
+    told = done.stdout.str().split("ruled out by --no-skips")[1]
+    assert "flux capacitor: build one" in told
+    assert "warp core: find one" in told
