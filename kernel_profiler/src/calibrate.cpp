@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "guarded.h"
 #include "sentinel.h"
 
 namespace {
@@ -212,8 +213,12 @@ extern "C" int sn_measure(const sn_work *works, uint32_t count, uint64_t duratio
   if (!std::all_of(works, works + count, is_sound)) return -EINVAL;
   Crew crew;
   crew.duration_ns = duration_ns;
-  std::vector<Member> members(count);
-  for (uint32_t i = 0; i < count; ++i) members[i] = Member{&crew, works[i], nullptr, sn_pace{}, pthread_t{}};
+  std::vector<Member> members;
+  const int made = sn::guarded([&] {  // all the memory that the rest needs
+    for (uint32_t i = 0; i < count; ++i) members.push_back(Member{&crew, works[i], nullptr, sn_pace{}, pthread_t{}});
+    return 0;
+  });
+  if (made != 0) return made;
   uint32_t started = 0;
   int error = start_threads(members, started);
   pthread_mutex_lock(&crew.mutex);

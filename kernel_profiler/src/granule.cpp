@@ -3,10 +3,10 @@
 #include <errno.h>
 
 #include <algorithm>
-#include <new>
 #include <vector>
 
 #include "exclusive.h"
+#include "guarded.h"
 #include "system.h"
 
 namespace {
@@ -49,15 +49,17 @@ void granules_want(uint64_t tensor_bytes) { wanted = tensor_bytes; }
 
 int granules_start() {
   if (wanted == 0) return 0;
-  try {
+  const int error = guarded([] {
     for (int i = 0; i < armed.count; i++) {
       const ArmRange &range = armed.ranges[i];
       if (range.base % kHugeBytes != 0 || range.nbytes < wanted) continue;
       states[i].assign(range.nbytes / kHugeBytes, kPages);
     }
-  } catch (const std::bad_alloc &) {
+    return 0;
+  });
+  if (error != 0) {
     granules_stop();
-    return -ENOMEM;
+    return error;
   }
   running = true;
   for (int i = 0; i < armed.count; i++)

@@ -23,7 +23,7 @@ uint64_t held() { return std::min(next.load(std::memory_order_acquire), kCapacit
 
 namespace sn {
 
-int log_clear() {
+int log_open() {
   if (events.load() == nullptr) {
     const long base = map(0, kCapacity * sizeof(sn_event), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
@@ -32,9 +32,10 @@ int log_clear() {
     for (uint64_t i = 0; i < kWarmBytes / sizeof(sn_event); i += 4096 / sizeof(sn_event)) first[i].kind = 0;
     events.store(first);
   }
-  next.store(0, std::memory_order_release);
   return 0;
 }
+
+void log_clear() { next.store(0, std::memory_order_release); }
 
 void log_append(uint8_t kind, const void *address, uint64_t nbytes, int32_t ordinal, uint32_t flags) {
   const uint64_t seq = sn_next_seq();

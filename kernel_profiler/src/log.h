@@ -7,7 +7,8 @@
 
 namespace sn {
 
-int log_clear();  // maps the log at its first use, empties it
+int log_open();    // maps the log at its first use
+void log_clear();  // empties it
 void log_append(uint8_t kind, const void *address, uint64_t nbytes, int32_t ordinal, uint32_t flags);
 
 }  // namespace sn

@@ -275,8 +275,9 @@ extern "C" int sn_pass_through(void) {
 
 extern "C" int sn_record(void) {
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
-  const int error = sn::log_clear();
+  const int error = sn::log_open();
   if (error != 0) return error;
+  sn::log_clear();
   logging.store(true);
   return start_mode(SN_RECORD);
 }
@@ -284,13 +285,12 @@ extern "C" int sn_record(void) {
 extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                         const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge) {
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
-  const int error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
+  int error = log != 0 ? sn::log_open() : 0;  // first: once the plan is taken nothing fails any more
+  if (error == 0)
+    error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
   if (error != 0) return error;
   sn::placement_enter(sn_current_layer());
-  if (log != 0) {
-    const int cleared = sn::log_clear();
-    if (cleared != 0) return cleared;
-  }
+  if (log != 0) sn::log_clear();
   logging.store(log != 0);
   return start_mode(SN_PLACE);
 }

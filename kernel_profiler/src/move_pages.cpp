@@ -22,21 +22,15 @@ constexpr uint64_t kPauseNs = 100000;  // grows with each attempt: a page is bus
 constexpr long kMove = 2;     // MPOL_MF_MOVE: pages that only this process maps
 constexpr long kMoveAll = 4;  // MPOL_MF_MOVE_ALL: those that forked children map too; needs CAP_SYS_NICE
 
-struct Batch {
-  std::vector<uint64_t> pages;
-  std::vector<uint32_t> orders;  // whose page it is
-  std::vector<int> status;
-};
+using Batch = sn::Workbench;
 
 // What one call of sn::move_pages learns as it goes.
 struct Journey {
-  std::vector<sn::PageOrder> &orders;
   const sn::PageRoute &route;
   uint64_t *errors;
   bool huge_pages;               // worth looking for: until the first page of a 2 MiB group moved without the others
   bool met_huge = false, met_none = false;
   bool may_move_shared = true;   // until the kernel said EPERM
-  std::vector<int> nodes = {};   // scratch
   uint64_t moved_bytes = 0;
 };
 
@@ -55,81 +49,74 @@ int query(Batch &batch) {
 
 bool absent(int status) { return status == -ENOENT || status == -EFAULT; }  // -EFAULT until 6.11
 
-// Takes the pages that need no move out of the batch, and counts them. `why`, if given, is what the move just made
-// said of each, and stays aligned. A page that it says moved counts as moved wherever it is by now: a write after a
-// fork gives it a new one at home, which may have to move too; the life of another may have ended.
+// Takes the pages that need no move out of the batch, and counts them. `why`, if given, stays aligned.
 void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
   size_t kept = 0;
   for (size_t i = 0; i < batch.pages.size(); ++i) {
-    sn::PageFate &fate = journey.orders[batch.orders[i]].fate;
+    sn::PageFate &fate = batch.owners[i]->fate;
     if (batch.status[i] == journey.route.node) {
       (by_us ? fate.moved_bytes : fate.present_bytes) += kPage;
       if (by_us) journey.moved_bytes += kPage;
-      continue;
-    }
-    if (why != nullptr && (*why)[i] == 0) {
-      fate.moved_bytes += kPage;
-      journey.moved_bytes += kPage;
-    }
-    if (absent(batch.status[i])) {
+    } else if (absent(batch.status[i])) {
       fate.absent_bytes += kPage;
     } else {
       if (why != nullptr) (*why)[kept] = (*why)[i];
-      batch.orders[kept] = batch.orders[i];
+      batch.owners[kept] = batch.owners[i];
       batch.pages[kept++] = batch.pages[i];
     }
   }
   batch.pages.resize(kept);
-  batch.orders.resize(kept);
+  batch.owners.resize(kept);
   if (why != nullptr) why->resize(kept);
 }
 
-// One call; `why` gets each page's errno, 0 if it has none. Returns the errno of the call itself.
+// One call; `batch.why` gets each page's errno, 0 if it has none. Returns the errno of the call itself.
 //
 // A positive result counts pages that were not moved, a tail of them not even tried, and statuses of huge
 // pages lie (one -EBUSY for each though they moved). So nothing here is believed: the caller asks again.
-int move_once(Journey &journey, const std::vector<uint64_t> &pages, long flags, std::vector<int> &why) {
-  journey.nodes.assign(pages.size(), journey.route.node);
-  why.assign(pages.size(), -EAGAIN);
+int move_once(Journey &journey, Batch &batch, const std::vector<uint64_t> &pages, long flags) {
+  batch.nodes.assign(pages.size(), journey.route.node);
+  batch.why.assign(pages.size(), -EAGAIN);
   const long result = sn_system(SYS_move_pages, 0, sn::arg(uint64_t{pages.size()}), sn::arg(pages.data()),
-                                sn::arg(journey.nodes.data()), sn::arg(why.data()), flags);
+                                sn::arg(batch.nodes.data()), sn::arg(batch.why.data()), flags);
   const int error = result < 0 ? static_cast<int>(-result) : 0;
-  for (int &status : why) status = error != 0 ? error : std::max(0, -status);
+  for (int &status : batch.why) status = error != 0 ? error : std::max(0, -status);
   return error;
 }
 
 bool worth_another_try(int error) { return error == 0 || error == EAGAIN || error == EBUSY || error == EINTR; }
 
-void count_failed(Journey &journey, const Batch &batch, const std::vector<int> &why, int call_error) {
+// What is left of the batch stayed: each page for its own reason where `why` has one, else for `call_error`.
+void count_failed(Journey &journey, const Batch &batch, int call_error) {
   for (size_t i = 0; i < batch.pages.size(); ++i) {
-    int error = i < why.size() ? why[i] : call_error;
+    int error = i < batch.why.size() ? batch.why[i] : call_error;
     if (error <= 0 || error >= SN_ERRNO_COUNT) error = EAGAIN;  // it said nothing, or that it had moved
     journey.errors[error] += 1;
-    sn::PageFate &fate = journey.orders[batch.orders[i]].fate;
+    sn::PageFate &fate = batch.owners[i]->fate;
     if (fate.error == 0) fate.error = error;
     fate.failed_bytes += kPage;
   }
 }
 
 // The first pages of those aligned 2 MiB groups that are in the batch as a whole.
-std::vector<uint64_t> heads_of_groups(const Batch &batch) {
+const std::vector<uint64_t> &heads_of_groups(Batch &batch) {
   constexpr size_t group = kHuge / kPage;
-  std::vector<uint64_t> heads;
+  batch.heads.clear();
   for (size_t i = 0; i + group <= batch.pages.size();) {
     const bool whole = batch.pages[i] % kHuge == 0 && batch.pages[i + group - 1] == batch.pages[i] + kHuge - kPage;
-    if (whole) heads.push_back(batch.pages[i]);
+    if (whole) batch.heads.push_back(batch.pages[i]);
     i += whole ? group : 1;
   }
-  return heads;
+  return batch.heads;
 }
 
 // Where memory is in huge pages, the first page takes the others along: 512 times fewer addresses. Where a first
 // page went alone it was none, and the rest of the journey does without this. Returns the errno of its query.
 int move_huge_pages(Journey &journey, Batch &batch) {
-  const std::vector<uint64_t> heads = heads_of_groups(batch);
+  const std::vector<uint64_t> &heads = heads_of_groups(batch);
   if (heads.empty()) return 0;
-  std::vector<int> why;
-  move_once(journey, heads, kMove, why);
+  move_once(journey, batch, heads, kMove);
+  batch.why.clear();  // it says nothing of the other pages
   const size_t before = batch.pages.size();
   const int error = query(batch);
   if (error != 0) return error;
@@ -142,7 +129,8 @@ int move_huge_pages(Journey &journey, Batch &batch) {
 }
 
 void move_batch(Journey &journey, Batch &batch) {
-  std::vector<int> why, told;
+  std::vector<int> &why = batch.why;
+  why.clear();
   int error = query(batch);
   if (error == 0) settle(journey, batch, false, nullptr);
   if (error == 0 && journey.huge_pages) error = move_huge_pages(journey, batch);
@@ -151,26 +139,26 @@ void move_batch(Journey &journey, Batch &batch) {
   while (idle < kAttempts && !batch.pages.empty() && error == 0) {
     if (idle > 0) sn_nap_until(sn_now_ns() + idle * kPauseNs);
     const size_t before = batch.pages.size();
-    const int call_error = move_once(journey, batch.pages, flags, why);
+    const int call_error = move_once(journey, batch, batch.pages, flags);
     error = query(batch);
     if (error != 0) break;
     settle(journey, batch, true, &why);
     idle = batch.pages.size() < before ? 0 : idle + 1;
     if (flags == kMoveAll && call_error == EPERM) {  // they wait until no child shares them
       journey.may_move_shared = false;
-      why = told;
+      why = batch.told;
       break;
     }
     const bool shared = std::find(why.begin(), why.end(), EACCES) != why.end();
     if (flags == kMove && call_error == 0 && shared && journey.may_move_shared) {
       flags = kMoveAll;
-      told = why;
+      batch.told = why;
       continue;
     }
     if (!worth_another_try(call_error)) break;
     if (std::none_of(why.begin(), why.end(), worth_another_try)) break;
   }
-  count_failed(journey, batch, why, error);
+  count_failed(journey, batch, error);
 }
 
 void keep_to_rate(uint64_t began_ns, uint64_t done_bytes, uint64_t bytes_per_s) {
@@ -189,29 +177,36 @@ bool is_full(const Batch &batch, uint64_t page, size_t most) {
 
 namespace sn {
 
-void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t *errors) {
+Workbench::Workbench() {
+  pages.reserve(kBatch);
+  owners.reserve(kBatch);
+  for (std::vector<int> *each : {&status, &nodes, &why, &told}) each->reserve(kBatch);
+  heads.reserve(kBatch * kPage / kHuge);
+}
+
+void move_pages(PageOrder *first, const PageRoute &route, Workbench &batch, uint64_t *errors) {
   const uint32_t without = route.without_huge->load(std::memory_order_relaxed);
-  Journey journey{orders, route, errors, without < kPatience || without % kSeldom == 0};
+  Journey journey{route, errors, without < kPatience || without % kSeldom == 0};
   const size_t most = route.bytes_per_s != 0 ? kPacedBatch : kBatch;
-  Batch batch;
   const uint64_t began_ns = sn_now_ns();
   const auto flush = [&] {
     if (batch.pages.empty()) return;
     if (route.abandoned->load(std::memory_order_relaxed)) {
-      count_failed(journey, batch, {}, ECANCELED);
+      batch.why.clear();
+      count_failed(journey, batch, ECANCELED);
     } else {
       move_batch(journey, batch);
       keep_to_rate(began_ns, journey.moved_bytes, route.bytes_per_s);
     }
     batch.pages.clear();
-    batch.orders.clear();
+    batch.owners.clear();
   };
-  for (uint32_t order = 0; order < orders.size(); ++order)
-    for (const sn_span &span : *orders[order].spans)
+  for (PageOrder *order = first; order != nullptr; order = order->next)
+    for (const sn_span &span : order->spans)
       for (uint64_t page = span.address & ~(kPage - 1); page < span.address + span.nbytes; page += kPage) {
         if (is_full(batch, page, most)) flush();
         batch.pages.push_back(page);
-        batch.orders.push_back(order);
+        batch.owners.push_back(order);
       }
   flush();
   if (journey.met_huge) {

@@ -19,8 +19,20 @@ struct PageFate {
 };
 
 struct PageOrder {
-  const std::vector<sn_span> *spans;
+  std::vector<sn_span> spans;
   PageFate fate;
+  PageOrder *next = nullptr;  // that goes along
+};
+
+// What moving pages works on, of the size of its largest batch from the start: so it asks for no memory on the way.
+struct Workbench {
+  Workbench();  // throws std::bad_alloc
+
+  std::vector<uint64_t> pages;
+  std::vector<PageOrder *> owners;  // whose page it is
+  std::vector<int> status;          // where each is: a node, or a negative errno
+  std::vector<int> nodes, why, told;
+  std::vector<uint64_t> heads;      // of the batch's groups of 2 MiB
 };
 
 struct PageRoute {
@@ -30,8 +42,8 @@ struct PageRoute {
   std::atomic<uint32_t> *without_huge;  // journeys in a row that met no huge page; kept up to date here
 };
 
-// Carries out `orders` together, their pages in the same system calls, and fills in their fates. Adds to
-// `errors[e]` the pages that stayed because of errno e (SN_ERRNO_COUNT entries).
-void move_pages(std::vector<PageOrder> &orders, const PageRoute &route, uint64_t *errors);
+// Carries out `first` and those that go along together, their pages in the same system calls, and fills in their
+// fates. Adds to `errors[e]` the pages that stayed because of errno e (SN_ERRNO_COUNT entries).
+void move_pages(PageOrder *first, const PageRoute &route, Workbench &bench, uint64_t *errors);
 
 }  // namespace sn

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include <new>
+#include "guarded.h"
 
 namespace sn {
 std::atomic<uint64_t> generation{0};
@@ -12,6 +12,7 @@ std::atomic<uint64_t> generation{0};
 namespace {
 
 using sn::Job;
+using sn::Jobs;
 using sn::Lock;
 
 std::atomic<uint64_t> forks{0};  // of this process, seen from the parent
@@ -32,8 +33,12 @@ uint64_t deadline_in(uint64_t timeout_ns) {
 }  // namespace
 
 extern "C" int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn_mover **out) {
-  sn_mover *m = new (std::nothrow) sn_mover;
-  if (m == nullptr) return -ENOMEM;
+  sn_mover *m = nullptr;
+  const int made = sn::guarded([&] {
+    m = new sn_mover;
+    return 0;
+  });
+  if (made != 0) return made;
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -70,36 +75,37 @@ extern "C" int sn_mover_destroy(sn_mover *m) {
 extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
   if (m->inert()) return -ECHILD;
   if (job->direction > SN_DEMOTE || job->kind > SN_MOVE_NODE || job->fast_bytes > job->nbytes) return -EINVAL;
-  Job order{*job, 0, sn_now_ns(), {}};
-  if (job->span_count != 0) order.spans.assign(job->spans, job->spans + job->span_count);
-  order.spec.spans = nullptr;
-  Lock lock(&m->mutex);
-  if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
-  if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
-    for (const sn_moved &moved : m->results)
-      if (moved.id == job->after) order.spec.fast_bytes = moved.fast_bytes;
-  order.id = ++m->last_id;
-  const int64_t id = static_cast<int64_t>(order.id);
-  m->unfinished.insert(order.id);
-  m->goes_first += job->first != 0;
-  m->queue[job->direction].push_back(std::move(order));
-  pthread_cond_broadcast(&m->changed);
-  return id;
+  return sn::guarded([&]() -> int64_t {
+    Jobs fresh;
+    Job &order = fresh.emplace_back(Job{*job, 0, sn_now_ns(), {}, {}});
+    if (job->span_count != 0) order.order.spans.assign(job->spans, job->spans + job->span_count);
+    order.spec.spans = nullptr;
+    Lock lock(&m->mutex);
+    if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
+    if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
+      for (const Job &ended : m->ended_jobs)
+        if (ended.id == job->after) order.spec.fast_bytes = ended.moved.fast_bytes;
+    order.id = m->last_id + 1;
+    m->unfinished.insert(order.id);  // the last that may throw
+    m->last_id = order.id;
+    m->goes_first += job->first != 0;
+    Jobs &queue = m->queue[job->direction];
+    queue.splice(queue.end(), fresh);
+    pthread_cond_broadcast(&m->changed);
+    return static_cast<int64_t>(order.id);
+  });
 }
 
 extern "C" int sn_mover_cancel(sn_mover *m, uint64_t id) {
   if (m->inert()) return -ECHILD;
   Lock lock(&m->mutex);
-  for (auto &queue : m->queue)
+  for (Jobs &queue : m->queue)
     for (auto job = queue.begin(); job != queue.end(); ++job) {
       if (job->id != id) continue;
-      sn_moved moved{};
-      moved.stop_ns = sn_now_ns();
-      moved.fast_bytes = job->spec.fast_bytes;
-      moved.outcome = SN_MOVE_CANCELLED;
-      const Job gone = std::move(*job);
-      queue.erase(job);
-      sn::finish(*m, gone, moved);
+      job->moved.stop_ns = sn_now_ns();
+      job->moved.fast_bytes = job->spec.fast_bytes;
+      job->moved.outcome = SN_MOVE_CANCELLED;
+      sn::finish(*m, queue, job);
       return 1;
     }
   return 0;
@@ -119,9 +125,9 @@ extern "C" int sn_mover_wait(sn_mover *m, uint64_t id, uint64_t timeout_ns) {
 extern "C" uint64_t sn_mover_results(sn_mover *m, sn_moved *out, uint64_t count) {
   if (m->inert()) return 0;
   Lock lock(&m->mutex);
-  const uint64_t taken = std::min<uint64_t>(count, m->results.size());
-  std::copy_n(m->results.begin(), taken, out);
-  m->results.erase(m->results.begin(), m->results.begin() + static_cast<std::ptrdiff_t>(taken));
+  uint64_t taken = 0;
+  for (; taken < count && !m->ended_jobs.empty(); m->ended_jobs.pop_front())
+    out[taken++] = m->ended_jobs.front().moved;
   return taken;
 }
 

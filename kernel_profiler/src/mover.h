@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
+#include <list>
 #include <unordered_set>
-#include <vector>
 
+#include "move_pages.h"
 #include "naps.h"
 #include "sentinel.h"
 
@@ -23,13 +23,18 @@ struct Job {
   sn_job spec;
   uint64_t id;
   uint64_t ready_ns;  // since when only the link keeps it waiting
-  std::vector<sn_span> spans;
+  PageOrder order;    // node: its pages, and what became of them
+  sn_moved moved;     // once it has ended
 
   uint64_t room_bytes() const { return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : 0; }
   uint64_t flight_bytes() const {
     return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : spec.fast_bytes;
   }
 };
+
+// All the memory that a job needs it gets when it is submitted. From then on it goes from list to list, queue to worker
+// to results, which needs none: a worker has nobody to tell that there is none.
+using Jobs = std::list<Job>;
 
 struct Accounts {
   uint64_t capacity = 0;
@@ -80,13 +85,14 @@ struct sn_mover {
   uint64_t births_waiting = 0;
   uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
   uint64_t last_id = 0;
-  std::deque<sn::Job> queue[2];
+  sn::Jobs queue[2];
+  sn::Workbench bench[2];  // of the worker of each direction
   bool running[2] = {false, false};
   bool link_busy = false;            // half duplex: one emulated job at a time
   uint64_t link_free_ns[2] = {0, 0};  // by the link's own clock; half duplex uses the first
   uint64_t room_since_ns = 0;         // by the same clock: when fast room was last given back
   std::unordered_set<uint64_t> unfinished;
-  std::deque<sn_moved> results;
+  sn::Jobs ended_jobs;  // whose results nobody has taken yet
   std::atomic<uint64_t> ended{0};
   uint64_t errors[SN_ERRNO_COUNT] = {};
   pthread_t threads[2];
@@ -110,12 +116,12 @@ bool starved(const sn_mover &m);
 // Whether `id` waits, itself or behind another, for room that nothing under way will free.
 bool hopeless(const sn_mover &m, uint64_t id);
 
-// Takes the head of the queue: its bytes count on both sides until it arrives.
-Job depart(sn_mover &m, int direction);
-// It has ended, as `moved` says.
-void arrive(sn_mover &m, int direction, const Job &job, const sn_moved &moved);
-// It is out of the queue, and its result can be fetched.
-void finish(sn_mover &m, const Job &job, sn_moved moved);
+// Takes the head of the queue to the end of `away`: its bytes count on both sides until it arrives.
+Job &depart(sn_mover &m, int direction, Jobs &away);
+// The first of `away` has ended, as its `moved` says.
+void arrive(sn_mover &m, int direction, Jobs &away);
+// `job` of `from` is over, and its result can be fetched.
+void finish(sn_mover &m, Jobs &from, Jobs::iterator job);
 
 // The two workers; 0 or a negative errno. They end when the mover is `stopping`.
 int start_workers(sn_mover &m);

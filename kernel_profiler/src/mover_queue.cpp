@@ -1,12 +1,11 @@
 // What may start, what it takes of either tier while it runs, and what it leaves when it ends.
-#include <utility>
-
 #include "mover.h"
 
 namespace {
 
 // The accounts after a job: from both sides to where its bytes are.
-void settle(sn_mover &m, const sn::Job &job, const sn_moved &moved) {
+void settle(sn_mover &m, const sn::Job &job) {
+  const sn_moved &moved = job.moved;
   const uint64_t flight = job.flight_bytes();
   m.accounts.held.in_flight_bytes -= flight;
   const uint64_t before = job.spec.direction == SN_PROMOTE ? job.spec.nbytes : job.spec.fast_bytes;
@@ -40,35 +39,36 @@ bool starved(const sn_mover &m) {
 
 bool hopeless(const sn_mover &m, uint64_t id) {
   if (!starved(m) || m.freeing()) return false;
-  const auto &queue = m.queue[SN_PROMOTE];
+  const Jobs &queue = m.queue[SN_PROMOTE];
   return std::any_of(queue.begin(), queue.end(), [id](const Job &job) { return job.id == id; });
 }
 
-void finish(sn_mover &m, const Job &job, sn_moved moved) {
-  moved.id = job.id;
-  m.results.push_back(moved);
-  m.unfinished.erase(job.id);
-  m.goes_first -= job.spec.first != 0;
-  for (auto &queue : m.queue)  // who waited for it finds the block as it left it
+void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
+  job->moved.id = job->id;
+  m.ended_jobs.splice(m.ended_jobs.end(), from, job);
+  m.unfinished.erase(job->id);
+  m.goes_first -= job->spec.first != 0;
+  for (Jobs &queue : m.queue)  // who waited for it finds the block as it left it
     for (Job &next : queue)
-      if (next.spec.after == job.id) next.spec.fast_bytes = moved.fast_bytes;
+      if (next.spec.after == job->id) next.spec.fast_bytes = job->moved.fast_bytes;
   m.ended.fetch_add(1, std::memory_order_release);
   pthread_cond_broadcast(&m.changed);
 }
 
-Job depart(sn_mover &m, int direction) {
-  Job job = std::move(m.queue[direction].front());
-  m.queue[direction].pop_front();
+Job &depart(sn_mover &m, int direction, Jobs &away) {
+  Jobs &queue = m.queue[direction];
+  away.splice(away.end(), queue, queue.begin());
+  Job &job = away.back();
   m.accounts.take_fast(job.room_bytes());
   if (direction == SN_DEMOTE) m.accounts.take_slow(job.flight_bytes());
   m.accounts.held.in_flight_bytes += job.flight_bytes();
   return job;
 }
 
-void arrive(sn_mover &m, int direction, const Job &job, const sn_moved &moved) {
-  settle(m, job, moved);
-  if (direction == SN_DEMOTE) m.room_since_ns = moved.stop_ns;
-  finish(m, job, moved);
+void arrive(sn_mover &m, int direction, Jobs &away) {
+  settle(m, away.front());
+  if (direction == SN_DEMOTE) m.room_since_ns = away.front().moved.stop_ns;
+  finish(m, away, away.begin());
 }
 
 }  // namespace sn

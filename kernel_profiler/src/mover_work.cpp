@@ -1,11 +1,10 @@
-// The workers of a mover: one for each direction.
+// The workers of a mover: one for each direction. Neither asks for memory: what it needs, its jobs and its bench hold.
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
 
-#include <vector>
+#include <iterator>
 
-#include "move_pages.h"
 #include "mover.h"
 
 namespace {
@@ -44,7 +43,8 @@ sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
   return moved;
 }
 
-sn_moved fate_of(const Job &job, const sn::PageFate &fate) {
+sn_moved fate_of(const Job &job) {
+  const sn::PageFate &fate = job.order.fate;
   sn_moved moved{};
   moved.moved_bytes = fate.moved_bytes;
   moved.error = fate.error;
@@ -58,39 +58,42 @@ sn_moved fate_of(const Job &job, const sn::PageFate &fate) {
   return moved;
 }
 
-std::vector<sn_moved> run_nodes(sn_mover &m, const std::vector<Job> &jobs) {
+// All of them go to one node at one rate.
+void run_nodes(sn_mover &m, int direction, sn::Jobs &jobs) {
   const sn_job &first = jobs.front().spec;
-  std::vector<sn::PageOrder> orders;
-  for (const Job &job : jobs) orders.push_back({&job.spans, {}});
+  for (auto job = jobs.begin(); job != jobs.end(); ++job) {
+    const auto next = std::next(job);
+    job->order.next = next == jobs.end() ? nullptr : &next->order;
+  }
   uint64_t errors[SN_ERRNO_COUNT] = {};
   const uint64_t start_ns = sn_now_ns();
-  sn::move_pages(orders, {first.node, first.bytes_per_s, &m.stopping, &m.without_huge}, errors);
+  sn::move_pages(&jobs.front().order, {first.node, first.bytes_per_s, &m.stopping, &m.without_huge}, m.bench[direction],
+                 errors);
   const uint64_t stop_ns = sn_now_ns();
-  std::vector<sn_moved> all;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    all.push_back(fate_of(jobs[i], orders[i].fate));
-    all.back().start_ns = start_ns;
-    all.back().stop_ns = stop_ns;
+  for (Job &job : jobs) {
+    job.moved = fate_of(job);
+    job.moved.start_ns = start_ns;
+    job.moved.stop_ns = stop_ns;
   }
   Lock lock(&m.mutex);
   for (int i = 0; i < SN_ERRNO_COUNT; ++i) m.errors[i] += errors[i];
-  return all;
 }
 
 void run_emulated_head(sn_mover &m, int direction) {
   uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
   uint64_t start_ns = std::max(free_ns, m.queue[direction].front().ready_ns);
   if (direction == SN_PROMOTE) start_ns = std::max(start_ns, m.room_since_ns);
-  const Job job = sn::depart(m, direction);
+  sn::Jobs away;
+  Job &job = sn::depart(m, direction, away);
   free_ns = start_ns + job.spec.duration_ns;
   m.running[direction] = m.link_busy = true;
   pthread_mutex_unlock(&m.mutex);
-  const sn_moved moved = run_emulated(m, job, start_ns);
+  const sn_moved moved = job.moved = run_emulated(m, job, start_ns);
   pthread_mutex_lock(&m.mutex);
   if (moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
   if (moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
   m.running[direction] = m.link_busy = false;
-  sn::arrive(m, direction, job, moved);
+  sn::arrive(m, direction, away);
 }
 
 // Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
@@ -100,19 +103,18 @@ bool goes_along(const sn_mover &m, const Job &next, const Job &first, uint64_t n
 }
 
 void run_node_heads(sn_mover &m, int direction) {
-  auto &queue = m.queue[direction];
-  std::vector<Job> jobs;
+  const sn::Jobs &queue = m.queue[direction];
+  sn::Jobs away;
   uint64_t nbytes = 0;
   do {
-    jobs.push_back(sn::depart(m, direction));
-    nbytes += jobs.back().spec.nbytes;
-  } while (!queue.empty() && goes_along(m, queue.front(), jobs.front(), nbytes));
+    nbytes += sn::depart(m, direction, away).spec.nbytes;
+  } while (!queue.empty() && goes_along(m, queue.front(), away.front(), nbytes));
   m.running[direction] = true;
   pthread_mutex_unlock(&m.mutex);
-  const std::vector<sn_moved> all = run_nodes(m, jobs);
+  run_nodes(m, direction, away);
   pthread_mutex_lock(&m.mutex);
   m.running[direction] = false;
-  for (size_t i = 0; i < jobs.size(); ++i) sn::arrive(m, direction, jobs[i], all[i]);
+  while (!away.empty()) sn::arrive(m, direction, away);
 }
 
 void run_head(sn_mover &m, int direction) {

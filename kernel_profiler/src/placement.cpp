@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <memory>
-#include <new>
 
 #include "bitmap.h"
+#include "guarded.h"
 #include "sentinel.h"
 #include "system.h"
 #include "tables.h"
@@ -101,6 +101,11 @@ bool granular(uint64_t offset, uint64_t nbytes) {
 namespace sn {
 
 int placement_create(uint64_t base, uint64_t nbytes) {
+  const int empty = guarded([] {  // first: what follows needs no memory of its own
+    tables.begin(std::make_unique<Table>());
+    return 0;
+  });
+  if (empty != 0) return empty;
   const uint64_t count = nbytes / kGranule;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   const long words = map(0, count / 8, PROT_READ | PROT_WRITE, flags);
@@ -117,7 +122,6 @@ int placement_create(uint64_t base, uint64_t nbytes) {
   arena.words_bytes = count / 8;
   arena.sizes_bytes = count * sizeof(uint64_t);
   bitmap.reset(arena.words);
-  tables.begin(std::make_unique<Table>());
   return 0;
 }
 
@@ -130,7 +134,7 @@ void placement_destroy() {
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
                    const uint64_t *nbytes, uint64_t extent_bytes, bool alone, bool huge) {
   if (!alone && tables.full()) return -ENOSPC;
-  try {
+  return guarded([&] {
     std::unique_ptr<Table> table = Table::build(count, layers, ordinals, offsets, nbytes, extent_bytes);
     if (table == nullptr) return -EINVAL;
     const int error = commit(extent_bytes);
@@ -140,10 +144,8 @@ int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinal
     if (arena.extent > 0) advise(arena.base, arena.committed, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     if (!alone) return tables.add(std::move(table));
     tables.begin(std::move(table));
-  } catch (const std::bad_alloc &) {
-    return -ENOMEM;
-  }
-  return 0;
+    return 0;
+  });
 }
 
 void placement_enter(int32_t layer) {

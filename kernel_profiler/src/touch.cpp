@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include <algorithm>
-#include <new>
 #include <vector>
 
 #include "exclusive.h"
 #include "granule.h"
+#include "guarded.h"
 #include "system.h"
 
 namespace {
@@ -79,11 +79,11 @@ void append(uint64_t page, uint64_t npages, uint32_t seen) {
       return;
     }
   }
-  try {
+  const int error = sn::guarded([=] {
     session.runs.push_back(sn_touch_run{page, npages, session.layer, seen});
-  } catch (const std::bad_alloc &) {
-    sn::touch_lost += npages;
-  }
+    return 0;
+  });
+  if (error != 0) sn::touch_lost += npages;
 }
 
 void harvest_cell(uint64_t page, uint64_t last_page, sn::TouchCell cell) {
@@ -239,7 +239,7 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   if (sn::armed.count == 0) return -ENODEV;
   int error = make_table(table, n_pages);
   if (error != 0) return error;
-  session.runs.clear();
+  std::vector<sn_touch_run>().swap(session.runs);
   sn::touch_lost = sn::touch_late = 0;
   session.kind = kind;
   session.layer = -1;

@@ -8,13 +8,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <memory>
 #include <mutex>
-#include <new>
 #include <set>
-#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "guarded.h"
 #include "system.h"
 #include "touch.h"
 
@@ -34,6 +34,7 @@ std::vector<int> events;  // one a thread and processor, but for those that own 
 std::vector<Ring> rings;
 std::mutex draining;
 std::thread drainer;
+std::vector<pollfd> waits;  // the drainer's: made before it starts
 int wake_up = -1;
 bool with_kernel = true;
 
@@ -90,15 +91,14 @@ int watch(pid_t thread, int cpu) {
 int watch_threads(int cpus) {
   std::set<pid_t> known;
   for (size_t before = 0;; before = known.size()) {
-    DIR *tasks = opendir("/proc/self/task");
+    const std::unique_ptr<DIR, int (*)(DIR *)> tasks(opendir("/proc/self/task"), closedir);
     if (tasks == nullptr) return -errno;
     int error = 0;
-    for (const dirent *entry = readdir(tasks); entry != nullptr && error == 0; entry = readdir(tasks)) {
+    for (const dirent *entry = readdir(tasks.get()); entry != nullptr && error == 0; entry = readdir(tasks.get())) {
       const pid_t thread = atoi(entry->d_name);
       if (thread == 0 || !known.insert(thread).second) continue;
       for (int cpu = 0; cpu < cpus && error == 0; cpu++) error = watch(thread, cpu);
     }
-    closedir(tasks);
     if (error != 0 || known.size() == before) return error;  // until a look finds no new thread
   }
 }
@@ -132,9 +132,6 @@ int drain_all() {
 int look(uint64_t, uint64_t) { return drain_all(); }
 
 void serve() {
-  std::vector<pollfd> waits;
-  for (const Ring &ring : rings) waits.push_back(pollfd{ring.fd, POLLIN, 0});
-  waits.push_back(pollfd{wake_up, POLLIN, 0});
   while (waits.back().revents == 0) {
     const long ready = sn_system(SYS_poll, sn::arg(waits.data()), static_cast<long>(waits.size()), -1, 0, 0, 0);
     if (ready < 0 && ready != -EINTR) return;
@@ -161,26 +158,28 @@ int open_all() {
   return watch_threads(cpus);
 }
 
+int start_draining() {
+  wake_up = static_cast<int>(sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0));
+  if (wake_up < 0) return wake_up;
+  for (const Ring &ring : rings) waits.push_back(pollfd{ring.fd, POLLIN, 0});
+  waits.push_back(pollfd{wake_up, POLLIN, 0});
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  const int error = sn::guarded([] {
+    drainer = std::thread(serve);
+    return 0;
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return error;
+}
+
 int start() {
   sn::arm_register();
-  try {
-    int error = open_all();
-    if (error != 0) return error;
-    wake_up = static_cast<int>(sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0));
-    if (wake_up < 0) return wake_up;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      drainer = std::thread(serve);
-    } catch (const std::system_error &failed) {
-      error = -failed.code().value();
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return error;
-  } catch (const std::bad_alloc &) {
-    return -ENOMEM;
-  }
+  return sn::guarded([] {
+    const int error = open_all();
+    return error != 0 ? error : start_draining();
+  });
 }
 
 void close_all() {
@@ -191,6 +190,7 @@ void close_all() {
     shut(ring.fd);
   }
   rings.clear();
+  waits.clear();
   shut(wake_up);
   wake_up = -1;
 }

@@ -9,9 +9,9 @@
 #include <sys/ioctl.h>
 
 #include <atomic>
-#include <system_error>
 #include <thread>
 
+#include "guarded.h"
 #include "system.h"
 #include "touch.h"
 
@@ -179,11 +179,10 @@ int start() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are for the program's threads
-  try {
+  error = sn::guarded([] {
     handler = std::thread(serve);
-  } catch (const std::system_error &failed) {
-    error = -failed.code().value();
-  }
+    return 0;
+  });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return static_cast<int>(error);
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sentinel.core.errors import TierError
+from sentinel.core.errors import NativeError, TierError
 from sentinel.core.plan import Block, Reason
 from sentinel.core.run import OUTCOMES, REASONS
 from sentinel.migration.ledger import Ledger
@@ -65,7 +66,8 @@ class Flights:
     def submit(
         self, block: int, source: int, target: int, reason: Reason, step: int, layer: int
     ) -> Flight | None:
-        """Begin to move `block`. None if it is not (or not to be) at `source`, or is under way to `target` already."""
+        """Begin to move `block`. None if it is not (or not to be) at `source`, or is under way to `target` already, or
+        there is no memory for one job more: that is a failed migration like others."""
         flight = Flight(0, step, layer, block, source, target, self._blocks[block].nbytes, reason)
         pending = self._by_block.get(block)
         if pending and pending[-1].target != target:
@@ -86,7 +88,11 @@ class Flights:
         if pending:
             after, fast_bytes = pending[-1].job, 0 if here else flight.nbytes
         held = HeldBlock(block, flight.nbytes, fast_bytes, lambda: self._ranges(block))
-        flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
+        try:
+            flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
+        except NativeError as refusal:
+            self._refused(flight, refusal)
+            return None
         if away.spec.kind == "emulated":  # of a block that another plan had cut otherwise, a part may be there
             flight.nbytes = fast_bytes if target else flight.nbytes - fast_bytes
         self._by_job[flight.job] = flight
@@ -104,10 +110,14 @@ class Flights:
         assert away is not None
         spec = self._blocks[block]
         held = HeldBlock(block, spec.nbytes, self._residence.fast_bytes[block], lambda: self._ranges(block))
-        job = away.recall(held) if here == 0 else away.admit(held, first=True)
         source = 0 if here else max(home, 1)
-        flight = Flight(job, step, layer, block, source, here, spec.nbytes, "stray")
-        self._by_job[job] = flight
+        flight = Flight(0, step, layer, block, source, here, spec.nbytes, "stray")
+        try:
+            flight.job = away.recall(held) if here == 0 else away.admit(held, first=True)
+        except NativeError as refusal:
+            self._refused(flight, refusal)
+            return
+        self._by_job[flight.job] = flight
         self._by_block.setdefault(block, []).append(flight)
 
     def take_strays(self) -> list[tuple[int, int, int, int]]:
@@ -201,6 +211,16 @@ class Flights:
         where = (flight.step, flight.layer, flight.block, flight.source, flight.target, flight.nbytes)
         why = (OUTCOMES.index(outcome), REASONS.index(flight.reason), errno)
         self._ledger.migration((*where, moved_bytes, start, stop, *why), outcome)
+
+    def _refused(self, flight: Flight, refusal: NativeError) -> None:
+        """Book a migration that the mover had no memory to take on; whatever else it says is no matter of one move."""
+        if refusal.errno != errno.ENOMEM:
+            raise refusal
+        self._book(flight, 0, 0, 0, "failed", refusal.errno)
+        here = self._residence.fast_bytes[flight.block]
+        error = self._failed(flight, Moved(0, 0, 0, 0, here, Outcome.FAILED, refusal.errno))
+        if self._strict:
+            raise error
 
     def _failed(self, flight: Flight, moved: Moved) -> TierError:
         tier = self._tiers[max(flight.source, flight.target)]

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from sentinel.profiler import torch_shim
+from sentinel.system import native
 
 TENSOR_ROW = np.dtype([(name, "<u8") for name in ("tensor", "python", "storage", "uses", "accounted")])
 STORAGE_ROW = np.dtype(
@@ -138,7 +139,9 @@ def _tensor_rows(impls: list[int]) -> NDArray[np.void]:
     )
     asked = np.array(impls, dtype=np.uint64)
     rows = np.empty(2 * len(asked) + 64, dtype=TENSOR_ROW)
-    while (count := call(asked.ctypes.data, len(asked), rows.ctypes.data, len(rows))) > len(rows):
+    while (
+        count := native.check("sn_shim_tensors", call(asked.ctypes.data, len(asked), rows.ctypes.data, len(rows)))
+    ) > len(rows):
         rows = np.empty(count, dtype=TENSOR_ROW)
     return rows[:count]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.profiler import flops, torch_shim
+from sentinel.system import native
 
 READ, WRITE, OPERATOR, MADE = 2, 3, 4, 5
 """Kinds. MADE: an outermost operator gave a storage that operators within it wrote."""
@@ -44,11 +46,13 @@ class OperatorLog:
 
 
 def start() -> None:
-    """Record the operators of this thread from now on. Raises UsageError if they are recorded already."""
+    """Record the operators of this thread from now on. Raises UsageError if they are recorded already, NativeError."""
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
-    if torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR)) != 0:
+    result = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR))
+    if result == -errno.EBUSY:
         raise UsageError("operators are recorded already", "end the other recording first")
+    native.check("sn_recorder_start", result)
 
 
 def stop() -> None:
@@ -57,14 +61,24 @@ def stop() -> None:
 
 
 def log() -> OperatorLog:
-    """What was recorded between `start` and `stop`."""
+    """Takes what was recorded between `start` and `stop`; its memory goes back.
+
+    Raises NativeError where the recording broke off, as it does when it finds no memory: training went on.
+    """
+    native.check("recording operators", torch_shim.function("sn_recorder_error", _INT)())
     events = _copy("sn_recorder_count", "sn_recorder_copy", OPERATOR_DTYPE)
     words = _copy("sn_recorder_word_count", "sn_recorder_words", np.dtype("<i8"))
     name_of = torch_shim.function("sn_recorder_op_name", ctypes.c_char_p, _U64)
     count = torch_shim.function("sn_recorder_op_count", _U64)()
     ops = tuple(name_of(i).decode() for i in range(count))
     lost = torch_shim.function("sn_recorder_lost", _U64)()
+    forget()
     return OperatorLog(events, ops, _flops(events, words, ops), int(lost))
+
+
+def forget() -> None:
+    """Give back what was recorded. Does nothing while something is recorded."""
+    torch_shim.function("sn_recorder_forget", _INT)()
 
 
 def _copy(count: str, copy: str, dtype: np.dtype[Any]) -> NDArray[Any]:

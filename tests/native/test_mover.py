@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -155,3 +157,25 @@ def test_a_sleep_is_never_short() -> None:
         deadline = time.monotonic_ns() + nap
         sleep_until(deadline)
         assert time.monotonic_ns() >= deadline
+
+
+NO_MEMORY = """
+import ctypes, errno, resource
+from sentinel.migration.mover import NativeMover, _Job, _Span
+from sentinel.tiers.tier import DEMOTE, Job
+
+mover = NativeMover(100)
+count = 1 << 22
+spans = (_Span * count)()
+order = _Job(direction=DEMOTE, kind=1, spans=spans, span_count=count)
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
+print(mover._call["sn_mover_submit"](mover._handle, ctypes.byref(order)) == -errno.ENOMEM)
+job = mover.submit(Job(DEMOTE, 0, 0))
+print(job, mover.wait(job), [moved.job for moved in mover.results()])
+"""
+
+
+def test_a_job_that_address_space_does_not_suffice_for_is_refused_and_the_mover_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["True", "1 True [1]"]), done.stderr

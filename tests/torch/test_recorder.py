@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 
@@ -285,3 +287,50 @@ class TestFlops:
         with Seen() as seen:
             x.exp()
         assert seen.log.flops.sum() == 1000
+
+
+NO_MEMORY = """
+import resource, torch
+from sentinel.core.errors import NativeError
+from sentinel.profiler import operators
+
+torch.set_num_threads(1)
+x, before = torch.zeros(4), torch.ones(4)
+with torch.no_grad():
+    x.add_(before)
+    operators.start()
+    x.add_(before)
+    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (2 << 20), -1))
+    for _ in range(40_000):
+        x.add_(before)
+    operators.stop()
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+try:
+    operators.log()
+except NativeError as error:
+    print(error)
+print(x.tolist())
+operators.start()
+x.add_(before)
+operators.stop()
+print(len(operators.log().events) > 0, len(operators.log().events))
+"""
+
+
+def test_a_recording_that_finds_no_memory_breaks_off_and_the_operators_run_on():
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert said[0].startswith("recording operators: Cannot allocate memory")
+    assert said[1:] == [str([40_002.0] * 4), "True 0"]
+
+
+def test_an_operator_on_many_tensors_counts_each_once():
+    many = [torch.ones(7) for _ in range(101)]
+    with Seen() as seen:
+        results = torch._foreach_mul(many, 2)
+        torch._foreach_add_(many, 1)
+    assert all(len(seen.writes(result)) == 1 and not seen.reads(result) for result in results)
+    for tensor in many:
+        assert (len(seen.reads(tensor)), len(seen.writes(tensor))) == (2, 1)

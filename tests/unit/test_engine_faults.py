@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from sentinel.core.errors import TierError
+from sentinel.core.errors import NativeError, TierError
 from sentinel.core.run import OUTCOMES, Run
+from sentinel.migration.mover import NativeMover
 from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
@@ -65,6 +66,45 @@ def test_a_failed_demotion_leaves_its_block_fast_and_the_plan_recovers() -> None
     # the next step is as planned again: b arrives
     assert (1, 1, 0) in rows(run, "done")
     assert (2, 1, 0) in rows(run, "done")
+
+
+def no_memory_for(call: int, monkeypatch: pytest.MonkeyPatch, errno_: int = errno.ENOMEM) -> None:
+    """The `call`-th job from now on is refused, as the native mover refuses one."""
+    left = iter(range(call, 0, -1))
+    submit = NativeMover.submit
+
+    def refuse_one(mover: NativeMover, job: object) -> int:
+        if next(left, 0) == 1:
+            raise NativeError("sn_mover_submit", errno_)
+        return submit(mover, job)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NativeMover, "submit", refuse_one)
+
+
+def test_a_migration_that_there_is_no_memory_for_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with applied(SWAP_PLAN, SWAP, MACHINE) as running:
+        running.let_land()
+        no_memory_for(1, monkeypatch)
+        stepwise(running, fail_in=-1)  # a stays, so b finds no room
+        stepwise(running, fail_in=-1)
+        stepwise(running, fail_in=-1)
+        run = running.engine.end_run()
+    assert rows(run, "failed") == [(0, 0, 1)]
+    assert (0, 1, 0) in rows(run, "skipped")
+    assert run.layers["fast_bytes"].max() <= 5 * MIB
+    assert len(running.said) == 1
+    assert "Cannot allocate memory" in running.said[0]
+    assert "a (4194304 bytes)" in running.said[0]
+    assert (1, 1, 0) in rows(run, "done")
+    assert (2, 1, 0) in rows(run, "done")
+
+
+def test_other_refusals_of_the_mover_are_no_matter_of_one_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    with applied(SWAP_PLAN, SWAP, MACHINE) as running:
+        running.let_land()
+        no_memory_for(1, monkeypatch, errno.ESHUTDOWN)
+        with pytest.raises(NativeError):
+            stepwise(running, fail_in=-1)
 
 
 def test_a_failed_promotion_is_served_slow_and_costs_time_only() -> None:

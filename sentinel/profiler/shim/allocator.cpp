@@ -33,8 +33,9 @@ class ManagedAllocator final : public c10::Allocator {
       c10::profiledCPUMemoryReporter().OutOfMemory(nbytes);
       TORCH_CHECK(false, "sentinel: can't allocate memory: you tried to allocate ", nbytes, " bytes");
     }
+    c10::DataPtr held{address, address, &release, cpu};  // first: what follows may throw
     c10::profiledCPUMemoryReporter().New(address, nbytes);
-    return {address, address, &release, cpu};
+    return held;
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "guarded.h"
 #include "operators.h"
 
 // As in torch/csrc/autograd/graph_task.h, which takes longer to compile than all of this.
@@ -35,6 +36,38 @@ struct Operand {
   bool reads, writes;
 };
 
+// Numbers of which it is asked whether one is among them: few are looked through, of many a set is made.
+class Keys {
+ public:
+  void add(uint64_t key) {
+    list_.push_back(key);
+    if (list_.size() <= kFew) return;
+    if (set_.empty()) set_.insert(list_.begin(), list_.end());
+    set_.insert(key);
+  }
+  void add(const Keys &others) {
+    for (const uint64_t key : others.list_) add(key);
+  }
+  bool has(uint64_t key) const {
+    if (list_.size() > kFew) return set_.count(key) != 0;
+    return std::find(list_.begin(), list_.end(), key) != list_.end();
+  }
+  bool empty() const { return list_.empty(); }
+  void clear() {
+    list_.clear();
+    if (!set_.empty()) set_ = {};
+  }
+
+ private:
+  static constexpr size_t kFew = 32;
+
+  std::vector<uint64_t> list_;
+  std::unordered_set<uint64_t> set_;  // the same, where there are many
+};
+
+// An access of some kind to a storage.
+uint64_t access(uint64_t address, uint8_t kind) { return address << 3 | kind; }
+
 struct Frame {
   const Operator *about;
   int32_t op;
@@ -42,7 +75,8 @@ struct Frame {
   uint64_t first_word;
   uint64_t rows;  // elements of the second operand
   std::vector<Operand> operands;
-  std::vector<std::pair<uint64_t, uint8_t>> covered;  // (storage, kind) that operators within have touched
+  Keys given;    // storages of the arguments
+  Keys covered;  // accesses of operators within
 };
 
 struct Known {
@@ -65,6 +99,7 @@ struct Recording {
 Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
 std::atomic<const char *> owner{nullptr};
 std::atomic<uint64_t> lost{0};
+std::atomic<int> broken{0};  // errno of what broke the recording off; 0: nothing did
 thread_local char thread_mark;
 thread_local int foreign_depth = 0;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
@@ -155,6 +190,7 @@ Frame &push(Recording &r) {
   frame.worded = false;
   frame.rows = 0;
   frame.operands.clear();
+  frame.given.clear();
   frame.covered.clear();
   return frame;
 }
@@ -175,21 +211,31 @@ void take_inputs(const at::RecordFunction &fn, Frame &frame) {
           operand.numel = static_cast<uint64_t>(tensor.numel() / tensor.size(0));  // of a row
         }
         frame.operands.push_back(operand);
+        frame.given.add(operand.address);
       }
     });
     ++position;
   }
 }
 
-std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
-  if (!mine()) {
-    if (foreign_depth++ == 0) lost.fetch_add(1, std::memory_order_relaxed);
-    return nullptr;
-  }
-  Recording &r = *recording;
+// Nothing may be thrown into an operator of the program's. A recording with a gap would be a wrong one: it ends here, its
+// memory goes back, and sn_recorder_error tells why.
+template <typename Body>
+void record(Body body) {
+  if (broken.load(std::memory_order_relaxed) != 0) return;
+  const int error = sn::guarded([&] {
+    body(*recording);
+    return 0;
+  });
+  if (error == 0) return;
+  broken.store(-error);
+  *recording = Recording{};
+}
+
+void begin(Recording &r, const at::RecordFunction &fn) {
   Frame &frame = push(r);
   const Known *known = lookup(r, fn);
-  if (known == nullptr) return nullptr;
+  if (known == nullptr) return;
   frame.about = &known->about;
   frame.op = known->op;
   if (known->about.touches) take_inputs(fn, frame);
@@ -200,23 +246,28 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
       put_all(fn.inputs(), &r.words);
     }
   }
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
+  if (mine()) {
+    record([&](Recording &r) { begin(r, fn); });
+  } else if (foreign_depth++ == 0) {
+    lost.fetch_add(1, std::memory_order_relaxed);
+  }
   return nullptr;
 }
 
 // Results that are not operands passed on are written; `given` sums their bytes, `computed` their elements.
 void take_outputs(const at::RecordFunction &fn, Frame &frame, uint64_t *given, uint64_t *computed, bool *passed_on) {
-  const size_t inputs = frame.operands.size();
   for (const c10::IValue &value : fn.outputs()) {
     each_tensor(value, [&](const at::Tensor &tensor) {
       Operand operand{};
       if (!measure(tensor, &operand)) return;
       *given += operand.span;
       *computed += operand.numel;
-      for (size_t i = 0; i < inputs; ++i) {
-        if (frame.operands[i].address == operand.address) {
-          *passed_on = true;
-          return;
-        }
+      if (frame.given.has(operand.address)) {
+        *passed_on = true;
+        return;
       }
       operand.position = kResult;
       operand.writes = true;
@@ -239,10 +290,6 @@ void narrow(Frame &frame, uint64_t given) {
   }
 }
 
-bool covers(const Frame &frame, uint64_t address, uint8_t kind) {
-  return std::find(frame.covered.begin(), frame.covered.end(), std::make_pair(address, kind)) != frame.covered.end();
-}
-
 void finish(Recording &r, Frame &frame, uint64_t computed) {
   const uint64_t seq = sn_next_seq();
   const uint8_t backward = torch::autograd::get_current_graph_task_id() != -1;
@@ -251,14 +298,14 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
   for (const Operand &o : frame.operands) {
     for (const uint8_t kind : {SN_OPERAND_READ, SN_OPERAND_WRITE}) {
       if (!(kind == SN_OPERAND_READ ? o.reads : o.writes)) continue;
-      if (!within || !covers(frame, o.address, kind)) {
+      if (!within || !frame.covered.has(access(o.address, kind))) {
         touched = true;
         r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, kind, backward, {}});
       }
       if (within && r.depth == 1 && o.position == kResult && kind == SN_OPERAND_WRITE) {
         r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, SN_OPERAND_MADE, backward, {}});
       }
-      frame.covered.emplace_back(o.address, kind);
+      frame.covered.add(access(o.address, kind));
     }
   }
   if (!touched && !frame.worded) return;
@@ -268,12 +315,7 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
                       SN_OPERATOR, backward, {}});
 }
 
-void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
-  if (!mine()) {
-    foreign_depth = std::max(foreign_depth - 1, 0);
-    return;
-  }
-  Recording &r = *recording;
+void end(Recording &r, const at::RecordFunction &fn) {
   if (r.depth == 0) return;  // it began before the recording did
   Frame &frame = r.frames[r.depth - 1];
   if (frame.about != nullptr) {
@@ -291,9 +333,14 @@ void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
     if (frame.about->worded) --r.worded_depth;
   }
   --r.depth;
-  if (r.depth > 0) {
-    auto &outer = r.frames[r.depth - 1].covered;
-    outer.insert(outer.end(), frame.covered.begin(), frame.covered.end());
+  if (r.depth > 0) r.frames[r.depth - 1].covered.add(frame.covered);
+}
+
+void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
+  if (mine()) {
+    record([&](Recording &r) { end(r, fn); });
+  } else {
+    foreign_depth = std::max(foreign_depth - 1, 0);
   }
 }
 
@@ -311,20 +358,23 @@ extern "C" {
 
 int sn_recorder_start(uint64_t count, const char *const *worded) {
   if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
-  if (recording == nullptr) recording = new Recording;
-  Recording &r = *recording;
-  r = Recording{};
-  r.events.reserve(1 << 16);
-  r.words.reserve(1 << 14);
-  r.frames.resize(64);
-  for (uint64_t i = 0; i < count; ++i) r.worded.insert(worded[i]);
-  lost = 0;
-  owner = &thread_mark;
-  handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                     .needsInputs(true)
-                                     .needsOutputs(true)
-                                     .scopes({at::RecordScope::FUNCTION}));
-  return 0;
+  return sn::guarded([&] {
+    Recording fresh;
+    fresh.events.reserve(1 << 16);
+    fresh.words.reserve(1 << 14);
+    fresh.frames.resize(64);
+    for (uint64_t i = 0; i < count; ++i) fresh.worded.insert(worded[i]);
+    if (recording == nullptr) recording = new Recording;
+    *recording = std::move(fresh);
+    lost = 0;
+    broken = 0;
+    handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                       .needsInputs(true)
+                                       .needsOutputs(true)
+                                       .scopes({at::RecordScope::FUNCTION}));
+    owner = &thread_mark;
+    return 0;
+  });
 }
 
 int sn_recorder_stop(void) {
@@ -332,6 +382,14 @@ int sn_recorder_stop(void) {
   at::removeCallback(handle);
   handle = at::INVALID_CALLBACK_HANDLE;
   owner = nullptr;
+  return 0;
+}
+
+int sn_recorder_error(void) { return -broken; }
+
+int sn_recorder_forget(void) {
+  if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
+  if (recording != nullptr) *recording = Recording{};
   return 0;
 }
 

@@ -30,11 +30,15 @@ typedef struct sn_operator_event {
 // operators named in `worded` (without overload) are kept, of the outermost where they nest. -EBUSY: started already.
 SN_API int sn_recorder_start(uint64_t count, const char *const *worded);
 SN_API int sn_recorder_stop(void);
+// 0, or -errno: the recording broke off (-ENOMEM: no memory was left for it) and holds nothing; the operators ran on.
+SN_API int sn_recorder_error(void);
+// Gives back what was recorded. -EBUSY while it is recorded.
+SN_API int sn_recorder_forget(void);
 SN_API uint64_t sn_recorder_count(void);
 SN_API uint64_t sn_recorder_lost(void);  // operators of other threads, the outermost
 SN_API uint64_t sn_recorder_copy(uint64_t first, uint64_t count, sn_operator_event *out);
 SN_API uint64_t sn_recorder_op_count(void);
-SN_API const char *sn_recorder_op_name(uint64_t op);  // NULL: there is none; valid until the next start
+SN_API const char *sn_recorder_op_name(uint64_t op);  // NULL: there is none; valid until the next start or forget
 // Arguments and results: count of arguments, each; count of results, each. One is 0 (of no interest),
 // 1 dims sizes... (a tensor), 2 value (a number), 3 count values..., or 4 count and so many of these (a list).
 SN_API uint64_t sn_recorder_word_count(void);
