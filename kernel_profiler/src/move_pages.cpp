@@ -49,7 +49,9 @@ int query(Batch &batch) {
 
 bool absent(int status) { return status == -ENOENT || status == -EFAULT; }  // -EFAULT until 6.11
 
-// Takes the pages that need no move out of the batch, and counts them. `why`, if given, stays aligned.
+// Takes the pages that need no move out of the batch, and counts them. `why`, if given, is what the move just made
+// said of each, and stays aligned. A page that it says moved counts as moved wherever it is by now: a write after a
+// fork gives it a new one at home, which may have to move too; the life of another may have ended.
 void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
   size_t kept = 0;
   for (size_t i = 0; i < batch.pages.size(); ++i) {
@@ -57,7 +59,13 @@ void settle(Journey &journey, Batch &batch, bool by_us, std::vector<int> *why) {
     if (batch.status[i] == journey.route.node) {
       (by_us ? fate.moved_bytes : fate.present_bytes) += kPage;
       if (by_us) journey.moved_bytes += kPage;
-    } else if (absent(batch.status[i])) {
+      continue;
+    }
+    if (why != nullptr && (*why)[i] == 0) {
+      fate.moved_bytes += kPage;
+      journey.moved_bytes += kPage;
+    }
+    if (absent(batch.status[i])) {
       fate.absent_bytes += kPage;
     } else {
       if (why != nullptr) (*why)[kept] = (*why)[i];

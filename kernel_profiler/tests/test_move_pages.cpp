@@ -32,6 +32,9 @@ struct Kernel {
   std::map<uint64_t, int> busy;       // page -> calls during which it stays
   std::map<uint64_t, int> barred;     // page -> errno for ever
   std::set<uint64_t> shared;          // pages that a child maps too
+  std::set<uint64_t> leaving;         // pages that are back on node 0 once they were moved, the first time
+  std::set<uint64_t> ending;          // pages whose life ends as soon as they were moved
+  uint64_t moves = 0;                 // of pages, as a witness would count them
   std::set<uint64_t> huge;            // first pages of huge pages: one address moves all 512
   bool may_move_shared = false;       // CAP_SYS_NICE
   uint64_t refusals = 0;              // of calls, for want of it
@@ -73,7 +76,10 @@ long move(uint64_t count, const uint64_t *pages, const int *nodes, int *status, 
     } else {
       kernel.room[nodes[i]] -= 1;
       kernel.room[at->second] += 1;
+      kernel.moves += at->second != nodes[i];
       at->second = nodes[i];
+      if (kernel.leaving.erase(page)) at->second = 0;
+      if (kernel.ending.erase(page)) kernel.node.erase(at);
       take_along(page, nodes[i]);
       status[i] = kernel.huge_lie && page / kPage % 512 != 0 ? -EBUSY : nodes[i];
     }
@@ -105,6 +111,9 @@ void reset(uint64_t pages) {
   kernel.barred.clear();
   kernel.batches.clear();
   kernel.shared.clear();
+  kernel.leaving.clear();
+  kernel.ending.clear();
+  kernel.moves = 0;
   kernel.huge.clear();
   kernel.may_move_shared = false;
   kernel.refusals = 0;
@@ -256,6 +265,23 @@ void untouched_pages_are_nowhere_in_every_kernels_words() {
   }
 }
 
+// The claim is what an independent witness sees: each move, not what is left of it.
+void a_page_that_leaves_again_has_moved_twice() {
+  reset(kPages);
+  for (uint64_t i = 0; i < 24; ++i) kernel.leaving.insert(kBase + (i * 300 + 1) * kPage);
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && on(1) == kPages && kernel.moves == kPages + 24);
+  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.fast_bytes == 0);
+}
+
+void a_page_whose_life_ends_has_moved() {
+  reset(kPages);
+  for (uint64_t i = 0; i < 24; ++i) kernel.ending.insert(kBase + (i * 300 + 1) * kPage);
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_DONE && on(1) == kPages - 24 && kernel.moves == kPages);
+  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.fast_bytes == 0);
+}
+
 void a_full_node_takes_what_it_can() {
   reset(kPages);
   kernel.room[1] = 4507;
@@ -401,6 +427,8 @@ int main() {
   shared_pages_move_with_the_right_to();
   what_can_never_move_is_not_asked_for_ever();
   untouched_pages_are_nowhere_in_every_kernels_words();
+  a_page_that_leaves_again_has_moved_twice();
+  a_page_whose_life_ends_has_moved();
   a_full_node_takes_what_it_can();
   a_node_that_is_not_there_moves_nothing();
   any_call_may_fail();

@@ -23,6 +23,7 @@ examples:
   sentinel doctor
   sentinel doctor --json | jq '.capabilities[] | select(.available | not) | .remedy'
   sentinel doctor --json | jq -r .auto.tracker
+  sentinel doctor --build
 
 Everything is tried, not looked up, so the answer holds for this user in this container. What is missing costs only
 what the table says it is for.
@@ -37,11 +38,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "doctor", "say what this host allows, and how to allow more", _EXAMPLES)
     add_json(parser)
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="only compile, into the cache, what a first training step would have to wait for",
+    )
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Probe, print, and judge."""
+    if arguments.build:
+        return build(arguments.json)
     from sentinel.cli import doctor_watchers
     from sentinel.system.affinity import spanning
     from sentinel.system.calibration import kept
@@ -71,6 +79,25 @@ def execute(arguments: argparse.Namespace) -> int:
                     print(told(capability))
         print(f"\n{verdict(missing)}")
     return FAILED if missing else OK
+
+
+def build(as_json: bool) -> int:
+    """Compiles ahead what is not there yet, and prints where it is. Raises CapabilityError, without torch too."""
+    from sentinel.core.errors import CapabilityError
+    from sentinel.system import native, probes
+
+    try:
+        probes.torch()
+    except probes.Missing as error:
+        raise CapabilityError("compiling the torch shim", f"torch: {error}", "install sentinel[torch]") from None
+    from sentinel.profiler import torch_shim
+
+    built = {"native library": str(native.path()), "torch shim": str(torch_shim.path())}
+    if as_json:
+        print_json({"built": built})
+    else:
+        print_table(list(built.items()))
+    return OK
 
 
 def verdict(missing: Sequence[str]) -> str:

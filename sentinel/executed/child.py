@@ -221,13 +221,13 @@ class _Witness:
         """Pages that moved: by reason, those asked for by the process itself, and what was lost."""
         if self._why:
             return {"why": self._why}
-        self._read()
+        self._read(last=True)
         self._witness.stop()
         others = self._wide_demoted - self._pages["demotion"]
         return {"by_reason": dict(+self._pages), "others_demoted": others, "lost": self._lost}
 
-    def _read(self) -> None:
-        seen = self._witness.read()
+    def _read(self, *, last: bool = False) -> None:
+        seen = self._witness.read(last=last)
         self._pages.update({reason: seen.pages(reason=reason) for reason in REASONS})
         self._lost = seen.lost
         self._wide_demoted = seen.machine_wide.get("demotion", (0, 0))[0]

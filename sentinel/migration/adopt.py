@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from sentinel.core.errors import NativeError
+from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.holders import MANAGED, Holders, examine
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import torch_shim
+from sentinel.system import limits
 
 TRIM_BYTES = 64 << 20
 """Bytes that may be moved before malloc is asked to give back what that freed."""
+KEPT_SHARE = 8
+"""Where other Python threads run, what moved storages have left may be one part in so many of the free memory."""
 SMALL_BYTES = 1024
 """Storages below this stay: such tensors are not managed later either."""
 
@@ -39,6 +45,10 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
     Call it from the owner's thread at a quiescent point: between steps, no operator running, no other thread
     handling these tensors, the last step's graph gone. `data_ptr()` values taken earlier are void afterwards.
     What finds no room in managed memory stays too. Raises NativeError if memory is managed by another thread.
+
+    While other Python threads run, up to `kept_bytes` of what the storages leave stays readable until
+    `ManagedMemory.give_back`, the oldest freed first: an operator of theirs that nobody could see then reads stale
+    bytes, not unmapped ones.
     """
     names: dict[int, str] = {}
     rows: list[Holders] = []
@@ -49,8 +59,10 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
             rows.append(holders)
     adopted = []
     untrimmed = 0
+    memory.give_back()
+    keep_bytes = kept_bytes()
     for name, holders in zip(names.values(), rows, strict=True):
-        adopted.append(_adopt(memory, name, holders))
+        adopted.append(_adopt(memory, name, holders, keep_bytes))
         untrimmed += holders.nbytes if adopted[-1].moved else 0
         if untrimmed >= TRIM_BYTES:  # else malloc keeps what was freed, and all would be resident twice
             memory.trim()
@@ -59,11 +71,20 @@ def adopt(memory: ManagedMemory, tensors: Sequence[tuple[str, torch.Tensor]]) ->
     return adopted
 
 
-def _adopt(memory: ManagedMemory, name: str, holders: Holders) -> Adoption:
+def kept_bytes() -> int:
+    """How much of what storages leave may stay for now: 0 where no other Python thread could be reading it."""
+    if len(sys._current_frames()) == 1:
+        return 0
+    free = os.sysconf("SC_AVPHYS_PAGES") * PAGE_BYTES
+    room = limits.room_bytes()  # of the container
+    return (free if room is None else min(free, room)) // KEPT_SHARE
+
+
+def _adopt(memory: ManagedMemory, name: str, holders: Holders, keep_bytes: int) -> Adoption:
     reason = _reason(memory, holders)
     address = holders.address
     if not reason:
-        moved, reason = _move(holders)
+        moved, reason = _move(holders, keep_bytes)
         address = moved or address
     return Adoption(name, address, holders.nbytes, not reason, reason)
 
@@ -78,13 +99,12 @@ def _reason(memory: ManagedMemory, holders: Holders) -> str:
     return holders.objection
 
 
-def _move(holders: Holders) -> tuple[int, str]:
+def _move(holders: Holders, keep_bytes: int) -> tuple[int, str]:
     """The new address and "", or 0 and why the storage stays."""
-    call = torch_shim.function(
-        "sn_shim_move", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
-    )
+    word = ctypes.c_uint64
+    call = torch_shim.function("sn_shim_move", ctypes.c_int, word, word, word, ctypes.POINTER(word))
     address = ctypes.c_uint64()
-    result = call(holders.storage, holders.uses, ctypes.byref(address))
+    result = call(holders.storage, holders.uses, keep_bytes, ctypes.byref(address))
     if result == -errno.ENOMEM:
         return 0, "it finds no room in managed memory"
     if result < 0:

@@ -111,6 +111,7 @@ class ManagedMemory:
         """Stock allocation is back; live storages stay valid. Does nothing the second time."""
         if self._ended:
             return
+        self.give_back()
         native.check("sn_pass_through", self._native.sn_pass_through(), _OWNER)
         native.check("sn_shim_uninstall", torch_shim.function("sn_shim_uninstall", ctypes.c_int)())
         self._ended = True
@@ -267,6 +268,13 @@ class ManagedMemory:
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
         return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)
+
+    def give_back(self) -> int:
+        """Frees what moved storages have left (see `adopt`); how many bytes that were. At a step boundary."""
+        nbytes = int(torch_shim.function("sn_shim_give_back", ctypes.c_uint64)())
+        if nbytes:
+            self.trim()
+        return nbytes
 
     def trim(self) -> None:
         """Returns what malloc holds unused to the system."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.record_log import RecordLog
 from sentinel.migration.sightings import MOVE_DTYPE, REASONS, RECORD_DTYPE, Frames, Sightings, join
 from sentinel.profiler.pages import bpf_calls
 from sentinel.profiler.pages.bpf_object import Program, read_programs
@@ -32,8 +33,8 @@ from sentinel.system import numa
 OBJECT = Path(__file__).with_name("migrations.bpf")
 
 # ebpf/migrations.h
-_CONTROL = struct.Struct("<QQIIQQQ")
-_HEAD_AT, _TAKEN_AT = 32, 40
+_CONTROL = struct.Struct("<QQIIQQQ")  # the last two are RecordLog's
+_RANGES_AT, _N_RANGES_AT, _ENTRIES_AT = _CONTROL.size, 20, 24
 _RANGE = struct.Struct("<QQ")
 _MAX_RANGES = 16
 _CONTROL_BYTES = _CONTROL.size + _MAX_RANGES * _RANGE.size
@@ -59,6 +60,8 @@ class MigrationWitness:
         self._log_entries = log_entries
         self._fds = bpf_calls.Descriptors()
         self._maps: list[mmap.mmap] = []
+        self._programs: list[int] = []
+        self._log: RecordLog | None = None
         self._totals = -1
         self._frames = Frames(1, np.empty(0, np.int32))
         self._pending = np.empty(0, RECORD_DTYPE)
@@ -85,31 +88,39 @@ class MigrationWitness:
 
     def waiting(self) -> int:
         """Records that the next `read` will find, those included for which there was no room. Raises UsageError."""
-        if not self._fds:
-            raise UsageError("the witness is not watching", "call start() first")
-        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
-        return int(head - taken)
+        return self._opened().waiting()
 
-    def read(self) -> Sightings:
+    def read(self, *, last: bool = False) -> Sightings:
         """What was seen since `start` or the last `read`; calls that the kernel is still busy with come next time.
 
+        `last`: nothing is read after this, so a record that is being written is waited for, for a moment.
         Raises UsageError before `start`.
         """
-        if not self._fds:
-            raise UsageError("the witness is not watching", "call start() first")
-        records = np.concatenate([self._pending, self._take()])
+        log = self._opened()
+        records = np.concatenate([self._pending, log.read(last=last)])
         moves, unmatched, self._pending = join(records, self._frames)
-        cpus = [_TOTALS.unpack(value) for value in bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)]
-        totals = [sum(column) for column in zip(*cpus, strict=True)]
+        totals = self._sums()
         wide = {reason: (totals[i], totals[16 + i]) for i, reason in enumerate(REASONS) if totals[i] or totals[16 + i]}
-        return Sightings(moves, totals[32], unmatched, wide)
+        missed = sum(bpf_calls.missed_runs(program) for program in self._programs)
+        return Sightings(moves, log.lost + missed, unmatched, wide)
+
+    def _opened(self) -> RecordLog:
+        if not self._fds or self._log is None:
+            raise UsageError("the witness is not watching", "call start() first")
+        return self._log
+
+    def _sums(self) -> list[int]:
+        """`struct witness_totals` of all processors together."""
+        cpus = [_TOTALS.unpack(value) for value in bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)]
+        return [sum(column) for column in zip(*cpus, strict=True)]
 
     def stop(self) -> None:
         """Ends watching; does nothing if it was not."""
         self._fds.close()
         for shared in self._maps:
             shared.close()
-        self._maps, self._pending = [], np.empty(0, RECORD_DTYPE)
+        self._maps, self._programs, self._log = [], [], None
+        self._pending = np.empty(0, RECORD_DTYPE)
 
     def _open(self) -> None:
         fds = {"control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE)}
@@ -124,6 +135,7 @@ class MigrationWitness:
         for name, nbytes in (("control", _CONTROL_BYTES), ("records", entries * RECORD_DTYPE.itemsize)):
             whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             self._maps.append(mmap.mmap(fds[name], whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+        self._log = RecordLog(self._maps[0], self._maps[1], entries, lambda: self._sums()[-1])
         programs = {program.section.removeprefix("raw_tp/"): program for program in read_programs(OBJECT, "raw_tp/")}
         for name, program in programs.items():
             if ":" not in name:
@@ -138,15 +150,19 @@ class MigrationWitness:
     def _attach(self, name: str, program: Program, fds: dict[str, int]) -> None:
         loaded = bpf_calls.load_program(program.linked(fds), "Dual BSD/GPL")
         self._fds.keep(loaded)
+        self._programs.append(loaded)
         self._fds.keep(bpf_calls.attach_raw_tracepoint(name, loaded))
 
     def _watch(self, ranges: Sequence[tuple[int, int]]) -> None:
         space = os.stat("/proc/self/ns/pid")
         device = os.major(space.st_dev) << 20 | os.minor(space.st_dev)  # as the kernel encodes it inside
-        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
-        plain = _CONTROL.pack(device, space.st_ino, os.getpid(), len(ranges), self._log_entries, head, taken)
         pages = b"".join(_RANGE.pack(address // PAGE_BYTES, nbytes // PAGE_BYTES) for address, nbytes in ranges)
-        self._maps[0][:_CONTROL_BYTES] = (plain + pages).ljust(_CONTROL_BYTES, b"\0")
+        control = self._maps[0]  # its programs write there too, and so not one byte of theirs is written here
+        struct.pack_into("<I", control, _N_RANGES_AT, 0)
+        struct.pack_into("<QQI", control, 0, device, space.st_ino, os.getpid())
+        struct.pack_into("<Q", control, _ENTRIES_AT, self._log_entries)
+        control[_RANGES_AT : _RANGES_AT + len(pages)] = pages
+        struct.pack_into("<I", control, _N_RANGES_AT, len(ranges))
 
     def _prove(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Moves a page of our own away and back: whatever this kernel's entries look like, it must be seen so.
@@ -191,17 +207,6 @@ class MigrationWitness:
         del anchor
         page.close()
         return address, path, seen
-
-    def _take(self) -> NDArray[np.void]:
-        """The records written since the last time, oldest first; gaps are records that were lost."""
-        head, taken = struct.unpack_from("<QQ", self._maps[0], _HEAD_AT)
-        numbers = np.arange(taken, min(head, taken + self._log_entries), dtype=np.uint64)
-        log = np.frombuffer(self._maps[1], RECORD_DTYPE, self._log_entries)
-        records = log[(numbers % np.uint64(self._log_entries)).astype(np.int64)]  # a copy
-        del log
-        struct.pack_into("<Q", self._maps[0], _TAKEN_AT, head)
-        whole: NDArray[np.void] = records[records["sequence"] == numbers + np.uint64(1)]
-        return whole
 
 
 def _memory_nodes() -> list[int]:

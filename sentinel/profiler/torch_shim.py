@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,46 @@ def path() -> Path:
     include = root / "include"
     abi = int(torch.compiled_with_cxx11_abi())
     # Without NDEBUG the layout of at::RecordFunction differs from the one in torch's own libraries.
-    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG"]
-    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include"]
-    flags += [f"-I{native.include_folder()}", f"-I{_SOURCES}"]
+    flags = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG")
+    folders = (f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include")
     return compile_once(
         Library(
             name="sentinel_torch",
             sources=tuple(sorted(_SOURCES.glob("*.cpp"))),
             headers=(*sorted(_SOURCES.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
-            compile_flags=tuple(flags),
-            link_flags=("-pthread", "-Wl,-z,nodelete", f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
+            compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+            link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
             tag=f"torch-{torch.__version__}",
+            compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{_SOURCES}"),
+            link_paths=(f"-L{root / 'lib'}",),
+            made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
         )
     )
+
+
+def headers_of(root: Path) -> str:
+    """A hash of the headers in torch's folder `root`: of the list that its wheel came with, which has a hash of each;
+    of the headers themselves where there is none."""
+    digest = hashlib.sha256()
+    for line in _recorded(root) or _hashed(root / "include"):
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _recorded(root: Path) -> list[str]:
+    try:
+        wheel = importlib.metadata.distribution("torch")
+        if Path(str(wheel.locate_file("torch"))).resolve() != root.resolve():
+            return []
+        lines = (wheel.read_text("RECORD") or "").splitlines()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return []
+    return sorted(line for line in lines if line.startswith("torch/include/") and ",sha256=" in line)
+
+
+def _hashed(include: Path) -> list[str]:
+    files = sorted(file for file in include.rglob("*") if file.is_file())
+    return [f"{file.relative_to(include)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
 
 
 @functools.cache

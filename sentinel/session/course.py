@@ -131,6 +131,7 @@ class Course:
 
     def _boundary(self) -> None:
         """An optimizer has stepped."""
+        self._memory.give_back()
         self._clock.boundary()
         if self.state is State.TRYING:
             self._heard_boundaries.append(len(self._heard))

@@ -127,6 +127,7 @@ class Session(Course):
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
             )
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
+        self._memory.give_back()
         try:
             ring = self._trainer.learn(self._clock)
             if self._job.optimizers and not self._clock.boundaries:

@@ -64,13 +64,13 @@ class Witnessing:
     def end(self) -> None:
         """Watch no longer; what was seen stays."""
         if not self.why:
-            self._read()
+            self._read(last=True)
             self.why = self.why or "ended"
             self._witness.stop()
 
-    def _read(self) -> None:
+    def _read(self, *, last: bool = False) -> None:
         try:
-            seen = self._witness.read()
+            seen = self._witness.read(last=last)
         except (SentinelError, OSError) as error:
             self.why = str(error)
             self._witness.stop()

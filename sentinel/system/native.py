@@ -168,7 +168,8 @@ def path() -> Path:
             "install g++ (Debian: apt-get install g++) and install sentinel again",
         )
     includes = (f"-I{_CHECKOUT / 'include'}", f"-I{_CHECKOUT / 'src'}")
-    return compile_once(Library("sentinel_native", sources, headers, _COMPILE_FLAGS + includes, _LINK_FLAGS))
+    made = Library("sentinel_native", sources, headers, _COMPILE_FLAGS, _LINK_FLAGS, compile_paths=includes)
+    return compile_once(made)
 
 
 def _declare(loaded: ctypes.CDLL) -> None:

@@ -12,6 +12,12 @@ QUIET_SECONDS = 2.0
 """Work shorter than this is not announced."""
 
 
+def say(sentence: str) -> None:
+    """A sentence on stderr."""
+    sys.stderr.write(f"sentinel: {sentence}\n")
+    sys.stderr.flush()
+
+
 @contextmanager
 def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
     """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
@@ -24,8 +30,7 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
         wait = QUIET_SECONDS
         while not done.wait(wait):
             how_far = f" ({said})" if (said := state()) else ""
-            sys.stderr.write(f"sentinel: {what}{how_far}, {time.monotonic() - began:.0f} s so far\n")
-            sys.stderr.flush()
+            say(f"{what}{how_far}, {time.monotonic() - began:.0f} s so far")
             wait = 5.0
 
     teller = threading.Thread(target=tell, daemon=True)

@@ -251,6 +251,19 @@ def test_what_cannot_fit_has_its_own_code(saved: dict[str, str], capsys: pytest.
     assert "bytes of fast memory" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.needs("torch", "compiler")
+def test_doctor_builds_ahead_what_a_training_step_would_wait_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from sentinel.profiler import torch_shim
+    from sentinel.system import native
+
+    assert main(["doctor", "--build", "--json"]) == 0
+    built = json.loads(capsys.readouterr().out)["built"]
+    assert built == {"native library": str(native.path()), "torch shim": str(torch_shim.path())}
+    assert all(Path(path).is_file() for path in built.values())
+    assert main(["doctor", "--build"]) == 0
+    assert str(torch_shim.path()) in capsys.readouterr().out
+
+
 def test_doctor_names_what_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
     told = json.loads(capsys.readouterr().out)

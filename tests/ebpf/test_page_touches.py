@@ -123,3 +123,28 @@ def test_the_verifier_is_quoted() -> None:
     with pytest.raises(NativeError, match="program load") as refused:
         bpf_calls.load_program(endless, "GPL")
     assert len(str(refused.value)) > len("bpf(program load): Invalid argument (errno 22)")
+
+
+def test_runs_that_the_kernel_left_out_are_lost(owned: AddressRange, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = make("ebpf")
+    tracker.start([owned])
+    tracker.mark(0)
+    monkeypatch.setattr(bpf_calls, "missed_runs", lambda program: 3)
+    assert tracker.stop().quality.lost == 3 * len(read_programs(ebpf.OBJECT, "raw_tp/"))
+
+
+def test_missed_runs_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
+    """By the kernel's own header, where one is installed that has the field."""
+    compiler, source, made = shutil.which("cc"), tmp_path / "offsets.c", tmp_path / "offsets"
+    if not compiler:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    source.write_text(
+        "#include <linux/bpf.h>\n#include <stddef.h>\n#include <stdio.h>\n"
+        'int main(void) { printf("%zu %zu %d", offsetof(struct bpf_prog_info, recursion_misses),'
+        " sizeof(struct bpf_prog_info), BPF_OBJ_GET_INFO_BY_FD); }\n"
+    )
+    if subprocess.run([compiler, source, "-o", made], capture_output=True, check=False).returncode:
+        pytest.skip("needs the kernel's headers: apt-get install linux-libc-dev")
+    offset, size, command = map(int, subprocess.run([made], capture_output=True, check=True).stdout.split())
+    assert (offset, command) == (bpf_calls._MISSES_AT, bpf_calls._INFO_BY_FD)
+    assert offset + 8 <= bpf_calls._INFO_BYTES <= size

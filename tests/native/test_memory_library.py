@@ -118,20 +118,23 @@ print([p.name for p in cache_folder().rglob("*") if p.is_file()])
     )
 
 
-def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_costs_a_build_a_process(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o500)
     program = """
-import os
-from sentinel.core.errors import CapabilityError
+import os, tempfile
+from pathlib import Path
 from sentinel.system.compiler import Library, compile_once
 if os.geteuid() == 0:  # who may write anywhere
     os.setresuid(65534, 65534, 65534)
-try:
-    compile_once(Library("x", (), (), ()))
-except CapabilityError as error:
-    print(error.remedy)
+with tempfile.TemporaryDirectory() as folder:
+    source = Path(folder, "x.cpp")
+    source.write_text("int f() { return 0; }")
+    print(compile_once(Library("x", (source,), (), ("-fPIC",))).is_file())
 """
-    assert "XDG_CACHE_HOME" in run(program, XDG_CACHE_HOME=str(tmp_path / "cache")).stdout
+    done = run(program, XDG_CACHE_HOME=str(tmp_path / "cache"), TMPDIR="/tmp")
+    assert done.stdout.split() == ["True"], done.stderr
+    assert "for this process alone" in done.stderr
+    assert "Permission denied" in done.stderr
 
 
 def test_events_have_the_layout_of_the_header() -> None:

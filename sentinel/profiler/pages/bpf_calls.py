@@ -15,9 +15,10 @@ ARRAY, PERCPU_ARRAY = 2, 6
 MMAPABLE = 1 << 10
 
 _NUMBER = {"x86_64": 321}.get(platform.machine(), 280)
-_MAP_CREATE, _MAP_LOOKUP, _PROG_LOAD, _RAW_TRACEPOINT_OPEN = 0, 1, 5, 17
+_MAP_CREATE, _MAP_LOOKUP, _PROG_LOAD, _INFO_BY_FD, _RAW_TRACEPOINT_OPEN = 0, 1, 5, 15, 17
 _RAW_TRACEPOINT = 17  # the type of program
 _LOG_BYTES = 1 << 18
+_INFO_BYTES, _MISSES_AT = 232, 208  # struct bpf_prog_info up to recursion_misses and what came with it, Linux 5.12
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _held: weakref.WeakSet[Descriptors] = weakref.WeakSet()
@@ -95,6 +96,14 @@ def load_program(code: bytes, license_text: str) -> int:
         except NativeError:
             said = log.value.decode(errors="replace").strip().splitlines()
             raise NativeError(error.call, error.errno, " / ".join(said[-3:])) from error
+
+
+def missed_runs(program_fd: int) -> int:
+    """How often the kernel left the program out, for it was running on that processor already; 0 before Linux 5.12,
+    which does not tell."""
+    info = ctypes.create_string_buffer(_INFO_BYTES)
+    _call(_INFO_BY_FD, struct.pack("<IIQ", program_fd, len(info), ctypes.addressof(info)), "program info")
+    return int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
 
 
 def attach_raw_tracepoint(name: str, program_fd: int) -> int:

@@ -39,6 +39,7 @@ class EbpfReader(Reader):
         self._fds = bpf_calls.Descriptors()
         self._maps: list[mmap.mmap] = []
         self._totals = -1
+        self._programs: list[int] = []
 
     def open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int | None:
         """See Reader. Raises CapabilityError where the kernel refuses."""
@@ -54,10 +55,11 @@ class EbpfReader(Reader):
         if self._fds and self._totals >= 0:
             totals = bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)
             lost = sum(_TOTALS.unpack(value)[4] for value in totals)
+            lost += sum(bpf_calls.missed_runs(program) for program in self._programs)
         self._fds.close()
         for shared in self._maps:
             shared.close()
-        self._maps, self._totals = [], -1
+        self._maps, self._totals, self._programs = [], -1, []
         return lost
 
     def _share(self, map_fd: int, nbytes: int) -> int:
@@ -81,6 +83,7 @@ class EbpfReader(Reader):
         self._maps[0][:_CONTROL_BYTES] = _control(n_pages, layout)
         for program in read_programs(OBJECT, "raw_tp/"):
             loaded = self._fds.keep(bpf_calls.load_program(program.linked(maps), "Dual BSD/GPL"))
+            self._programs.append(loaded)
             self._fds.keep(bpf_calls.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded))
         self._totals = maps["totals"]
         self._maps[0][_ENABLED_AT] = 1

@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
+#include <deque>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -125,6 +127,36 @@ StorageRow describe(StorageImpl *storage) {
           storage->resizable() ? 1u : 0u};
 }
 
+// Memory that moved storages have left, oldest first: a thread that reads it at that moment then reads stale bytes,
+// not unmapped ones. Immortal: static destructors run before the last storages die. The GIL is held.
+struct Left {
+  c10::DataPtr data;
+  size_t nbytes;
+};
+std::deque<Left> &left() {
+  static auto *const kept = new std::deque<Left>;
+  return *kept;
+}
+
+uint64_t left_bytes = 0;
+
+void give_back_oldest() {
+  left_bytes -= left().front().nbytes;
+  left().pop_front();
+}
+
+// The last one is kept even if it exceeds `most_bytes` alone: its reader has had no time at all.
+void keep(c10::DataPtr data, size_t nbytes, uint64_t most_bytes) {
+  if (most_bytes == 0) return;
+  try {
+    left().push_back({std::move(data), nbytes});
+  } catch (const std::bad_alloc &) {
+    return;  // no room to remember it: it is given back at once
+  }
+  left_bytes += nbytes;
+  while (left_bytes > most_bytes && left().size() > 1) give_back_oldest();
+}
+
 }  // namespace
 
 // Writes one row for each tensor found from the `count` TensorImpls; returns how many there are, writing none
@@ -144,8 +176,8 @@ extern "C" SN_API void sn_shim_storages(const uint64_t *storages, uint64_t count
 }
 
 // Moves the storage's bytes into the exclusive arena. 1: moved; 0: its count of holders is no longer `uses`;
-// or -errno. The GIL is held and no operator runs.
-extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t *address) {
+// or -errno. Of what storages have left, up to `keep_bytes` stay until sn_shim_give_back(). The GIL is held.
+extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t keep_bytes, uint64_t *address) {
   StorageImpl *impl = reinterpret_cast<StorageImpl *>(storage);
   if (::uses(impl) != uses) return 0;
   const size_t nbytes = impl->nbytes();
@@ -160,8 +192,16 @@ extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t *ad
     return told;
   }
   std::memcpy(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
-  impl->set_data_ptr_noswap({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
+  c10::DataPtr old = impl->set_data_ptr({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
   impl->set_allocator(sn_shim::managed_allocator());
   *address = word(moved);
+  keep(std::move(old), nbytes, keep_bytes);
   return 1;
+}
+
+// Gives back all that storages have left; how many bytes that were. The GIL is held.
+extern "C" SN_API uint64_t sn_shim_give_back(void) {
+  const uint64_t nbytes = left_bytes;
+  while (!left().empty()) give_back_oldest();
+  return nbytes;
 }
