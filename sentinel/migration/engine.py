@@ -22,6 +22,7 @@ from sentinel.migration.agenda import Agenda
 from sentinel.migration.clock import MONOTONIC, Clock
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.handover import Handover, Pieces
+from sentinel.migration.keeping import kept_pieces
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
@@ -38,11 +39,11 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 class Engine:
     """Applies `plan` on `machine`. One thread calls it: `start`, then `begin_layer` at each tick, `end_run`, `restore`.
 
-    `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(block)`: drop the pages of a dead
-    transient block that had moved, so that it is born at home again. `unmanaged_bytes()`: most bytes that fell back
-    to malloc in the step that ends. `before`: the run of another plan whose place this one takes; see Ledger.
-    `clock`: what layers, waits and injected delays are timed by. `profile` may be None for a plan that carries its
-    uses. In a forked child the engine does nothing. Raises UsageError if the plan does not fit the machine,
+    `ranges(block)`: (address, nbytes) of its pieces in this process. `discard(offset, nbytes)`: drop the pages of dead
+    transient blocks at these plan addresses, so that the next ones are born at home. `unmanaged_bytes()`: most bytes
+    that fell back to malloc in the step that ends. `before`: the run of another plan whose place this one takes; see
+    Ledger. `clock`: what layers, waits and injected delays are timed by. `profile` may be None for a plan that carries
+    its uses. In a forked child the engine does nothing. Raises UsageError if the plan does not fit the machine,
     CapabilityError if its tiers cannot be applied here.
     """
 
@@ -55,7 +56,7 @@ class Engine:
         ranges: Callable[[int], list[tuple[int, int]]],
         warn: Callable[[str], None],
         strict: bool = False,
-        discard: Callable[[int], None] | None = None,
+        discard: Callable[[int, int], None] | None = None,
         unmanaged_bytes: Callable[[], int] | None = None,
         before: Run | None = None,
         clock: Clock = MONOTONIC,
@@ -86,6 +87,7 @@ class Engine:
             warn=warn,
             strict=strict,
             discard=discard,
+            keeps={} if self._emulated or discard is None else kept_pieces(plan),
         )
         self._strays = Strays(plan, uses, self._where, self._flights, self._ledger, self._mover.forks)
         self._agenda = Agenda(plan, uses)
@@ -140,6 +142,7 @@ class Engine:
     def out_of_step(self) -> None:
         """The ticks are not those of the plan: nothing new starts until layer 0 comes round."""
         self._in_step = False
+        self._lives.let_go()  # the plan's order is what made room for it
         self._trials.abandon()
 
     def end_run(self) -> Run:
@@ -147,6 +150,7 @@ class Engine:
         if not self._inert:
             self._applying = False
             self._finish_flights()
+            self._lives.let_go()
             self._strays.tell_last()
             self._count_accounts()
         return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
@@ -250,7 +254,7 @@ class Engine:
         """What the schedule says as `layer` begins. Returns the ns it waited."""
         stall = self._settle_due(layer)
         if self._agenda.dead[layer]:
-            stall += self._lives.bury(self._agenda.dead[layer])
+            stall += self._lives.bury(self._agenda.dead[layer], keep=True)
         return stall + self._start_moves_and_births(layer)
 
     def _start_moves_and_births(self, layer: int) -> int:
@@ -288,6 +292,8 @@ class Engine:
             self._ledger.totals["case1"] += 1
             return 0
         starved = bool(self._mover.held().starved)
+        if starved:
+            self._lives.let_go()
         self._ledger.totals["case2" if starved else "case3"] += 1
         stall = 0
         if self._must_wait(late) or self._trials.wait(layer):

@@ -123,6 +123,8 @@ class Ledger:
 
     def _counters(self) -> Counter[str]:
         counts = Counter(self.totals)
+        if counts["discarded_bytes"] and counts["steps"]:
+            counts["discarded_bytes_per_step"] = counts["discarded_bytes"] // counts["steps"]
         counts.update(self._before)
         return counts
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sentinel.core.errors import TierError
 from sentinel.core.plan import Block
 from sentinel.core.units import format_bytes
 from sentinel.migration.flights import Flights
+from sentinel.migration.keeping import Piece, without
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.residence import Residence
@@ -17,7 +18,9 @@ from sentinel.migration.residence import Residence
 class Lives:
     """`emulated`: a birth for which there is no fast room is born slow, by the accounts. On real nodes pages are born
     where their arena's policy says: then it is forced, counted as overflow, and `warn` hears of the first (`strict`:
-    TierError). `discard(block)` drops the pages of a dead block that are not at home; without it they stay there.
+    TierError). `discard(offset, nbytes)` drops pages of dead blocks: those that are not at home, so that their next
+    tenant is born there, and those in fast memory, where nobody would count them. But what `keeps` tells of a block
+    (see `keeping`) stays, and stays held, until its heir is born or room is short. Without `discard` all stay.
     """
 
     def __init__(
@@ -31,18 +34,23 @@ class Lives:
         emulated: bool,
         warn: Callable[[str], None],
         strict: bool,
-        discard: Callable[[int], None] | None,
+        discard: Callable[[int, int], None] | None,
+        keeps: Mapping[int, tuple[Piece, ...]],
     ) -> None:
         self._blocks, self._mover, self._where, self._flights, self._ledger = blocks, mover, where, flights, ledger
         self._emulated, self._warn, self._strict, self._discard = emulated, warn, strict, discard
+        self._keeps = keeps
+        self._kept: dict[int, list[Piece]] = {}  # heir -> what is held for it
         self._displaced: set[int] = set()  # dead blocks whose pages are not at home, and stay
 
     def bear(self, born: Sequence[int], fast_bytes: int) -> int:
         """The blocks `born` take their room, at once if there is enough for their `fast_bytes`. Returns ns waited."""
         if any(self._where.held[block] or block in self._displaced for block in born):
             return self.bear_each(born)
-        had_room, waited = self._reserve(fast_bytes)
+        inherited = self._inherit(born) if self._kept else 0
+        had_room, waited = self._reserve(fast_bytes - inherited)
         if not had_room:
+            self._mover.release(inherited)
             return waited + self.bear_each(born)
         slow_bytes = 0
         for block in born:
@@ -60,6 +68,8 @@ class Lives:
         for block in born:
             if self._where.held[block]:  # it outlived its death: the ticks were cut short
                 waited += self.bury((block,))
+            if block in self._kept:
+                self._mover.release(self._inherit((block,)))
             nbytes = self._blocks[block].nbytes
             tier = self._where.tier[block] if block in self._displaced else self._blocks[block].tier
             self._displaced.discard(block)
@@ -73,8 +83,11 @@ class Lives:
             self._where.settle(block, tier, 0 if tier else nbytes)
         return waited
 
-    def bury(self, blocks: Iterable[int]) -> int:
-        """Lives are over: their room is free, they are born at home again. Returns ns waited for their transfers."""
+    def bury(self, blocks: Iterable[int], *, keep: bool = False) -> int:
+        """Lives are over: their room is free, they are born at home again. Returns ns waited for their transfers.
+
+        `keep`: the plan goes on in its order, so what it has room for may stay for the next tenants.
+        """
         waited = fast_bytes = slow_bytes = 0
         for block in blocks:
             if not self._where.held[block]:
@@ -91,7 +104,7 @@ class Lives:
                 if fast != (0 if spec.tier else spec.nbytes):
                     self._send_home(block)
                 elif fast and self._discard is not None:
-                    self._discard(block)  # else the dead pages stay in fast memory, where nobody counts them
+                    fast_bytes -= self._keep(block) if keep else self._drop(spec.offset, spec.nbytes)
         if fast_bytes:
             self._mover.release(fast_bytes)
         if slow_bytes:
@@ -102,7 +115,7 @@ class Lives:
     def _reserve(self, nbytes: int) -> tuple[bool, int]:
         """Whether there was room in fast memory, which is taken then; and the ns waited for it. Room that is there at
         once is no wait, however long it took to take it."""
-        if not nbytes or self._mover.take(nbytes):
+        if not nbytes or self._mover.take(nbytes) or (self.let_go() and self._mover.take(nbytes)):
             return True, 0
         began = time.monotonic_ns()
         had_room = self._mover.reserve(nbytes)
@@ -110,9 +123,40 @@ class Lives:
 
     def _send_home(self, block: int) -> None:
         if self._discard is not None:
-            self._discard(block)
+            self._drop(self._blocks[block].offset, self._blocks[block].nbytes)
         else:
             self._displaced.add(block)
+
+    def _drop(self, offset: int, nbytes: int) -> int:
+        """Drops pages; what stays of them: nothing."""
+        assert self._discard is not None
+        self._discard(offset, nbytes)
+        self._ledger.totals["discarded_bytes"] += nbytes
+        return 0
+
+    def _keep(self, block: int) -> int:
+        """The bytes of a dead block that stay held for the heirs of its pages; the rest is dropped."""
+        spec, pieces = self._blocks[block], self._keeps.get(block, ())
+        for offset, nbytes in without(spec.offset, spec.nbytes, pieces):
+            self._drop(offset, nbytes)
+        for piece in pieces:
+            self._kept.setdefault(piece.heir, []).append(piece)
+        return sum(piece.nbytes for piece in pieces)
+
+    def _inherit(self, born: Sequence[int]) -> int:
+        """Bytes that are held for these blocks, and theirs from now on."""
+        pieces = [piece for heir in born for piece in self._kept.pop(heir, ())]
+        inherited = sum(piece.nbytes for piece in pieces)
+        self._ledger.totals["kept_bytes"] += inherited
+        return inherited
+
+    def let_go(self) -> bool:
+        """Drops all that is kept for heirs, and gives its room back; whether there was any."""
+        kept, self._kept = self._kept, {}
+        for piece in (piece for pieces in kept.values() for piece in pieces):
+            self._drop(piece.offset, piece.nbytes)
+            self._mover.release(piece.nbytes)
+        return bool(kept)
 
     def _overflow(self, block: int) -> int:
         """There is no fast room for a birth. Returns the tier it is born in."""

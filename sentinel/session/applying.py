@@ -312,10 +312,9 @@ class Applying:
         mapped = Addresses(plan, arena, self._job.addresses())
         start = arena_start(plan)
 
-        def discard(block: int) -> None:
-            """The pages of a dead transient block go, so that its next tenant's are born at home."""
-            dead = plan.blocks[block]
-            self._memory.discard(dead.offset - start, dead.nbytes)
+        def discard(offset: int, nbytes: int) -> None:
+            """These pages of dead transient blocks go, so that their next tenant's are born at home."""
+            self._memory.discard(offset - start, nbytes)
 
         engine = Engine(
             plan,

@@ -78,12 +78,12 @@ class HandClock:
 
 @dataclass
 class Running:
-    """An engine under test. `said`: the warnings it gave. `discarded`: the blocks it asked to discard."""
+    """An engine under test. `said`: the warnings it gave. `discarded`: (offset, nbytes) that it asked to discard."""
 
     engine: Engine
     n_layers: int
     said: list[str] = field(default_factory=list)
-    discarded: list[int] = field(default_factory=list)
+    discarded: list[tuple[int, int]] = field(default_factory=list)
 
     def step(self, times: int = 1) -> None:
         """Whole steps, each ending with the tick that begins layer 0."""
@@ -125,9 +125,13 @@ class Running:
 def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> Iterator[Running]:
     """A started engine, restored at the end."""
     said: list[str] = []
-    discarded: list[int] = []
+    discarded: list[tuple[int, int]] = []
+
+    def discard(offset: int, nbytes: int) -> None:
+        discarded.append((offset, nbytes))
+
     more.setdefault("ranges", lambda block: [])
-    engine = Engine(plan, profile, machine, warn=said.append, discard=discarded.append, **more)
+    engine = Engine(plan, profile, machine, warn=said.append, discard=discard, **more)
     engine.start()
     try:
         yield Running(engine, plan.n_layers, said, discarded)
