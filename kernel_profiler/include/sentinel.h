@@ -263,17 +263,24 @@ SN_API int sn_nap_until(uint64_t deadline_ns);
 /* ---- arm.cpp, arm_fork.cpp: memory whose pages can be made to fault again ---------------------------- */
 
 /* Between sn_arm_back and sn_arm_unback the bytes of a range lie in a memfd, mapped shared at the same
- * address; before and after, in private memory. Both change what is under live addresses: no other thread may
- * write to the range meanwhile (reading is fine). Only ranges of the exclusive arena and of sn_arm_map are
- * taken, else -EPERM: whatever else is mapped may not survive. A child forked in between gets a private copy
- * before its parent goes on. After a failed call every byte reads as before, and the call may be repeated. */
+ * address; before and after, in private memory. Both change what is under live addresses. `guarded`: stores of other
+ * threads wait meanwhile, and none is lost, but for those of devices and system calls that pinned a page before (direct
+ * I/O, io_uring's fixed buffers); so no caller may hold a lock, nor the GIL, that a waiting thread needs to be woken:
+ * none is needed. Not guarded: no other thread may write to the range meanwhile (reading is fine). Only ranges of the
+ * exclusive arena and of sn_arm_map are taken, else -EPERM: whatever else is mapped may not survive. A child forked
+ * in between gets a private copy before its parent goes on. After a failed call every byte reads as before, all
+ * threads go on, and the call may be repeated. */
 #define SN_ARM_RANGES 8
+
+/* 0 if threads can be held back here, else -errno: it needs userfaultfd for faults inside system calls too, and
+ * /proc/self/pagemap. -EOPNOTSUPP: the kernel is too old (5.13 is not). */
+SN_API int sn_arm_guarded(void);
 
 /* Private memory of its own that may be backed: for tests and known workloads. */
 SN_API int sn_arm_map(uint64_t nbytes, uint64_t *base);
 SN_API int sn_arm_unmap(uint64_t base); /* -EBUSY while it is backed */
 /* Whole pages. Of the exclusive arena give the whole reservation: what is allocated later is watched too. */
-SN_API int sn_arm_back(uint64_t base, uint64_t nbytes);
+SN_API int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded);
 SN_API int sn_arm_unback(void); /* all ranges; -EBUSY while touches are watched */
 /* The ranges in the order in which the touch table holds them; -ENOENT beyond the last. */
 SN_API int sn_arm_range(int index, uint64_t *base, uint64_t *nbytes);

@@ -171,12 +171,15 @@ int to_shared(sn::ArmRange &range) {
   if (error != 0) return error;
   int pagemap = static_cast<int>(
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
+  if (pagemap < 0 && sn::armed.guard.is_open()) return pagemap;  // reading what was never touched would wait for us
   const uint64_t used = sn::arm_used_bytes(range);
   const uint64_t ahead = kAheadBytes + (range.exclusive ? taken_by_steps() : 0);  // asked before the copy adds to it
   while (error == 0 && range.shared_to < used) {
     const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
     make_huge(range, to);  // chunk by chunk: the private pages go as they are copied
-    error = copy_to_memfd(range, pagemap, range.shared_to, to);
+    sn::Hold held(sn::armed.guard, range.base + range.shared_to, to - range.shared_to);
+    error = held.stores();
+    if (error == 0) error = copy_to_memfd(range, pagemap, range.shared_to, to);
     if (error == 0) error = share(range, to);
   }
   if (error == 0) make_huge(range, used + std::max(kAheadBytes, std::min(ahead, spare_bytes() / 8 * 7)));
@@ -198,6 +201,13 @@ int copy_from_memfd(const sn::ArmRange &range, uint64_t at, uint64_t from, uint6
     data = static_cast<uint64_t>(next);
   }
   return 0;
+}
+
+// The first offset from `from` on at which the memfd holds something; `used` if none does below that.
+long first_data(const sn::ArmRange &range, uint64_t from, uint64_t used) {
+  const long data = from < used ? seek(range.fd, from, SEEK_DATA) : -ENXIO;
+  const bool none = data == -ENXIO || (data >= 0 && static_cast<uint64_t>(data) >= used);
+  return none ? static_cast<long>(used) : data;
 }
 
 int map_private(const sn::ArmRange &range, uint64_t nbytes, uint64_t fixed_at, uint64_t *at) {
@@ -257,13 +267,16 @@ int arm_to_private(ArmRange &range, bool give_back) {
   const uint64_t used = arm_used_bytes(range);  // beyond it lies at most what was prepared in vain
   while (range.shared_from < range.shared_to) {
     const uint64_t from = range.shared_from;
-    const long data = from < used ? seek(range.fd, from, SEEK_DATA) : -ENXIO;
-    if (data < 0 && data != -ENXIO) return static_cast<int>(data);
-    const bool none = data < 0 || static_cast<uint64_t>(data) >= used;
+    const long data = first_data(range, from, used);
+    if (data < 0) return static_cast<int>(data);
+    const bool none = static_cast<uint64_t>(data) >= used;
     const uint64_t next = none ? range.shared_to : static_cast<uint64_t>(data);
     // a stretch without data needs no copy, however long it is; then one chunk
     const uint64_t to = next > from ? next : std::min({range.shared_to, used, from + kChunkBytes});
-    const int error = privatise(range, next, to);
+    Hold held(armed.guard, range.base + from, to - from);
+    int error = held.accesses();
+    if (error == 0 && next > from && first_data(range, from, used) != data) continue;  // written to meanwhile
+    if (error == 0) error = privatise(range, next, to);
     if (error != 0) return error;
     if (give_back)  // only lest the copy exist twice in whole: the close frees it anyway
       sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(from), arg(to - from), 0, 0);
@@ -344,7 +357,9 @@ extern "C" int sn_arm_unmap(uint64_t base) {
   return -EPERM;
 }
 
-extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes) {
+extern "C" int sn_arm_guarded(void) { return sn::guard_try(); }
+
+extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded) {
   if (nbytes == 0 || base % sn::kArmPage != 0 || nbytes % sn::kArmPage != 0) return -EINVAL;
   std::lock_guard<std::mutex> held(lock);
   sn::ArmRange range;
@@ -357,6 +372,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes) {
   }
   if (range.exclusive) sn_exclusive_release();  // free pages need no copy; only the owner can tell which they are
   int error = sn::arm_watch_forks();
+  if (error == 0 && guarded != 0) error = sn::armed.guard.open();
   if (error != 0) return error;
   range.base = base;
   range.nbytes = nbytes;
@@ -365,6 +381,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes) {
   error = to_shared(kept);
   if (error == 0 && kept.exclusive) sn_exclusive_set_shared(1);
   if (error != 0 && unback(kept, true) == 0) sn::armed.count--;  // else sn_arm_unback tries again
+  if (sn::armed.count == 0) sn::armed.guard.close();
   return error;
 }
 
@@ -377,6 +394,7 @@ extern "C" int sn_arm_unback(void) {
     const int error = unback(range, true);
     if (error != 0) return error;
   }
+  sn::armed.guard.close();
   return 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "arm_guard.h"
 #include "sentinel.h"
 
 namespace sn {
@@ -37,6 +38,7 @@ struct ArmState {
   ArmRange ranges[kArmRanges];
   int count = 0;
   int uffd = -1;  // registered with all ranges, or -1
+  Guard guard;    // open from the change to shared memory until the change back, where that was asked for
 };
 
 extern ArmState armed;

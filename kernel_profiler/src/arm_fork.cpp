@@ -46,6 +46,7 @@ void child() {
   if (must_copy && ready[1] < 0) give_up();
   shut(ready[0]);
   shut(sn::armed.uffd);
+  sn::armed.guard.close();  // it would hold back the parent's threads
   for (; sn::armed.count != 0; sn::armed.count--) {
     sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
     if (sn::arm_to_private(range, false) != 0) give_up();

@@ -14,6 +14,7 @@
 #include "guarded.h"
 #include "system.h"
 #include "touch.h"
+#include "uffd.h"
 
 namespace {
 
@@ -29,7 +30,7 @@ void shut(int &fd) {
 }
 
 long control(unsigned long request, void *argument) {
-  return sn_system(SYS_ioctl, sn::armed.uffd, static_cast<long>(request), sn::arg(argument), 0, 0, 0);
+  return sn::uffd_control(sn::armed.uffd, request, argument);
 }
 
 // A page of the memfd where there is none yet.
@@ -132,17 +133,6 @@ void serve() {
   }
 }
 
-// Faults inside system calls must be handled too, or a read() into a tensor fails with EFAULT.
-long open_for_kernel_faults() {
-  const long fd = sn_system(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0);
-  if (fd >= 0) return fd;
-  const long device = sn_system(SYS_openat, AT_FDCWD, sn::arg("/dev/userfaultfd"), O_RDWR | O_CLOEXEC, 0, 0, 0);
-  if (device < 0) return fd;
-  const long made = sn_system(SYS_ioctl, device, _IO(0xAA, 0x00), O_CLOEXEC | O_NONBLOCK, 0, 0, 0);
-  sn_system(SYS_close, device, 0, 0, 0, 0, 0);
-  return made;
-}
-
 long register_all() {
   uffdio_api api = {};
   api.api = UFFD_API;
@@ -167,7 +157,7 @@ long try_continue() {
 }
 
 int start() {
-  long fd = open_for_kernel_faults();
+  long fd = sn::uffd_open();
   if (fd < 0) return static_cast<int>(fd);
   sn::armed.uffd = static_cast<int>(fd);
   long error = register_all();

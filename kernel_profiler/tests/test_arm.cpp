@@ -26,6 +26,7 @@ constexpr uint64_t kPages = 20011;  // a prime, and beyond one chunk of 64 MiB
 constexpr uint64_t kBytes = kPages * kPage;
 
 uint64_t base;
+int guarded;  // whether stores of other threads would have to wait
 
 uint64_t *word(uint64_t page) { return reinterpret_cast<uint64_t *>(base + page * kPage + 8 * (page % 512)); }
 
@@ -56,9 +57,9 @@ void there_and_back() {
   CHECK(sn_arm_map(kBytes, &base) == 0);
   fill(1);
   CHECK(!is_shared());
-  CHECK(sn_arm_back(base, kBytes) == 0);
+  CHECK(sn_arm_back(base, kBytes, guarded) == 0);
   CHECK(is_shared() && holds(1));
-  CHECK(sn_arm_back(base, kBytes) == -EEXIST);
+  CHECK(sn_arm_back(base, kBytes, guarded) == -EEXIST);
   CHECK(sn_arm_unmap(base) == -EBUSY);
   fill(2);
   CHECK(madvise(reinterpret_cast<void *>(base), kBytes, MADV_DONTNEED) == 0);  // what arming does: nothing is lost
@@ -73,12 +74,12 @@ void refuses_what_is_not_its_own() {
   void *foreign = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(foreign != MAP_FAILED);
   memset(foreign, 7, kBytes);
-  CHECK(sn_arm_back(reinterpret_cast<uint64_t>(foreign), kBytes) == -EPERM);
+  CHECK(sn_arm_back(reinterpret_cast<uint64_t>(foreign), kBytes, guarded) == -EPERM);
   CHECK(static_cast<char *>(foreign)[kBytes - 1] == 7);
   munmap(foreign, kBytes);
-  CHECK(sn_arm_back(base + kPage, kPage) == -EPERM);  // a part of it
-  CHECK(sn_arm_back(base + 1, kPage) == -EINVAL);
-  CHECK(sn_arm_back(base, 0) == -EINVAL);
+  CHECK(sn_arm_back(base + kPage, kPage, guarded) == -EPERM);  // a part of it
+  CHECK(sn_arm_back(base + 1, kPage, guarded) == -EINVAL);
+  CHECK(sn_arm_back(base, 0, guarded) == -EINVAL);
   CHECK(sn_arm_unmap(base + kPage) == -EPERM);
   CHECK(sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, 1) == -ENODEV);
   CHECK(sn_touch_mark(0) == -ENODEV);
@@ -103,10 +104,10 @@ uint64_t survives_failures(Change change, uint64_t salt) {
 
 void any_call_may_fail() {
   fill(4);
-  const uint64_t backing = survives_failures([] { return sn_arm_back(base, kBytes); }, 4);
+  const uint64_t backing = survives_failures([] { return sn_arm_back(base, kBytes, guarded); }, 4);
   const uint64_t both = survives_failures(
       [] {
-        const int result = sn_arm_back(base, kBytes);
+        const int result = sn_arm_back(base, kBytes, guarded);
         return result != 0 ? result : sn_arm_unback();
       },
       4);
@@ -133,7 +134,7 @@ void huge_pages_may_fail() {
     for (uint64_t n = 1, unused = 0; unused == 0; n++) {
       CHECK(n < 100);
       sn_system_fail(call, n, ENOMEM);
-      failed += sn_arm_back(at, kNbytes) != 0 ? 1 : 0;
+      failed += sn_arm_back(at, kNbytes, guarded) != 0 ? 1 : 0;
       unused = sn_system_fail(-1, 0, 0);
       CHECK(sn_arm_unback() == 0 && open_descriptors() == before);
       for (uint64_t page = 0; page < kNbytes; page += kPage) CHECK(*reinterpret_cast<char *>(at + page) == 9);
@@ -145,7 +146,7 @@ void huge_pages_may_fail() {
 
 void a_child_has_its_own_bytes() {
   fill(5);
-  CHECK(sn_arm_back(base, kBytes) == 0);
+  CHECK(sn_arm_back(base, kBytes, guarded) == 0);
   int go[2];
   CHECK(pipe(go) == 0);
   const pid_t child = fork();
@@ -168,7 +169,7 @@ void a_child_has_its_own_bytes() {
 }
 
 void a_child_without_its_copy_ends() {
-  CHECK(sn_arm_back(base, kBytes) == 0);
+  CHECK(sn_arm_back(base, kBytes, guarded) == 0);
   const int errors = dup(STDERR_FILENO);
   CHECK(freopen("/dev/null", "w", stderr) != nullptr);
   sn_system_fail(SYS_mremap, 1, ENOMEM);
@@ -190,7 +191,7 @@ void the_exclusive_arena_changes_whole() {
   CHECK(sn_exclusive_range(&arena) == 0);
   char *old = static_cast<char *>(sn_allocate_exclusive(17 * kPage + 5));
   memset(old, 11, 17 * kPage + 5);
-  CHECK(sn_arm_back(arena.base, arena.reserved_bytes) == 0);
+  CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
   CHECK(sn_record() == 0);
   sn_tick(0);
   char *freed = static_cast<char *>(sn_allocate(101 * kPage));
@@ -227,6 +228,8 @@ int main() {
   refuses_what_is_not_its_own();
   any_call_may_fail();
   huge_pages_may_fail();
+  guarded = sn_arm_guarded() == 0 ? 1 : 0;  // test_arm_writers fails its calls
+  fill(5);
   a_child_has_its_own_bytes();
   a_child_without_its_copy_ends();
   CHECK(sn_arm_unmap(base) == 0);

@@ -24,7 +24,7 @@ std::vector<sn_touch_run> told(int32_t layer) {
 
 bool begin(uint64_t tensor_bytes) {
   const sn_range range = exclusive();
-  CHECK(sn_arm_back(range.base, range.reserved_bytes) == 0);
+  CHECK(sn_arm_back(range.base, range.reserved_bytes, 0) == 0);
   CHECK(sn_record() == 0);
   CHECK(sn_touch_granules(tensor_bytes) == 0);
   if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, range.reserved_bytes / kPage) == 0) return true;

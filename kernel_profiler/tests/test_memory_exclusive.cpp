@@ -116,7 +116,7 @@ void every_event_is_in_the_log_in_order() {
 // While touches are watched no page has two tenants in a layer, as far as memory allows.
 void watched_pages_rest_until_the_layer_ends() {
   const sn_range range = exclusive();
-  CHECK(sn_arm_back(range.base, range.reserved_bytes) == 0);
+  CHECK(sn_arm_back(range.base, range.reserved_bytes, 0) == 0);
   CHECK(sn_record() == 0);
   if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, range.reserved_bytes / 4096) != 0) {
     CHECK(sn_arm_unback() == 0);
@@ -191,7 +191,7 @@ uint64_t touched_in(int32_t layer, const void *block, uint64_t nbytes) {
 // lives on, or may, gets others. Pages that were not written, or whose tensor came from before, have no second tenant.
 void written_pages_go_to_tensors_that_end_in_the_layer_too() {
   const sn_range range = exclusive();
-  CHECK(sn_arm_back(range.base, range.reserved_bytes) == 0);
+  CHECK(sn_arm_back(range.base, range.reserved_bytes, 0) == 0);
   CHECK(sn_record() == 0);
   sn_touch_state state = {};
   const bool watched = sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, range.reserved_bytes / 4096) == 0;

@@ -54,7 +54,7 @@ std::map<uint64_t, Counts> counts() {
 }
 
 bool start() {
-  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
   const int error = sn_touch_start(reader, nullptr, kPages);
   if (error == 0) return true;
   fprintf(stderr, "reader %d is not available here: %s\n", reader, strerror(-error));
@@ -149,7 +149,7 @@ void forks_while_watched() {
 void failed_starts_leave_nothing() {
   for (uint64_t n = 1;; n++) {
     write_page(11);
-    CHECK(sn_arm_back(base, kPages * kPage) == 0);
+    CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
     sn_system_fail(-1, n, EINVAL);
     const int result = sn_touch_start(reader, nullptr, kPages);
     const bool unused = sn_system_fail(-1, 0, 0) != 0;
@@ -164,7 +164,7 @@ void failed_starts_leave_nothing() {
 
 // Without userfaultfd a read maps its neighbours too: the unit says so, and the units touched are all told.
 void coarser_without_registration() {
-  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
   sn_system_fail(SYS_userfaultfd, 1, EPERM);
   CHECK(sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, kPages) == 0);
   CHECK(sn_touch_mark(0) == 0);

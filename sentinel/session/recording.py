@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sentinel.core.trace import LayerId, Trace
 from sentinel.migration.memory import ManagedMemory
+from sentinel.migration.other_threads import holders
 from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.choice import check_words, choose
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
@@ -42,7 +43,7 @@ class Recording:
         recorder.start(self._job.models, self._job.optimizers)
         if self._tracker is not None:
             base, _, reserved = self._memory.exclusive_extent()
-            self._tracker.start([AddressRange(base, base + reserved)])
+            self._tracker.start([AddressRange(base, base + reserved)], lambda: holders(self._memory.contains))
             self._tracking = True
             self._tracker.mark(layer)
         self._memory.tick(layer)

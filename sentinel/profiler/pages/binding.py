@@ -51,9 +51,22 @@ def unmap_range(owned: AddressRange) -> None:
     native.check("sn_arm_unmap", native.function("sn_arm_unmap", _INT, _U64)(owned.start))
 
 
-def back(owned: AddressRange) -> None:
+def guarded() -> bool:
+    """Whether other threads can be held back here while `back` and `unback` replace memory: it needs userfaultfd."""
+    return int(native.function("sn_arm_guarded", _INT)()) == 0
+
+
+def _replacing(name: str, guarded: bool, *arguments: Any) -> Any:
+    """`name` of the library. Not guarded, it keeps the GIL, so that Python's threads can't write meanwhile; guarded,
+    it must not, as a thread that waits for it may hold a lock of somebody who waits for the GIL."""
+    bound = (native.library() if guarded else native.quick())[name]
+    bound.restype, bound.argtypes = _INT, arguments
+    return bound
+
+
+def back(owned: AddressRange, guarded: bool) -> None:
     """Puts a memfd under `owned`. UsageError if it is neither of the exclusive arena nor of `map_range`."""
-    result = native.function("sn_arm_back", _INT, _U64, _U64)(owned.start, owned.nbytes)
+    result = _replacing("sn_arm_back", guarded, _U64, _U64, _INT)(owned.start, owned.nbytes, int(guarded))
     if result in (-errno.EPERM, -errno.ENOSYS):
         _require_memfd()
     if result == -errno.EPERM:
@@ -76,9 +89,9 @@ def _require_memfd() -> None:
         ) from error
 
 
-def unback() -> None:
-    """Puts private memory under all backed ranges again; nothing to do if there are none."""
-    native.check("sn_arm_unback", native.function("sn_arm_unback", _INT)())
+def unback(guarded: bool) -> None:
+    """Puts private memory under all backed ranges again, as they were backed; nothing to do if there are none."""
+    native.check("sn_arm_unback", _replacing("sn_arm_unback", guarded)())
 
 
 def touch_granules(tensor_bytes: int) -> None:

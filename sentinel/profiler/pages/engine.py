@@ -17,7 +17,7 @@ from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.protocol import COUNTS, AddressRange, PageSamples, page_rows
+from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody, page_rows
 
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
@@ -85,9 +85,10 @@ class ArmedTracker:
         self._cost = Cost()
         self._layer = -1
         self._mark_ns: dict[int, int] = {}
+        self._guarded = False
 
-    def start(self, ranges: Sequence[AddressRange]) -> None:
-        """See PageTracker. The bytes move to a memfd under their addresses; no other thread may write meanwhile."""
+    def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
+        """See PageTracker. The bytes move to a memfd under their addresses."""
         if self._running:
             raise UsageError(f"tracker {self.name}: started twice", "stop it first")
         if not 1 <= len(ranges) < binding.MAX_RANGES:
@@ -95,11 +96,12 @@ class ArmedTracker:
                 f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
             )
         self._mark_ns, self._layer = {}, -1
+        self._guarded = _guarded_against(others)
         try:
             self._probe = binding.map_range(_PROBE_PAGES * PAGE_BYTES)
             watched = (self._probe, *ranges)
             for owned in watched:
-                binding.back(owned)
+                binding.back(owned, self._guarded)
             self._open(watched)
             self._running = True
             self._cost = self._try()
@@ -152,7 +154,7 @@ class ArmedTracker:
         """Back to where `start` began, as far as it came."""
         binding.touch_stop()
         lost = self._reader.close()
-        binding.unback()
+        binding.unback(self._guarded)
         if self._probe is not None:
             binding.unmap_range(self._probe)
         self._probe, self._running = None, False
@@ -252,6 +254,20 @@ def rows_of_runs(runs: NDArray[Any]) -> NDArray[Any]:
         np.where(unknown, -1, seen & 1),
         np.where(unknown, -1, (seen >> 1) & 1),
     )
+
+
+def _guarded_against(others: Others) -> bool:
+    """Whether other threads are held back while memory is replaced. CapabilityError if that can't be, and must."""
+    if binding.guarded():
+        return True
+    if names := others():
+        raise CapabilityError(
+            "replacing the memory of tensors that other threads may write to",
+            f"{', '.join(names)} would have to be held back, and userfaultfd is refused here",
+            "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.1 or later),"
+            " or use --tracker ops",
+        )
+    return False
 
 
 def _timed(touch: Any, address: int) -> float:

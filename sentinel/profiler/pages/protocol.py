@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,15 +62,25 @@ def on_ring(samples: PageSamples, n_layers: int) -> PageSamples:
     return PageSamples(pages, samples.quality, spent)
 
 
+Others = Callable[[], Sequence[str]]
+
+
+def nobody() -> Sequence[str]:
+    """No other thread can write to what is watched."""
+    return ()
+
+
 class PageTracker(Protocol):
     """Calls come in the order `start`, `mark`..., `stop`; `stop` may follow anything, also a failed `start`."""
 
     name: str
 
-    def start(self, ranges: Sequence[AddressRange]) -> None:
+    def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """Watches `ranges`. Touches before the first mark belong to no layer.
 
-        Raises CapabilityError where this host does not allow it; nothing has changed then.
+        `others`: asked where other threads can't be held back while memory is replaced; names those that may write to
+        `ranges`. Raises CapabilityError where this host does not allow it, or where there are such threads; nothing
+        has changed then.
         """
         ...
 

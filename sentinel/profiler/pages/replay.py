@@ -9,7 +9,7 @@ import numpy as np
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages.protocol import COUNTS, AddressRange, PageSamples, page_rows
+from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody, page_rows
 
 
 class ReplayTracker:
@@ -28,8 +28,9 @@ class ReplayTracker:
         self._layer = -1
         self._seen: dict[tuple[int, int], list[int]] = {}
 
-    def start(self, ranges: Sequence[AddressRange]) -> None:
+    def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """See PageTracker."""
+        del others
         if self._ranges is not None:
             raise UsageError("tracker replay: started twice", "stop it first")
         if not ranges:

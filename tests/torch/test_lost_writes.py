@@ -1,0 +1,40 @@
+"""Other threads' stores to managed memory survive the change of its backing; where they could not, it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from sentinel.profiler.pages import binding, obstacle  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+ROOT = Path(__file__).parents[2]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("tracker", ["ops", "ebpf", "perf", "pagemap", "uffd"])
+def test_no_update_of_another_thread_is_lost(tracker: str) -> None:
+    refused = None if tracker == "ops" else obstacle(tracker)
+    if refused is not None:
+        pytest.skip(f"needs tracker {tracker}: {refused}")
+    if not binding.guarded():
+        pytest.skip("needs userfaultfd, for faults inside system calls too: run as root")
+    done = _run("benchmarks/lost_writes.py", "--rounds", "2", "--mib", "96", "--trackers", tracker)
+    assert done.returncode in (0, 1), done.stderr
+    seen = json.loads(done.stdout)["trackers"][tracker]
+    assert seen["watched_by"] == [tracker]
+    assert seen["lost"] == {"small": 0, "large": 0, "plain": 0}
+    assert min(seen["made"].values()) > 0
