@@ -1,15 +1,14 @@
 """The laws of a Plan. `check` raises PlanError, naming layer, block and rule, at the first one broken.
 
-1 capacity, 2 residence, 3 chain, 4 lifetime, 5 closed, 6 isolation. Law 7 (determinism) and 8 (bounds)
-compare plans and runs; they are property tests.
+1 capacity, 2 residence, 3 chain, 4 lifetime, 5 closed, 6 isolation, 9 coverage, 10 sharing, 11 birth. Law 7
+(determinism) and 8 (bounds) compare plans and runs; they are property tests.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 
+from sentinel.core import addresses
 from sentinel.core.errors import PlanError
 from sentinel.core.machine import Machine
 from sentinel.core.parts import split
@@ -19,13 +18,22 @@ from sentinel.core.units import PAGE_BYTES
 
 
 def check(plan: Plan, profile: Profile | None = None, machine: Machine | None = None) -> None:
-    """Raise PlanError if `plan` breaks a law. With `profile` and `machine`, use and addressability too."""
+    """Raise PlanError if `plan` breaks a law.
+
+    A plan by itself does not tell how long a transient lives. So coverage and sharing are known in full only with the
+    `profile` that the plan was made for, and residence with a `machine` as well.
+    """
     _well_formed(plan)
+    addresses.check_slots(plan)
     for index, moves in plan.moves_by_block.items():
         _chain_and_lifetime(plan, index, plan.blocks[index], moves)
     _capacity(plan)
-    _isolation(plan)
-    _slots(plan)
+    addresses.check_isolation(plan)
+    addresses.check_birth(plan)
+    if profile is not None:
+        addresses.check_profile(plan, profile)
+    addresses.check_coverage(plan, profile)
+    addresses.check_sharing(plan, profile)
     if profile is not None and machine is not None:
         _residence(plan, profile, machine)
 
@@ -34,9 +42,13 @@ def _well_formed(plan: Plan) -> None:
     length, tiers = plan.n_layers, len(plan.tier_names)
     if length == 0 or tiers == 0 or len(plan.capacity_bytes) != tiers:
         raise PlanError("a plan needs layers, tiers and one capacity a tier")
+    addresses.check_segments(plan)
+    extent_bytes = plan.extent_bytes  # walks all segments: once, not per block
     for index, block in enumerate(plan.blocks):
         if block.nbytes <= 0 or block.nbytes % PAGE_BYTES or block.offset % PAGE_BYTES or block.offset < 0:
             raise PlanError("a block is whole pages", block=index)
+        if block.offset + block.nbytes > extent_bytes:
+            raise PlanError("a block lies outside the arena", block=index)
         if not (0 <= block.start < length and block.start < block.stop <= block.start + length):
             raise PlanError("a block lives for at least one layer and at most one step", block=index)
         if not 0 <= block.tier < tiers:
@@ -80,7 +92,7 @@ def _chain_and_lifetime(plan: Plan, index: int, block: Block, moves: tuple[Migra
         if move.source != here:
             raise PlanError("chain: a migration starts where the block is not", block=index, layer=move.start)
         here, free_from = move.target, begin + move.due - move.start
-        if not block.persistent and (begin < block.start or free_from > block.stop):
+        if not block.persistent and free_from > block.stop:  # before birth is counted as after death: layers are a ring
             raise PlanError("lifetime: no migration before birth or after death", block=index, layer=move.start)
 
 
@@ -92,52 +104,6 @@ def _capacity(plan: Plan) -> None:
         raise PlanError(
             f"capacity: tier {plan.tier_names[tier]} holds {held} bytes of {plan.capacity_bytes[tier]}", layer=layer
         )
-
-
-def _isolation(plan: Plan) -> None:
-    """No two blocks alive in the same layer share a page.
-
-    A sweep over layers: the blocks alive are kept by address, where overlap shows between neighbours. So a
-    plan of many blocks that take turns at the same addresses costs no more than any other.
-    """
-    length = plan.n_layers
-    born: list[list[int]] = [[] for _ in range(length)]
-    dead: list[list[int]] = [[] for _ in range(length + 1)]
-    for index, block in enumerate(plan.blocks):
-        born[block.start].append(index)
-        dead[min(block.stop, length)].append(index)
-        if block.stop > length:  # the part of its life that wraps round
-            born[0].append(index)
-            dead[block.stop - length].append(index)
-    alive: list[tuple[int, int]] = []  # (offset, block), sorted
-    for layer in range(length):
-        for index in dead[layer]:
-            del alive[bisect_left(alive, (plan.blocks[index].offset, index))]
-        for index in born[layer]:
-            offset, nbytes = plan.blocks[index].offset, plan.blocks[index].nbytes
-            place = bisect_left(alive, (offset, index))
-            for neighbour in alive[max(place - 1, 0) : place + 1]:
-                other = plan.blocks[neighbour[1]]
-                if other.offset < offset + nbytes and offset < other.offset + other.nbytes:
-                    raise PlanError(f"isolation: shares pages with block {neighbour[1]}", block=index, layer=layer)
-            alive.insert(place, (offset, index))
-
-
-def share_a_layer(a: Block, b: Block, length: int) -> bool:
-    """Whether two blocks are alive in a common layer of a ring of `length` layers."""
-    return any(a.start + turn < b.stop and b.start < a.stop + turn for turn in (-length, 0, length))
-
-
-def _slots(plan: Plan) -> None:
-    seen: set[object] = set()
-    extent_bytes = plan.extent_bytes  # walks all segments: once, not per slot
-    for slot in plan.slots:
-        told_by: object = slot.key if slot.key is not None else slot.name
-        if told_by in seen:
-            raise PlanError(f"two slots answer to {told_by!r}")
-        seen.add(told_by)
-        if slot.offset < 0 or slot.nbytes <= 0 or slot.offset + slot.nbytes > extent_bytes:
-            raise PlanError(f"slot {told_by!r} lies outside the arena")
 
 
 def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:

@@ -23,7 +23,7 @@ from sentinel.planner.reserve import reserve
 from sentinel.planner.shared_pages import shared_pages
 from sentinel.planner.simple import footprint_bytes, one_tier
 from sentinel.planner.workload import Workload, make_workload
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 RUNGS = ("direct", "intervals", "reservation", "co-allocation", "test and trial", "ours")
 """Direct migration: what a layer needs comes while the one before it runs. Then with intervals; with the reserve for
@@ -34,7 +34,7 @@ def ladder(profile: Profile, machine: Machine) -> dict[str, int]:
     """Simulated step in ns of each rung, in the order of `RUNGS`."""
     footprint = footprint_bytes(profile)
     if footprint <= machine.fast.capacity_bytes:
-        all_fast = simulate(one_tier(profile, machine, 0, "all-fast"), profile, machine).step_ns or 0
+        all_fast = simulate_lawful(one_tier(profile, machine, 0, "all-fast"), profile, machine).step_ns or 0
         return dict.fromkeys(RUNGS, all_fast)
     apart, mixed = (make_workload(p, machine, footprint) for p in (profile, shared_pages(profile)))
     lengths = lengths_to_try(profile.n_layers)
@@ -51,7 +51,9 @@ def ladder(profile: Profile, machine: Machine) -> dict[str, int]:
 
 
 def _best(work: Workload, lengths: list[int], decided: Callable[[Workload, int], Decision]) -> int:
-    return min(simulate(_drawn(work, decided(work, mil)), work.profile, work.machine).step_ns or 0 for mil in lengths)
+    return min(
+        simulate_lawful(_drawn(work, decided(work, mil)), work.profile, work.machine).step_ns or 0 for mil in lengths
+    )
 
 
 def _drawn(work: Workload, decision: Decision) -> Plan:

@@ -11,7 +11,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.parts import Parts
 from sentinel.core.plan import Plan
 from sentinel.core.profile import RANGE_DTYPE, Profile
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 LEAST_UNEVEN = 1e-3
 """Ranges are planned apart where this share of the touched bytes is elsewhere than even use would have it: planning
@@ -48,7 +48,7 @@ def better_of(ranged: Plan, whole: Plan, profile: Profile, machine: Machine) -> 
 
 
 def _told(plan: Plan, profile: Profile, machine: Machine) -> dict[str, Any]:
-    layers = simulate(plan, profile, machine).layers
+    layers = simulate_lawful(plan, profile, machine).layers
     touched = int(layers["touched_bytes"].sum())
     return {
         "fast_served_fraction": int(layers["served_fast_bytes"].sum()) / touched if touched else None,

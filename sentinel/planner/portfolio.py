@@ -18,7 +18,7 @@ from sentinel.planner.reserve import reserve
 from sentinel.planner.simple import by_pages, first_touch_tiers, footprint_bytes, one_tier
 from sentinel.planner.tiered import has_room, tiered_plans
 from sentinel.planner.workload import Workload, make_workload
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 _MIDDLING = 150_000
 """Units times layers up to which several roundings are tried."""
@@ -98,7 +98,7 @@ def _is_large(work: Workload) -> bool:
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:
     """The fastest of the candidates by simulation, the first among equals; `details` tells of the others."""
-    runs = [simulate(plan, profile, machine) for _, plan in candidates]
+    runs = [simulate_lawful(plan, profile, machine) for _, plan in candidates]
     times = [int(run.step_ns or 0) for run in runs]
     best = times.index(min(times))
     name, plan = candidates[best]

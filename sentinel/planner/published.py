@@ -24,7 +24,7 @@ from sentinel.planner.reserve import Reserve, reserve
 from sentinel.planner.simple import footprint_bytes, one_tier
 from sentinel.planner.trial import test_and_trial
 from sentinel.planner.workload import Workload, make_workload
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 _MOST_LENGTHS = 40
 _TESTED = 3
@@ -68,7 +68,7 @@ class Sentinel2021:
 
         starts = np.where(episodes.promote, episodes.held_from % work.n_layers, -1)
         granted = grant(work, episodes, short)
-        _, plan, run = test_and_trial(granted, starts, draw, lambda plan: simulate(plan, profile, machine))
+        _, plan, run = test_and_trial(granted, starts, draw, lambda plan: simulate_lawful(plan, profile, machine))
         return run, plan
 
 

@@ -11,7 +11,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.uses import block_uses
 from sentinel.planner.units import make_units
 from sentinel.planner.workload import short_peaks
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 
 def seal(plan: Plan, profile: Profile, machine: Machine) -> Plan:
@@ -19,7 +19,7 @@ def seal(plan: Plan, profile: Profile, machine: Machine) -> Plan:
     laws.check(plan, profile, machine)
     predicted = plan.predicted_step_ns
     if predicted is None:
-        predicted = simulate(plan, profile, machine).step_ns
+        predicted = simulate_lawful(plan, profile, machine).step_ns
     short = max(min(plan.fast_needed_bytes, plan.footprint_bytes) - machine.fast.capacity_bytes, 0)
     units = make_units(profile)
     rs = int(short_peaks(profile, units.short).max(initial=0))

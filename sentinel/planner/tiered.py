@@ -18,7 +18,7 @@ from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision, no_moves, whole_parts
 from sentinel.planner.homes import Costs, Housing
 from sentinel.planner.workload import Homes, Workload, make_workload
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate_lawful
 
 Decide = Callable[[Workload], Iterator[tuple[str, Decision]]]
 Candidate = tuple[int, str, Plan, Homes]
@@ -112,6 +112,6 @@ def _drawn(
                 footprint_bytes=work.footprint_bytes,
             )
             if has_room(plan):
-                step_ns = simulate(plan, work.profile, work.machine).step_ns or 0
+                step_ns = simulate_lawful(plan, work.profile, work.machine).step_ns or 0
                 found.append((step_ns, f"{name}, homes {label}.{number}", plan, homes))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core import laws
 from sentinel.core.cost import base_ns, layer_time_ns
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
@@ -18,7 +19,7 @@ from sentinel.simulator.plain import plain_layer_ns
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
 from sentinel.simulator.timeline import timeline
 
-__all__ = ["Observed", "observed", "plain_layer_ns", "simulate"]
+__all__ = ["Observed", "observed", "plain_layer_ns", "simulate", "simulate_lawful"]
 
 
 def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
@@ -26,7 +27,7 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
 
     The first rows of the tables are the first steady step; what is in flight across its beginning has a negative
     start. `counters`: `case1`, `case2`, `case3` by the paper's meaning, one a layer before which promotions are due.
-    Raises UsageError if profile and plan have other layers, PlanError if the plan can never run.
+    Raises UsageError if profile and plan have other layers, PlanError if the plan breaks a law or can never run.
     """
     if plan.n_layers != profile.n_layers or len(machine.tiers) != len(plan.tier_names):
         raise UsageError(
@@ -34,6 +35,12 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
             f" {profile.n_layers} and {len(machine.tiers)}",
             "simulate a plan with the profile and machine it was made for",
         )
+    laws.check(plan, profile, machine)
+    return simulate_lawful(plan, profile, machine, steps=steps)
+
+
+def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
+    """As `simulate`, of a plan that keeps the laws: for who makes many plans and has them checked by `seal`."""
     parts = split(profile)
     plan, profile = parts.unfold(plan), parts.profile
     shares = tier_shares(plan, profile)

@@ -11,6 +11,7 @@ from sentinel import planner
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.laws import check
 from sentinel.core.parts import split
+from sentinel.core.plan import Segment
 from sentinel.core.profile import RANGE_DTYPE
 from sentinel.core.units import PAGE_BYTES
 from sentinel.core.uses import block_uses
@@ -151,7 +152,9 @@ def test_a_plan_that_knows_nothing_of_ranges_is_served_by_what_its_pages_hold():
         replace(block, nbytes=half, name="low"),
         replace(block, offset=block.offset + half, nbytes=half, name="high", tier=1),
     )
-    plan = replace(plan, blocks=(*plan.blocks[:index], *cut, *plan.blocks[index + 1 :]))
+    blocks = (*plan.blocks[:index], *cut, *plan.blocks[index + 1 :])
+    segments = tuple(Segment(b.offset, b.nbytes, b.tier) for b in blocks)
+    plan = replace(plan, blocks=blocks, segments=segments)
     for ranged, served in ((True, 32 + 48 * (256 - 32) / (512 - 32)), (False, 80 * 256 / 512)):
         run = simulate(plan, table_profile(ranged=ranged), machine)
         other = MIB  # x is written in layer 1

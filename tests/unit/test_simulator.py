@@ -10,7 +10,7 @@ import pytest
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.laws import check
 from sentinel.core.run import OUTCOMES
-from sentinel.simulator import simulate
+from sentinel.simulator import simulate, simulate_lawful
 from tests.builders import GB, make_machine, make_profile, param, persistent_plan
 
 MB = 256 * 4096  # 1,048,576 bytes: 1,048,576 ns at 1 GB/s
@@ -161,6 +161,8 @@ def test_a_plan_without_room_is_told_not_waited_for():
     profile = make_profile([param("a", MB, [1]), param("b", MB, [2])], 4)
     plan = persistent_plan(profile, [0, 1], [(1, 1, 0, 0, 2), (1, 0, 1, 2, 3)], fast_bytes=MB)
     with pytest.raises(PlanError, match="room that never comes"):
+        simulate_lawful(plan, profile, make_machine(MB))
+    with pytest.raises(PlanError, match="capacity"):
         simulate(plan, profile, make_machine(MB))
 
 
