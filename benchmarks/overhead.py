@@ -5,7 +5,11 @@ it faults no page twice (else that gain would hide what managing costs), and Sen
 of step times after warm-up; ratios are taken round by round. The goals: at most 1.00 of stock, at most 1.02 of
 tuned, peak resident memory at most that of stock, an inactive add_layer() under 100 ns.
 
+Huge pages bear on all three. `--huge-pages always` lets the kernel give them to all memory, as several distributions
+do, and `madvise` to what asks for them, which stock then does through glibc; both need root and are taken back.
+
     python -m benchmarks.overhead --models gpt2 lstm --rounds 5 > overhead.json
+    python -m benchmarks.overhead --huge-pages always > overhead-always.json
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import sys
 import timeit
 from typing import Any
 
-from benchmarks import _bench
+from benchmarks import _bench, _huge_pages
 
 MODELS = ("gpt2", "resnet50", "bert", "mobilenetv2", "lstm")
 VARIANTS = ("stock", "tuned", "sentinel")
@@ -32,16 +36,18 @@ def inactive_add_layer_ns() -> dict[str, Any]:
     return {"median": statistics.median(runs), "runs": runs}
 
 
-def measure(model: str, rounds: int, warmup: int, steps: int, threads: int) -> dict[str, Any]:
+def measure(model: str, rounds: int, warmup: int, steps: int, threads: int, huge_pages: str) -> dict[str, Any]:
     """Raw runs, medians and ratios of one model."""
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    of_stock = environment | _huge_pages.stock_environment(huge_pages)
     raw: list[dict[str, Any]] = []
     for order in _bench.taking_turns(VARIANTS, rounds):
         raw.append({})
         for variant in order:
             print(f"{model}: round {len(raw)} of {rounds}, {variant}", file=sys.stderr, flush=True)
             options = ["--warmup", str(warmup), "--steps", str(steps)]
-            raw[-1][variant] = _bench.child(STEP, [model, variant, *options], environment)
+            its_own = environment if variant == "sentinel" else of_stock
+            raw[-1][variant] = _bench.child(STEP, [model, variant, *options], its_own)
     times = [{name: statistics.median(run["step_ns"]) for name, run in runs.items()} for runs in raw]
     peaks = [{name: float(run["peak_rss_bytes"]) for name, run in runs.items()} for runs in raw]
     steady = [{name: float(run["steady_peak_rss_bytes"]) for name, run in runs.items()} for runs in raw]
@@ -66,14 +72,16 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=6, help="steps not counted, the profiled one among them")
     parser.add_argument("--steps", type=int, default=10, help="steps counted (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--huge-pages", choices=_huge_pages.CHOICES, default="as-is", help="(default %(default)s)")
     chosen = parser.parse_args()
-    settings = {"rounds": chosen.rounds, "warmup": chosen.warmup, "steps": chosen.steps, "threads": chosen.threads}
-    models = {name: measure(name, **settings) for name in chosen.models}
-    _bench.emit(
-        "no cost when there is nothing to do",
-        {"settings": settings},
-        {"inactive_add_layer_ns": inactive_add_layer_ns(), "models": models},
-    )
+    settings = {name: getattr(chosen, name) for name in ("rounds", "warmup", "steps", "threads", "huge_pages")}
+    with _huge_pages.chosen(chosen.huge_pages):
+        models = {name: measure(name, **settings) for name in chosen.models}
+        _bench.emit(
+            "no cost when there is nothing to do",
+            {"settings": settings},
+            {"inactive_add_layer_ns": inactive_add_layer_ns(), "models": models},
+        )
 
 
 if __name__ == "__main__":
