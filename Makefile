@@ -8,9 +8,13 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 CXX ?= g++
 NATIVE := $(wildcard kernel_profiler/src/* kernel_profiler/include/*)
-SANITIZERS ?= ASAN+UBSAN TSAN
+# Each a build of the native library, in build/native-…: sanitizers, or a CMake build type.
+NATIVE_BUILDS ?= ASAN+UBSAN TSAN Debug
+# Processes that run tests side by side: -n auto takes all cores.
+WORKERS ?= 2
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
 
-.PHONY: help venv demo test lint native-test clean
+.PHONY: help venv demo check test test-all lint native-test clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -20,21 +24,30 @@ venv: $(VENV)/.native ## set up .venv with everything the other targets need
 demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, and show what happened
 	@$(PYTHON) tools/demo.py
 
-test: $(VENV)/.native ## all tests that this host can run; TESTS="tests/unit -k name" for some
-	$(PYTHON) -m pytest $(TESTS)
+check: lint $(VENV)/.native ## in a minute: lint, types, and the quick tests of what needs no training
+	$(PYTHON) -m pytest -q $(SIDE_BY_SIDE) -m "not slow" tests/unit tests/golden
+
+test: $(VENV)/.native ## in ten minutes: the tests that this host can run, but slow ones; TESTS="tests/unit -k name" for some
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
+
+test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
+	$(PYTHON) tools/checks.py tests machines
 
 lint: $(VENV)/.packages ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers (needs cmake)
+native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers, and without optimisation (needs cmake)
 	@command -v cmake >/dev/null || { echo "cmake is missing: apt-get install cmake" >&2; exit 1; }
-	@for kinds in $(SANITIZERS); do \
-	  flags=""; for kind in $${kinds//+/ }; do flags="$$flags -DSENTINEL_$$kind=ON"; done; \
+	@for kinds in $(NATIVE_BUILDS); do \
+	  case $$kinds in \
+	    *SAN*) flags="-DSENTINEL_$${kinds//+/=ON -DSENTINEL_}=ON" ;; \
+	    *) flags="-DCMAKE_BUILD_TYPE=$$kinds" ;; \
+	  esac; \
 	  echo "== $$kinds"; \
 	  PATH="$$PWD/$(VENV)/bin:$$PATH" cmake -G Ninja -S kernel_profiler -B "build/native-$$kinds" $$flags >/dev/null; \
 	  PATH="$$PWD/$(VENV)/bin:$$PATH" cmake --build "build/native-$$kinds"; \
-	  ctest --test-dir "build/native-$$kinds" --output-on-failure; \
+	  ctest --test-dir "build/native-$$kinds" --output-on-failure --parallel 2; \
 	done
 
 clean: ## remove what was built, .venv included

@@ -28,9 +28,9 @@ from sentinel import session
 from sentinel.cli.doctor_watchers import examine
 from sentinel.profiler import operators
 from sentinel.profiler.pages import PageTracker, choose
-from sentinel.system import native
 from sentinel.system.capabilities import probe_all
 from sentinel.system.kernel import _NUMBERS
+from tests.without_rights import draw_a_report, read_beforehand
 
 NOBODY = 65534
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
@@ -70,11 +70,10 @@ def refuse(names: list[str]) -> None:
 
 
 def import_all() -> None:
-    """Every module of the package, and what they use only when a report is drawn."""
+    """Every module of the package."""
     for module in pkgutil.walk_packages(sentinel.__path__, "sentinel."):
         if module.name.rpartition(".")[2] not in ("__main__", "_native", "preload"):
             importlib.import_module(module.name)
-    importlib.import_module("pandas")
 
 
 def _must(result: int) -> None:
@@ -118,7 +117,8 @@ def main() -> None:
     tracker, refused = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
     import_all()
-    native.library()
+    read_beforehand()
+    draw_a_report()
     operators.start()
     operators.stop()
     stock = train(None)

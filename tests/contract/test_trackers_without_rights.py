@@ -16,8 +16,8 @@ _PROGRAM = """
 import ctypes, json, os, sys
 from sentinel.core.errors import CapabilityError
 from sentinel.profiler.pages import TRACKERS, binding, choose, make
-from sentinel.system import native
-native.library()  # its file may not be readable by everybody
+from tests.without_rights import read_beforehand
+read_beforehand()
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is this user's again
 told = {}

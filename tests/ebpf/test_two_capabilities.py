@@ -18,8 +18,8 @@ _PROGRAM = """
 import ctypes, json, os, resource, struct, sys
 from sentinel.core.errors import CapabilityError
 from sentinel.profiler.pages import binding, make
-from sentinel.system import native
-native.library()  # its file may not be readable by everybody
+from tests.without_rights import read_beforehand
+read_beforehand()
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, 4096))

@@ -138,7 +138,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_events_have_the_layout_of_the_header() -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
     from sentinel.migration.memory import EVENT_DTYPE, GRANULE_BYTES
 
     assert EVENT_DTYPE.itemsize == 48

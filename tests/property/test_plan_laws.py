@@ -52,6 +52,7 @@ def test_no_run_beats_the_bound(policy, profile, machine):
     assert made.predicted_step_ns >= least.step_ns - profile.n_layers  # each layer's time is rounded to a ns
 
 
+@pytest.mark.slow
 @few
 @given(profile=profiles(), machine=machines())
 def test_the_same_inputs_give_the_same_plan(profile, machine):
@@ -75,6 +76,7 @@ def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, mac
     assert run.layers["slow_ns"].sum() == run.layers["stall_ns"].sum() == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):

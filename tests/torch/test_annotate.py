@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import torch
 from torch import nn

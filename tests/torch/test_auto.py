@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import torch
 import torch.nn.modules.module as modules

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
 from tests.torch.bit_identity_cases import CASES  # noqa: E402
@@ -55,7 +55,7 @@ def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("profile_at", [0, 2])
+@pytest.mark.parametrize("profile_at", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_at: int) -> None:
     stock = _train(name, profile_at=None)
     ours = _train(name, profile_at=profile_at, fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
 from sentinel.executed import observer
 from sentinel.executed.observer import StepObserver, Window
 
-pytestmark = pytest.mark.needs("torch")
 LAYERS = 3
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import numpy as np
 import torch

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import torch
 import torch.nn.functional as F

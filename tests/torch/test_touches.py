@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from sentinel.executed.touches import LINE_BYTES, Touches
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-pytestmark = pytest.mark.needs("torch")
+from sentinel.executed.touches import LINE_BYTES, Touches  # noqa: E402
 
 
 def fast_below(limit: int) -> object:

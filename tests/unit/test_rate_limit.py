@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
 from sentinel.session.request import Request, machine_of, notes_on

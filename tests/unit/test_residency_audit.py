@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Block, Migration, Plan, Segment

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.migration.sightings import MOVE_DTYPE, REASONS, Sightings

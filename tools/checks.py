@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Runs jobs of the project's checks in lanes side by side, goes on after one that fails, and names all that failed.
+
+    tools/checks.py            all jobs, as .ci/run does
+    tools/checks.py JOB...     some, by their names or those of their lanes: `tests`, `machines`, ...
+
+A job's output is shown as it ends. Jobs of one lane run one after another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15")
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+# A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
+# NUMA nodes is skipped on the host, and run in the emulated machines.
+INSTALLED = "torch,transformers,scikit-learn,compiler,cmake,native,browser,clang,libbpf,numa_vm:"
+
+# One machine, and one process in it, for files that do not disturb one another: to boot one takes 13 s of a CPU, and to
+# import torch there 64 s. What test_vm.py runs in machines of its own (test_vm_nodes.py, test_vm_witness.py) is not run
+# again.
+_KNOWN_MOVES = (
+    "tests/contract/test_tiers.py",
+    "tests/native/test_calibrate.py",
+    "tests/numa/test_calibrate_on_nodes.py",
+    "tests/numa/test_engine_on_nodes.py",
+    "tests/numa/test_vm_training.py",
+    "tests/numa/test_vm_page_ranges.py",
+    "tests/numa/test_ballast_on_nodes.py",
+    "tests/numa/test_vm_compare.py",
+)
+_PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "rings", "refined"))
+# These take memory, nodes and system calls away: each has a machine to itself.
+_FAULTS = ("tests/numa/test_faults_on_nodes.py",)
+_OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
+OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py")
+IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE)
+
+
+@dataclass
+class Job:
+    """`command` is run in the project's folder with `environment` on top of ours."""
+
+    name: str
+    lane: str
+    command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+    took_s: float = 0.0
+    output: str = ""
+
+
+def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
+    options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
+    inside = (*PYTEST, "-q", "--no-skips", f"{INSTALLED},nodes,root", *files)
+    return Job(f"two real nodes, emulated: {name}", "machines", ("tools/numa_vm/run", *options, "--", *inside))
+
+
+def jobs() -> list[Job]:
+    """All of them, in the order of their lanes."""
+    own = [f"--ignore={file}" for file in OWN_MACHINES]
+    return [
+        Job("lint and types", "host", ("make", "lint")),
+        Job("demo", "host", (".ci/demo",)),
+        Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own)),
+        Job("native", "machines", ("make", "native-test")),
+        Job("collect without torch", "machines", (".ci/without-torch",)),
+        Job("source distribution", "machines", (".ci/source-distribution",)),
+        Job(
+            "machines that tests boot",
+            "machines",
+            (*PYTEST, "--no-skips", INSTALLED, *OWN_MACHINES),
+            {"SENTINEL_NUMA_VM": "1"},
+        ),
+        _on_two_nodes("plans", _PLANS),
+        _on_two_nodes("known moves", _KNOWN_MOVES),
+        _on_two_nodes("faults", _FAULTS),
+        _on_two_nodes("a node that goes", _OFFLINE, "--removable"),
+    ]
+
+
+class Lanes:
+    """Runs the jobs of each lane in a thread of its own."""
+
+    def __init__(self, chosen: Sequence[Job]) -> None:
+        self._chosen = chosen
+        self._printing = threading.Lock()
+
+    def run(self) -> None:
+        """Returns once all have ended."""
+        lanes = dict.fromkeys(job.lane for job in self._chosen)
+        threads = [threading.Thread(target=self._run_lane, args=(lane,)) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _run_lane(self, lane: str) -> None:
+        for job in (job for job in self._chosen if job.lane == lane):
+            self._say(f"-- {job.name}: begins")
+            began = time.monotonic()
+            done = subprocess.run(
+                job.command,
+                cwd=ROOT,
+                env={**os.environ, **job.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            job.failed, job.took_s, job.output = done.returncode != 0, time.monotonic() - began, done.stdout
+            verdict = f"FAILED, exit code {done.returncode}" if job.failed else "passed"
+            self._say(f"\n== {job.name}\n{job.output.rstrip()}\n-- {job.name}: {verdict} after {job.took_s:.0f} s")
+
+    def _say(self, text: str) -> None:
+        with self._printing:
+            print(text, flush=True)
+
+
+def summary(outputs: Sequence[str]) -> str:
+    """Of all runs of pytest in `outputs`, in pytest's own words: `3 failed, 5 passed`."""
+    total: Counter[str] = Counter()
+    for output in outputs:
+        for line in output.splitlines():
+            if re.search(r"\b(passed|failed|skipped|errors?)\b.* in [\d.]+s", line):
+                for count, word in re.findall(r"(\d+) (failed|passed|skipped|errors?)\b", line):
+                    total[word.rstrip("s") if word.startswith("error") else word] += int(count)
+    return ", ".join(f"{total[word]} {word}" for word in ("failed", "passed", "skipped", "error") if total[word])
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the jobs named, or all; returns 1 if one failed."""
+    known = jobs()
+    unknown = [word for word in words if word not in {job.name for job in known} | {job.lane for job in known}]
+    if unknown:
+        names = ", ".join(dict.fromkeys([*(job.lane for job in known), *(job.name for job in known)]))
+        print(f"tools/checks.py: no job is named {unknown[0]}; there are: {names}", file=sys.stderr)
+        return 2
+    chosen = [job for job in known if not words or job.name in words or job.lane in words]
+    began = time.monotonic()
+    Lanes(chosen).run()
+    print("\n== what took longest")
+    for job in sorted(chosen, key=lambda job: -job.took_s):
+        print(f"{job.took_s:6.0f} s  {job.name}")
+    failed = [job.name for job in chosen if job.failed]
+    print(f"\n== {len(failed)} of {len(chosen)} jobs failed" + "".join(f"\n{name}" for name in failed))
+    told = summary([job.output for job in chosen])
+    print(f"{told or 'no tests ran'} in {time.monotonic() - began:.2f}s")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
