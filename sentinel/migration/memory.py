@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
-from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 from sentinel.profiler import torch_shim
 from sentinel.system import limits, native
 
@@ -249,21 +249,24 @@ class ManagedMemory:
         )
 
     def discard(self, offset: int, nbytes: int) -> bool:
-        """Drop the pages of [placement_base + offset, + nbytes) if no tensor is there; whether it was done.
+        """Drop the whole pages within [placement_base + offset, + nbytes) if no tensor is there; whether it was done.
 
-        Their next tenant's pages are born by the arena's memory policy. Whole pages; any thread.
+        Their next tenant's pages are born by the arena's memory policy. What is of a page only in part stays: the
+        rest of it may be a live tensor's, and the kernel drops no less than a page. Any thread.
         """
-        if self._native.sn_reserve(offset, nbytes) != 0:
+        begin, end = page_ceil(offset), (offset + nbytes) // PAGE_BYTES * PAGE_BYTES
+        if begin >= end or self._native.sn_reserve(begin, end - begin) != 0:
             return False
         try:
-            return int(_madvise(self.placement_base + offset, nbytes, mmap.MADV_DONTNEED)) == 0
+            return int(_madvise(self.placement_base + begin, end - begin, mmap.MADV_DONTNEED)) == 0
         finally:
-            self._native.sn_release(offset, nbytes)
+            self._native.sn_release(begin, end - begin)
 
     def discard_free(self, offset: int, nbytes: int) -> None:
         """As `discard`, piece by piece: what tensors of a piece keep, others need not."""
-        for at in range(offset, offset + nbytes, _PIECE_BYTES):
-            self.discard(at, min(_PIECE_BYTES, offset + nbytes - at))
+        end = offset + nbytes
+        for at in range(page_ceil(offset), end, _PIECE_BYTES):
+            self.discard(at, min(_PIECE_BYTES, end - at))
 
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -242,3 +243,58 @@ def test_tenants_survive_a_new_table_and_the_end(memory: ManagedMemory) -> None:
     assert [int(e["kind"]) for e in memory.events()] == [TICK, ALLOC]
     memory.uninstall()
     assert torch.equal(tenant, refused)
+
+
+PAGE = 4096
+
+
+def two_tensors(memory: ManagedMemory, offsets: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors of 2048 bytes, ones and twos, for which slots at these offsets are planned."""
+    sizes = np.array([2048, 2048])
+    memory.place(np.array([[0, 0], [0, 1]]), np.array(offsets), sizes, 4 * PAGE)
+    memory.tick(0)
+    return torch.ones(512), torch.full((512,), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "nbytes", "dropped"),
+    [
+        pytest.param(0, 512, False, id="before the tenant, on its page"),
+        pytest.param(2560, 512, False, id="behind the tenant, on its page"),
+        pytest.param(2560, PAGE, False, id="a part of two pages"),
+        pytest.param(2560, 2 * PAGE, True, id="a page and parts of two"),
+        pytest.param(PAGE, PAGE, True, id="a page that is free"),
+        pytest.param(0, PAGE, False, id="the tenant's page"),
+        pytest.param(0, 2 * PAGE, False, id="the tenant's page and a free one"),
+        pytest.param(-PAGE, PAGE, False, id="before the arena"),
+    ],
+)
+@pytest.mark.parametrize("call", ["discard", "discard_free"])
+def test_no_page_with_a_tenant_is_discarded(
+    memory: ManagedMemory, call: str, offset: int, nbytes: int, dropped: bool
+) -> None:
+    first, last = two_tensors(memory, (512, 3 * PAGE + 512))
+    free = (ctypes.c_char * PAGE).from_address(memory.placement_base + PAGE)
+    free[0] = b"x"
+    done = getattr(memory, call)(offset, nbytes)
+    assert done is None if call == "discard_free" else done == dropped
+    assert first.data_ptr() == memory.placement_base + 512  # negative control: it was served from its slot
+    assert (first == 1).all()
+    assert (last == 2).all()
+    assert (free[0] == b"\0") == dropped
+
+
+@pytest.mark.parametrize("offset", [512, 1024, 2048])
+def test_slots_that_share_bytes_serve_one_tensor_at_a_time(memory: ManagedMemory, offset: int) -> None:
+    before = memory.counters().fallback.get("busy", (0, 0))[0]
+    first, second = two_tensors(memory, (512, offset))
+    assert first.data_ptr() == memory.placement_base + 512
+    assert not memory.contains(second.data_ptr())
+    assert memory.counters().fallback["busy"][0] > before
+    assert (first == 1).all()
+    assert (second == 2).all()
+
+
+def test_a_slot_before_the_arena_is_refused(memory: ManagedMemory) -> None:
+    with pytest.raises(UsageError, match="slots can't be served"):
+        two_tensors(memory, (512, -512))
