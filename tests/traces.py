@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from hypothesis import strategies as st
 
+from sentinel.core.page_runs import PAGE_DTYPE, runs_of_pages
 from sentinel.core.trace import (
     BORN,
     EVENT_DTYPE,
     FREED,
     OP,
-    PAGE_DTYPE,
     READ,
     ROLES,
     TICK,
@@ -80,7 +80,7 @@ class Tape:
             ops=("mm",),
             events=np.array(self.rows, EVENT_DTYPE),
             quality=quality,
-            pages=np.array(sorted(self.pages), PAGE_DTYPE),
+            pages=runs_of_pages(np.array(sorted(self.pages), PAGE_DTYPE)),
         )
 
 

@@ -324,6 +324,11 @@ SN_API int sn_touch_mark(int32_t layer);
 SN_API int sn_touch_stop(void);
 /* Copies runs [first, first + count) in the order of marks, then addresses; `out` NULL: how many there are from first. */
 SN_API uint64_t sn_touch_runs(uint64_t first, uint64_t count, sn_touch_run *out);
+/* Hands the runs over: where they are and how many; the library has none afterwards. Returns what to give to
+ * sn_touch_drop when they are not needed any more; NULL for want of memory, with nothing changed. Once the watch has
+ * ended. */
+SN_API void *sn_touch_take(sn_touch_run **runs, uint64_t *count);
+SN_API void sn_touch_drop(void *taken);
 SN_API void sn_touch_quality(sn_touch_state *out);
 
 /* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */

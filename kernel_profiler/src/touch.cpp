@@ -290,6 +290,18 @@ extern "C" uint64_t sn_touch_runs(uint64_t first, uint64_t count, sn_touch_run *
   return taken;
 }
 
+extern "C" void *sn_touch_take(sn_touch_run **runs, uint64_t *count) {
+  Locked locked;
+  auto *taken = new (std::nothrow) std::vector<sn_touch_run>;
+  if (taken == nullptr) return nullptr;
+  taken->swap(session.runs);
+  *runs = taken->data();
+  *count = taken->size();
+  return taken;
+}
+
+extern "C" void sn_touch_drop(void *taken) { delete static_cast<std::vector<sn_touch_run> *>(taken); }
+
 extern "C" void sn_touch_quality(sn_touch_state *out) {
   Locked locked;
   out->unit_pages = session.unit_pages;

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.lifetimes import PREVIOUS, Circle, Entity, entities
-from sentinel.core.page_touches import Touches, attribute_pages, complete, ranges
+from sentinel.core.page_touches import PageTouches, Touches, complete
 from sentinel.core.plan import ring_sum
 from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
@@ -45,17 +45,19 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         owner[list(entity.members)] = index
     accesses, unknown = _accesses(trace, owner, tensors)
     notes = [f"{unknown} operator accesses belong to no known tensor"] if unknown else []
-    parts = np.zeros(0, RANGE_DTYPE)
+    parts, page_touches = np.zeros(0, RANGE_DTYPE), np.zeros(len(trace.layers), np.int64)
     if len(trace.pages):
-        used = set(zip(accesses["tensor"].tolist(), accesses["layer"].tolist(), strict=True))
-        rows, touches = attribute_pages(trace, found, used)
-        accesses = _with_pages(accesses, rows, touches, tensors, circle.length)
+        used = np.stack([accesses["tensor"], accesses["layer"]], axis=1).astype(np.int64)
+        pages = PageTouches(trace, found, used)
+        touches = pages.summed()
+        page_touches = touches.layers
+        accesses = _with_pages(accesses, touches, tensors, circle.length)
         own = tensors["persistent"] & tensors["managed"]  # their pages are theirs alone, and the same in each step
         if complete(trace.quality):
             _bound_by_pages(accesses, own[accesses["tensor"]])
-        parts = ranges(rows, touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0), trace.quality)
-        notes += _page_notes(len(rows), touches)
-    layer_ns = _plain_ns(trace)
+        parts = pages.ranges(touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0), trace.quality)
+        notes += _page_notes(touches)
+    layer_ns = _plain_ns(trace, page_touches)
     live, unmanaged = _peaks(tensors, circle.n_events)
     return Profile(
         layers=trace.layers,
@@ -126,16 +128,11 @@ def _union_bytes(group: NDArray[Any], offset: NDArray[Any], nbytes: NDArray[Any]
     return total
 
 
-def _with_pages(
-    accesses: NDArray[Any], rows: NDArray[Any], touches: Touches, tensors: NDArray[Any], length: int
-) -> NDArray[Any]:
+def _with_pages(accesses: NDArray[Any], touches: Touches, tensors: NDArray[Any], length: int) -> NDArray[Any]:
     """`accesses` with the pages touched; what only the page tracker saw gets rows of its own."""
-    known = touches.owner >= 0
-    rows, owner = rows[known], touches.owner[known]
-    key, inverse = np.unique(owner * length + rows["layer"], return_inverse=True)
-    touched = np.bincount(inverse, minlength=len(key))
-    written, read = (np.bincount(inverse, rows[c] > 0, len(key)).astype(np.int64) for c in ("writes", "reads"))
-    blind = np.bincount(inverse, rows["writes"] < 0, minlength=len(key)) > 0
+    rows = touches.rows
+    key = rows["tensor"] * length + rows["layer"]
+    touched, written, blind = rows["pages"], rows["written"], rows["blind"]
     present = accesses["tensor"].astype(np.int64) * length + accesses["layer"]
     fresh = ~np.isin(key, present)
     more = np.zeros(int(fresh.sum()), ACCESS_DTYPE)
@@ -143,7 +140,7 @@ def _with_pages(
     more["reads"] = more["writes"] = -1
     nbytes = tensors["nbytes"][more["tensor"]]
     more["touched_bytes"] = np.minimum(touched[fresh] * PAGE_BYTES, nbytes)
-    seen_read = np.where(blind, touched, read)[fresh]
+    seen_read = np.where(blind, touched, rows["read"])[fresh]
     more["read_bytes"] = np.minimum(seen_read * PAGE_BYTES, nbytes)
     more["written_bytes"] = np.minimum(np.where(blind, 0, written)[fresh] * PAGE_BYTES, nbytes)
     merged = np.concatenate([accesses, more])
@@ -176,8 +173,8 @@ def _bound_by_pages(accesses: NDArray[Any], own: NDArray[np.bool_]) -> None:
         accesses[column][seen] = np.minimum(accesses[column], most)[seen]
 
 
-def _page_notes(total: int, touches: Touches) -> list[str]:
-    notes = []
+def _page_notes(touches: Touches) -> list[str]:
+    notes, total = [], touches.total
     if touches.unknown:
         notes.append(f"{touches.unknown} of {total} page touches belong to no known tensor")
     if touches.shared:
@@ -192,14 +189,13 @@ def _page_notes(total: int, touches: Touches) -> list[str]:
     return notes
 
 
-def _plain_ns(trace: Trace) -> NDArray[np.int64]:
+def _plain_ns(trace: Trace, page_touches: NDArray[np.int64]) -> NDArray[np.int64]:
     """(L,) time of each layer less the tracker's own: as it told for each, else spread by what it saw in each."""
     length = len(trace.layers)
     if len(trace.quality.layer_overhead_ns) == length:
         return _left(trace.layer_ns, np.array(trace.quality.layer_overhead_ns, np.float64))
     weight = np.bincount(trace.events["layer"][trace.events["kind"] == OP], minlength=length).astype(np.float64)
-    if len(trace.pages):
-        weight += _PAGE_WEIGHT * np.bincount(trace.pages["layer"], minlength=length)
+    weight += _PAGE_WEIGHT * page_touches
     if not weight.any():
         weight[:] = trace.layer_ns
     return _left(trace.layer_ns, trace.quality.overhead_ns * weight / max(float(weight.sum()), 1.0))

@@ -22,28 +22,54 @@ MOST_RANGES = 16
 _MOST_BINS = 1 << 15
 
 
-def cut_pages(page: NDArray[np.int64], layer: NDArray[np.int64], n_pages: int, together: int = 1) -> NDArray[np.int64]:
+def cut_pages(
+    page: NDArray[np.int64],
+    layer: NDArray[np.int64],
+    n_pages: int,
+    together: int = 1,
+    npages: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
     """(ranges + 1,) page indexes, from 0 to `n_pages`, at which ranges of like density begin and end.
 
-    `page`, `layer`: (touches,) of each touch of a page of the tensor in a layer, no pair twice. `together`: pages that
-    the tracker sees as one; they are one observation.
+    `page`, `npages`, `layer`: (runs,) of each run of pages of the tensor that was touched in a layer, no page twice;
+    without `npages`, of each page. `together`: pages that the tracker sees as one; they are one observation.
     """
     width = LEAST_PAGES * max(-(-n_pages // (LEAST_PAGES * _MOST_BINS)), 1)
     n_bins = max(n_pages // width, 1)  # the last one is wider: no range is smaller than `width`
     ends = np.append(np.arange(n_bins) * width, n_pages)
-    bins = [np.minimum(pages // width, n_bins - 1) for pages in _patterns(page, layer)]
-    touched = np.array([np.append(0, np.bincount(of, minlength=n_bins)) for of in bins]).reshape(-1, n_bins + 1)
-    cuts = _grow(touched.cumsum(axis=1) / together, ends / together)
+    patterns = _patterns(page, layer, np.ones(len(page), np.int64) if npages is None else npages)
+    touched = np.array([_upto(start, stop, ends) for start, stop in patterns]).reshape(-1, n_bins + 1)
+    cuts = _grow(touched / together, ends / together)
     return ends[cuts].astype(np.int64)
 
 
-def _patterns(page: NDArray[np.int64], layer: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The pages touched in each layer. Layers that touch the same pages (a lookup, and the update of what was looked
-    up) are one observation, not several: counted twice, chance would look like structure."""
+def _upto(start: NDArray[np.int64], stop: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many pages of the sorted runs [start, stop) lie before each of `ends`; before the last one all do."""
+    before = np.append(0, (stop - start).cumsum())
+    at = np.searchsorted(start, ends, "right")
+    beyond = np.maximum(stop[at - 1] - ends, 0) if len(stop) else np.zeros(len(ends), np.int64)
+    found = before[at] - np.where(at > 0, beyond, 0)
+    found[-1] = before[-1]
+    return found
+
+
+def _patterns(
+    page: NDArray[np.int64], layer: NDArray[np.int64], npages: NDArray[np.int64]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Starts and stops of what was touched in each layer. Layers that touch the same pages (a lookup, and the update of
+    what was looked up) are one observation, not several: counted twice, chance would look like structure."""
+    if not len(page):
+        return [(page, page)]
     order = np.lexsort((page, layer))
-    page, layer = page[order], layer[order]
-    of_layers = np.split(page, np.flatnonzero(np.diff(layer)) + 1)
-    return list({pages.tobytes(): pages for pages in of_layers}.values())
+    page, layer, npages = page[order], layer[order], npages[order]
+    edges = np.flatnonzero(np.diff(layer)) + 1
+    found: dict[bytes, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    for start, count in zip(np.split(page, edges), np.split(npages, edges), strict=True):
+        stop = start + count
+        apart = start[1:] != stop[:-1]  # runs that touch are one: what else was seen of them tells nothing here
+        start, stop = start[np.append(True, apart)], stop[np.append(apart, True)]
+        found.setdefault(start.tobytes() + stop.tobytes(), (start, stop))
+    return list(found.values())
 
 
 def _grow(touched: NDArray[np.float64], ends: NDArray[np.float64]) -> list[int]:

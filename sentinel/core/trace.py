@@ -29,14 +29,16 @@ EVENT_DTYPE = np.dtype(
         ("time_ns", "<i8"),  # since the step began
     ]
 )
-PAGE_DTYPE = np.dtype(
+PAGE_RUN_DTYPE = np.dtype(
     [
+        ("page", "<i8"),  # the first one's address // 4096
+        ("npages", "<i8"),
         ("layer", "<i4"),
-        ("page", "<i8"),  # address // 4096
-        ("reads", "<i4"),  # -1: the reader cannot tell
-        ("writes", "<i4"),
+        ("seen", "<i4"),  # SEEN_*, added up
     ]
 )
+SEEN_READ, SEEN_WRITE, SEEN_UNKNOWN = 1, 2, 4
+"""What was seen of the pages of a run: read; written; touched, and the tracker cannot tell whether written."""
 
 BORN, FREED, READ, WRITE, OP, TICK = range(6)
 """Event kinds. OP precedes the READs and WRITEs of one operator call; its nbytes column holds FLOPs.
@@ -104,7 +106,8 @@ class Trace:
     """The events of one step, in order, and the tables that their indexes point into.
 
     `layers[i]` is the tick that ends layer i; `layer_ns[i]` the wall time of layer i in the recorded step.
-    `events` has dtype EVENT_DTYPE. Page touches, where a page tracker ran: `pages` with dtype PAGE_DTYPE.
+    `events` has dtype EVENT_DTYPE. Page touches, where a page tracker ran: `pages`, runs of dtype PAGE_RUN_DTYPE in any
+    order; where two of a layer overlap, what either saw was seen.
     `sharing`: what tensors would have shared under stock allocation, None where it is not known.
     """
 
@@ -114,7 +117,7 @@ class Trace:
     ops: tuple[str, ...]
     events: NDArray[Any]
     quality: Quality
-    pages: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAGE_DTYPE))
+    pages: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAGE_RUN_DTYPE))
     sharing: FalseSharing | None = None
     origin: dict[str, str] = field(default_factory=dict)
 

@@ -19,6 +19,8 @@ from sentinel.core.trace import Trace
 from sentinel.files.codec import encode
 from sentinel.files.formats import BY_NOUN, Format
 
+_HASHED_ROWS = 1 << 18  # at a time
+
 Noun = Machine | Trace | Profile | Plan | Run
 Derived = TypeVar("Derived", Trace, Profile, Plan, Run)
 
@@ -48,14 +50,14 @@ def format_of(noun: Noun) -> Format:
 
 
 def columns_of(noun: Noun, form: Format) -> dict[str, NDArray[Any]]:
-    """The noun's tables, split by column, each contiguous."""
+    """The noun's tables, split by column, which may be views of these."""
     found: dict[str, NDArray[Any]] = {}
     for table, dtype in form.tables.items():
         array = getattr(noun, table)
         if dtype.names is None:
             found[table] = np.ascontiguousarray(array, dtype)
         else:
-            found.update({f"{table}.{name}": np.ascontiguousarray(array[name]) for name in dtype.names})
+            found.update({f"{table}.{name}": array[name] for name in dtype.names})
     return found
 
 
@@ -73,5 +75,6 @@ def checksum(form: Format, header: str, columns: dict[str, NDArray[Any]]) -> str
     for name in sorted(columns):
         column = columns[name]
         state.update(f"{name} {column.dtype.str} {len(column)};".encode())
-        state.update(column.data)
+        for low in range(0, len(column), _HASHED_ROWS):  # a column is a view, and may be longer than there is memory
+            state.update(np.ascontiguousarray(column[low : low + _HASHED_ROWS]).data)
     return f"sha256:{state.hexdigest()}"

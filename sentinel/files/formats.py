@@ -12,7 +12,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
-from sentinel.core.trace import EVENT_DTYPE, PAGE_DTYPE, Trace
+from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, Trace
 
 _NS = np.dtype("<i8")
 
@@ -47,7 +47,7 @@ class Format:
 FORMATS = (
     Format(Machine, "sentinel-machine", 1, text=True),
     Format(Plan, "sentinel-plan", 1, {"uses": USE_DTYPE}, text=True),
-    Format(Trace, "sentinel-trace", 1, {"layer_ns": _NS, "events": EVENT_DTYPE, "pages": PAGE_DTYPE}),
+    Format(Trace, "sentinel-trace", 2, {"layer_ns": _NS, "events": EVENT_DTYPE, "pages": PAGE_RUN_DTYPE}),
     Format(
         Profile,
         "sentinel-profile",

@@ -10,7 +10,8 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, REASONS, Run
-from sentinel.core.trace import FREED, READ, TICK, WRITE, Trace
+from sentinel.core.trace import FREED, READ, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, TICK, WRITE, Trace
+from sentinel.core.units import PAGE_BYTES
 from sentinel.files.digests import Noun
 
 MAX_TIERS = 64
@@ -103,4 +104,12 @@ def _trace(trace: Trace) -> str:
     pages = trace.pages
     if len(pages) and (pages["layer"].min() < 0 or pages["layer"].max() >= len(trace.layers)):
         return "a touched page names a layer that is not there"
+    if len(pages) and (
+        pages["npages"].min() < 1
+        or pages["page"].min() < 0
+        or max(pages["page"].max(), pages["npages"].max()) > MAX_ADDRESS // PAGE_BYTES
+    ):
+        return "a run of touched pages is empty, or beyond any address space"
+    if len(pages) and (pages["seen"].min() < 0 or pages["seen"].max() > SEEN_READ + SEEN_WRITE + SEEN_UNKNOWN):
+        return "what was seen of a touched page is not known"
     return ""

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.false_sharing import FalseSharing
-from sentinel.core.trace import OP, PAGE_DTYPE, LayerId, Quality, TensorInfo, Trace
+from sentinel.core.trace import OP, PAGE_RUN_DTYPE, LayerId, Quality, TensorInfo, Trace
 from sentinel.profiler import annotate, names, operators
 from sentinel.profiler.merge import Known, Sighting, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
@@ -92,7 +92,8 @@ class StepRecorder:
         persistent: Sequence[names.Named],
         samples: PageSamples | None = None,
     ) -> Trace:
-        """End the step. `events`: the allocation log, by seq. `persistent`: what lives across steps now.
+        """End the step. `events`: the allocation log, by seq. `persistent`: what lives across steps now. The runs of
+        `samples` become the trace's, and are no copy.
 
         Raises UsageError if the ticks were not those of one round of `ring`.
         """
@@ -127,7 +128,7 @@ class StepRecorder:
             events=merged,
             quality=self._quality(log, samples, merged, len(ring), unknown),
             sharing=sharing,
-            pages=np.zeros(0, PAGE_DTYPE) if samples is None else _fold(samples.pages, len(ring)),
+            pages=np.zeros(0, PAGE_RUN_DTYPE) if samples is None else _on_ring(samples.runs, len(ring)),
         )
 
     def abandon(self) -> None:
@@ -201,17 +202,13 @@ def _known(named: Sequence[names.Named], aliases: dict[str, tuple[str, ...]]) ->
     ]
 
 
-def _fold(pages: NDArray[Any], length: int) -> NDArray[Any]:
-    """One row a page and layer: what was touched in both stretches of a layer counts once."""
-    rows = pages[pages["layer"] >= 0].copy()
-    rows["layer"] %= length
-    keys, first, inverse = np.unique(rows[["layer", "page"]], return_index=True, return_inverse=True)
-    folded = rows[first]
-    for column in ("reads", "writes"):
-        most = np.full(len(keys), -1, np.int64)
-        np.maximum.at(most, inverse, rows[column])
-        folded[column] = most
-    return folded
+def _on_ring(runs: NDArray[Any], length: int) -> NDArray[Any]:
+    """`runs`, which are changed, with layers modulo `length`: the stretch after the last tick is the first's layer.
+    Those of no layer are left out."""
+    if len(runs) and runs["layer"].min() < 0:
+        runs = runs[runs["layer"] >= 0]
+    np.remainder(runs["layer"], length, out=runs["layer"])
+    return runs
 
 
 @functools.cache

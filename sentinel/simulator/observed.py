@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
 from sentinel.core.lifetimes import Circle, entities
-from sentinel.core.page_touches import attribute_pages
+from sentinel.core.page_runs import by_page
+from sentinel.core.page_touches import PageTouches
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import Trace
@@ -52,17 +53,23 @@ def observed(plan: Plan, trace: Trace) -> Observed:
         )
     profile = attribute(trace)
     found = entities(trace, Circle.of(trace))
-    used = set(zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True))
-    rows, touches = attribute_pages(trace, found, used)
+    used = np.stack([profile.accesses["tensor"], profile.accesses["layer"]], axis=1).astype(np.int64)
     home = _homes(plan, profile)
-    placed = (touches.owner >= 0) & (home[touches.owner] >= 0)
-    owner, layer = touches.owner[placed], rows["layer"][placed].astype(np.int64)
-    fast = _tiers(plan, home[owner] // PAGE_BYTES + touches.page[placed], layer) == 0
-    counts = np.bincount(owner, minlength=len(profile.names)), np.bincount(owner, fast, len(profile.names))
+    placed, fast = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+    others = 0
+    for part in PageTouches(trace, found, used).owned():
+        has_home = (part.owner >= 0) & (home[part.owner] >= 0)
+        others += int(part.runs.npages[~has_home].sum())
+        owner = part.owner[has_home]
+        at = home[owner] // PAGE_BYTES + part.within[has_home]
+        for of, page in by_page(part.runs.of(has_home)._replace(page=at)):
+            quick = _tiers(plan, page, np.full(len(page), part.layer, np.int64)) == 0
+            placed += np.bincount(owner[of], minlength=len(found))
+            fast += np.bincount(owner[of][quick], minlength=len(found))
     by_tensor = {
-        name: (int(all_), int(quick)) for name, all_, quick in zip(profile.names, *counts, strict=True) if all_
+        name: (int(all_), int(quick)) for name, all_, quick in zip(profile.names, placed, fast, strict=True) if all_
     }
-    return Observed(len(owner), int(fast.sum()), int((~placed).sum()), by_tensor)
+    return Observed(int(placed.sum()), int(fast.sum()), others, by_tensor)
 
 
 def _homes(plan: Plan, profile: Profile) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import pytest
 
 from sentinel.cli import main
 from sentinel.core.errors import CapabilityError, NativeError
+from sentinel.core.page_runs import runs_of_pages
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler import trial
 from sentinel.profiler.pages import TRACKERS, ArmedTracker, PageSamples, make, obstacle
@@ -28,7 +29,7 @@ class Tampering:
 
     def stop(self) -> PageSamples:
         samples = self._inner.stop()
-        return PageSamples(self._change(samples.pages), samples.quality, samples.tracker_ns)
+        return PageSamples(runs_of_pages(self._change(samples.pages)), samples.quality, samples.tracker_ns)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,6 @@ def test_a_coarse_tracker_is_told_to_be_one(working: str) -> None:
     samples = tracker.stop()
     trial.binding.unmap_range(owned)
     coarse = replace(samples.quality, granularity_bytes=16 * PAGE_BYTES, sees=("touches",))
-    found = trial._judged(working, PageSamples(samples.pages, coarse), owned.start // PAGE_BYTES)
+    found = trial._judged(working, PageSamples(samples.runs, coarse), owned.start // PAGE_BYTES)
     assert found.available
     assert "64 KiB at a time" in found.why

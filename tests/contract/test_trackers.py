@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import PAGE_DTYPE
+from sentinel.core.trace import PAGE_RUN_DTYPE
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import TRACKERS, AddressRange, PageTracker, ReplayTracker, binding, make, obstacle, on_ring
 from tests.contract.page_workload import Memory, layers, seen
@@ -55,7 +55,7 @@ def test_nothing_touched_nothing_reported(memory: Memory) -> None:
     for page in range(PAGES):
         memory.touch(page, True)
     samples = layers(memory, 7, lambda layer: None)
-    assert samples.pages.dtype == PAGE_DTYPE
+    assert samples.runs.dtype == PAGE_RUN_DTYPE
     assert len(samples.pages) == 0
     assert samples.quality.lost == samples.quality.late == 0
 

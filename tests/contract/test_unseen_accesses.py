@@ -81,7 +81,7 @@ def test_buffers_pinned_beforehand_are_filled_unseen_and_named(memory: Memory, s
     samples = memory.tracker.stop()
     os.close(descriptor)
     assert bytes(buffer) == source.read_bytes()
-    later: Seen = seen(type(samples)(samples.pages[samples.pages["layer"] == 1], samples.quality), memory.owned)
+    later: Seen = seen(type(samples)(samples.runs[samples.runs["layer"] == 1], samples.quality), memory.owned)
     assert later.touched == {}
     assert _named(samples.quality.blind_to, "io_uring's fixed buffers")
 

@@ -6,15 +6,29 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sentinel.core import page_runs
 from sentinel.core.attribution import attribute
 from sentinel.core.lifetimes import Circle, Entity, entities
-from sentinel.core.page_touches import attribute_pages
-from sentinel.core.trace import BORN, FREED, READ, WRITE, Trace
+from sentinel.core.page_runs import by_page, pages_of_runs, runs_of_pages
+from sentinel.core.page_touches import PageTouches
+from sentinel.core.trace import (
+    BORN,
+    FREED,
+    PAGE_RUN_DTYPE,
+    READ,
+    SEEN_READ,
+    SEEN_UNKNOWN,
+    SEEN_WRITE,
+    WRITE,
+    Trace,
+)
 from sentinel.core.units import PAGE_BYTES
-from tests.traces import Tape, stretches, tapes
+from tests import page_by_page
+from tests.traces import QUALITY, Tape, stretches, tapes
 
 
 @given(tapes())
@@ -75,7 +89,7 @@ def test_page_touches_are_attributed_or_counted_as_unknown(tape: Tape) -> None:
         return
     unknown = [int(note.split()[0]) for note in profile.notes if "page touches belong" in note]
     known = profile.accesses["pages_touched"][profile.accesses["pages_touched"] > 0]  # -1: of pages told as another's
-    assert int(known.sum()) + sum(unknown) == len(trace.pages)
+    assert int(known.sum()) + sum(unknown) == int(trace.pages["npages"].sum())
 
 
 @given(tapes())
@@ -86,11 +100,19 @@ def test_each_touch_is_its_first_tenants_or_that_of_the_first_that_operators_use
     found = entities(trace, Circle.of(trace))
     length = len(trace.layers)
     used = {(index, layer) for index in range(len(found)) for layer in range(length) if (index + layer) % 3 == 0}
-    rows, touches = attribute_pages(trace, found, used)
+    pages = PageTouches(trace, found, np.array(sorted(used), np.int64).reshape(-1, 2))
+    told = [
+        (part.layer, page, owner)
+        for part in pages.owned()
+        for of, places in by_page(part.runs)
+        for page, owner in zip(places.tolist(), part.owner[of].tolist(), strict=True)
+    ]
+    touches = pages.summed()
+    assert len(told) == touches.total == len(pages_of_runs(trace.pages))
     shared = passed_on = 0
-    for row, owner in zip(rows.tolist(), touches.owner.tolist(), strict=True):
-        tenants = sorted(_tenants(trace, found, row[0], row[1]))
-        named = [tenant for tenant in tenants if (tenant[1], row[0]) in used]
+    for layer, page, owner in told:
+        tenants = sorted(_tenants(trace, found, layer, page))
+        named = [tenant for tenant in tenants if (tenant[1], layer) in used]
         assert owner == (named or tenants or [(0, -1)])[0][1]
         if len(tenants) > 1:
             unclear = any(lives_on for _, _, lives_on in tenants[1:]) or owner != tenants[0][1]
@@ -100,8 +122,9 @@ def test_each_touch_is_its_first_tenants_or_that_of_the_first_that_operators_use
 
 def _crowded(trace: Trace) -> Trace:
     """The same with all tensors, each of which had 64 pages to itself, on the pages of three."""
-    pages = trace.pages.copy()
+    pages = pages_of_runs(trace.pages)
     pages["page"] = (1 + pages["page"] // 64 % 3) * 64 + pages["page"] % 64
+    pages = runs_of_pages(pages)
     tensors = [
         replace(tensor, address=PAGE_BYTES * 64 * (1 + tensor.address // PAGE_BYTES // 64 % 3))
         for tensor in trace.tensors
@@ -144,3 +167,35 @@ def test_where_the_recording_began_does_not_matter(tape: Tape, data: st.DataObje
     assert sorted(one.names) == sorted(other.names)
     assert np.array_equal(one.tensors[order[0]], other.tensors[order[1]])
     assert one.accesses["read_bytes"].sum() == other.accesses["read_bytes"].sum()
+
+
+@st.composite
+def watched(draw: st.DrawFn) -> Trace:
+    """Any step with a large table, runs of touched pages on it and around it, and tensors that share pages or not."""
+    tape = draw(tapes())
+    base = 64 * (len(tape.tensors) + 2)
+    n_pages = draw(st.integers(1, 300))
+    tape.before("table", n_pages * PAGE_BYTES - draw(st.integers(0, 99)), address=base * PAGE_BYTES)
+    seen = st.sampled_from([SEEN_READ, SEEN_WRITE, SEEN_READ | SEEN_WRITE, SEEN_UNKNOWN])
+    run = st.tuples(st.integers(0, base + n_pages), st.integers(1, 200), st.integers(0, tape.n_layers - 1), seen)
+    runs = np.array(draw(st.lists(run, max_size=12)), PAGE_RUN_DTYPE)
+    quality = replace(QUALITY, counts=draw(st.sampled_from(["touched layers", "samples"])))
+    quality = replace(quality, granularity_bytes=PAGE_BYTES * draw(st.sampled_from([1, 16])))
+    trace = tape.trace(quality=quality)
+    trace = _crowded(trace) if draw(st.booleans()) else trace
+    pages = np.concatenate([trace.pages, runs])
+    return replace(trace, pages=pages[draw(st.permutations(range(len(pages))))] if len(pages) else pages)
+
+
+@given(watched(), st.sampled_from([1, 2, 7, 1 << 18]))
+@settings(max_examples=400, deadline=None)
+def test_runs_say_what_single_pages_say(trace: Trace, chunk: int) -> None:
+    """The profile of a step is, to the byte, that of a slow oracle that looks at each page by itself."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(page_runs, "CHUNK_RUNS", chunk)
+        found = attribute(trace)
+    expected = page_by_page.attribute(trace) if len(trace.pages) else found
+    for name in ("layer_ns", "tensors", "accesses", "ranges"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    assert found.notes == expected.notes
+    assert found.step_ns_plain == expected.step_ns_plain

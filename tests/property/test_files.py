@@ -16,7 +16,7 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
-from sentinel.core.trace import EVENT_DTYPE, PAGE_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
+from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
 from sentinel.core.uses import block_uses
 from sentinel.files import digest, load, save, with_origin
 from tests.builders import make_profile, param, persistent_plan, profiles, ranged_profiles
@@ -114,7 +114,10 @@ def traces(draw: st.DrawFn) -> Trace:
         row["kind"], row["tensor"] = draw(st.integers(0, 3)), draw(st.integers(0, n - 1))
         row["layer"], row["nbytes"] = draw(st.integers(0, length - 1)), draw(st.integers(0, 1 << 40))
         row["op"] = draw(st.integers(-1, 0))
-    pages = np.zeros(draw(st.integers(0, 3)), PAGE_DTYPE)
+    pages = np.zeros(draw(st.integers(0, 3)), PAGE_RUN_DTYPE)
+    for row in pages:
+        row["page"], row["npages"] = draw(st.integers(0, 1 << 35)), draw(st.integers(1, 1 << 35))
+        row["layer"], row["seen"] = draw(st.integers(0, length - 1)), draw(st.integers(0, 7))
     quality = Quality(draw(TEXTS), draw(TEXTS), blind_to=tuple(draw(st.lists(TEXTS, max_size=2))))
     layers = tuple(LayerId(draw(TEXTS), k, draw(st.sampled_from(["forward", ""]))) for k in range(length))
     times = np.array(draw(st.lists(st.integers(0, 1 << 60), min_size=length, max_size=length)), np.int64)

@@ -14,7 +14,7 @@ from torch import nn
 
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import BORN, FREED, PAGE_DTYPE, ROLES, Quality
+from sentinel.core.trace import BORN, FREED, PAGE_RUN_DTYPE, ROLES, Quality
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import names, ticks
 from sentinel.profiler.annotate import annotate
@@ -256,7 +256,7 @@ class Arming(Recording):
         self.ring = self.clock.learn()
         length = len(self.ring)
         spent = dict.fromkeys(range(length), self.ARM_NS) | {length: self.ARM_NS}  # the last stretch is layer 0's
-        samples = PageSamples(np.zeros(0, PAGE_DTYPE), Quality("arming", "touched layers"), spent)
+        samples = PageSamples(np.zeros(0, PAGE_RUN_DTYPE), Quality("arming", "touched layers"), spent)
         held = names.persistent_tensors(self.models, self.optimizers)
         self.trace = self.recorder.finish(self.memory.events(), self.ring, held, samples)
         self.memory.pass_through()

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.trace import PAGE_RUN_DTYPE
 from sentinel.profiler.pages.protocol import AddressRange
 from sentinel.system import native
 
 TABLE, PAGEMAP, PERF, UFFD = range(4)
 """Who fills the table of touched pages: SN_TOUCH_*."""
-READ, WRITE, TOUCHED, IN_GRANULE = 1, 2, 4, 8
+IN_GRANULE = 8
+"""Beside SEEN_*: a run of granules, which fault as one."""
 
 MAX_RANGES = 8  # SN_ARM_RANGES
-RUN_DTYPE = np.dtype([("page", "<u8"), ("npages", "<u8"), ("layer", "<i4"), ("seen", "<u4")])
 
 _U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
@@ -115,11 +116,41 @@ def touch_stop() -> None:
 
 
 def touch_runs() -> NDArray[Any]:
-    """All runs of touched pages since `touch_start`, (n,) of RUN_DTYPE."""
+    """A copy of all runs of touched pages since `touch_start`, (n,) of PAGE_RUN_DTYPE."""
     call = native.function("sn_touch_runs", _U64, _U64, _U64, _PTR)
-    runs = np.zeros(call(0, 0, None), RUN_DTYPE)
+    runs = np.zeros(call(0, 0, None), PAGE_RUN_DTYPE)
     call(0, len(runs), runs.ctypes.data)
     return runs
+
+
+class _TakenRuns:
+    """Runs that the library has handed over: an array of them keeps this, and so the memory."""
+
+    def __init__(self, holder: int, address: int, count: int) -> None:
+        self._holder = holder
+        self._drop = native.function("sn_touch_drop", None, _PTR)
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (count,),
+            "typestr": f"|V{PAGE_RUN_DTYPE.itemsize}",
+            "descr": PAGE_RUN_DTYPE.descr,
+            "data": (address, False),
+        }
+
+    def __del__(self) -> None:
+        self._drop(self._holder)
+
+
+def take_runs() -> NDArray[Any]:
+    """As `touch_runs`, but taken over, without a copy: the library has none afterwards."""
+    address, count = _U64(), _U64()
+    take = native.function("sn_touch_take", _PTR, ctypes.POINTER(_U64), ctypes.POINTER(_U64))
+    holder = take(ctypes.byref(address), ctypes.byref(count))
+    if not holder or not count.value:  # without memory for the handover there is some for no array
+        if holder:
+            native.function("sn_touch_drop", None, _PTR)(holder)
+        return touch_runs()
+    return np.asarray(_TakenRuns(holder, address.value, count.value))
 
 
 def touch_state() -> TouchState:

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
-from sentinel.core.trace import Quality
+from sentinel.core.page_runs import in_chunks, pages_of_runs
+from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody, page_rows
+from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
 
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
@@ -126,13 +127,14 @@ class ArmedTracker:
         probe = self._probe
         try:
             binding.touch_stop()
-            runs, state = binding.touch_runs(), binding.touch_state()
+            runs, state = binding.take_runs(), binding.touch_state()
         finally:
             lost = self._end()
         assert probe is not None
-        runs = runs[(runs["layer"] != _PROBE_LAYER) & ~_within(runs, probe)]
+        runs = _without(runs, probe)
         cost = self._costs(runs)
-        return PageSamples(rows_of_runs(runs), self._quality(state, int(state.lost) + lost, sum(cost.values())), cost)
+        np.bitwise_and(runs["seen"], ~binding.IN_GRANULE, out=runs["seen"])
+        return PageSamples(runs, self._quality(state, int(state.lost) + lost, sum(cost.values())), cost)
 
     def _open(self, ranges: Sequence[AddressRange]) -> None:
         n_pages, layout = _layout(ranges)
@@ -170,7 +172,7 @@ class ArmedTracker:
         reads = _PROBE_PAGES - half
         read_ns = _timed(lambda at: ctypes.string_at(at, reads * PAGE_BYTES), self._probe.start + half * PAGE_BYTES)
         binding.touch_mark(-1)
-        rows = rows_of_runs(binding.touch_runs())
+        rows = pages_of_runs(binding.touch_runs())
         first = self._probe.start // PAGE_BYTES
         expected = np.arange(first, first + _PROBE_PAGES)
         if not np.isin(expected, rows["page"]).all():
@@ -183,13 +185,14 @@ class ArmedTracker:
 
     def _costs(self, runs: NDArray[Any]) -> dict[int, int]:
         spent: dict[int, float] = {layer: float(ns) for layer, ns in self._mark_ns.items()}
-        either = self._cost.read_ns * ((runs["seen"] & (binding.READ | binding.TOUCHED)) != 0)
-        per_page = either + self._cost.write_ns * ((runs["seen"] & binding.WRITE) != 0)
-        in_granules = (runs["seen"] & binding.IN_GRANULE) != 0
-        faults = runs["npages"] / np.where(in_granules, GRANULE_BYTES // PAGE_BYTES, 1)
-        for layer in np.unique(runs["layer"]).tolist():
-            mine = runs["layer"] == layer
-            spent[layer] = spent.get(layer, 0.0) + float((per_page[mine] * faults[mine]).sum())
+        for part in in_chunks(runs):
+            either = self._cost.read_ns * ((part["seen"] & (SEEN_READ | SEEN_UNKNOWN)) != 0)
+            per_page = either + self._cost.write_ns * ((part["seen"] & SEEN_WRITE) != 0)
+            in_granules = (part["seen"] & binding.IN_GRANULE) != 0
+            faults = part["npages"] / np.where(in_granules, GRANULE_BYTES // PAGE_BYTES, 1)
+            layers, which = np.unique(part["layer"], return_inverse=True)
+            for layer, ns in zip(layers.tolist(), np.bincount(which, per_page * faults).tolist(), strict=True):
+                spent[layer] = spent.get(layer, 0.0) + ns
         return {layer: int(ns) for layer, ns in spent.items()}
 
     def _granules(self) -> tuple[str, ...]:
@@ -240,22 +243,6 @@ def _rested(state: binding.TouchState) -> tuple[str, ...]:
     return (", ".join(filter(None, (told, early))),)
 
 
-def rows_of_runs(runs: NDArray[Any]) -> NDArray[Any]:
-    """Rows of PAGE_DTYPE from runs of RUN_DTYPE."""
-    counts = runs["npages"].astype(np.int64)
-    index = np.repeat(np.arange(len(runs)), counts)
-    ends = np.cumsum(counts)
-    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-    seen = runs["seen"][index].astype(np.int32)
-    unknown = (seen & binding.TOUCHED) != 0
-    return page_rows(
-        runs["layer"][index],
-        runs["page"][index].astype(np.int64) + within,
-        np.where(unknown, -1, seen & 1),
-        np.where(unknown, -1, (seen >> 1) & 1),
-    )
-
-
 def _guarded_against(others: Others) -> bool:
     """Whether other threads are held back while memory is replaced. CapabilityError if that can't be, and must."""
     if binding.guarded():
@@ -279,9 +266,15 @@ def _timed(touch: Any, address: int) -> float:
     return max(0.0, 2 * middle - begin - time.thread_time_ns())
 
 
-def _within(runs: NDArray[Any], owned: AddressRange) -> NDArray[np.bool_]:
-    first, stop = owned.start // PAGE_BYTES, owned.stop // PAGE_BYTES
-    return np.asarray((runs["page"] >= first) & (runs["page"] < stop))
+def _without(runs: NDArray[Any], probe: AddressRange) -> NDArray[Any]:
+    """`runs` but for those of the probe, in the same memory: there may be little else."""
+    first, stop = probe.start // PAGE_BYTES, probe.stop // PAGE_BYTES
+    kept = 0
+    for part in in_chunks(runs):
+        own = part[(part["layer"] != _PROBE_LAYER) & ((part["page"] < first) | (part["page"] >= stop))]
+        runs[kept : kept + len(own)] = own
+        kept += len(own)
+    return runs[:kept]
 
 
 def _layout(ranges: Sequence[AddressRange]) -> tuple[int, list[tuple[AddressRange, int]]]:

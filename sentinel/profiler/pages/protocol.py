@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import PAGE_DTYPE, Quality
+from sentinel.core.page_runs import pages_of_runs
+from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
 
 COUNTS = "touched layers"
@@ -37,29 +37,31 @@ class AddressRange:
 
 @dataclass(frozen=True, eq=False)
 class PageSamples:
-    """What a tracker saw: `pages` (n,) of PAGE_DTYPE, one row a layer and page, sorted so.
+    """What a tracker saw: `runs` (n,) of PAGE_RUN_DTYPE, in the order of marks, then of addresses.
 
-    `reads` and `writes` are 1 or 0: whether the page was seen read, or written, in that layer; both -1 where the
-    tracker can't tell. A read of a page already written in the layer does not show. `tracker_ns`: what
-    tracking itself took in each layer, in ns of processor time: take it off the layer's time.
+    What was seen: that a page was read, or written, in that layer; where the tracker can't tell, only that it was
+    touched. A read of a page already written in the layer does not show. `tracker_ns`: what tracking itself took in
+    each layer, in ns of processor time: take it off the layer's time.
     """
 
-    pages: NDArray[Any]
+    runs: NDArray[Any]
     quality: Quality
     tracker_ns: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def pages(self) -> NDArray[Any]:
+        """One row a layer and page, sorted so, of PAGE_DTYPE: for samples of few pages."""
+        return pages_of_runs(self.runs)
+
 
 def on_ring(samples: PageSamples, n_layers: int) -> PageSamples:
-    """`samples` with layer numbers taken modulo `n_layers`: the stretch after a step's last tick is layer 0.
-
-    A page touched in both stretches of that layer then has one row.
-    """
-    rows = samples.pages
-    pages = page_rows(rows["layer"] % n_layers, rows["page"], rows["reads"], rows["writes"])
+    """`samples` with layer numbers taken modulo `n_layers`: the stretch after a step's last tick is layer 0."""
+    runs = samples.runs.copy()
+    runs["layer"] %= n_layers
     spent: dict[int, int] = {}
     for layer, ns in samples.tracker_ns.items():
         spent[layer % n_layers] = spent.get(layer % n_layers, 0) + ns
-    return PageSamples(pages, samples.quality, spent)
+    return PageSamples(runs, samples.quality, spent)
 
 
 Others = Callable[[], Sequence[str]]
@@ -92,19 +94,3 @@ class PageTracker(Protocol):
         """Ends the watch; memory is as before `start`, but for what the program wrote."""
         ...
 
-
-def page_rows(layers: NDArray[Any], pages: NDArray[Any], reads: NDArray[Any], writes: NDArray[Any]) -> NDArray[Any]:
-    """Rows of PAGE_DTYPE, one a (layer, page), sorted; where a layer was marked twice, its touches are joined."""
-    rows = np.zeros(len(layers), PAGE_DTYPE)
-    for name, column in (("layer", layers), ("page", pages), ("reads", reads), ("writes", writes)):
-        rows[name] = column
-    later, onward = np.diff(rows["layer"]), np.diff(rows["page"])
-    if ((later > 0) | (later == 0) & (onward > 0)).all():
-        return rows  # as marks come in order, the usual case
-    rows = rows[np.lexsort((rows["page"], rows["layer"]))]
-    first = np.concatenate([[True], (np.diff(rows["layer"]) != 0) | (np.diff(rows["page"]) != 0)])
-    starts = np.flatnonzero(first)
-    joined = rows[starts]
-    joined["reads"] = np.maximum.reduceat(rows["reads"], starts)
-    joined["writes"] = np.maximum.reduceat(rows["writes"], starts)
-    return joined

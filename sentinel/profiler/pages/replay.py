@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sentinel.core.errors import UsageError
+from sentinel.core.page_runs import PAGE_DTYPE, runs_of_pages
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody, page_rows
+from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
 
 
 class ReplayTracker:
@@ -60,8 +61,6 @@ class ReplayTracker:
         if self._ranges is None:
             raise UsageError("tracker replay: stopped without a start", "start it first")
         self._ranges = None
-        keys = np.array(list(self._seen), np.int64).reshape(-1, 2)
-        kinds = np.array(list(self._seen.values()), np.int64).reshape(-1, 2)
-        pages = page_rows(keys[:, 0], keys[:, 1], kinds[:, 0], kinds[:, 1])
+        rows = np.array([(*key, *kinds) for key, kinds in self._seen.items()], PAGE_DTYPE)
         notes = ("played back from a list, not observed",)
-        return PageSamples(pages, Quality("replay", COUNTS, granularity_bytes=PAGE_BYTES, notes=notes))
+        return PageSamples(runs_of_pages(rows), Quality("replay", COUNTS, granularity_bytes=PAGE_BYTES, notes=notes))
