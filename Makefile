@@ -13,6 +13,8 @@ NATIVE_BUILDS ?= ASAN+UBSAN TSAN Debug
 # Processes that run tests side by side: -n auto takes all cores.
 WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
+# Idle threads of one process's operators would otherwise spin on the core of the other.
+check test: export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help venv demo check test test-all lint native-test clean
 

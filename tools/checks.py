@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15")
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+# Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
+NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
 # NUMA nodes is skipped on the host, and run in the emulated machines.
 INSTALLED = "torch,transformers,scikit-learn,compiler,cmake,native,browser,clang,libbpf,numa_vm:"
@@ -73,7 +75,7 @@ def jobs() -> list[Job]:
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
-        Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own)),
+        Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own), NO_SPINNING),
         Job("native", "machines", ("make", "native-test")),
         Job("collect without torch", "machines", (".ci/without-torch",)),
         Job("source distribution", "machines", (".ci/source-distribution",)),
