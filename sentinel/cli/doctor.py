@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sentinel.system.capabilities import Capability
     from sentinel.system.topology import Node, Topology
 
-NEEDED = ("C++ compiler", "torch")
+NEEDED = ("C++ compiler", "Python", "torch")
 """Without these, or without what tracker `ops` uses, no training step can be watched, and the exit code is 1."""
 
 _EXAMPLES = f"""\

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -22,6 +23,7 @@ from sentinel.reports import Report
 from sentinel.session.course import State
 from sentinel.session.request import Overrides, Request, overridden, set_overrides
 from sentinel.session.session import Session
+from sentinel.system.versions import require_tested
 
 __all__ = [
     "Annotation",
@@ -70,6 +72,7 @@ def start_profile(
             f"start_profile(): a session is running already, and {doing}",
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
+    require_tested(torch.__version__)
     request = Request(fast, slow, tracker, policy, machine, plan)
     session = _make(
         overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")

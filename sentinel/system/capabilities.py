@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sentinel.core.errors import NativeError, SentinelError
-from sentinel.system import features, probes, settings
+from sentinel.system import features, probes, settings, versions
 
 GROUPS = ("rights", "settings", "kernel", "memory", "software")
 """Of capabilities, as the doctor lists them."""
@@ -212,9 +212,16 @@ _PROBES = (
         "software",
     ),
     _Probe(
+        "Python",
+        probes.python,
+        f"use Python {versions.PYTHONS} with the GIL",
+        "watching and placing a training job; plans, simulations and reports work without",
+        "software",
+    ),
+    _Probe(
         "torch",
         probes.torch,
-        "pip install 'sentinel-hm[torch]'",
+        f"pip install 'sentinel-hm[torch]', or set {versions.UNTESTED_TORCH}=1 to try another release",
         "watching and placing a training job; plans, simulations and reports work without",
         "software",
     ),

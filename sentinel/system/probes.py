@@ -7,6 +7,7 @@ import fcntl
 import importlib.metadata
 import mmap
 import os
+import platform
 import re
 import shutil
 import struct
@@ -14,12 +15,9 @@ import subprocess
 from pathlib import Path
 
 from sentinel.core.units import PAGE_BYTES
-from sentinel.system import numa
+from sentinel.system import numa, versions
 from sentinel.system.kernel import system_call
 from sentinel.system.topology import topology as read_topology
-
-TORCH_SINCE, TORCH_BEFORE = (2, 11), (2, 16)
-"""The torch releases this package is made for, as pyproject.toml says."""
 
 _UFFD_USER_MODE_ONLY = 1
 _UFFDIO_API = 0xC018AA3F
@@ -163,11 +161,17 @@ def torch() -> str:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError as error:
         raise Missing("it is not installed") from error
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not TORCH_SINCE <= found < TORCH_BEFORE:
-        since, before = (".".join(map(str, bound)) for bound in (TORCH_SINCE, TORCH_BEFORE))
-        raise Missing(f"{version} is installed, it takes {since} or later and earlier than {before}")
-    return version
+    why = versions.why_not_torch(version)
+    if why and not versions.untested_torch_is_allowed():
+        raise Missing(f"{version} is installed, and {why}")
+    return f"{version}, though {why}" if why else version
+
+
+def python() -> str:
+    """This interpreter, where sessions were tested on it."""
+    if why := versions.why_not_python():
+        raise Missing(why)
+    return platform.python_version()
 
 
 def _userfaultfd(flags: int) -> str:

@@ -53,24 +53,6 @@ def test_a_trial_that_fails_in_any_way_is_a_missing_capability(
     assert (capability.name, capability.remedy, capability.needed_for) == ("thing", "do that", "work")
 
 
-@pytest.mark.parametrize(
-    ("version", "accepted"), [("2.10.1", False), ("2.11.0", True), ("2.15.0+cpu", True), ("2.16.0", False)]
-)
-def test_torch_must_be_of_a_known_release(monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    if accepted:
-        assert probes.torch() == version
-    else:
-        with pytest.raises(probes.Missing, match=r"2\.11 or later and earlier than 2\.16"):
-            probes.torch()
-
-
-def test_the_known_torch_releases_are_those_of_the_package() -> None:
-    text = (SOURCE / "pyproject.toml").read_text()
-    since, before = (".".join(map(str, bound)) for bound in (probes.TORCH_SINCE, probes.TORCH_BEFORE))
-    assert f'"torch>={since},<{before}"' in text
-
-
 def test_residency_tells_touched_pages_from_untouched_ones() -> None:
     probes.move_pages()  # fails here where the call is not allowed
     memory = mmap.mmap(-1, 7 * 4096)
