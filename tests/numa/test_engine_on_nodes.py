@@ -143,6 +143,37 @@ def test_a_dead_block_that_had_moved_goes_home_by_discard(arena: Arena) -> None:
     assert running.discarded == [(plan.blocks[2].offset, plan.blocks[2].nbytes)] * 2
 
 
+@pytest.mark.parametrize("spare_bytes", [0, MIB // 2, 4 * MIB])
+def test_what_dead_blocks_leave_in_fast_memory_is_what_is_held(spare_bytes: int) -> None:
+    """Three blocks take turns at addresses that overlap. Whoever is alive writes all its pages; the rest of what is
+    resident are pages kept for the next tenant, and held as such."""
+    names = [act("x", MIB, 0, 2), act("y", MIB // 2, 2, 3), act("z", MIB, 4, 6)]
+    profile = make_profile(names, 8)
+    plan = transient_plan(profile, [0, 0, 0], (), fast_bytes=MIB)
+    at = [0, 0, MIB // 4]
+    blocks = tuple(replace(block, offset=offset) for block, offset in zip(plan.blocks, at, strict=True))
+    plan = replace(plan, blocks=blocks, capacity_bytes=(MIB + spare_bytes, 1 << 40))
+    arena = Arena(plan)
+    arena.discard(0, plan.extent_bytes)
+    everything = [(arena.base, plan.extent_bytes)]
+    most, machine = 0, node_machine(topology().fast)
+    kept = {"discard": arena.discard, "ranges": arena.ranges, "strict": True}
+    with applied(plan, profile, machine, **kept) as running:
+        for layer in [*range(1, 8), 0] * 3:
+            running.tick(layer)
+            for block in plan.blocks:
+                if block.start <= layer < block.stop:
+                    ctypes.memset(arena.base + block.offset, layer, block.nbytes)
+            held = running.engine._mover.held().fast_bytes
+            assert numa.bytes_on(topology().fast, everything) == held
+            most = max(most, held)
+        counters = running.engine.so_far().counters
+    assert most <= MIB + spare_bytes
+    assert bool(counters.get("discarded_bytes")) == (spare_bytes < MIB // 4)
+    assert counters["kept_bytes"] > 0
+    arena.close()
+
+
 @pytest.mark.needs("two nodes")
 def test_huge_pages_move_as_such() -> None:
     """Whole after each move, and every page accounted for."""

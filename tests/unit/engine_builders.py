@@ -127,8 +127,12 @@ def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> It
     said: list[str] = []
     discarded: list[tuple[int, int]] = []
 
+    drop = more.pop("discard", None)
+
     def discard(offset: int, nbytes: int) -> None:
         discarded.append((offset, nbytes))
+        if drop is not None:
+            drop(offset, nbytes)
 
     more.setdefault("ranges", lambda block: [])
     engine = Engine(plan, profile, machine, warn=said.append, discard=discard, **more)
