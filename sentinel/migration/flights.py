@@ -100,10 +100,10 @@ class Flights:
         self._residence.serve(block, max(source, target))
         return flight
 
-    def sweep(self, block: int, step: int, layer: int) -> None:
+    def sweep(self, block: int, step: int, layer: int, *, first: bool = True) -> None:
         """Send the pages of `block`, which is not under way, to where it is, should the kernel have put some elsewhere.
 
-        They leave fast memory before anything is promoted. See `take_strays`.
+        `first`: they leave fast memory before anything is promoted. See `take_strays`.
         """
         here, home = self._residence.tier[block], self._blocks[block].tier
         away = self._tiers[max(here, home, 1)]
@@ -113,7 +113,7 @@ class Flights:
         source = 0 if here else max(home, 1)
         flight = Flight(0, step, layer, block, source, here, spec.nbytes, "stray")
         try:
-            flight.job = away.recall(held) if here == 0 else away.admit(held, first=True)
+            flight.job = away.recall(held) if here == 0 else away.admit(held, first=first)
         except NativeError as refusal:
             self._refused(flight, refusal)
             return

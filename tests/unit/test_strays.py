@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sentinel.core.plan import USE_DTYPE, Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.residence import Residence
-from sentinel.migration.strays import AUDIT_STEPS, CLEAN_STEPS, Strays
+from sentinel.migration.strays import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Strays
 from sentinel.tiers import open_tiers
 from sentinel.tiers.tier import Job
 from tests.builders import MIB, act, make_profile, param
@@ -27,9 +32,12 @@ class Asked:
         self.sweeps: list[tuple[int, int, int]] = []
         self.found: list[tuple[int, int, int, int]] = []
         self.under_way: set[int] = set()
+        self.first: set[tuple[int, int]] = set()  # block, layer of those that promotions wait for
 
-    def sweep(self, block: int, step: int, layer: int) -> None:
+    def sweep(self, block: int, step: int, layer: int, *, first: bool = True) -> None:
         self.sweeps.append((block, step, layer))
+        if first:
+            self.first.add((block, layer))
 
     def take_strays(self) -> list[tuple[int, int, int, int]]:
         found, self.found = self.found, []
@@ -50,12 +58,13 @@ class NoMover:
 class Stage:
     """A Strays with forks at will."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile = PROFILE, *, slow: bool = False) -> None:
         self.forks = 0
-        self.plan: Plan = transient_plan(PROFILE, [1, 0, 1], fast_bytes=4 * MIB)
+        tiers = [1, 0, 1] if profile is PROFILE else [int(slow)] * len(profile.names)
+        self.plan: Plan = transient_plan(profile, tiers, fast_bytes=4 * MIB)
         uses = np.array([(A, 1, 1, 1, 0, MIB, MIB), (A, 2, 1, 0, MIB, 0, MIB), (B, 1, 0, 1, 0, MIB, MIB)], USE_DTYPE)
         self.where = Residence(self.plan, uses, open_tiers(emulated_machine(4 * MIB), NoMover()))
-        self.where.held[:] = [True, True, True]
+        self.where.held[:] = [True] * len(tiers)
         self.asked, self.ledger = Asked(), Ledger()
         self.strays = Strays(self.plan, uses, self.where, self.asked, self.ledger, lambda: self.forks)  # type: ignore[arg-type]
 
@@ -68,22 +77,52 @@ class Stage:
         return list(self.asked.sweeps)
 
 
-def test_without_a_fork_nobody_is_looked_at_but_once_in_a_while() -> None:
+@pytest.mark.parametrize("begin", [0, 1, 37])
+def test_each_block_is_looked_at_once_in_a_while_and_no_promotion_waits(begin: int) -> None:
     stage = Stage()
-    looked = [step for step in range(2 * AUDIT_STEPS) if stage.step(step)]
-    assert looked == [AUDIT_STEPS - 1, 2 * AUDIT_STEPS - 1]
-    assert [block for block, _, _ in stage.step(3 * AUDIT_STEPS - 1)] == [A, B, X]
+    looked = [block for step in range(begin, begin + AUDIT_STEPS) for block, _, _ in stage.step(step)]
+    assert sorted(looked) == [A, B, X]
+    assert stage.asked.first == set()
 
 
-def test_after_failures_everybody_is_looked_at_but_not_after_each() -> None:
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=400), st.integers(0, 1000))
+@settings(deadline=None, max_examples=50)
+def test_a_step_looks_at_a_bounded_share(pages: list[int], begin: int) -> None:
+    """By bytes no more than the AUDIT_STEPS-th part and one block, and every block within so many steps."""
+    stage = Stage(make_profile([param(f"p{i}", count * PAGE_BYTES, [1]) for i, count in enumerate(pages)], 4))
+    seen: list[int] = []
+    for step in range(begin, begin + AUDIT_STEPS):
+        looked = [block for block, _, _ in stage.step(step)]
+        assert sum(pages[block] for block in looked) <= sum(pages) / AUDIT_STEPS + max(pages)
+        seen += looked
+    assert sorted(seen) == list(range(len(pages)))
+
+
+def test_after_failures_everybody_is_looked_at_soon_but_not_after_each() -> None:
     """They may mean that a node is gone, and that the kernel has placed all that was there elsewhere."""
     stage = Stage()
     looked = []
-    for step in range(23):
+    for step in range(40):
         stage.ledger.totals["failed" if step % 2 else "partial"] += step >= 5
-        if stage.step(step):
-            looked.append(step)
-    assert looked == [5, 6, 8, 12, 20]  # 1, 2, 4, 8 and 16 of them
+        looked += [(step, block) for block, _, _ in stage.step(step)]
+    by_failures = [step for step, block in looked if block == A]
+    # A is the first in turn: looked at as 1, 2, 4, 8, 16 and 32 have failed
+    assert by_failures == [5, 6, 8, 12, 20, 36]
+    assert {block for step, block in looked if 20 <= step < 20 + HURRIED_STEPS} == {A, B, X}
+    assert stage.asked.first == set()
+
+
+def test_after_a_fork_the_rest_is_looked_at_a_share_at_a_time() -> None:
+    """What is written is looked at when its layer ends, and promotions wait; of all else away, a part each step."""
+    stage = Stage(make_profile([param(f"p{i}", MIB, [1]) for i in range(32)], 4), slow=True)
+    stage.forks = 1
+    at_step_end = []
+    for step in range(1, 1 + 3 * HURRIED_STEPS):
+        looked = [block for block, _, layer in stage.step(step) if layer == 0]
+        assert len(looked) <= 32 // HURRIED_STEPS + 1  # and one that is audited
+        at_step_end.append(looked)
+    assert {block for looked in at_step_end[:HURRIED_STEPS] for block in looked} == set(range(32))
+    assert stage.asked.first == {(A, 2), (B, 2)}
 
 
 def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
