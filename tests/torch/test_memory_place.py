@@ -248,7 +248,7 @@ def test_tenants_survive_a_new_table_and_the_end(memory: ManagedMemory) -> None:
 PAGE = 4096
 
 
-def two_tensors(memory: ManagedMemory, offsets: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def two_tensors(memory: ManagedMemory, offsets: tuple[int, int]) -> tuple[Any, Any]:
     """Tensors of 2048 bytes, ones and twos, for which slots at these offsets are planned."""
     sizes = np.array([2048, 2048])
     memory.place(np.array([[0, 0], [0, 1]]), np.array(offsets), sizes, 4 * PAGE)

@@ -19,7 +19,7 @@ import pytest
 import safetensors.numpy
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.core.run import OUTCOMES, REASONS
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, ROLES
 from sentinel.files import digest, load, load_machine, load_plan, load_profile, load_run, load_trace, save
 from sentinel.files.formats import FORMATS
@@ -27,6 +27,16 @@ from tests.builders import make_machine, make_profile, param, persistent_plan
 
 PROFILE = make_profile([param("weight", 5000, [0, 1]), param("bias", 17, [2])], 3)
 PLAN = persistent_plan(PROFILE, [1, 0], [(0, 1, 0, 0, 1), (0, 0, 1, 1, 2)])
+
+
+def run_of(**columns: int) -> Run:
+    """A run of one step and one migration, with some of the migration's fields as given."""
+    steps, layers, moves = (np.zeros(1, dtype) for dtype in (STEP_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE))
+    moves["nbytes"] = moves["moved_bytes"] = 4096
+    moves["source"] = 1
+    for name, value in columns.items():
+        moves[name] = value
+    return Run("executed", False, ("fast", "slow"), 1 << 20, steps, layers, moves)
 
 
 @pytest.fixture
@@ -251,6 +261,42 @@ def _forged(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 )
 def test_a_forged_index_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], rule: str) -> None:
     assert rule in refused(_forged(tmp_path, change)).rule
+
+
+@pytest.mark.parametrize(
+    ("name", "first_beyond"),
+    [
+        pytest.param("source", 2, id="source"),
+        pytest.param("target", 2, id="target"),
+        pytest.param("outcome", len(OUTCOMES), id="outcome"),
+        pytest.param("reason", len(REASONS), id="reason"),
+    ],
+)
+def test_a_migration_names_what_is_in_its_tables(tmp_path: Path, name: str, first_beyond: int) -> None:
+    path = tmp_path / "run"
+    save(run_of(**{name: first_beyond - 1}), path)
+    assert load_run(path).migrations[name].tolist() == [first_beyond - 1]
+    for value in (first_beyond, 127):
+        save(run_of(**{name: value}), path)
+        assert f"a migration's {name} is not there" in refused(path).rule
+
+
+@pytest.mark.parametrize("name", ["layer", "block", "nbytes", "moved_bytes"])
+def test_a_migration_has_no_negative_amounts(tmp_path: Path, name: str) -> None:
+    save(run_of(**{name: -1}), tmp_path / "run")
+    assert "negative layer, block or amount" in refused(tmp_path / "run").rule
+
+
+@pytest.mark.parametrize("noun", [PROFILE, run_of()], ids=["profile", "run"])
+def test_a_byte_changed_anywhere_in_the_columns_breaks_the_checksum(tmp_path: Path, noun: Any) -> None:
+    path = tmp_path / "noun"
+    save(noun, path)
+    raw = path.read_bytes()
+    columns = 8 + int.from_bytes(raw[:8], "little")
+    assert len(raw) > columns
+    for at in range(columns, len(raw)):
+        error = refused(path, raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert error.field == "checksum", at
 
 
 def test_a_truth_value_is_0_or_1(tmp_path: Path) -> None:

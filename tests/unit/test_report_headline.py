@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from sentinel.core.run import Run
+from sentinel.core.run import OUTCOMES, Run
 from sentinel.reports import Report, Setup, build_report
 from tests.builders import MIB
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
@@ -110,6 +111,33 @@ def test_figures_of_a_step_leave_out_steps_that_went_astray() -> None:
     astray = build_report(executed=executed(steps=steps))
     assert astray.headline["step_ns_applied"] is None
     assert any("No step ran as planned" in caveat for caveat in astray.caveats)
+
+
+def test_bytes_of_a_step_that_went_astray_are_not_among_those_of_the_rest() -> None:
+    run = executed()
+    astray = run.steps["step"][0]
+    steps, layers, moves = run.steps.copy(), run.layers.copy(), run.migrations.copy()
+    steps["in_step"][0] = False
+    layers["served_fast_bytes"][layers["step"] == astray] = 0
+    moves = moves[moves["step"] == astray + 1]  # and the third step is alike
+    others = run.layers[run.layers["step"] != astray]
+    moved = int(moves["moved_bytes"].sum())
+    third = moves.copy()
+    third["step"] = astray + 2
+    wild = moves.copy()
+    wild["step"], wild["moved_bytes"], wild["outcome"] = astray, 0, OUTCOMES.index("partial")
+    found = build_report(
+        executed=executed(steps=steps, layers=layers, migrations=np.concatenate([wild, wild, moves, third]))
+    ).headline
+    assert moved > 0
+    assert found["migrated_bytes_per_step"] == moved
+    assert found["fast_served_fraction"] == others["served_fast_bytes"].sum() / others["touched_bytes"].sum()
+    steps["in_step"][2] = False  # now one step alone counts
+    wild["step"] = astray + 2
+    found = build_report(
+        executed=executed(steps=steps, layers=layers, migrations=np.concatenate([moves, wild]))
+    ).headline
+    assert found["migrated_bytes_per_step"] == moved
 
 
 def test_a_headline_needs_no_pandas() -> None:

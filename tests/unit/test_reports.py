@@ -39,31 +39,84 @@ def _plan(**fields: Any) -> Callable[[], dict[str, Any]]:
     return lambda: {"plan": dataclasses.replace(PLAN, **fields), "executed": executed()}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "numbers"),
-    [
-        (_changed("migrations", "moved_bytes", 1), ("1 bytes", "were to be moved")),
-        (_changed("migrations", "moved_bytes", 1 << 40), (str(1 << 40), "were to be")),
-        (_changed("migrations", "block", 999), ("999", str(len(PLAN.blocks)))),
-        (_changed("layers", "served_fast_bytes", 1 << 40), (str(1 << 40), "were touched")),
-        (_changed("layers", "fast_bytes", 9 * MIB), (str(9 * MIB), str(8 * MIB))),
-        (_changed("layers", "stall_ns", 10**10), (str(10**10), "the step")),
-        (_changed("layers", "duration_ns", 10**10), ("ns", str(int(SIMULATED.steps["duration_ns"][0])))),
-        (_changed("layers", "layer", 8, row=7), ("layer 8", "8 layers")),
-        (_changed("steps", "fast_peak_bytes", 1), ("the step says 1",)),
-        (_changed("steps", "step", 1), ("3 rows", "2 numbers")),
-        (lambda: {"executed": executed(tier_names=("a", "b"))}, ("a, b", "fast, slow")),
-        (_plan(capacity_bytes=(4096, 1 << 40)), ("4096",)),
-        (_plan(layers=PLAN.layers[:3]), ("8", "3")),
-        (lambda: {"profile": dataclasses.replace(PROFILE, live_peak_bytes=1 << 50)}, (str(1 << 50), "alive")),
-    ],
-)
-def test_sums_that_disagree_are_refused_naming_both(
-    inputs: Callable[[], dict[str, Any]], numbers: tuple[str, ...]
-) -> None:
+def _over_budget() -> dict[str, Any]:
+    """The step says the same peak as its layer, so only the budget is broken."""
+    rows, steps = SIMULATED.layers.copy(), SIMULATED.steps.copy()
+    rows["fast_bytes"][0] = steps["fast_peak_bytes"][0] = 9 * MIB
+    return {"executed": executed(layers=rows, steps=steps)}
+
+
+def _larger_than_its_block() -> dict[str, Any]:
+    """A migration that moves all it was to move, which is more than the block has."""
+    moves = SIMULATED.migrations.copy()
+    moves["nbytes"][0] = moves["moved_bytes"][0] = LARGER
+    return {"executed": executed(migrations=moves)}
+
+
+MOVED = int(SIMULATED.migrations["block"][0])
+LARGER = PLAN.blocks[MOVED].nbytes + 4096
+DISAGREEING: dict[str, tuple[Callable[[], dict[str, Any]], str, tuple[str, ...]]] = {
+    "done with too few bytes": (
+        _changed("migrations", "moved_bytes", 1),
+        f"migration of block {MOVED} in step 0",
+        ("called done with 1 bytes", "were to be moved"),
+    ),
+    "more moved than was to be": (
+        _changed("migrations", "moved_bytes", 1 << 40),
+        f"migration of block {MOVED} in step 0",
+        (str(1 << 40), "were to be"),
+    ),
+    "a block that the plan has not": (
+        _changed("migrations", "block", 999),
+        "blocks",
+        ("999", str(len(PLAN.blocks))),
+    ),
+    "a migration larger than its block": (
+        _larger_than_its_block,
+        f"block {MOVED}",
+        (str(LARGER), str(LARGER - 4096)),
+    ),
+    "more served than touched": (
+        _changed("layers", "served_fast_bytes", 1 << 40),
+        "layer 0 of step 0",
+        (str(1 << 40), "were touched"),
+    ),
+    "a layer above the budget": (
+        _over_budget,
+        "fast tier in layer 0 of step 0",
+        (str(9 * MIB), str(8 * MIB), "no overflow"),
+    ),
+    "stalls": (_changed("layers", "stall_ns", 10**10), "stalls of step 0", (str(10**10), "the step")),
+    "times": (
+        _changed("layers", "duration_ns", 10**10),
+        "time of step 0",
+        ("ns", str(int(SIMULATED.steps["duration_ns"][0]))),
+    ),
+    "a layer that the plan has not": (
+        _changed("layers", "layer", 8, row=7),
+        "layers of a step",
+        ("layer 8", "8 layers"),
+    ),
+    "a step's peak": (_changed("steps", "fast_peak_bytes", 1), "fast peak of step 0", ("the step says 1",)),
+    "a step twice": (_changed("steps", "step", 1), "steps of a run", ("3 rows", "2 numbers")),
+    "other tiers": (lambda: {"executed": executed(tier_names=("a", "b"))}, "tiers", ("a, b", "fast, slow")),
+    "a plan above its budget": (_plan(capacity_bytes=(4096, 1 << 40)), "tier fast", ("4096",)),
+    "a plan of other layers": (_plan(layers=PLAN.layers[:3]), "layers of a step", ("8", "3")),
+    "a live peak that no layer has": (
+        lambda: {"profile": dataclasses.replace(PROFILE, live_peak_bytes=1 << 50)},
+        "live peak",
+        (str(1 << 50), "alive"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DISAGREEING)
+def test_sums_that_disagree_are_refused_naming_both(case: str) -> None:
+    inputs, what, numbers = DISAGREEING[case]
     build_report(profile=PROFILE, plan=PLAN, executed=executed())  # the control: unchanged, they agree
     with pytest.raises(ReportError) as caught:
         build_report(**{"profile": PROFILE, "plan": PLAN, **inputs()})
+    assert caught.value.what == what
     assert all(number in str(caught.value) for number in numbers), caught.value
     assert caught.value.left
     assert caught.value.right

@@ -1,0 +1,166 @@
+"""What the end of each migration does to its block and to the books, told by a mover that plays a script."""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from sentinel.core.machine import TierSpec
+from sentinel.core.plan import USE_DTYPE
+from sentinel.core.run import OUTCOMES
+from sentinel.migration.flights import Flights
+from sentinel.migration.ledger import Ledger
+from sentinel.migration.mover import Moved, Outcome
+from sentinel.migration.patience import FAILURES
+from sentinel.migration.residence import Residence
+from tests.builders import make_profile, param, persistent_plan
+
+FAST, SLOW = 0, 1
+NBYTES = 16 * 4096
+ALL, MOST, HALF, FEW, NONE = NBYTES, NBYTES - 4096, NBYTES // 2, 4096, 0
+EXTRA_NS, LAYER = 1009, 2
+
+
+class Script:
+    """A mover, and the slow tier it moves to and from: jobs end as `end` says."""
+
+    def __init__(self) -> None:
+        self.spec = TierSpec("slow", "node", 1 << 40, 0, 10**9, 10**9, node=1)
+        self.jobs = 0
+        self._ended: list[Moved] = []
+        self._taken = 0
+
+    def admit(self, held: object, after: int = 0, *, first: bool = False) -> int:
+        self.jobs += 1
+        return self.jobs
+
+    recall = admit
+
+    def delay_ns(self, rows: np.ndarray) -> np.ndarray:
+        return np.full(len(rows), EXTRA_NS, np.int64)
+
+    def end(self, job: int, outcome: Outcome, fast_bytes: int, moved_bytes: int, error: int = 0) -> None:
+        self._ended.append(Moved(job, 11, 13, moved_bytes, fast_bytes, outcome, error))
+
+    def ended(self) -> int:
+        return self._taken + len(self._ended)
+
+    def results(self) -> list[Moved]:
+        found, self._ended = self._ended, []
+        self._taken += len(found)
+        return found
+
+    def cancel(self, job: int) -> bool:
+        return False
+
+
+class Stage:
+    """One block of 16 pages that layer 2 reads, in `tier`, and what is needed to move it."""
+
+    def __init__(self, tier: int) -> None:
+        profile = make_profile([param("w", NBYTES, [LAYER])], 4)
+        plan = persistent_plan(profile, [tier])
+        uses = np.zeros(1, USE_DTYPE)
+        uses["layer"], uses["touched_bytes"] = LAYER, NBYTES
+        self.script, self.ledger, self.said = Script(), Ledger(), list[str]()
+        tiers = [None, self.script]
+        self.where = Residence(plan, uses, tiers)  # type: ignore[arg-type]
+        self.where.held[0], self.where.fast_bytes[0] = True, ALL if tier == FAST else NONE
+        self.flights = Flights(
+            *(plan.blocks, self.script, tiers, self.where, self.ledger),  # type: ignore[arg-type]
+            ranges=lambda block: [],
+            warn=self.said.append,
+            strict=False,
+        )
+
+    def move(self, target: int, outcome: Outcome, fast_bytes: int, *, error: int = 0, step: int = 0) -> None:
+        before = self.where.fast_bytes[0]
+        flight = self.flights.submit(0, 1 - target, target, "evict" if target else "prefetch", step, 1)
+        assert flight is not None
+        assert self.served_fast_bytes == 0  # in flight: served by the slower of the two
+        self.script.end(flight.job, outcome, fast_bytes, abs(fast_bytes - before), error)
+        self.flights.collect()
+        assert self.flights.all() == []
+
+    @property
+    def served_fast_bytes(self) -> int:
+        fast = int(self.where.served_fast_bytes[LAYER])
+        assert int(self.where.slow_ns[LAYER]) == (0 if fast else EXTRA_NS)
+        return fast
+
+
+class End(NamedTuple):
+    """A move to `target` leaves `fast_bytes` in the fast tier; it counts as in `tier`, and is told as `word`."""
+
+    target: int
+    outcome: Outcome
+    fast_bytes: int
+    tier: int
+    word: str
+
+
+ENDS = {
+    "all goes up": End(FAST, Outcome.DONE, ALL, FAST, "done"),
+    "all goes down": End(SLOW, Outcome.DONE, NONE, SLOW, "done"),
+    "all was up already": End(FAST, Outcome.ALREADY, ALL, FAST, "already there"),
+    "all was down already": End(SLOW, Outcome.ALREADY, NONE, SLOW, "already there"),
+    "most goes up": End(FAST, Outcome.PARTIAL, MOST, FAST, "partial"),
+    "half goes up": End(FAST, Outcome.PARTIAL, HALF, FAST, "partial"),
+    "few go up": End(FAST, Outcome.PARTIAL, FEW, SLOW, "partial"),
+    "most go down": End(SLOW, Outcome.PARTIAL, FEW, SLOW, "partial"),
+    "few go down": End(SLOW, Outcome.PARTIAL, MOST, FAST, "partial"),
+    "none goes up": End(FAST, Outcome.FAILED, NONE, SLOW, "failed"),
+    "none goes down": End(SLOW, Outcome.FAILED, ALL, FAST, "failed"),
+    "cancelled on the way up": End(FAST, Outcome.CANCELLED, NONE, SLOW, "skipped"),
+    "cancelled on the way down": End(SLOW, Outcome.CANCELLED, ALL, FAST, "skipped"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_block_is_where_most_of_it_is_and_booked_as_it_went(case: str) -> None:
+    end = ENDS[case]
+    stage = Stage(1 - end.target)
+    failed = end.word in ("partial", "failed")
+    stage.move(end.target, end.outcome, end.fast_bytes, error=errno.EBUSY if failed else 0)
+    assert stage.where.tier[0] == end.tier
+    assert stage.where.fast_bytes[0] == end.fast_bytes
+    assert stage.served_fast_bytes == (NBYTES if end.tier == FAST else 0)
+    run = stage.ledger.run(("fast", "slow"), ALL, emulated=False)
+    (row,) = run.migrations
+    started_in = NONE if end.target == FAST else ALL
+    assert OUTCOMES[row["outcome"]] == end.word
+    assert (row["source"], row["target"], row["nbytes"]) == (1 - end.target, end.target, NBYTES)
+    assert row["moved_bytes"] == abs(end.fast_bytes - started_in)
+    assert row["errno"] == (errno.EBUSY if failed else 0)
+    assert run.counters[end.word.replace(" ", "_")] == 1
+    stayed = NBYTES - end.fast_bytes if end.target == FAST else end.fast_bytes
+    assert len(run.events) == len(stage.said) == failed
+    if failed:
+        ((_, sentence),) = run.events
+        assert f"left {stayed} bytes where they were" in sentence
+        assert ("from it" in sentence) == (end.target == FAST)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PARTIAL, Outcome.FAILED], ids=["in part", "in whole"])
+def test_a_block_that_fails_again_and_again_is_held_back(outcome: Outcome) -> None:
+    stage = Stage(SLOW)
+    for step in range(FAILURES):
+        stage.move(FAST, outcome, FEW if outcome is Outcome.PARTIAL else NONE, error=errno.ENOMEM, step=step)
+    assert stage.flights.submit(0, SLOW, FAST, "prefetch", FAILURES, 1) is None
+    assert stage.ledger.totals["held_back"] == 1
+    assert "held where it is" in stage.ledger.events[-1][1]
+    assert len(stage.said) == 1  # the first one only
+
+
+def test_a_move_that_succeeds_ends_the_series_of_failures() -> None:
+    stage = Stage(SLOW)
+    for step, outcome in enumerate([Outcome.FAILED, Outcome.FAILED, Outcome.DONE, Outcome.FAILED, Outcome.FAILED]):
+        if outcome is Outcome.DONE:
+            stage.move(FAST, outcome, ALL, step=step)
+            stage.move(SLOW, outcome, NONE, step=step)
+        else:
+            stage.move(FAST, outcome, NONE, error=errno.ENOMEM, step=step)
+    assert stage.flights.submit(0, SLOW, FAST, "prefetch", 5, 1) is not None
