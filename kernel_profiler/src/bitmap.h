@@ -8,7 +8,15 @@
 
 namespace sn {
 
-class Bitmap {
+// Where another thread may come between: a test stops there, the library does not.
+enum class Between { kChecked, kInside, kShutOut };
+
+struct NoPause {
+  static void at(Between) {}
+};
+
+template <typename Pause>
+class PausingBitmap {
  public:
   void reset(std::atomic<uint64_t> *words) {
     words_ = words;
@@ -31,7 +39,11 @@ class Bitmap {
   // The same for any other thread.
   bool claim_as_other(uint64_t first, uint64_t count) {
     others_.fetch_add(1, std::memory_order_seq_cst);
-    while (owner_claims_.load(std::memory_order_seq_cst)) sched_yield();
+    while (owner_claims_.load(std::memory_order_seq_cst)) {
+      Pause::at(Between::kShutOut);
+      sched_yield();
+    }
+    Pause::at(Between::kInside);
     const bool claimed = claim(first, count);
     others_.fetch_sub(1, std::memory_order_release);
     return claimed;
@@ -77,6 +89,7 @@ class Bitmap {
   bool claim(uint64_t first, uint64_t count) {
     const uint64_t end = first + count, last_word = (end - 1) / 64;
     if (!is_free(first, end)) return false;
+    Pause::at(Between::kChecked);
     for (uint64_t word = first / 64; word <= last_word; word++)
       if (!claim_word(word, mask(word, first, end))) {
         if (word > first / 64) clear(first, word * 64 - first);
@@ -88,6 +101,7 @@ class Bitmap {
   bool claim_alone(uint64_t first, uint64_t count) {
     const uint64_t end = first + count, last_word = (end - 1) / 64;
     if (!is_free(first, end)) return false;
+    Pause::at(Between::kChecked);
     for (uint64_t word = first / 64; word <= last_word; word++) {
       const uint64_t bits = mask(word, first, end);
       if (bits == ~uint64_t{0})
@@ -111,5 +125,7 @@ class Bitmap {
   std::atomic<bool> owner_claims_{false};
   std::atomic<int> others_{0};
 };
+
+using Bitmap = PausingBitmap<NoPause>;
 
 }  // namespace sn

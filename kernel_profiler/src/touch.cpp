@@ -210,6 +210,11 @@ TouchCell *TouchTable::find(uint64_t address) const {
   return nullptr;
 }
 
+bool TouchTable::should_hold(uint64_t address) const {
+  return std::any_of(armed.ranges, armed.ranges + armed.count,
+                     [=](const ArmRange &range) { return address - range.base < range.nbytes; });
+}
+
 bool touch_running() { return session.running; }
 
 bool written_wholly(uint64_t address, uint64_t nbytes) {

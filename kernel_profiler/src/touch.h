@@ -23,6 +23,7 @@ struct TouchTable {
 
   // The cell of the page at `address`, or null: no armed range, or beyond the table.
   TouchCell *find(uint64_t address) const;
+  bool should_hold(uint64_t address) const;  // lies in an armed range
 };
 
 extern TouchTable touched;

@@ -115,8 +115,10 @@ void drain(const Ring &ring) {
   while (tail < head) {
     const uint64_t raw = word_at(ring, tail);  // type: 32 bits, misc: 16, nbytes: 16
     if (static_cast<uint32_t>(raw) == PERF_RECORD_SAMPLE) {
-      sn::TouchCell *cell = sn::touched.find(word_at(ring, tail + 8));
+      const uint64_t address = word_at(ring, tail + 8);
+      sn::TouchCell *cell = sn::touched.find(address);
       if (cell != nullptr) cell->note(false);
+      if (cell == nullptr && sn::touched.should_hold(address)) sn::touch_lost++;
     }
     tail += raw >> 48;
   }

@@ -144,6 +144,35 @@ void huge_pages_may_fail() {
   CHECK(sn_arm_unmap(at) == 0);
 }
 
+// A page that is swapped out is not present, and yet it holds something. Here the kernel says so of every page.
+long pagemap = -1;
+uint64_t swapped = 0;
+
+long all_swapped_out(long number, const long a[6]) {
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  if (number == SYS_openat && strcmp(reinterpret_cast<const char *>(a[1]), "/proc/self/pagemap") == 0) pagemap = result;
+  if (number != SYS_pread64 || a[0] != pagemap) return result < 0 ? -errno : result;
+  uint64_t *entries = reinterpret_cast<uint64_t *>(a[1]);
+  for (long i = 0; i < result / 8; i++) {
+    if ((entries[i] >> 63) == 0) continue;
+    entries[i] = uint64_t{1} << 62;
+    swapped++;
+  }
+  return result;
+}
+
+void swapped_pages_come_along() {
+  fill(8);
+  sn_system_replace(all_swapped_out);
+  swapped = 0;
+  CHECK(sn_arm_back(base, kBytes, guarded) == 0);
+  sn_system_replace(nullptr);
+  CHECK(swapped > kPages / 4);
+  CHECK(holds(8));
+  CHECK(sn_arm_unback() == 0);
+  CHECK(holds(8));
+}
+
 void a_child_has_its_own_bytes() {
   fill(5);
   CHECK(sn_arm_back(base, kBytes, guarded) == 0);
@@ -228,7 +257,9 @@ int main() {
   refuses_what_is_not_its_own();
   any_call_may_fail();
   huge_pages_may_fail();
+  swapped_pages_come_along();
   guarded = sn_arm_guarded() == 0 ? 1 : 0;  // test_arm_writers fails its calls
+  swapped_pages_come_along();
   fill(5);
   a_child_has_its_own_bytes();
   a_child_without_its_copy_ends();

@@ -69,6 +69,21 @@ void other_sizes_find_a_slot_that_fits() {
   for (void *address : {shorter, longer, late, unknown, none}) sn_free(address);
 }
 
+void a_slot_one_granule_too_small_is_not_served() {
+  CHECK(place({0, 0}, {0, 1}, {0, 4096}, {4096, 4096}, 8192) == 0);
+  void *longer = sn_allocate(4096 + 1), *next = sn_allocate(4096);
+  CHECK(!placed(longer) && offset_of(next) == 4096);
+  for (void *address : {longer, next}) sn_free(address);
+  sn_tick(0);
+  longer = sn_allocate(4096 + 512);
+  CHECK(!placed(longer));
+  sn_free(longer);
+  sn_tick(-1);  // where any slot would do
+  longer = sn_allocate(4096 + 512);
+  CHECK(!placed(longer));
+  sn_free(longer);
+}
+
 void a_new_table_respects_the_tenants_of_the_old() {
   CHECK(place({0}, {0}, {0}, {8192}, 8192) == 0);
   void *tenant = sn_allocate(8192);
@@ -188,6 +203,7 @@ int main() {
   a_slot_serves_its_key();
   a_slot_whose_bytes_are_taken_is_not_served();
   other_sizes_find_a_slot_that_fits();
+  a_slot_one_granule_too_small_is_not_served();
   a_new_table_respects_the_tenants_of_the_old();
   bad_tables_are_refused_and_the_old_one_stays();
   a_reservation_excludes_tenants_and_tenants_exclude_it();

@@ -38,6 +38,7 @@ struct Kernel {
   std::set<uint64_t> huge;            // first pages of huge pages: one address moves all 512
   bool may_move_shared = false;       // CAP_SYS_NICE
   uint64_t refusals = 0;              // of calls, for want of it
+  int asking_fails = 0;               // errno of every query
   bool leaves_tail = false;           // the last third of each call is not tried, and reported by a positive result
   bool huge_lie = false;              // -EBUSY for every page that moved but the first of 512
   int untouched = -ENOENT;
@@ -98,6 +99,7 @@ long system_call(long number, const long a[6]) {
   int *status = reinterpret_cast<int *>(a[4]);
   CHECK(count > 0 && count <= 4096);
   if (nodes != nullptr) return nodes[0] > 1 ? -ENODEV : move(count, pages, nodes, status, a[5]);
+  if (kernel.asking_fails != 0) return -kernel.asking_fails;
   for (uint64_t i = 0; i < count; ++i) {
     const auto at = kernel.node.find(pages[i]);
     status[i] = at == kernel.node.end() ? kernel.untouched : at->second;
@@ -117,6 +119,7 @@ void reset(uint64_t pages) {
   kernel.huge.clear();
   kernel.may_move_shared = false;
   kernel.refusals = 0;
+  kernel.asking_fails = 0;
   kernel.leaves_tail = false;
   kernel.huge_lie = false;
   kernel.untouched = -ENOENT;
@@ -310,6 +313,14 @@ void any_call_may_fail() {
   }
 }
 
+void pages_that_cannot_be_asked_for_stay_for_that_reason() {
+  reset(kPages);
+  kernel.asking_fails = EPERM;
+  const Result result = demote(kPages);
+  CHECK(result.moved.outcome == SN_MOVE_FAILED && result.moved.error == EPERM && on(0) == kPages);
+  CHECK(result.errors[EPERM] == kPages && result.errors[EAGAIN] == 0);
+}
+
 void a_rate_limit_is_kept() {
   reset(kPages);
   const Result result = demote(kPages, 1, kPages * kPage * 20);  // a twentieth of a second
@@ -432,6 +443,7 @@ int main() {
   a_full_node_takes_what_it_can();
   a_node_that_is_not_there_moves_nothing();
   any_call_may_fail();
+  pages_that_cannot_be_asked_for_stay_for_that_reason();
   a_rate_limit_is_kept();
   where_no_page_is_huge_none_goes_ahead();
   small_jobs_travel_together();

@@ -1,5 +1,6 @@
 // The mover: order, room, accounts, failures, forks; page moves where one node is enough to see them.
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,68 @@ void a_failed_delay_leaves_the_bytes_where_they_were() {
   sn_mover_destroy(mover);
 }
 
+// Sleeps of the workers, in the test's hands: they fail at once, or wait until they are let go and then fail.
+std::atomic<bool> held_up{false};
+std::atomic<int> sleeping{0};
+
+long sleeps_fail(long number, const long a[6]) {
+  if (number != SYS_clock_nanosleep) return syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  ++sleeping;
+  while (held_up.load()) sched_yield();
+  return -EIO;
+}
+
+void the_second_of_two_finds_the_block_where_the_first_left_it() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0);
+  held_up.store(true);
+  sn_system_replace(sleeps_fail);
+  sn_job up = emulated(SN_PROMOTE, 100, kMs);
+  up.after = submit(mover, emulated(SN_DEMOTE, 100, kMs));
+  const uint64_t second = submit(mover, up);  // it expects an empty fast tier
+  held_up.store(false);
+  CHECK(sn_mover_wait(mover, second, kForever) == 0);  // else there were no room for it
+  sn_system_replace(nullptr);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].outcome == SN_MOVE_FAILED && all[0].fast_bytes == 100);
+  CHECK(all[1].id == second && all[1].fast_bytes == 100 && all[1].moved_bytes == 0);
+  CHECK(held(mover).fast_bytes == 100 && held(mover).most_fast_bytes == 100 && held(mover).in_flight_bytes == 0);
+  sn_mover_destroy(mover);
+}
+
+void a_failed_delay_leaves_the_link_free() {
+  constexpr uint64_t kHour = 3600000 * kMs;
+  sn_mover *mover = make(200);
+  CHECK(sn_mover_reserve(mover, 200, 0) == 0);
+  sn_system_replace(sleeps_fail);
+  for (int i = 0; i < 2; ++i) CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 100, kHour)), kForever) == 0);
+  sn_system_replace(nullptr);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[1].start_ns - all[0].start_ns < kHour);
+  sn_mover_destroy(mover);
+}
+
+// What waits for the link has not started: it takes no room in the other tier, and can be called off.
+void a_half_duplex_link_that_is_busy_keeps_jobs_where_they_are() {
+  sn_mover *mover = make(200, 1);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0);
+  held_up.store(true);
+  sleeping.store(0);
+  sn_system_replace(sleeps_fail);
+  submit(mover, emulated(SN_DEMOTE, 100, kMs));
+  while (sleeping.load() == 0) sched_yield();
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 100, kMs));
+  for (int i = 0; i < 200; ++i) {  // time enough for the other worker to look at it
+    usleep(100);
+    CHECK(sleeping.load() == 1 && held(mover).in_flight_bytes == 100);
+  }
+  CHECK(sn_mover_cancel(mover, up) == 1);
+  held_up.store(false);
+  CHECK(sn_mover_wait(mover, 1, kForever) == 0);
+  sn_system_replace(nullptr);
+  sn_mover_destroy(mover);
+}
+
 void a_child_finds_the_mover_inert() {
   sn_mover *mover = make(1000);
   for (int i = 0; i < 5; ++i) {
@@ -294,6 +357,9 @@ int main() {
   a_job_starts_after_the_one_it_names();
   the_budget_holds_under_random_load();
   a_failed_delay_leaves_the_bytes_where_they_were();
+  the_second_of_two_finds_the_block_where_the_first_left_it();
+  a_failed_delay_leaves_the_link_free();
+  a_half_duplex_link_that_is_busy_keeps_jobs_where_they_are();
   a_child_finds_the_mover_inert();
   return pages_are_moved_or_accounted_for();
 }

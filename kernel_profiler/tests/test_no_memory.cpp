@@ -284,11 +284,9 @@ bool all_there() {
   return true;
 }
 
-void backing_changes_whole_or_not() {
-  CHECK(sn_arm_map(kPages * kPage, &base) == 0);
-  write_all();
-  const auto back = [] {
-    const int result = sn_arm_back(base, kPages * kPage);
+void backing_changes_whole_or_not(int guarded) {
+  const auto back = [=] {
+    const int result = sn_arm_back(base, kPages * kPage, guarded);
     CHECK(all_there());
     return result;
   };
@@ -343,7 +341,7 @@ void what_is_not_written_down_is_counted(int kind) {
 }
 
 void watching() {
-  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
   for (const int kind : {SN_TOUCH_PAGEMAP, SN_TOUCH_PERF, SN_TOUCH_UFFD}) {
     if (!available(kind)) {
       fprintf(stderr, "reader %d is not available here\n", kind);
@@ -389,7 +387,10 @@ int main() {
   arenas_are_made_whole_or_not();
   a_plan_is_taken_whole_or_not();
   allocating_needs_no_memory_of_its_own();
-  backing_changes_whole_or_not();
+  CHECK(sn_arm_map(kPages * kPage, &base) == 0);
+  write_all();
+  backing_changes_whole_or_not(0);
+  if (sn_arm_guarded() == 0) backing_changes_whole_or_not(1);
   watching();
   measuring_fails_with_a_number();
   return 0;

@@ -2,6 +2,7 @@
 // apart, by user code, by system calls, by threads; and nothing where nothing was touched.
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <thread>
 #include <vector>
@@ -162,6 +164,66 @@ void failed_starts_leave_nothing() {
   }
 }
 
+// Touches of pages that the table is too short for are lost, and counted.
+void a_short_table_loses_and_says_so() {
+  constexpr uint64_t kTold = 64;
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
+  if (sn_touch_start(reader, nullptr, kTold) == 0) {
+    CHECK(sn_touch_mark(0) == 0);
+    for (uint64_t i = 0; i < 3; i++) write_page(20 * i);
+    for (uint64_t i = 0; i < 7; i++) write_page(kTold + 100 * i);
+    CHECK(sn_touch_mark(-1) == 0);
+    CHECK(sn_touch_stop() == 0);
+    sn_touch_state state;
+    sn_touch_quality(&state);
+    if (state.unit_pages == 1) CHECK(state.lost == 7 && counts().size() == 3);
+  }
+  CHECK(sn_arm_unback() == 0);
+}
+
+// The handler can't map a page: from there on it sees nothing, but the thread that waits goes on with its bytes.
+void a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on() {
+  if (!start()) return;
+  CHECK(sn_touch_mark(0) == 0);
+  CHECK(sn_touch_mark(1) == 0);
+  sn_system_fail(SYS_ioctl, 1, EINVAL);  // the next is the handler's
+  CHECK(*at(11) == 11);
+  CHECK(sn_system_fail(-1, 0, 0) == 0);
+  for (uint64_t page = 0; page < kPages; page++) write_page(page);
+  CHECK(sn_touch_stop() == 0);
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.lost > 0);
+  CHECK(sn_arm_unback() == 0);
+}
+
+std::atomic<bool> was_read{false}, marking{false};
+
+// The handler has read a fault, and comes to it only after the mark has begun.
+long reads_late(long number, const long a[6]) {
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  if (number != SYS_read || result <= 0) return result < 0 ? -errno : result;
+  was_read.store(true);
+  while (!marking.load()) sched_yield();
+  usleep(20000);
+  return result;
+}
+
+void what_was_read_before_a_mark_belongs_to_the_layer_that_ends() {
+  if (!start()) return;
+  CHECK(sn_touch_mark(0) == 0);
+  sn_system_replace(reads_late);
+  std::thread toucher([] { write_page(17); });
+  while (!was_read.load()) sched_yield();
+  marking.store(true);
+  CHECK(sn_touch_mark(1) == 0);
+  toucher.join();
+  sn_system_replace(nullptr);
+  stop();
+  sn_touch_run run;
+  CHECK(sn_touch_runs(0, 1, &run) == 1 && run.page == base / kPage + 17 && run.layer == 0);
+}
+
 // Without userfaultfd a read maps its neighbours too: the unit says so, and the units touched are all told.
 void coarser_without_registration() {
   CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
@@ -189,7 +251,10 @@ int main() {
       if (start()) body();
     }
     failed_starts_leave_nothing();
+    a_short_table_loses_and_says_so();
   }
+  a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on();
+  what_was_read_before_a_mark_belongs_to_the_layer_that_ends();
   reader = SN_TOUCH_PAGEMAP;
   coarser_without_registration();
   CHECK(sn_arm_unmap(base) == 0);

