@@ -7,13 +7,16 @@
 
 #include "exclusive.h"
 #include "guarded.h"
+#include "immortal.h"
 #include "system.h"
 
 namespace {
 
 enum : uint8_t { kPages = 0, kGranule, kGranuleUntilMark };
 
-std::vector<uint8_t> states[sn::kArmRanges];  // one a granule of each range; empty: none is wanted
+using States = std::vector<uint8_t>[sn::kArmRanges];
+sn::Immortal<States> kept_states;
+States &states = kept_states.value;  // one a granule of each range; empty: none is wanted
 uint64_t wanted = 0;
 bool running = false;
 

@@ -8,6 +8,7 @@
 
 #include "bitmap.h"
 #include "guarded.h"
+#include "immortal.h"
 #include "sentinel.h"
 #include "system.h"
 #include "tables.h"
@@ -30,7 +31,8 @@ struct Arena {
 };
 
 Arena arena;
-sn::Tables tables;
+sn::Immortal<sn::Tables> kept_tables;
+sn::Tables &tables = kept_tables.value;
 sn::Bitmap bitmap;
 std::atomic<bool> keep_free_pages{false};
 std::atomic<uint64_t> fitted_bytes{0}, unlike_bytes{0};  // written by the owner alone

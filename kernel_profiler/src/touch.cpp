@@ -9,6 +9,7 @@
 #include "exclusive.h"
 #include "granule.h"
 #include "guarded.h"
+#include "immortal.h"
 #include "system.h"
 
 namespace {
@@ -31,7 +32,8 @@ struct Session {
   sn::Rested rested = {};
 };
 
-Session session;
+sn::Immortal<Session> kept_session;
+Session &session = kept_session.value;
 
 int nothing() { return 0; }
 void nothing_to_stop() {}

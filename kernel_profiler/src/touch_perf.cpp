@@ -1,4 +1,11 @@
 // The software page-fault event, every fault, of every thread: which page, but not whether to read or write.
+//
+// An event that threads born later inherit needs one descriptor for each thread and processor, for the kernel gives
+// such events no ring across processors; then nothing is missed. On a large machine that would be tens of thousands:
+// where they are more than half of what the limit on open files leaves, each thread has one event on any processor,
+// nothing is inherited, and a thread born meanwhile is told of by its parent's event: it is watched from then on, and
+// counted as late. Where not even those fit, the reader refuses. Rings are pinned memory: together they take
+// kAllRingsBytes at most, in equal parts, and less where the host's limit on locked memory says so.
 #include <dirent.h>
 #include <errno.h>
 #include <linux/perf_event.h>
@@ -6,8 +13,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,35 +24,44 @@
 #include <vector>
 
 #include "guarded.h"
+#include "immortal.h"
 #include "system.h"
 #include "touch.h"
 
 namespace {
 
-constexpr uint64_t kRingBytes = uint64_t{16} << 20;  // a processor; less where the host grants less
+constexpr uint64_t kAllRingsBytes = uint64_t{64} << 20;
+constexpr uint64_t kRingBytes = uint64_t{16} << 20;
 constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
+constexpr size_t kMoreThreads = 64;  // born while we watch, where each has a ring of its own
 
 struct Ring {
-  int cpu;
+  int cpu;  // -1: of one thread
   int fd;
   uint8_t *memory;  // a control page, then the records
   uint64_t nbytes;  // of records
 };
 
-std::vector<int> events;  // one a thread and processor, but for those that own a ring
-std::vector<Ring> rings;
+struct Watch {
+  std::vector<int> events;  // one a thread and processor, but for those that own a ring
+  std::vector<Ring> rings;  // has room for all that may come
+  std::set<pid_t> threads;  // that are watched
+  std::vector<pollfd> waits;  // the drainer's, as large as it may become
+  std::thread drainer;
+};
+
+sn::Immortal<Watch> kept;
+Watch &watched = kept.value;
 std::mutex draining;
-std::thread drainer;
-std::vector<pollfd> waits;  // the drainer's: made before it starts
+uint64_t ring_bytes = kRingBytes;
 int wake_up = -1;
 bool with_kernel = true;
+bool by_thread = false;  // one event a thread, on any processor
 
 void shut(int fd) {
   if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
 }
 
-// Threads that are born later inherit the event; this needs one for each processor, as inherited events
-// may not share a ring across processors.
 long open_event(pid_t thread, int cpu) {
   perf_event_attr attributes = {};
   attributes.size = sizeof attributes;
@@ -54,8 +72,9 @@ long open_event(pid_t thread, int cpu) {
   attributes.read_format = PERF_FORMAT_LOST;
   attributes.exclude_hv = 1;
   attributes.exclude_kernel = with_kernel ? 0 : 1;
-  attributes.inherit = 1;
-  attributes.inherit_thread = 1;  // threads, not forked children
+  attributes.inherit = by_thread ? 0 : 1;
+  attributes.inherit_thread = by_thread ? 0 : 1;  // threads, not forked children
+  attributes.task = by_thread ? 1 : 0;            // a record of each thread that it starts
   attributes.watermark = 1;
   attributes.wakeup_watermark = static_cast<uint32_t>(kLeastRingBytes / 4);
   return sn_system(SYS_perf_event_open, sn::arg(&attributes), thread, cpu, -1, PERF_FLAG_FD_CLOEXEC, 0);
@@ -63,24 +82,22 @@ long open_event(pid_t thread, int cpu) {
 
 int add_ring(int cpu, int fd) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  long mapped = -ENOMEM;
-  for (uint64_t nbytes = kRingBytes; nbytes >= kLeastRingBytes; nbytes /= 2) {
-    mapped = sn::map(0, nbytes + page, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
-    if (mapped < 0) continue;
-    rings.push_back(Ring{cpu, fd, reinterpret_cast<uint8_t *>(mapped), nbytes});
-    return 0;
-  }
-  return static_cast<int>(mapped);
+  if (watched.rings.size() == watched.rings.capacity()) return -ENOSPC;
+  const long mapped = sn::map(0, ring_bytes + page, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+  if (mapped < 0) return static_cast<int>(mapped);
+  watched.rings.push_back(Ring{cpu, fd, reinterpret_cast<uint8_t *>(mapped), ring_bytes});
+  return 0;
 }
 
 int watch(pid_t thread, int cpu) {
+  if (watched.events.size() == watched.events.capacity()) watched.events.reserve(2 * watched.events.size() + 64);
   const long opened = open_event(thread, cpu);
   if (opened == -ESRCH || opened == -ENODEV) return 0;  // the thread has ended; the processor is off
   if (opened < 0) return static_cast<int>(opened);
   const int fd = static_cast<int>(opened);
-  for (const Ring &ring : rings)
-    if (ring.cpu == cpu) {
-      events.push_back(fd);
+  for (const Ring &ring : watched.rings)
+    if (cpu >= 0 && ring.cpu == cpu) {
+      watched.events.push_back(fd);
       return static_cast<int>(sn_system(SYS_ioctl, fd, PERF_EVENT_IOC_SET_OUTPUT, ring.fd, 0, 0, 0));
     }
   const int error = add_ring(cpu, fd);
@@ -88,18 +105,31 @@ int watch(pid_t thread, int cpu) {
   return error;
 }
 
-int watch_threads(int cpus) {
-  std::set<pid_t> known;
-  for (size_t before = 0;; before = known.size()) {
-    const std::unique_ptr<DIR, int (*)(DIR *)> tasks(opendir("/proc/self/task"), closedir);
-    if (tasks == nullptr) return -errno;
-    int error = 0;
-    for (const dirent *entry = readdir(tasks.get()); entry != nullptr && error == 0; entry = readdir(tasks.get())) {
-      const pid_t thread = atoi(entry->d_name);
-      if (thread == 0 || !known.insert(thread).second) continue;
-      for (int cpu = 0; cpu < cpus && error == 0; cpu++) error = watch(thread, cpu);
-    }
-    if (error != 0 || known.size() == before) return error;  // until a look finds no new thread
+// Calls `visit` with each number among the names in a folder, until it returns an error.
+template <typename Visit>
+int each_number(const char *folder, Visit visit) {
+  const std::unique_ptr<DIR, int (*)(DIR *)> opened(opendir(folder), closedir);
+  if (opened == nullptr) return -errno;
+  for (const dirent *entry = readdir(opened.get()); entry != nullptr; entry = readdir(opened.get())) {
+    if (entry->d_name[0] == '.') continue;
+    const int error = visit(atoi(entry->d_name));
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+// Watches those threads that are not watched yet; `found` counts them.
+int watch_threads(int cpus, uint64_t *found) {
+  for (uint64_t before = *found;; before = *found) {
+    const int error = each_number("/proc/self/task", [&](pid_t thread) {
+      if (!watched.threads.insert(thread).second) return 0;
+      ++*found;
+      if (by_thread) return watch(thread, -1);
+      int failed = 0;
+      for (int cpu = 0; cpu < cpus && failed == 0; cpu++) failed = watch(thread, cpu);
+      return failed;
+    });
+    if (error != 0 || *found == before) return error;  // until a look finds no new thread
   }
 }
 
@@ -108,36 +138,64 @@ uint64_t word_at(const Ring &ring, uint64_t position) {
   return *reinterpret_cast<const uint64_t *>(ring.memory + page + position % ring.nbytes);
 }
 
-void drain(const Ring &ring) {
+// Whether threads have come or gone.
+bool drain(const Ring &ring) {
   auto *control = reinterpret_cast<perf_event_mmap_page *>(ring.memory);
   uint64_t tail = control->data_tail;
+  bool changed = false;
   const uint64_t head = __atomic_load_n(&control->data_head, __ATOMIC_ACQUIRE);
   while (tail < head) {
     const uint64_t raw = word_at(ring, tail);  // type: 32 bits, misc: 16, nbytes: 16
-    if (static_cast<uint32_t>(raw) == PERF_RECORD_SAMPLE) {
+    const uint32_t type = static_cast<uint32_t>(raw);
+    if (type == PERF_RECORD_SAMPLE) {
       const uint64_t address = word_at(ring, tail + 8);
       sn::TouchCell *cell = sn::touched.find(address);
       if (cell != nullptr) cell->note(false);
       if (cell == nullptr && sn::touched.should_hold(address)) sn::touch_lost++;
     }
+    if (type == PERF_RECORD_EXIT) watched.threads.erase(static_cast<pid_t>(word_at(ring, tail + 16)));  // free for another
+    changed |= type == PERF_RECORD_FORK || type == PERF_RECORD_EXIT;
     tail += raw >> 48;
   }
   __atomic_store_n(&control->data_tail, tail, __ATOMIC_RELEASE);
+  return changed;
 }
 
 int drain_all() {
   std::lock_guard<std::mutex> held(draining);
-  for (const Ring &ring : rings) drain(ring);
+  bool changed = false;
+  for (const Ring &ring : watched.rings) changed |= drain(ring);
+  if (!changed) return 0;
+  uint64_t found = 0;
+  const int error = sn::guarded([&] { return watch_threads(0, &found); });
+  sn::touch_late += found;
+  if (error != 0) sn::touch_lost++;  // and who knows how many more: one of them is not watched
   return 0;
 }
 
 int look(uint64_t, uint64_t) { return drain_all(); }
 
+void lay_out_waits() {
+  std::lock_guard<std::mutex> held(draining);
+  watched.waits.clear();  // its memory stays
+  watched.waits.push_back(pollfd{wake_up, POLLIN, 0});
+  for (const Ring &ring : watched.rings) watched.waits.push_back(pollfd{ring.fd, POLLIN, 0});
+}
+
+bool rings_came() {
+  std::lock_guard<std::mutex> held(draining);
+  return watched.waits.size() <= watched.rings.size();
+}
+
 void serve() {
-  while (waits.back().revents == 0) {
+  std::vector<pollfd> &waits = watched.waits;
+  for (lay_out_waits(); waits[0].revents == 0;) {
     const long ready = sn_system(SYS_poll, sn::arg(waits.data()), static_cast<long>(waits.size()), -1, 0, 0, 0);
     if (ready < 0 && ready != -EINTR) return;
     drain_all();
+    for (pollfd &wait : waits)
+      if ((wait.revents & POLLHUP) != 0) wait.fd = -1;  // its thread has ended, and would wake us for ever
+    if (rings_came()) lay_out_waits();
   }
 }
 
@@ -147,29 +205,76 @@ uint64_t lost_by(int fd) {
   return sn_system(SYS_read, fd, sn::arg(counts), sizeof counts, 0, 0, 0) == sizeof counts ? counts[1] : 0;
 }
 
-int open_all() {
-  const int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
-  with_kernel = true;
-  long probe = open_event(0, 0);
-  if (probe == -EACCES || probe == -EPERM) {
-    with_kernel = false;
-    probe = open_event(0, 0);
+uint64_t count_of(const char *folder) {
+  uint64_t count = 0;
+  each_number(folder, [&](int) {
+    ++count;
+    return 0;
+  });
+  return count;
+}
+
+// Descriptors that may be taken: half of what the limit leaves, for the program opens files too.
+uint64_t spare_descriptors() {
+  rlimit limit = {};
+  if (sn_system(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, sn::arg(&limit), 0, 0) != 0) return 0;
+  const uint64_t used = count_of("/proc/self/fd");
+  return limit.rlim_cur > used ? (limit.rlim_cur - used) / 2 : 0;
+}
+
+void close_all() {
+  for (int fd : watched.events) shut(fd);
+  watched.events.clear();
+  for (const Ring &ring : watched.rings) {
+    sn::unmap(reinterpret_cast<uintptr_t>(ring.memory), ring.nbytes + static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+    shut(ring.fd);
   }
-  if (probe < 0 && probe != -ENODEV) return static_cast<int>(probe);
-  shut(static_cast<int>(probe));
-  return watch_threads(cpus);
+  watched.rings.clear();
+  watched.threads.clear();
+}
+
+int probe() {
+  by_thread = false;
+  with_kernel = true;
+  long fd = open_event(0, 0);
+  if (fd == -EACCES || fd == -EPERM) {
+    with_kernel = false;
+    fd = open_event(0, 0);
+  }
+  if (fd >= 0) shut(static_cast<int>(fd));
+  return fd < 0 && fd != -ENODEV ? static_cast<int>(fd) : 0;
+}
+
+int open_all() {
+  int error = probe();
+  if (error != 0) return error;
+  const int cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_CONF));
+  const uint64_t threads = count_of("/proc/self/task"), spare = spare_descriptors();
+  by_thread = threads * static_cast<uint64_t>(cpus) >= spare;
+  if (by_thread && threads >= spare) return -EMFILE;
+  const uint64_t most = by_thread ? std::min(spare, threads + kMoreThreads) : static_cast<uint64_t>(cpus);
+  watched.rings.reserve(most);
+  watched.waits.reserve(watched.rings.capacity() + 1);
+  ring_bytes = kRingBytes;
+  while (ring_bytes * most > kAllRingsBytes && ring_bytes > kLeastRingBytes) ring_bytes /= 2;
+  for (;; ring_bytes /= 2) {
+    uint64_t found = 0;
+    error = watch_threads(cpus, &found);
+    const bool refused = error == -EPERM || error == -ENOMEM;  // so much locked memory
+    if (!refused || ring_bytes == kLeastRingBytes) return error;
+    close_all();
+  }
 }
 
 int start_draining() {
+  watched.waits.reserve(1);
   wake_up = static_cast<int>(sn_system(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK, 0, 0, 0, 0));
   if (wake_up < 0) return wake_up;
-  for (const Ring &ring : rings) waits.push_back(pollfd{ring.fd, POLLIN, 0});
-  waits.push_back(pollfd{wake_up, POLLIN, 0});
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
   const int error = sn::guarded([] {
-    drainer = std::thread(serve);
+    watched.drainer = std::thread(serve);
     return 0;
   });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -179,41 +284,35 @@ int start_draining() {
 int start() {
   sn::arm_register();
   return sn::guarded([] {
-    const int error = open_all();
-    return error != 0 ? error : start_draining();
+    std::lock_guard<std::mutex> held(draining);  // the drainer waits for all that there is to drain, and is none born late
+    const int error = start_draining();
+    return error != 0 ? error : open_all();
   });
 }
 
-void close_all() {
-  for (int fd : events) shut(fd);
-  events.clear();
-  for (const Ring &ring : rings) {
-    sn::unmap(reinterpret_cast<uintptr_t>(ring.memory), ring.nbytes + static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
-    shut(ring.fd);
+void stop() {
+  if (watched.drainer.joinable()) {
+    const uint64_t one = 1;
+    while (sn_system(SYS_write, wake_up, sn::arg(&one), sizeof one, 0, 0, 0) == -EINTR) {
+    }
+    watched.drainer.join();
   }
-  rings.clear();
-  waits.clear();
+  for (int fd : watched.events) sn::touch_lost += lost_by(fd);
+  for (const Ring &ring : watched.rings) sn::touch_lost += lost_by(ring.fd);
+  close_all();
   shut(wake_up);
   wake_up = -1;
 }
 
-void stop() {
-  if (drainer.joinable()) {
-    const uint64_t one = 1;
-    while (sn_system(SYS_write, wake_up, sn::arg(&one), sizeof one, 0, 0, 0) == -EINTR) {
-    }
-    drainer.join();
-  }
-  for (int fd : events) sn::touch_lost += lost_by(fd);
-  for (const Ring &ring : rings) sn::touch_lost += lost_by(ring.fd);
-  close_all();
-}
-
 void forget() {
-  if (drainer.joinable()) drainer.detach();  // it runs in the parent only
-  for (int fd : events) shut(fd);
-  for (const Ring &ring : rings) shut(ring.fd);  // the mappings stay: nothing is written to them any more
+  if (watched.drainer.joinable()) watched.drainer.detach();  // it runs in the parent only
+  for (int fd : watched.events) shut(fd);
+  for (const Ring &ring : watched.rings) shut(ring.fd);  // the mappings stay: nothing is written to them any more
   shut(wake_up);
+  watched.events.clear();
+  watched.rings.clear();
+  watched.threads.clear();
+  wake_up = -1;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "guarded.h"
+#include "immortal.h"
 #include "system.h"
 #include "touch.h"
 #include "uffd.h"
@@ -21,7 +22,8 @@ namespace {
 constexpr uint64_t kContinueWriteProtected = 1 << 1;  // UFFDIO_CONTINUE_MODE_WP, from 6.4
 
 int wake_up = -1;  // an eventfd: the thread ends when it is written
-std::thread handler;
+sn::Immortal<std::thread> kept_handler;
+std::thread &handler = kept_handler.value;
 std::atomic<bool> busy{false};  // the handler has read messages that it has not answered yet
 
 void shut(int &fd) {

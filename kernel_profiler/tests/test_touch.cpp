@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <thread>
@@ -224,6 +226,84 @@ void what_was_read_before_a_mark_belongs_to_the_layer_that_ends() {
   CHECK(sn_touch_runs(0, 1, &run) == 1 && run.page == base / kPage + 17 && run.layer == 0);
 }
 
+int open_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 1024; fd++) count += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+void allow_descriptors(rlim_t more) {
+  rlimit limit;
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = std::min(limit.rlim_max, more);
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+uint64_t bytes_of_rings() {
+  FILE *maps = fopen("/proc/self/maps", "r");
+  CHECK(maps != nullptr);
+  char line[512];
+  uint64_t sum = 0, from = 0, to = 0;
+  while (fgets(line, sizeof line, maps) != nullptr)
+    if (strstr(line, "[perf_event]") != nullptr && sscanf(line, "%lx-%lx", &from, &to) == 2) sum += to - from;
+  fclose(maps);
+  return sum;
+}
+
+// Ten threads more, each of which touches a page of its own when it is told to.
+struct Crew {
+  std::atomic<int> told{0}, done{0};
+  std::vector<std::thread> threads;
+
+  void add(int when, uint64_t page) {
+    threads.emplace_back([this, when, page] {
+      while (told.load() < when) usleep(100);
+      write_page(page);
+      ++done;
+    });
+  }
+  void tell(int when, int all) {
+    told.store(when);
+    while (done.load() < all) usleep(100);
+  }
+};
+
+// A descriptor for each thread and processor is more than the limit allows: each thread has one, and those that are born
+// meanwhile are found. Where even that is too much, nothing is watched, and nothing stays open.
+void few_descriptors() {
+  if (sysconf(_SC_NPROCESSORS_CONF) < 2 || !start()) return;
+  stop();
+  rlimit before;
+  CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  Crew crew;
+  for (uint64_t i = 0; i < 10; i++) crew.add(1, 50 + 40 * i);
+  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  const int open = open_descriptors();
+  allow_descriptors(static_cast<rlim_t>(open + 14));
+  CHECK(sn_touch_start(reader, nullptr, kPages) == -EMFILE && open_descriptors() == open);
+  allow_descriptors(static_cast<rlim_t>(open + 34));
+  CHECK(sn_touch_start(reader, nullptr, kPages) == 0);
+  CHECK(open_descriptors() <= open + 17);
+  CHECK(bytes_of_rings() > 0 && bytes_of_rings() <= (uint64_t{64} << 20) + 17 * kPage);
+  CHECK(sn_touch_mark(0) == 0);
+  crew.tell(1, 10);
+  crew.add(2, 700);
+  CHECK(sn_touch_mark(1) == 0);
+  crew.tell(2, 11);
+  CHECK(sn_touch_mark(-1) == 0);
+  CHECK(sn_touch_stop() == 0);
+  allow_descriptors(before.rlim_cur);
+  sn_touch_state state;
+  sn_touch_quality(&state);
+  CHECK(state.lost == 0 && state.late == 1);
+  std::map<uint64_t, Counts> found = counts();
+  if (state.unit_pages == 1) CHECK(found.size() == 11);
+  for (uint64_t i = 0; i < 10; i++) CHECK(found[50 + 40 * i].touched == 1);
+  CHECK(found[700].touched == 1);
+  CHECK(sn_arm_unback() == 0 && open_descriptors() <= open);
+  for (std::thread &thread : crew.threads) thread.join();
+}
+
 // Without userfaultfd a read maps its neighbours too: the unit says so, and the units touched are all told.
 void coarser_without_registration() {
   CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
@@ -253,6 +333,9 @@ int main() {
     failed_starts_leave_nothing();
     a_short_table_loses_and_says_so();
   }
+  reader = SN_TOUCH_PERF;
+  few_descriptors();
+  reader = SN_TOUCH_UFFD;
   a_fault_that_cannot_be_answered_is_lost_and_its_thread_goes_on();
   what_was_read_before_a_mark_belongs_to_the_layer_that_ends();
   reader = SN_TOUCH_PAGEMAP;
