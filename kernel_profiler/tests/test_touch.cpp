@@ -277,7 +277,7 @@ void few_descriptors() {
   CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
   Crew crew;
   for (uint64_t i = 0; i < 10; i++) crew.add(1, 50 + 40 * i);
-  CHECK(sn_arm_back(base, kPages * kPage) == 0);
+  CHECK(sn_arm_back(base, kPages * kPage, 0) == 0);
   const int open = open_descriptors();
   allow_descriptors(static_cast<rlim_t>(open + 14));
   CHECK(sn_touch_start(reader, nullptr, kPages) == -EMFILE && open_descriptors() == open);
