@@ -16,6 +16,8 @@ TITLE = "Who moved what (pages of managed memory, by an independent witness)"
 COUNTER = "pages moved by {who} to node {node}"
 _PATTERN = re.compile(r"pages moved by (.+) to node (-?\d+)")
 LOST, UNMATCHED = "witness records lost", "witness records unmatched"
+HUGE = "witness pages in huge pages"
+"""Counter: of the pages that this process moved, those that went along in huge pages."""
 RUNNING = "witness still watches"
 """Counter: 1 in what is told of a session that runs on, whose step under way the engine has not counted yet."""
 OWN, ANOTHER = "this process", "another process"
@@ -71,11 +73,22 @@ def verdict(run: Run | None) -> str:
         said = f"engine and witness agree: {seen:,} pages"
     else:
         said = f"the engine claims {claimed:,} pages, the witness saw {seen:,}: {abs(seen - claimed):,}"
-        said += " more" if seen > claimed else " fewer"
+        said += f" {'more' if seen > claimed else 'fewer'}, {_kind(run, seen - claimed)}"
     lost, unmatched = run.counters.get(LOST, 0), run.counters.get(UNMATCHED, 0)
     if lost or unmatched:
         said += f"; {lost:,} records were lost and {unmatched:,} have no beginning, so the witness may miss pages"
     return said
+
+
+def _kind(run: Run, more: int) -> str:
+    """What may explain that the witness saw so many `more` pages move, or fewer; in words."""
+    huge = run.counters.get(HUGE, 0)
+    others = sum(pages for who, _, pages in rows(run) if who != OWN)
+    if more > 0 and huge:
+        return f"{huge:,} of those it saw in huge pages: the kernel moves all of one where a part is asked for"
+    if more < 0 and others:
+        return f"while others moved {others:,}: a page that is there when the engine looks counts as moved by it"
+    return "which nothing that was counted explains"
 
 
 def text_rows(run: Run | None) -> list[tuple[str, str, str]]:

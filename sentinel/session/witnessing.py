@@ -12,7 +12,7 @@ from sentinel.core.run import Run
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
-from sentinel.reports.who_moved import ANOTHER, COUNTER, LOST, MOVERS, OWN, RUNNING, UNMATCHED
+from sentinel.reports.who_moved import ANOTHER, COUNTER, HUGE, LOST, MOVERS, OWN, RUNNING, UNMATCHED
 
 READ_SHARE = 0.25
 """A quarter of the log is left to fill while what is in it is read: a step may bring many records at once."""
@@ -89,4 +89,6 @@ def counted(seen: Sightings) -> Counter[str]:
         name = REASONS[reason]
         who = MOVERS.get(name, name) if name != "syscall" else OWN if own else ANOTHER
         found[COUNTER.format(who=who, node=node)] += int(moves["n_pages"][chosen].sum())
-    return found
+        if who == OWN:
+            found[HUGE] += int(moves["n_pages"][chosen & (moves["n_pages"] > 1)].sum())
+    return +found

@@ -46,6 +46,7 @@ def test_pages_are_counted_by_mover_and_node_and_those_that_stayed_are_not() -> 
         "pages moved by another process to node 0": 5,
         "pages moved by NUMA balancing to node 0": 7,
         "pages moved by reclaim (demotion) to node 1": 11,
+        who_moved.HUGE: 515,
     }
 
 
@@ -73,6 +74,14 @@ def test_agreement_and_disagreement_are_said_in_numbers() -> None:
     under_way = replace(witnessed(17, 19), counters={**witnessed(17, 19).counters, who_moved.RUNNING: 1})
     assert "claims 17 pages in steps that have ended, the witness saw 19 until now" in who_moved.verdict(under_way)
     assert "3 records were lost" in who_moved.verdict(witnessed(17, 17, lost=3))
+
+
+def test_a_disagreement_says_of_which_kind_it_may_be() -> None:
+    huge = witnessed(17, 19)
+    huge = replace(huge, counters={**huge.counters, who_moved.HUGE: 512})
+    assert who_moved.verdict(huge).endswith("the kernel moves all of one where a part is asked for")
+    assert "while others moved 2: a page that is there" in who_moved.verdict(witnessed(17, 13))
+    assert who_moved.verdict(witnessed(17, 19)).endswith("2 more, which nothing that was counted explains")
 
 
 def test_the_report_has_it_in_every_form_and_null_without_a_witness() -> None:
