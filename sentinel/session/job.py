@@ -115,10 +115,10 @@ class Job:
 
 
 def _bytes_on(node: int | None, ranges: list[tuple[int, int]]) -> int:
-    """Bytes of `ranges` (address, nbytes) on `node`, at most their own of a page; 0 where the kernel does not tell."""
+    """About how many bytes of `ranges` (address, nbytes) are on `node`; 0 where the kernel does not tell."""
     if node is None:
         return 0
     try:
-        return sum(min(numa.bytes_on(node, [(address, nbytes)]), nbytes) for address, nbytes in ranges)
+        return numa.about_bytes_on(node, ranges)
     except (NativeError, CapabilityError):
         return 0

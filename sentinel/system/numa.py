@@ -25,7 +25,11 @@ def residency(address: int, nbytes: int) -> NDArray[np.int32]:
     """(pages,) node of each page of [address, address + nbytes), or a negative errno: -ENOENT (-EFAULT before
     Linux 6.12) for a page never touched. Raises NativeError, CapabilityError."""
     first = address // PAGE_BYTES * PAGE_BYTES
-    pages = np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64)
+    return _nodes_of(np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64))
+
+
+def _nodes_of(pages: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """As `residency`, of pages by their addresses."""
     status = np.full(len(pages), -errno.EAGAIN, np.int32)
     for begin in range(0, len(pages), _BATCH):
         part, found = pages[begin : begin + _BATCH], status[begin : begin + _BATCH]
@@ -36,6 +40,28 @@ def residency(address: int, nbytes: int) -> NDArray[np.int32]:
 def bytes_on(node: int, ranges: Sequence[tuple[int, int]]) -> int:
     """Bytes of `ranges` (address, nbytes) whose pages are on `node` now."""
     return sum(int((residency(address, nbytes) == node).sum()) for address, nbytes in ranges) * PAGE_BYTES
+
+
+def about_bytes_on(node: int, ranges: Sequence[tuple[int, int]], most_pages: int = 1 << 18) -> int:
+    """As `bytes_on`, but at most the ranges' own bytes of a page, and in bounded time.
+
+    Of more than `most_pages`, 1 GiB, so many are asked for, one at random in each stretch of as many neighbours: the
+    answer is then three standard errors below what these say, 0.3 % at most.
+    """
+    held = np.array([(at, nbytes) for at, nbytes in ranges if nbytes], np.int64).reshape(-1, 2)
+    if not len(held):
+        return 0
+    first = held[:, 0] // PAGE_BYTES
+    ends = (-(-held.sum(axis=1) // PAGE_BYTES) - first).cumsum()
+    stretch = -(-int(ends[-1]) // most_pages)
+    place = np.arange(0, int(ends[-1]), stretch)
+    place = np.minimum(place + np.random.default_rng(0).integers(0, stretch, len(place)), ends[-1] - 1)
+    of = np.searchsorted(ends, place, "right")
+    begins = np.append(0, ends[:-1])
+    pages = (first[of] + place - begins[of]) * PAGE_BYTES
+    share = float((_nodes_of(pages.astype(np.uint64)) == node).mean())
+    error = 3 * (share * (1 - share) / len(place)) ** 0.5 if stretch > 1 else 0.0
+    return int(max(share - error, 0.0) * int(held[:, 1].sum()))
 
 
 def move(address: int, nbytes: int, node: int) -> int:

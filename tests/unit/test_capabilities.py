@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,37 @@ def test_residency_tells_touched_pages_from_untouched_ones() -> None:
     assert numa.policy(ctypes.addressof(anchor)) == (numa.MPOL_PREFERRED, (node,))
     numa.unbind(ctypes.addressof(anchor), 7 * 4096)
     assert numa.policy(ctypes.addressof(anchor)) == (numa.MPOL_DEFAULT, ())
+    del anchor
+
+
+def test_how_much_is_on_a_node_is_asked_of_few_pages_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact where all pages are asked for; else close, never more than there is but by chance, and in bounded time."""
+    probes.move_pages()
+    pages, touched = 8192, 6144
+    memory = mmap.mmap(-1, pages * 4096)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range(touched):
+        memory[page * 4096] = 1
+    import ctypes
+
+    anchor = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(anchor)
+    node = int(numa.residency(address, 4096)[0])
+    asked, nodes_of = [], numa._nodes_of
+
+    def noted(some: Any) -> Any:
+        asked.append(len(some))
+        return nodes_of(some)
+
+    monkeypatch.setattr(numa, "_nodes_of", noted)
+    halves = [(address, pages * 2048), (address + pages * 2048, pages * 2048 - 4095), (0, 0)]
+    own = sum(nbytes for _, nbytes in halves)
+    assert numa.about_bytes_on(node, halves) == own * touched // pages
+    about = numa.about_bytes_on(node, halves, 1000)
+    assert asked == [pages, 911]  # one in each stretch of nine
+    assert 0.7 * own < about <= 0.75 * own
+    assert numa.about_bytes_on(node + 7, halves, 1000) == numa.about_bytes_on(node, []) == 0
+    assert numa.about_bytes_on(node, [(address, 100)]) == 100
     del anchor
 
 
