@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sentinel.core import laws
+from sentinel.core import addresses
 from sentinel.core.errors import PlanError
 from sentinel.core.plan import Block, Migration, Plan
 from sentinel.core.trace import LayerId
@@ -71,7 +71,7 @@ def plans(draw: st.DrawFn) -> Plan:
         block = _block(first, count, start, start + draw(st.integers(1, length)))
         bigger = _plan([*plan.blocks, block], length, spare_pages=0)
         try:
-            laws._isolation(bigger)
+            addresses.check_isolation(bigger)
         except PlanError:
             continue
         plan = bigger
