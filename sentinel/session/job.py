@@ -63,9 +63,18 @@ class Job:
         """
         if machine.fast.kind != "node":
             return machine
+        held = _bytes_on(machine.fast.node, self._storages())
+        return machine.with_fast_capacity(machine.fast.capacity_bytes + held)
+
+    def held_bytes(self) -> int:
+        """What the tensors hold that are there now and outlive a step."""
+        return sum(nbytes for _, nbytes in self._storages())
+
+    def _storages(self) -> list[tuple[int, int]]:
+        """Address and length of each."""
         held = names.persistent_tensors(*self._with_annotated())
-        ranges = {(s.data_ptr(), s.nbytes()) for s in (tensor.untyped_storage() for _, tensor, _ in held)}
-        return machine.with_fast_capacity(machine.fast.capacity_bytes + _bytes_on(machine.fast.node, sorted(ranges)))
+        storages = (tensor.untyped_storage() for _, tensor, _ in held)
+        return sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages})
 
     def persistent(self) -> list[names.Named]:
         """Parameters, buffers, gradients and optimizer state as they are now."""

@@ -40,7 +40,7 @@ class Session(Course):
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         super().__init__(models, optimizers)
         self.request = request
-        self._untaken: list[str] = []
+        self._of_tracker: list[str] = []  # what to say of its choice
         self._trainer = Trainer()
 
     # ---- what is known --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Session(Course):
             *([self._planning.capped] if self._planning.capped else []),
             *self._witnessing.notes(),
             *self._trainer.notes(),
-            *(f"tracker not taken: {why}" for why in self._untaken),
+            *self._of_tracker,
             *annotate.notes(),
         )
 
@@ -83,7 +83,7 @@ class Session(Course):
         self._notes += notes_on(machine, topology())
         self._planning = Planning(self.request, machine)
         self._planning.check_words()
-        tracker, self._untaken = choose_tracker(self.request.tracker)
+        tracker, self._of_tracker = choose_tracker(self.request.tracker, self._job.held_bytes())
         self._memory = ManagedMemory.install()
         self._notes += filter(None, [self._memory.note_on_limit()])
         self._recording = Recording(self._memory, self._job, tracker)
