@@ -236,3 +236,26 @@ def test_quality_names_unit_and_cost(memory: Memory) -> None:
         assert quality.overhead_ns > 0
         assert quality.overhead_ns == sum(samples.tracker_ns.values())
         assert set(samples.tracker_ns) == {0, 1, 2}
+
+
+def test_what_the_library_and_the_reader_lost_is_in_the_quality(
+    watched: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost here in fact, as the control says; so both are made to say that something was."""
+    assert layers(watched, 3, lambda layer: watched.touch(0, True)).quality.lost == 0
+    told = binding.touch_state
+    reader = watched.tracker._reader  # type: ignore[attr-defined]
+    close = reader.close
+
+    def state_of_a_loser() -> binding.TouchState:
+        state = told()
+        state.lost, state.late = 31, 7
+        return state
+
+    def closed_by_a_loser() -> int:
+        return int(close()) + 100
+
+    monkeypatch.setattr(binding, "touch_state", state_of_a_loser)
+    monkeypatch.setattr(reader, "close", closed_by_a_loser)
+    quality = layers(watched, 3, lambda layer: watched.touch(0, True)).quality
+    assert (quality.lost, quality.late) == (131, 7)

@@ -51,6 +51,32 @@ def test_a_transfer_that_fits_behind_layers_costs_nothing():
     assert run_.counters == {"case1": 1, "case2": 0, "case3": 0}
 
 
+def test_a_promotion_waits_for_the_room_that_a_demotion_leaves():
+    """a leaves in layers 1 to 4, at 250 MB/s; b is to come in the same layers and has no room until a is gone.
+
+    The law of capacity counts both sides of a migration, so no lawful plan gets here; the movers keep the room all the
+    same.
+    """
+    profile = make_profile([param("a", MB, [0]), param("b", MB, [5])], 24)
+    moves = [(0, 0, 1, 1, 5), (1, 1, 0, 1, 5), (1, 0, 1, 6, 14), (0, 1, 0, 14, 20)]
+    plan = persistent_plan(profile, [0, 1], moves, fast_bytes=MB)
+    run_ = simulate_lawful(plan, profile, make_machine(MB, demote=GB // 4))
+    begin, end = {}, {}
+    for row in run_.migrations:
+        begin[int(row["block"]), int(row["target"])] = int(row["start_ns"])
+        end[int(row["block"]), int(row["target"])] = int(row["stop_ns"])
+    a_down, b_up, b_down = (0, 1), (1, 0), (1, 1)
+    assert (begin[a_down], end[a_down]) == (LAYER, LAYER + 4 * MB)
+    assert (begin[b_up], end[b_up]) == (end[a_down], end[a_down] + MB)
+    stall = LAYER + 5 * MB - 5 * LAYER
+    assert stall > 0
+    assert run_.layers["stall_ns"].tolist() == [0] * 5 + [stall] + [0] * 18
+    assert begin[b_down] == 6 * LAYER + stall
+    assert run_.step_ns == 24 * LAYER + stall
+    assert run_.steps["fast_peak_bytes"].tolist() == [MB]
+    assert run_.counters == {"case1": 1, "case2": 1, "case3": 0}
+
+
 def test_a_late_transfer_stalls_the_layer_that_needs_it():
     profile = make_profile([param("a", 3 * MB, [2])], 8)
     plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 2), (0, 0, 1, 3, 7)], fast_bytes=3 * MB)
