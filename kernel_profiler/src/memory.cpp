@@ -37,6 +37,21 @@ struct Own {
   uint64_t get() const { return value.load(std::memory_order_relaxed); }
 };
 
+// The counters of the owner, and apart from them, on lines of their own, those of all others.
+struct alignas(64) Owners {
+  Own served, served_bytes, freed_bytes;
+  Own fallback[SN_WHY_COUNT], fallback_bytes[SN_WHY_COUNT];
+  Own unmanaged;  // born less died; less than 0 modulo 2^64 where what others gave died
+};
+struct alignas(64) Others {
+  std::atomic<uint64_t> freed_bytes{0}, frees{0};
+  std::atomic<uint64_t> fallback{0}, fallback_bytes{0};
+  std::atomic<uint64_t> unmanaged{0};
+};
+struct alignas(64) Peaks {
+  std::atomic<int64_t> live{0}, unmanaged{0};
+};
+
 Space space;
 std::atomic<pthread_t> owner{};
 std::atomic<bool> owned{false};
@@ -45,11 +60,9 @@ std::atomic<bool> logging{false};
 std::atomic<int> mode{SN_PASS_THROUGH};
 int32_t ordinal = 0;  // the owner's
 
-Own served, served_bytes, freed_bytes;
-std::atomic<uint64_t> foreign_freed_bytes{0}, foreign_frees{0};
-std::atomic<int64_t> peak_live{0};
-std::atomic<uint64_t> fallback[SN_WHY_COUNT], fallback_bytes[SN_WHY_COUNT];
-std::atomic<int64_t> unmanaged_live{0}, unmanaged_peak{0};
+Owners own;
+Others others;
+Peaks peaks;
 
 bool is_owner() {
   return owned.load(std::memory_order_relaxed) &&
@@ -61,8 +74,12 @@ uint32_t foreign_flag() { return is_owner() ? 0 : uint32_t{SN_FLAG_FOREIGN}; }
 bool is_logging() { return logging.load(std::memory_order_relaxed); }
 
 int64_t live() {
-  return static_cast<int64_t>(served_bytes.get() - freed_bytes.get() -
-                              foreign_freed_bytes.load(std::memory_order_relaxed));
+  return static_cast<int64_t>(own.served_bytes.get() - own.freed_bytes.get() -
+                              others.freed_bytes.load(std::memory_order_relaxed));
+}
+
+int64_t unmanaged_live() {
+  return static_cast<int64_t>(own.unmanaged.get() + others.unmanaged.load(std::memory_order_relaxed));
 }
 
 void raise_peak(std::atomic<int64_t> &peak, int64_t value) {
@@ -84,22 +101,33 @@ void after_fork_in_child() {
 void *from_malloc(uint64_t nbytes, int why) {
   void *address = nullptr;
   if (posix_memalign(&address, kAlignment, nbytes) != 0) return nullptr;
-  fallback[why].fetch_add(1, std::memory_order_relaxed);
-  fallback_bytes[why].fetch_add(nbytes, std::memory_order_relaxed);
-  const int64_t usable = static_cast<int64_t>(malloc_usable_size(address));
-  raise_peak(unmanaged_peak, unmanaged_live.fetch_add(usable, std::memory_order_relaxed) + usable);
+  const uint64_t usable = malloc_usable_size(address);
+  if (why == SN_WHY_FOREIGN_THREAD) {
+    others.fallback.fetch_add(1, std::memory_order_relaxed);
+    others.fallback_bytes.fetch_add(nbytes, std::memory_order_relaxed);
+    others.unmanaged.fetch_add(usable, std::memory_order_relaxed);
+  } else {
+    own.fallback[why].add(1);
+    own.fallback_bytes[why].add(nbytes);
+    own.unmanaged.add(usable);
+  }
+  raise_peak(peaks.unmanaged, unmanaged_live());
   return address;
 }
 
 void to_malloc(void *address) {
-  unmanaged_live.fetch_sub(static_cast<int64_t>(malloc_usable_size(address)), std::memory_order_relaxed);
+  const uint64_t usable = malloc_usable_size(address);
+  if (is_owner())
+    own.unmanaged.add(-usable);
+  else
+    others.unmanaged.fetch_sub(usable, std::memory_order_relaxed);
   if (is_logging())
     sn::log_append(SN_EVENT_FREE, address, 0, -1, SN_FLAG_FALLBACK | foreign_flag());
   free(address);
 }
 
 void drain() {
-  if (sn::exclusive_pending()) freed_bytes.add(sn::exclusive_drain());
+  if (sn::exclusive_pending()) own.freed_bytes.add(sn::exclusive_drain());
 }
 
 void *from_arena(uint64_t nbytes, int32_t key, int *why) {
@@ -115,10 +143,10 @@ void *from_arena(uint64_t nbytes, int32_t key, int *why) {
 }
 
 void count_served(uint64_t nbytes) {
-  served.add(1);
-  served_bytes.add(nbytes);
+  own.served.add(1);
+  own.served_bytes.add(nbytes);
   const int64_t now = live();
-  if (now > peak_live.load(std::memory_order_relaxed)) peak_live.store(now, std::memory_order_relaxed);
+  if (now > peaks.live.load(std::memory_order_relaxed)) peaks.live.store(now, std::memory_order_relaxed);
 }
 
 void *allocate_foreign(uint64_t nbytes) {
@@ -231,21 +259,21 @@ extern "C" void sn_free(void *address) {
   if (at - space.base >= space.nbytes) return to_malloc(address);
   if (in_child.load(std::memory_order_relaxed)) return;
   const bool mine = is_owner();
-  if (!mine) foreign_frees.fetch_add(1, std::memory_order_relaxed);
+  if (!mine) others.frees.fetch_add(1, std::memory_order_relaxed);
   // Logged before it is freed: afterwards the address may be born again, with an earlier seq than its death.
   if (is_logging()) sn::log_append(SN_EVENT_FREE, address, 0, -1, foreign_flag());
   if (at < space.placement) {
     if (mine)
-      freed_bytes.add(sn::exclusive_free(at));
+      own.freed_bytes.add(sn::exclusive_free(at));
     else
       sn::exclusive_push(at);
     return;
   }
   const uint64_t nbytes = sn::placement_free(at);
   if (mine)
-    freed_bytes.add(nbytes);
+    own.freed_bytes.add(nbytes);
   else
-    foreign_freed_bytes.fetch_add(nbytes, std::memory_order_relaxed);
+    others.freed_bytes.fetch_add(nbytes, std::memory_order_relaxed);
 }
 
 extern "C" void *sn_allocate_exclusive(uint64_t nbytes) {
@@ -304,22 +332,24 @@ extern "C" int sn_place_also(uint64_t count, const int32_t *layers, const int32_
 
 extern "C" void sn_memory_counters(sn_counters *out) {
   *out = sn_counters{};
-  out->served = served.get();
-  out->served_bytes = served_bytes.get();
+  out->served = own.served.get();
+  out->served_bytes = own.served_bytes.get();
   for (int why = 0; why < SN_WHY_COUNT; why++) {
-    out->fallback[why] = fallback[why].load(std::memory_order_relaxed);
-    out->fallback_bytes[why] = fallback_bytes[why].load(std::memory_order_relaxed);
+    out->fallback[why] = own.fallback[why].get();
+    out->fallback_bytes[why] = own.fallback_bytes[why].get();
   }
+  out->fallback[SN_WHY_FOREIGN_THREAD] = others.fallback.load(std::memory_order_relaxed);
+  out->fallback_bytes[SN_WHY_FOREIGN_THREAD] = others.fallback_bytes.load(std::memory_order_relaxed);
   out->live_bytes = live();
-  out->peak_live_bytes = peak_live.load(std::memory_order_relaxed);
-  out->unmanaged_live_bytes = unmanaged_live.load(std::memory_order_relaxed);
-  out->unmanaged_peak_bytes = unmanaged_peak.load(std::memory_order_relaxed);
-  out->foreign_frees = foreign_frees.load(std::memory_order_relaxed);
+  out->peak_live_bytes = peaks.live.load(std::memory_order_relaxed);
+  out->unmanaged_live_bytes = unmanaged_live();
+  out->unmanaged_peak_bytes = peaks.unmanaged.load(std::memory_order_relaxed);
+  out->foreign_frees = others.frees.load(std::memory_order_relaxed);
 }
 
 extern "C" void sn_memory_reset_peaks(void) {
-  peak_live.store(live());
-  unmanaged_peak.store(unmanaged_live.load());
+  peaks.live.store(live());
+  peaks.unmanaged.store(unmanaged_live());
 }
 
 extern "C" int sn_memory_contains(uint64_t address) { return address - space.base < space.nbytes ? 1 : 0; }
