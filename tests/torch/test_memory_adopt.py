@@ -325,3 +325,15 @@ def test_other_threads_locals_are_looked_into(memory: ManagedMemory) -> None:
         done.set()
         thread.join()
     assert row.moved
+
+
+def test_malloc_is_asked_to_give_back_what_moved_storages_leave(
+    memory: ManagedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five storages of 4 KiB and a bound of two: after the second, the fourth and the last."""
+    trims: list[int] = []
+    monkeypatch.setattr("sentinel.migration.adopt.TRIM_BYTES", 2 * 4096)
+    monkeypatch.setattr(memory, "trim", lambda: trims.append(1))
+    rows = adopt(memory, [(f"t{i}", tensor) for i, tensor in enumerate([stock(1024) for _ in range(5)])])
+    assert [row.moved for row in rows] == [True] * 5
+    assert len(trims) == 3

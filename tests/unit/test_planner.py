@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,14 @@ import pytest
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner import POLICIES, bound, footprint_bytes, plan
+from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
 from sentinel.planner.ladder import RUNGS, ladder
 from sentinel.planner.packing import live_peak_bytes, pack_slots
 from sentinel.planner.published import Sentinel2021
 from sentinel.planner.relaxed import instants
 from sentinel.planner.shared_pages import shared_pages
 from sentinel.simulator import simulate
-from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param
+from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param, persistent_plan
 
 MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
 
@@ -246,3 +247,20 @@ def test_co_allocation_is_a_rung_where_small_tensors_share_pages():
 def test_a_step_that_fits_has_a_flat_ladder():
     profile = network()
     assert set(ladder(profile, make_machine(footprint_bytes(profile))).values()) == {fast_only_ns(profile)}
+
+
+def test_a_curve_takes_the_plan_for_less_memory_where_that_is_faster(monkeypatch):
+    """A policy that is slower with 20 pages than with 10, and as fast with 30."""
+    profile = make_profile([param("a", 4096, [0])], 2)
+    step_ns = {10: 700, 20: 900, 30: 700, 40: 600}
+
+    def made(profile, machine, policy):
+        pages = machine.fast.capacity_bytes // 4096
+        plan = persistent_plan(profile, [0], fast_bytes=machine.fast.capacity_bytes)
+        return replace(plan, predicted_step_ns=step_ns[pages], details={"made_for": pages})
+
+    monkeypatch.setattr("sentinel.planner.plan", made)
+    curve = plan_curve(profile, make_machine(), [pages * 4096 for pages in (40, 20, 10, 30)])
+    assert [plan.predicted_step_ns for plan in curve] == [600, 700, 700, 700]
+    assert [plan.details["made_for"] for plan in curve] == [40, 10, 10, 30]
+    assert [plan.capacity_bytes[0] // 4096 for plan in curve] == [40, 20, 10, 30]
