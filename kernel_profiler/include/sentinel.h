@@ -267,8 +267,10 @@ SN_API int sn_nap_until(uint64_t deadline_ns);
  * threads wait meanwhile, and none is lost, but for those of devices and system calls that pinned a page before (direct
  * I/O, io_uring's fixed buffers); so no caller may hold a lock, nor the GIL, that a waiting thread needs to be woken:
  * none is needed. Not guarded: no other thread may write to the range meanwhile (reading is fine). Only ranges of the
- * exclusive arena and of sn_arm_map are taken, else -EPERM: whatever else is mapped may not survive. A child forked
- * in between gets a private copy before its parent goes on. After a failed call every byte reads as before, all
+ * exclusive arena and of sn_arm_map are taken, else -EPERM: whatever else is mapped may not survive. Before a
+ * fork in between all ranges get private memory again, as by sn_arm_unback, and the watch ends; where that fails, or
+ * another thread forks than allocates and they are not guarded, the child gets a copy before its parent goes on. After
+ * a failed call every byte reads as before, all
  * threads go on, and the call may be repeated. */
 #define SN_ARM_RANGES 8
 
@@ -319,7 +321,8 @@ typedef struct sn_touch_state {
  * of a huge page (2 MiB), but for what does not fill one; their other pages, and 0: all, one by one. */
 SN_API int sn_touch_granules(uint64_t tensor_bytes);
 SN_API int sn_touch_start(int kind, void *table, uint64_t n_pages);
-/* Touches until the next mark belong to `layer`; -1: to none. At a quiescent point; arms all that is mapped. */
+/* Touches until the next mark belong to `layer`; -1: to none. At a quiescent point; arms all that is mapped.
+ * -ECANCELED, here and once of sn_touch_stop: a fork has ended the watch. */
 SN_API int sn_touch_mark(int32_t layer);
 SN_API int sn_touch_stop(void);
 /* Copies runs [first, first + count) in the order of marks, then addresses; `out` NULL: how many there are from first. */

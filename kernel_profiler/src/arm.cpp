@@ -237,16 +237,6 @@ int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
   return error;
 }
 
-int unback(sn::ArmRange &range, bool give_back) {
-  if (range.view != 0) sn::unmap(range.room, range.nbytes + sn::kHugeBytes);
-  range.view = 0;
-  const int error = sn::arm_to_private(range, give_back);
-  if (error != 0) return error;
-  shut(range.fd);
-  if (range.exclusive) sn_exclusive_set_shared(0);
-  return 0;
-}
-
 }  // namespace
 
 namespace sn {
@@ -263,8 +253,8 @@ uint64_t arm_used_bytes(const ArmRange &range) {
   return end <= range.base ? 0 : std::min(range.nbytes, end - range.base);
 }
 
-int arm_to_private(ArmRange &range, bool give_back) {
-  const uint64_t used = arm_used_bytes(range);  // beyond it lies at most what was prepared in vain
+int arm_to_private(ArmRange &range, bool give_back, bool to_end) {
+  const uint64_t used = to_end ? arm_used_bytes(range) : range.nbytes;  // beyond: at most what was prepared in vain
   while (range.shared_from < range.shared_to) {
     const uint64_t from = range.shared_from;
     const long data = first_data(range, from, used);
@@ -282,6 +272,16 @@ int arm_to_private(ArmRange &range, bool give_back) {
       sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(from), arg(to - from), 0, 0);
     range.shared_from = to;
   }
+  return 0;
+}
+
+int arm_unback(ArmRange &range, bool to_end) {
+  if (range.view != 0) unmap(range.room, range.nbytes + kHugeBytes);
+  range.view = 0;
+  const int error = arm_to_private(range, true, to_end);
+  if (error != 0) return error;
+  shut(range.fd);
+  if (range.exclusive) sn_exclusive_set_shared(0);
   return 0;
 }
 
@@ -380,7 +380,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded) {
   sn::ArmRange &kept = sn::armed.ranges[sn::armed.count++] = range;
   error = to_shared(kept);
   if (error == 0 && kept.exclusive) sn_exclusive_set_shared(1);
-  if (error != 0 && unback(kept, true) == 0) sn::armed.count--;  // else sn_arm_unback tries again
+  if (error != 0 && sn::arm_unback(kept, true) == 0) sn::armed.count--;  // else sn_arm_unback tries again
   if (sn::armed.count == 0) sn::armed.guard.close();
   return error;
 }
@@ -391,7 +391,7 @@ extern "C" int sn_arm_unback(void) {
   for (; sn::armed.count != 0; sn::armed.count--) {
     sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
     if (range.exclusive) sn_exclusive_release();
-    const int error = unback(range, true);
+    const int error = sn::arm_unback(range, true);
     if (error != 0) return error;
   }
   sn::armed.guard.close();

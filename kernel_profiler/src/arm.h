@@ -51,7 +51,9 @@ uint64_t arm_used_bytes(const ArmRange &range);
 
 // Copies [shared_from, shared_to) to private memory under the same addresses, from below; at any failure
 // the range is consistent and the call may be repeated. `give_back`: the memfd's pages are freed on the way.
-int arm_to_private(ArmRange &range, bool give_back);
+// `to_end`: where memory in use ends is known, and what lies beyond is not copied.
+int arm_to_private(ArmRange &range, bool give_back, bool to_end);
+int arm_unback(ArmRange &range, bool to_end);  // all of it, and the memfd is closed
 
 // Registers all ranges for write protection without protecting anything, so that read faults map one page,
 // read-only. 0, or -errno: then read faults map several pages and a write after a read goes unseen.
@@ -70,6 +72,7 @@ bool touch_running();
 // Was each of these pages seen written since the last mark, one by one (touched, where the reader can't tell)? While
 // nothing is watched, or touches belong to no layer: no.
 bool written_wholly(uint64_t address, uint64_t nbytes);
+void touch_break();   // the watch ends here: the next mark says so
 void touch_forget();  // in a forked child: nothing is watched any more
 
 }  // namespace sn

@@ -1,5 +1,6 @@
-// A child forked while memory is armed gets a private copy before its parent goes on: shared memory would
-// show it the parent's later writes, and the parent its own.
+// Shared memory would show a forked child its parent's later writes, and the parent its own. So before a fork the
+// parent takes its memory back into private pages, once, and the kernel copies on write as ever: the watch is over. Where
+// that can't be done, the child gets a private copy before its parent goes on.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,8 +19,23 @@ void shut(int &fd) {
   fd = -1;
 }
 
+// Another thread may fork than the one that allocates: that one goes on meanwhile, so it has to be held back, and where
+// its memory ends is not to be known.
+void take_back() {
+  const bool owner = sn_memory_is_owner() != 0;
+  if (!owner && !sn::armed.guard.is_open()) return;
+  sn::touch_break();
+  for (; sn::armed.count != 0; sn::armed.count--) {
+    sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
+    if (owner && range.exclusive) sn_exclusive_release();
+    if (sn::arm_unback(range, owner) != 0) return;
+  }
+  sn::armed.guard.close();
+}
+
 void before() {
   sn::arm_lock();
+  if (sn::armed.count != 0) take_back();
   if (sn::armed.count == 0) return;
   // Without a pipe the parent can't wait, so the child's copy would be of no moment: the child ends itself.
   if (sn_system(SYS_pipe2, sn::arg(ready), O_CLOEXEC, 0, 0, 0, 0) != 0) ready[0] = ready[1] = -1;
@@ -49,7 +65,7 @@ void child() {
   sn::armed.guard.close();  // it would hold back the parent's threads
   for (; sn::armed.count != 0; sn::armed.count--) {
     sn::ArmRange &range = sn::armed.ranges[sn::armed.count - 1];
-    if (sn::arm_to_private(range, false) != 0) give_up();
+    if (sn::arm_to_private(range, false, true) != 0) give_up();
     shut(range.fd);
     if (range.exclusive) sn_exclusive_set_shared(0);
   }

@@ -24,6 +24,7 @@ constexpr uint64_t kRestPercent = 25;
 struct Session {
   bool running = false;
   bool own_table = false;
+  bool broken = false;  // by a fork, and nobody was told yet
   int kind = 0;
   int32_t layer = -1;
   uint64_t unit_pages = 1;
@@ -189,6 +190,12 @@ int make_table(void *given, uint64_t n_pages) {
   return 0;
 }
 
+// What a fork ended, maybe in another thread than the one that allocates, which is this one.
+int tell_broken() {
+  if (sn_memory_is_owner() != 0) sn::exclusive_rest(0);
+  return -ECANCELED;
+}
+
 struct Locked {
   Locked() { sn::arm_lock(); }
   ~Locked() { sn::arm_unlock(); }
@@ -231,6 +238,12 @@ bool written_wholly(uint64_t address, uint64_t nbytes) {
   });
 }
 
+void touch_break() {
+  if (!session.running) return;
+  end();
+  session.broken = true;
+}
+
 void touch_forget() {
   if (session.running) session.reader->forget();
   session.running = false;
@@ -252,6 +265,7 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   session.layer = -1;
   session.reader = reader;
   session.running = true;
+  session.broken = false;
   error = reader->start();
   if (error == 0) error = sn::granules_start();
   session.unit_pages = unit_of_faults();
@@ -270,6 +284,7 @@ extern "C" int sn_touch_granules(uint64_t tensor_bytes) {
 
 extern "C" int sn_touch_mark(int32_t layer) {
   Locked locked;
+  if (session.broken) return tell_broken();
   if (!session.running) return -ENODEV;
   int error = collect();
   sn::granules_marked();
@@ -282,6 +297,10 @@ extern "C" int sn_touch_mark(int32_t layer) {
 
 extern "C" int sn_touch_stop(void) {
   Locked locked;
+  if (session.broken) {
+    session.broken = false;
+    return tell_broken();
+  }
   if (!session.running) return 0;
   const int error = collect();
   end();

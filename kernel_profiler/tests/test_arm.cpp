@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <initializer_list>
+
 #include "sentinel.h"
 
 #define CHECK(condition)                                              \
@@ -192,25 +194,63 @@ void a_child_has_its_own_bytes() {
   int status = -1;
   CHECK(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  CHECK(holds(6) && is_shared());
+  CHECK(holds(6) && !is_shared());  // one copy, the parent's: from then on the kernel copies on write
   CHECK(sn_arm_unback() == 0);
   CHECK(holds(6));
+}
+
+long no_remapping(long number, const long a[6]) {
+  if (number == SYS_mremap) return -ENOMEM;
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+int status_of(pid_t child) {
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+void a_child_copies_where_its_parent_could_not() {
+  CHECK(sn_arm_back(base, kBytes, guarded) == 0);
+  sn_system_fail(SYS_mremap, 1, ENOMEM);
+  const pid_t child = fork();
+  if (child == 0) _exit(holds(6) && !is_shared() ? 0 : 1);
+  sn_system_fail(-1, 0, 0);
+  CHECK(status_of(child) == 0);
+  CHECK(holds(6) && is_shared());
+  CHECK(sn_arm_unback() == 0);
 }
 
 void a_child_without_its_copy_ends() {
   CHECK(sn_arm_back(base, kBytes, guarded) == 0);
   const int errors = dup(STDERR_FILENO);
   CHECK(freopen("/dev/null", "w", stderr) != nullptr);
-  sn_system_fail(SYS_mremap, 1, ENOMEM);
+  sn_system_replace(no_remapping);
   const pid_t child = fork();
   if (child == 0) _exit(0);
-  sn_system_fail(-1, 0, 0);
+  sn_system_replace(nullptr);
   dup2(errors, STDERR_FILENO);
-  int status = -1;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
+  CHECK(status_of(child) == EXIT_FAILURE);
   CHECK(holds(6) && is_shared());
   CHECK(sn_arm_unback() == 0);
+}
+
+void a_fork_ends_the_watch() {
+  for (const int kind : {SN_TOUCH_PAGEMAP, SN_TOUCH_UFFD}) {
+    if (kind == SN_TOUCH_UFFD && guarded == 0) continue;  // it needs the same right
+    CHECK(sn_arm_back(base, kBytes, guarded) == 0);
+    if (sn_touch_start(kind, nullptr, kPages) == 0) {
+      CHECK(sn_touch_mark(0) == 0);
+      const pid_t child = fork();
+      if (child == 0) _exit(holds(6) && !is_shared() ? 0 : 1);
+      CHECK(status_of(child) == 0);
+      CHECK(holds(6) && !is_shared());
+      CHECK(sn_touch_mark(1) == -ECANCELED && sn_touch_mark(2) == -ECANCELED);
+      CHECK(sn_touch_stop() == -ECANCELED && sn_touch_stop() == 0);
+    }
+    CHECK(sn_arm_unback() == 0);
+  }
 }
 
 // What is allocated after the change is shared too; what was freed costs nothing on the way back.
@@ -262,7 +302,9 @@ int main() {
   swapped_pages_come_along();
   fill(5);
   a_child_has_its_own_bytes();
+  a_child_copies_where_its_parent_could_not();
   a_child_without_its_copy_ends();
+  a_fork_ends_the_watch();
   CHECK(sn_arm_unmap(base) == 0);
   the_exclusive_arena_changes_whole();
   return 0;

@@ -54,6 +54,12 @@ MOST_OPTIMIZER_STEPS = 64
 """Of each optimizer, in the profiled step: beyond, its end was forgotten, and what is recorded would grow for ever."""
 
 
+STATE_WAS_BORN = "optimizer state was born in the profiled step, so the next whole step was profiled too"
+A_FORK = "the process forked in the profiled step, which ended the watch of its pages, so the next one was profiled too"
+MOST_FORKS = 3
+"""Where so many steps in a row fork, the last one goes by its operators: no step would ever be watched to its end."""
+
+
 class State(enum.Enum):
     """See the module's docstring."""
 
@@ -91,6 +97,7 @@ class Course:
         self._heard_boundaries: list[int] = []
         self._missed_a_ring = False
         self._full = False
+        self._forks = 0  # steps in a row whose recording a fork cut short
         self._rings: RingWatch | None = None
         self._learnt = 0  # rings, after the first
         self._learning = ""  # why a ring is to be learnt, while it is
@@ -179,10 +186,18 @@ class Course:
         self._clock = self._recording.end_ring(self._clock)
         began, planned = time.perf_counter_ns(), self._planning.spent_ns
         trace = self._recording.finish(self._clock.ring)
+        self._forks = self._forks + 1 if self._recording.cut_short else 0
+        if 0 < self._forks < MOST_FORKS:
+            self._begin_ring(*self._recording.heard[: self._recording.ring_from])
+            return
+        if self._forks:
+            self._notes.append(
+                f"each of {MOST_FORKS} steps forked while its pages were watched, which ended it: operators count"
+            )
         if self._learning:
             self._plan_anew(trace)
         else:
-            self._plan_from(trace, provisional=False)
+            self._plan_from(trace, provisional="")
         self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
 
     def _go_on(self) -> None:
@@ -197,15 +212,16 @@ class Course:
             self._lookout.recorded(known=True)
         self._apply(self._applying.current)
 
-    def _plan_from(self, trace: Trace, *, provisional: bool) -> None:
-        """Trace to plan, and apply it; or, if the plan is provisional, wait for the next whole step."""
-        flow = self._planning.profiled(trace, provisional=provisional)
+    def _plan_from(self, trace: Trace, *, provisional: str) -> None:
+        """Trace to plan, and apply it; or, if the plan is provisional, for the reason given, wait for the next whole
+        step."""
+        flow = self._planning.profiled(trace, provisional=bool(provisional))
         bucket = known_bucket(self._applying.buckets, flow)
         if bucket is None:
             self._recorded = flow
             self._recorded = flow = self._planning.planned(flow)
         if provisional:
-            self._notes.append("optimizer state was born in the profiled step, so the next whole step was profiled too")
+            self._notes.append(provisional)
             self.state = State.WAITING
             return
         self._lookout.recorded(known=bucket is not None)

@@ -50,6 +50,7 @@ class Recording:
         self.boundaries: list[int] = []  # after so many of these ticks an optimizer has stepped
         self.ring_from = 0  # the layer in which it began
         self._tracking = False
+        self.cut_short = False  # the step recorded last, by a fork: which pages it touched is not known
 
     def begin(self, layer: int) -> None:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the ring's first tick."""
@@ -102,6 +103,9 @@ class Recording:
         recorder = self._running()
         recorder.stop()
         samples = self._stop_tracking()
+        self.cut_short = self._tracker is not None and self._tracker.cut_short
+        if self.cut_short:
+            samples = None
         return recorder.finish(self._memory.events(), ring, self._job.persistent(), samples)
 
     def abandon(self) -> None:

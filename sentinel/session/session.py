@@ -25,7 +25,7 @@ from sentinel.profiler import annotate, ticks
 from sentinel.reports import Report, Setup, build_report
 from sentinel.session.applying import Applying, applicable, nothing_ran
 from sentinel.session.buckets import rows_of
-from sentinel.session.course import Course, State
+from sentinel.session.course import A_FORK, STATE_WAS_BORN, Course, State
 from sentinel.session.planning import Planning
 from sentinel.session.recording import Recording, choose_tracker
 from sentinel.session.request import Request, load_plan, machine_of, notes_on
@@ -132,7 +132,11 @@ class Session(Course):
             ring = self._trainer.learn(self._clock)
             if self._job.optimizers and not self._clock.boundaries:
                 self._notes.append("no optimizer stepped in the profiled step: it may have been cut short")
-            self._plan_from(self._recording.finish(ring), provisional=self._job.state_was_born())
+            trace = self._recording.finish(ring)
+            if self._job.state_was_born():
+                self._plan_from(trace, provisional=STATE_WAS_BORN)
+            else:
+                self._plan_from(trace, provisional=A_FORK if self._recording.cut_short else "")
         except BaseException:
             self._close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import sentinel  # noqa: E402
+from sentinel import session  # noqa: E402
 from sentinel.profiler.pages import obstacle  # noqa: E402
 
 pytestmark = [
@@ -40,6 +42,12 @@ class Looks(Dataset[Any]):
         return seen
 
 
+def _notes() -> tuple[str, ...]:
+    current = session.current()
+    assert current is not None
+    return current.notes
+
+
 @pytest.mark.parametrize("tracker", ["ebpf", "ebpf:2MiB", "perf", "pagemap", "uffd", "ops"])
 def test_workers_have_a_copy_of_their_own(tracker: str) -> None:
     refused = None if tracker == "ops" else obstacle(tracker)
@@ -53,6 +61,13 @@ def test_workers_have_a_copy_of_their_own(tracker: str) -> None:
         model.bias.fill_(3.0)
     at_fork = 2.0 * 1024 * 3072 - 3.0 * 3072
     loader = DataLoader(Looks(model), batch_size=None, num_workers=WORKERS, multiprocessing_context="fork")
+
+    def plain_step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(5, 1024)).sum().backward()
+        sentinel.add_layer("computed")
+        sentinel.add_layer("written")
+        optimizer.step()
 
     def step() -> list[float]:
         optimizer.zero_grad()
@@ -74,3 +89,38 @@ def test_workers_have_a_copy_of_their_own(tracker: str) -> None:
     assert found == [at_fork] * ITEMS
     assert model.weight.detach().eq(2.0 - 0.125 * 5).all()
     assert model.bias.detach().eq(3.0 - 0.125 * 5).all()
+    if tracker == "ops":
+        return
+    name = tracker.partition(":")[0]
+    assert sentinel.report().headline["tracker"] == "ops"  # of pages only those before the fork were seen
+    for _ in range(3):
+        plain_step()
+    sentinel.stop()
+    assert sentinel.report().headline["tracker"] == name
+    assert any("the process forked in the profiled step" in note for note in _notes())
+    assert model.weight.detach().eq(2.0 - 0.125 * 20).all()
+
+
+def test_steps_that_all_fork_are_planned_by_their_operators() -> None:
+    if obstacle("pagemap") is not None:
+        pytest.skip("needs tracker pagemap")
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(5, 256)).sum().backward()
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        optimizer.step()
+
+    sentinel.start_profile(model, optimizer, fast="100%", slow="emulated:cxl-asic-x8", tracker="pagemap")
+    step()
+    sentinel.end_profile()
+    for _ in range(6):
+        step()
+    run = sentinel.stop()
+    assert sentinel.report().headline["tracker"] == "ops"
+    assert any("each of 3 steps forked" in note for note in _notes())
+    assert run.steps >= 1

@@ -105,14 +105,16 @@ def touch_start(kind: int, table: int | None, n_pages: int) -> int:
     return int(native.function("sn_touch_start", _INT, _INT, _PTR, _U64)(kind, table, n_pages))
 
 
-def touch_mark(layer: int) -> None:
-    """Touches until the next mark belong to `layer`."""
-    native.check("sn_touch_mark", native.function("sn_touch_mark", _INT, ctypes.c_int32)(layer))
+def touch_mark(layer: int) -> bool:
+    """Touches until the next mark belong to `layer`. False if a fork has ended the watch."""
+    result = native.function("sn_touch_mark", _INT, ctypes.c_int32)(layer)
+    return result != -errno.ECANCELED and native.check("sn_touch_mark", result) == 0
 
 
-def touch_stop() -> None:
-    """Ends watching; the runs stay readable."""
-    native.check("sn_touch_stop", native.function("sn_touch_stop", _INT)())
+def touch_stop() -> bool:
+    """Ends watching; the runs stay readable. False, once, if a fork had ended it."""
+    result = native.function("sn_touch_stop", _INT)()
+    return result != -errno.ECANCELED and native.check("sn_touch_stop", result) == 0
 
 
 def touch_runs() -> NDArray[Any]:

@@ -79,6 +79,7 @@ class ArmedTracker:
 
     def __init__(self, reader: Reader, granule_bytes: int = PAGE_BYTES) -> None:
         self.name = reader.name
+        self.cut_short = False
         self.granule_bytes = granule_bytes
         self._reader = reader
         self._running = False
@@ -97,6 +98,7 @@ class ArmedTracker:
                 f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
             )
         self._mark_ns, self._layer = {}, -1
+        self.cut_short = False
         self._guarded = _guarded_against(others)
         try:
             self._probe = binding.map_range(_PROBE_PAGES * PAGE_BYTES)
@@ -113,7 +115,7 @@ class ArmedTracker:
     def mark(self, layer: int) -> None:
         """See PageTracker. Call it where no other thread of the step runs."""
         begin = time.perf_counter_ns()
-        binding.touch_mark(layer)
+        self.cut_short |= not binding.touch_mark(layer)
         for part in {self._layer, layer} - {-1}:
             self._mark_ns.setdefault(part, 0)
         if self._layer != -1:  # a mark ends a layer: its cost is that layer's
@@ -126,7 +128,7 @@ class ArmedTracker:
             raise UsageError(f"tracker {self.name}: stopped without a start", "start it first")
         probe = self._probe
         try:
-            binding.touch_stop()
+            self.cut_short |= not binding.touch_stop()
             runs, state = binding.take_runs(), binding.touch_state()
         finally:
             lost = self._end()

@@ -76,6 +76,8 @@ class PageTracker(Protocol):
     """Calls come in the order `start`, `mark`..., `stop`; `stop` may follow anything, also a failed `start`."""
 
     name: str
+    cut_short: bool
+    """Whether a fork ended the watch that was started last: what was seen since is missing."""
 
     def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """Watches `ranges`. Touches before the first mark belong to no layer.

@@ -20,6 +20,7 @@ class ReplayTracker:
     """
 
     name = "replay"
+    cut_short = False
 
     def __init__(self, recorded: Iterable[tuple[int, int, bool]] = ()) -> None:
         self._recorded: dict[int, list[tuple[int, bool]]] = {}
