@@ -225,6 +225,8 @@ typedef struct sn_held {
 SN_API int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn_mover **out);
 /* Queued jobs are dropped, running ones cut short. NULL is fine. */
 SN_API int sn_mover_destroy(sn_mover *mover);
+/* As sn_mover_destroy, and *mover is NULL before anything is freed: to be called again after whatever cut it short. */
+SN_API int sn_mover_close(sn_mover **mover);
 /* Id of the job, counted from 1, or -errno. */
 SN_API int64_t sn_mover_submit(sn_mover *mover, const sn_job *job);
 /* 1: it had not started and never will (it ends as SN_MOVE_CANCELLED); 0: it has started or ended. */

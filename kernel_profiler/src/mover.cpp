@@ -72,6 +72,12 @@ extern "C" int sn_mover_destroy(sn_mover *m) {
   return 0;
 }
 
+extern "C" int sn_mover_close(sn_mover **mover) {
+  sn_mover *ending = *mover;
+  *mover = nullptr;
+  return sn_mover_destroy(ending);
+}
+
 extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
   if (m->inert()) return -ECHILD;
   if (job->direction > SN_DEMOTE || job->kind > SN_MOVE_NODE || job->fast_bytes > job->nbytes) return -EINVAL;

@@ -97,8 +97,13 @@ class Engine:
         self._rows = Rows(self._mover, self._where, self._flights, self._ledger, unmanaged_bytes, clock)
         self._layer = 0
         self._in_step = self._applying = False
-        self._inert = False
+        self._forked = False
         _engines.add(self)
+
+    @property
+    def _inert(self) -> bool:
+        """Whether its movers have ended, or are those of a parent."""
+        return self._forked or self._mover.closed
 
     # ---- the four calls ---------------------------------------------------------------------------------
 
@@ -145,6 +150,11 @@ class Engine:
         self._lives.let_go()  # the plan's order is what made room for it
         self._trials.abandon()
 
+    @property
+    def closed(self) -> bool:
+        """Whether its movers have ended."""
+        return self._mover.closed
+
     def end_run(self) -> Run:
         """Wait for what is under way (the step under way is not in the tables) and return what was executed."""
         if not self._inert:
@@ -161,9 +171,14 @@ class Engine:
         return self._ledger.run(self._plan.tier_names, self._plan.capacity_bytes[0], emulated=self._emulated)
 
     def restore(self) -> None:
-        """Bring every block that lives on to where it would be without a plan, and end the movers."""
-        if self._inert:
-            return
+        """Bring every block that lives on to where it would be without a plan; end the movers, whatever is raised."""
+        try:
+            if not self._inert:
+                self._bring_all_home()
+        finally:
+            self._mover.close()
+
+    def _bring_all_home(self) -> None:
         self._applying = False
         self._finish_flights()
         if not self._emulated:
@@ -175,11 +190,9 @@ class Engine:
                     self._flights.submit(index, source, 0, "restore", self._rows.step, self._layer)
             self._finish_flights()
         self._count_accounts()
-        self._inert = True
         for tier in self._tiers:
             if tier is not None:
                 tier.close()
-        self._mover.close()
 
     # ---- from one plan to another -----------------------------------------------------------------------
 
@@ -421,7 +434,7 @@ def _require_two_tiers(plan: Plan) -> None:
 def _quieten() -> None:
     """In a forked child no mover runs: whatever ticks there must not wait for one."""
     for engine in _engines:
-        engine._inert = True
+        engine._forked = True
 
 
 os.register_at_fork(after_in_child=_quieten)

@@ -158,7 +158,9 @@ class Flights:
             raise failure
 
     def _land(self, moved: Moved) -> TierError | None:
-        flight = self._by_job.pop(moved.job)
+        flight = self._by_job.pop(moved.job, None)
+        if flight is None:  # an interrupt came between its submission and these books
+            return None
         pending = self._by_block[flight.block]
         pending.remove(flight)
         if not pending:

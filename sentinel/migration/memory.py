@@ -79,23 +79,44 @@ class ManagedMemory:
     def __init__(self) -> None:
         self._native, self._quick = native.library(), native.quick()
         self._tick = self._quick.sn_tick
-        self._ended = False
         self._table = ctypes.c_int32.from_address(self._quick.sn_table_in_use())
         placement = _placement_range()
         self.placement_base, self.placement_bytes = int(placement.base), int(placement.reserved_bytes)
 
     @classmethod
     def install(cls) -> ManagedMemory:
-        """Our allocator becomes torch's. The calling thread becomes the owner.
+        """`reserve` and `activate`."""
+        memory = cls.reserve()
+        memory.activate()
+        return memory
 
-        Raises CapabilityError, with nothing changed, if there is no compiler, another allocator is in place,
-        or this is a forked child; UsageError if one is installed already.
+    @classmethod
+    def reserve(cls) -> ManagedMemory:
+        """Address space for the arenas; the calling thread becomes the owner. torch allocates as before.
+
+        Raises CapabilityError if there is no compiler, or this is a forked child; UsageError if one is installed.
         """
-        if cls._current is not None:
-            raise UsageError("memory is managed already", "uninstall() the ManagedMemory in use first")
-        install = torch_shim.function("sn_shim_install", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+        cls._require_none()
+        torch_shim.library()
         _create(native.library())
-        memory = cls()
+        return cls()
+
+    def activate(self) -> None:
+        """Our allocator becomes torch's. Whatever cuts this short, `uninstall` takes it back.
+
+        Raises CapabilityError, with nothing changed, if another allocator is in place; UsageError as `reserve`.
+        """
+        self._require_none()
+        ManagedMemory._current = self
+        try:
+            self._take_over_torch()
+        except BaseException:
+            self.uninstall()
+            raise
+        self.trim()
+
+    def _take_over_torch(self) -> None:
+        install = torch_shim.function("sn_shim_install", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
         holder = ctypes.create_string_buffer(256)
         if install(holder, len(holder)) != 0:
             raise CapabilityError(
@@ -103,19 +124,20 @@ class ManagedMemory:
                 f"{holder.value.decode()} holds it",
                 "let sentinel start before, or without, what installed that",
             )
-        memory.trim()
-        cls._current = memory
-        return memory
 
     def uninstall(self) -> None:
-        """Stock allocation is back; live storages stay valid. Does nothing the second time."""
-        if self._ended:
+        """Stock allocation is back; live storages stay valid. Does nothing if this memory is not installed."""
+        if ManagedMemory._current is not self:
             return
         self.give_back()
         native.check("sn_pass_through", self._native.sn_pass_through(), _OWNER)
         native.check("sn_shim_uninstall", torch_shim.function("sn_shim_uninstall", ctypes.c_int)())
-        self._ended = True
         ManagedMemory._current = None
+
+    @classmethod
+    def _require_none(cls) -> None:
+        if cls._current is not None:
+            raise UsageError("memory is managed already", "uninstall() the ManagedMemory in use first")
 
     def own(self) -> None:
         """The calling thread becomes the owner, in place of one that has ended, or that allocates no more."""
@@ -286,7 +308,7 @@ class ManagedMemory:
             trim(ctypes.c_size_t(0))
 
     def _require_installed(self) -> None:
-        if self._ended:
+        if ManagedMemory._current is not self:
             raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
 
 

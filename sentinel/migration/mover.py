@@ -88,7 +88,7 @@ _Held = _U64 * len(Held._fields)
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_create": (_INT, (_U64, _INT, ctypes.POINTER(_PTR))),
-    "sn_mover_destroy": (_INT, (_PTR,)),
+    "sn_mover_close": (_INT, (ctypes.POINTER(_PTR),)),
     "sn_mover_submit": (_I64, (_PTR, _PTR)),
     "sn_mover_cancel": (_INT, (_PTR, _U64)),
     "sn_mover_wait": (_INT, (_PTR, _U64, _U64)),
@@ -104,7 +104,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_fork_count": (_U64, ()),
     "sn_sleep_until": (_INT, (_U64,)),
 }
-_WAITING = ("sn_mover_destroy", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
+_WAITING = ("sn_mover_close", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
 """Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
 
 
@@ -121,10 +121,10 @@ class NativeMover:
 
     def __init__(self, fast_capacity_bytes: int, *, full_duplex: bool = True) -> None:
         self._call = {name: _bind(name) for name in _SIGNATURES}
-        handle = _PTR()
-        result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(handle))
+        self._ended = _U64(0)
+        self._handle = _PTR()  # the library writes it: an interrupt loses no mover
+        result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(self._handle))
         native.check("sn_mover_create", result)
-        self._handle: int | None = handle.value
         self._ended = _U64.from_address(self._call["sn_mover_ended"](self._handle))
         self._rows = (_Moved * _BATCH)()
         self._accounts = _Held()
@@ -223,17 +223,28 @@ class NativeMover:
         """How often this process has forked since it made its first mover."""
         return int(self._call["sn_fork_count"]())
 
+    @property
+    def closed(self) -> bool:
+        """Whether there are no workers any more."""
+        return not self._handle
+
     def close(self) -> None:
-        """Drop what is queued, cut short what runs, end the workers. In a forked child: nothing."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        """Drop what is queued, cut short what runs, end the workers. Does nothing the second time. In a forked child:
+        nothing."""
+        if self._handle:
             self._ended = _U64(self._ended.value)
-            self._call["sn_mover_destroy"](handle)
+            self._call["sn_mover_close"](ctypes.byref(self._handle))
+
+    def __del__(self) -> None:
+        """A mover that an interrupt left without an owner takes its workers with it."""
+        if getattr(self, "_handle", None):
+            self.close()
 
     def _open(self, name: str) -> int:
-        if self._handle is None:
+        handle = self._handle.value
+        if handle is None:
             raise NativeError(name, errno.EBADF, "the mover was closed")
-        return self._handle
+        return handle
 
     def _check(self, name: str, *arguments: Any) -> int:
         result: int = self._call[name](self._open(name), *arguments)

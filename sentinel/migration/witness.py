@@ -117,21 +117,18 @@ class MigrationWitness:
     def stop(self) -> None:
         """Ends watching; does nothing if it was not."""
         self._fds.close()
-        for shared in self._maps:
-            shared.close()
-        self._maps, self._programs, self._log = [], [], None
+        bpf_calls.unmap(self._maps)
+        self._programs, self._log = [], None
         self._pending = np.empty(0, RECORD_DTYPE)
 
     def _open(self) -> None:
-        fds = {"control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE)}
-        self._fds.keep(fds["control"])
-        entries = self._log_entries
-        fds["records"] = bpf_calls.create_map(
-            "records", bpf_calls.ARRAY, RECORD_DTYPE.itemsize, entries, bpf_calls.MMAPABLE
-        )
-        self._fds.keep(fds["records"])
-        fds["totals"] = self._totals = bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1)
-        self._fds.keep(self._totals)
+        create, entries = self._fds.create_map, self._log_entries
+        fds = {
+            "control": create("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
+            "records": create("records", bpf_calls.ARRAY, RECORD_DTYPE.itemsize, entries, bpf_calls.MMAPABLE),
+            "totals": create("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1),
+        }
+        self._totals = fds["totals"]
         for name, nbytes in (("control", _CONTROL_BYTES), ("records", entries * RECORD_DTYPE.itemsize)):
             whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             self._maps.append(mmap.mmap(fds[name], whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
@@ -148,10 +145,9 @@ class MigrationWitness:
             self._attach("mm_migrate_pages", programs["mm_migrate_pages:7"], fds)
 
     def _attach(self, name: str, program: Program, fds: dict[str, int]) -> None:
-        loaded = bpf_calls.load_program(program.linked(fds), "Dual BSD/GPL")
-        self._fds.keep(loaded)
+        loaded = self._fds.load_program(program.linked(fds), "Dual BSD/GPL")
         self._programs.append(loaded)
-        self._fds.keep(bpf_calls.attach_raw_tracepoint(name, loaded))
+        self._fds.attach_raw_tracepoint(name, loaded)
 
     def _watch(self, ranges: Sequence[tuple[int, int]]) -> None:
         space = os.stat("/proc/self/ns/pid")

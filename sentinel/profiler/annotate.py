@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes
-from sentinel.profiler import backward, slices, ticks
+from sentinel.profiler import backward, hooks, slices, ticks
 from sentinel.profiler.blocks import find_blocks, named_blocks
 from sentinel.profiler.ordinals import Ordinals, prefix
 
@@ -35,8 +34,7 @@ class Annotation:
 
     def remove(self) -> None:
         """Models and optimizers are as they were before. Does nothing the second time."""
-        while self._undo:
-            self._undo.pop()()
+        _undo_all(self._undo)
 
     def __enter__(self) -> Annotation:
         return self
@@ -66,13 +64,17 @@ def annotate(
     chosen = [find_blocks(m) if blocks is None else named_blocks(m, blocks) for m in models]
     names: list[str] = []
     undo: list[Callable[[], None]] = []
-    for one, found in zip(models, chosen, strict=True):
-        if _models.find(one) is None:
-            names += _annotate_model(one, found, undo)
-    for stepper in optimizers:
-        if _optimizers.find(stepper) is None:
-            ordinal = _join(_optimizers, stepper, undo)
-            undo.append(slices.SlicedStep(stepper, f"{prefix(ordinal)}optimizer").remove)
+    try:
+        for one, found in zip(models, chosen, strict=True):
+            if _models.find(one) is None:
+                names += _annotate_model(one, found, undo)
+        for stepper in optimizers:
+            if _optimizers.find(stepper) is None:
+                ordinal = _join(_optimizers, stepper, undo)
+                undo.append(slices.SlicedStep(stepper, f"{prefix(ordinal)}optimizer").remove)
+    except BaseException:
+        _undo_all(undo)
+        raise
     return Annotation(names, undo)
 
 
@@ -81,14 +83,19 @@ def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
     return _models.alive(), _optimizers.alive()
 
 
-def watch_steps(optimizer: Optimizer) -> RemovableHandle:
+def watch_steps(optimizer: Optimizer, owner: object) -> None:
     """Tell the session when `optimizer` has stepped, with no ticks: for one that is named but not annotated."""
 
     def after(*_: object) -> None:
         if ticks.sink is not None:
             ticks.sink.step_boundary()
 
-    return optimizer.register_step_post_hook(after)
+    optimizer.register_step_post_hook(hooks.Owned(owner, after))
+
+
+def stop_watching(optimizer: Optimizer, owner: object) -> None:
+    """Undo `watch_steps`. Does nothing where there is nothing to undo."""
+    hooks.remove_all_of(owner, optimizer._optimizer_step_post_hooks)
 
 
 def notes() -> list[str]:
@@ -115,6 +122,13 @@ def _compiled_something() -> bool:
     """Whether torch.compile has made a graph in this process."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("frames", {}).get("ok"))
+
+
+def _undo_all(undo: list[Callable[[], None]]) -> None:
+    """The last first. May be called again after an interrupt: each does nothing the second time."""
+    for each in reversed(undo):
+        each()
+    undo.clear()
 
 
 T = TypeVar("T")

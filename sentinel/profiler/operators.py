@@ -45,8 +45,19 @@ class OperatorLog:
     lost: int
 
 
-def start() -> None:
-    """Record the operators of this thread from now on. Raises UsageError if they are recorded already, NativeError."""
+_owner: object = None
+"""Who records, or recorded last: only that one may stop it."""
+
+
+def start(owner: object = None) -> None:
+    """Record the operators of this thread from now on, for `owner`.
+
+    Raises UsageError if they are recorded already, NativeError.
+    """
+    global _owner
+    if recording():
+        raise UsageError("operators are recorded already", "end the other recording first")
+    _owner = owner
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
     result = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR))
@@ -55,9 +66,15 @@ def start() -> None:
     native.check("sn_recorder_start", result)
 
 
-def stop() -> None:
-    """Record no more. Does nothing if nothing is recorded."""
-    torch_shim.function("sn_recorder_stop", _INT)()
+def stop(owner: object = None) -> None:
+    """Record no more, if it is `owner` who records. Does nothing if nothing is recorded."""
+    if owner is _owner:
+        torch_shim.function("sn_recorder_stop", _INT)()
+
+
+def recording() -> bool:
+    """Whether operators are recorded now, by whomever."""
+    return bool(torch_shim.function("sn_recorder_running", _INT)())
 
 
 def log() -> OperatorLog:

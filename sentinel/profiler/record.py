@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import OP, PAGE_RUN_DTYPE, LayerId, Quality, TensorInfo, Trace
-from sentinel.profiler import annotate, names, operators
+from sentinel.profiler import annotate, hooks, names, operators
 from sentinel.profiler.merge import Known, Sighting, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.stock import stock_sharing
@@ -39,7 +38,7 @@ class StepRecorder:
     def __init__(self) -> None:
         self._ticks: list[tuple[int, int, int, int]] = []  # seq, layer that ended, how long it took, when
         self._sightings: list[Sighting] = []
-        self._hooks: list[RemovableHandle] = []
+        self._watched: list[nn.Parameter] = []  # those that may have a hook of ours
         self._known: list[Known] = []
         self._now: Callable[[], int] = native.quick().sn_now_ns
         self._next_seq: Callable[[], int] = native.quick().sn_next_seq
@@ -55,10 +54,12 @@ class StepRecorder:
         optimizers = annotated[1] if optimizers is None else optimizers
         _operator_ns()  # measured once, before the step
         self._known = _known(names.persistent_tensors(models, optimizers), names.aliases(models, optimizers))
-        operators.start()
-        for name, param in names.parameters(models, optimizers):
-            if param.requires_grad and param.is_leaf:
-                self._hooks.append(param.register_post_accumulate_grad_hook(_Watch(name, self._see)))
+        operators.start(self)
+        trained = [(name, p) for name, p in names.parameters(models, optimizers) if p.requires_grad and p.is_leaf]
+        self._watched = [param for _, param in trained]
+        for name, param in trained:
+            watch = hooks.Owned(self, functools.partial(self._see_gradient, name))
+            param.register_post_accumulate_grad_hook(watch)
         self._first_seq = self._next_seq()
         self._began_ns = self._layer_began_ns = self._now()
 
@@ -80,10 +81,10 @@ class StepRecorder:
         """The step ends here: what is done from now on is not its. `finish` does it too, if it was not done."""
         if self._began_ns and not self._ended_ns:
             self._ended_ns, self._last_seq = self._now(), self._next_seq()
-            operators.stop()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks.clear()
+        operators.stop(self)
+        for param in self._watched:
+            hooks.remove_all_of(self, param._post_accumulate_grad_hooks)
+        self._watched = []
 
     def finish(
         self,
@@ -132,11 +133,15 @@ class StepRecorder:
         )
 
     def abandon(self) -> None:
-        """End the recording without a Trace. Does nothing if it has ended."""
+        """End the recording without a Trace, however far it came. Does nothing if it has ended."""
+        operators.stop(_TRIAL)
         self.stop()
 
-    def _see(self, name: str, address: int) -> None:
-        self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
+    def _see_gradient(self, name: str, param: torch.Tensor) -> None:
+        """The gradient of `param` is complete, and this is where."""
+        if param.grad is not None:
+            address = names.storage_address(param.grad)
+            self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
 
     def _quality(
         self,
@@ -174,17 +179,6 @@ class StepRecorder:
         )
 
 
-class _Watch:
-    """Sees where a parameter's gradient is once it is complete. Holds neither."""
-
-    def __init__(self, name: str, see: Callable[[str, int], None]) -> None:
-        self._name, self._see = name, see
-
-    def __call__(self, param: torch.Tensor) -> None:
-        if param.grad is not None:
-            self._see(self._name, names.storage_address(param.grad))
-
-
 def _sharing(
     step: Step, allocations: NDArray[Any], tensors: Sequence[TensorInfo], events: NDArray[Any]
 ) -> tuple[FalseSharing | None, tuple[str, ...]]:
@@ -211,6 +205,10 @@ def _on_ring(runs: NDArray[Any], length: int) -> NDArray[Any]:
     return runs
 
 
+_TRIAL = object()
+"""Who records while `_operator_ns` tries what that costs."""
+
+
 @functools.cache
 def _operator_ns() -> float:
     """What recording adds to one operator call, in ns: the least of a few short trials."""
@@ -224,9 +222,9 @@ def _operator_ns() -> float:
             return (time.perf_counter_ns() - began) / 200
 
         plain = min(batch() for _ in range(5))
-        operators.start()
+        operators.start(_TRIAL)
         try:
             recorded = min(batch() for _ in range(5))
         finally:
-            operators.stop()
+            operators.stop(_TRIAL)
     return max(recorded - plain, 0.0)

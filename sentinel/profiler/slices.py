@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop
 
-from sentinel.profiler import ticks
+from sentinel.profiler import hooks, ticks
 
 SLICES = 32
 """A slice holds one of so many parts of the parameters' bytes, or one large parameter."""
@@ -123,50 +123,62 @@ class SlicedStep:
             sink.step_boundary()
             return result
         groups = _Groups(optimizer)
-
-        def before(_: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            passed = _evaluate_closure(args, kwargs)
-            groups.hold()
-            inner = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without the hooks
-            for parts in slices(optimizer):
-                groups.cut(parts)
-                inner(optimizer)
-                sink.tick(self.name, "optimizer", "annotate")
-            groups.cut([])
-            return passed
-
-        # registered for this step only: so the first comes after, the second before every other hook
-        first = optimizer.register_step_pre_hook(before)
-        last = optimizer.register_step_post_hook(lambda *_: groups.restore())
-        optimizer._optimizer_step_post_hooks.move_to_end(last.id, last=False)  # type: ignore[attr-defined]
         try:
-            result = call(*args, **kwargs)
-        finally:
-            groups.restore()
-            first.remove()
-            last.remove()
+            try:
+                groups.tick_between(functools.partial(sink.tick, self.name, "optimizer", "annotate"))
+                result = call(*args, **kwargs)
+            finally:
+                groups.end()
+        finally:  # again, lest an interrupt within the first leave groups cut short
+            groups.end()
         sink.step_boundary()
         return result
 
 
 class _Groups:
-    """The parameter lists of an optimizer, cut in place, since schedulers and hooks hold the groups themselves."""
+    """The parameter lists of an optimizer, cut in place, since schedulers and hooks hold the groups themselves.
+
+    From `tick_between` to `end` a step of the optimizer runs slice by slice.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
         self._groups = optimizer.param_groups
         self._held: list[list[torch.Tensor]] | None = None
 
-    def hold(self) -> None:
-        self._held = [group["params"] for group in self._groups]
+    def tick_between(self, tick: Callable[[], None]) -> None:
+        """The next step of the optimizer runs in slices, with a tick after each."""
 
-    def cut(self, parts: list[Part]) -> None:
+        def before(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            passed = _evaluate_closure(args, kwargs)
+            self._held = [group["params"] for group in self._groups]
+            inner = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without the hooks
+            for parts in slices(optimizer):
+                self._cut(parts)
+                inner(optimizer)
+                tick()
+            self._cut([])
+            return passed
+
+        # registered for this step only: so the first comes after, the second before every other hook
+        self._optimizer.register_step_pre_hook(hooks.Owned(self, before))
+        last = self._optimizer.register_step_post_hook(hooks.Owned(self, lambda *_: self._restore()))
+        self._optimizer._optimizer_step_post_hooks.move_to_end(last.id, last=False)  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """Groups are whole, and no hook of ours is left; also after an `end` that was cut short."""
+        self._restore()
+        for table in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            hooks.remove_all_of(self, getattr(self._optimizer, table))
+
+    def _cut(self, parts: list[Part]) -> None:
         assert self._held is not None
         for group in self._groups:
             group["params"] = []
         for index, start, stop in parts:
             self._groups[index]["params"] = self._held[index][start:stop]
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
         if self._held is not None:
             for group, params in zip(self._groups, self._held, strict=True):
                 group["params"] = params

@@ -66,6 +66,7 @@ def start_profile(
 ) -> None:
     """See `sentinel.start_profile`."""
     global _last
+    _end_what_was_cut_short()
     if ticks.sink is not None:
         doing = "profiling" if isinstance(ticks.sink, Session) and ticks.sink.profiling else "applying a plan"
         raise UsageError(
@@ -77,21 +78,28 @@ def start_profile(
     session = _make(
         overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
     )
-    session.open()
-    _last = session
+    before, _last = _last, session
+    try:
+        session.open()
+    except BaseException:
+        _last = before
+        raise
     _watch_for_the_end()
 
 
 def end_profile() -> Plan:
     """See `sentinel.end_profile`."""
+    _end_what_was_cut_short()
     session = _running("end_profile()", "call sentinel.start_profile() before the step")
     return session.end_profile()
 
 
 def stop() -> Run:
     """See `sentinel.stop`."""
-    if _last is not None and _last.state is State.DECLARED:
-        return _last.stop()  # there was nothing to apply: it ended by itself
+    _end_what_was_cut_short()
+    ended = _last is not None and (_last.state is State.DECLARED or (_last.state is State.ENDED and not _last.stopped))
+    if _last is not None and ended:
+        return _last.stop()  # it ended by itself
     return _running("stop()", "call sentinel.start_profile() first").stop()
 
 
@@ -103,9 +111,16 @@ def end_applying() -> None:
 
 def report() -> Report:
     """See `sentinel.report`."""
+    _end_what_was_cut_short()
     if _last is None:
         raise UsageError("report(): nothing was profiled yet", "call sentinel.start_profile() and end_profile() first")
     return _last.report()
+
+
+def _end_what_was_cut_short() -> None:
+    """An interrupt may have come within a call of ours, and another one as that was undone."""
+    if isinstance(ticks.sink, Session) and ticks.sink.cut_short:
+        ticks.sink.finish_ending()
 
 
 def _running(what: str, remedy: str) -> Session:
@@ -120,6 +135,7 @@ def _end() -> None:
 
     A thread that still trains keeps its session: it ends with the process.
     """
+    _end_what_was_cut_short()
     if _last is not None and ticks.sink is _last and not _last.away:
         _last.stop()
 

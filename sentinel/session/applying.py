@@ -83,6 +83,7 @@ class Applying:
         self._on_nodes = any(tier.node is not None for tier in machine.tiers)
         self._homes: Homes = ()
         self._left_out = ""  # what was said of slots beyond the arena
+        self._said: list[str] = []  # as engines ended
         self._between: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     @property
@@ -111,7 +112,7 @@ class Applying:
 
     def notes(self) -> list[str]:
         """What a report must say of slots beyond the arena and, unless they are few, of steps that no plan follows."""
-        told = [self._left_out] if self._left_out else []
+        told = [*([self._left_out] if self._left_out else []), *self._said]
         runs = [run for bucket in self.buckets if (run := bucket.run()) is not None]
         steps, astray = (sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "steps_out_of_step"))
         if astray <= max(FEW_STEPS, steps * ASTRAY_SHARE):
@@ -154,8 +155,8 @@ class Applying:
         engine, ranges = self._made(flow, self.run())
         for bucket in self.buckets:
             self._end_engine(bucket)
-        self.buckets[:] = [Bucket(0, flow, engine=engine, ranges=ranges)]
         self._current, self.strangers = 0, Served()
+        self.buckets[:] = [Bucket(0, flow, engine=engine, ranges=ranges)]
         return self.buckets[0]
 
     def clear(self) -> None:
@@ -333,16 +334,21 @@ class Applying:
         pairs = itertools.permutations(self.buckets, 2)
         return {(one.number, other.number): changed_homes(one.homes, other.homes) for one, other in pairs}
 
-    @staticmethod
-    def _end_engine(bucket: Bucket) -> None:
-        if bucket.engine is not None:
-            bucket.executed, bucket.engine = _ended(bucket.engine), None
+    def _end_engine(self, bucket: Bucket) -> None:
+        if bucket.engine is None:
+            return
+        try:
+            bucket.executed = _ended(bucket.engine)
+        except Exception as error:  # books that an interrupt cut short; no byte is lost
+            self._said.append(f"as the movers ended, not all that had moved was brought home: {error}")
+            bucket.executed = bucket.engine.so_far()
+        bucket.engine = None
 
     def _house(self, homes: Homes) -> None:
         """What is born where from now on."""
-        before, self._homes = self._homes, homes
         if self._on_nodes:
-            self._rehouse(changed_homes(before, homes))
+            self._rehouse(changed_homes(self._homes, homes))
+        self._homes = homes
 
     def _rehouse(self, changed: Sequence[tuple[int, int, int]]) -> None:
         """These ranges have another home from now on. Free pages of them go first: they are not where they would be

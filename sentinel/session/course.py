@@ -8,6 +8,7 @@ States, in order:
   APPLYING    the plan is applied: ticks drive the engine. Steps of a shape that it does not know lead to RING again,
               another ring of layers to WAITING
   DECLARED    there is a plan, but nothing to apply it to
+  ENDING      it began to end, and was cut short: the next call goes on with it
   ENDED       stock allocation is back
 
 What is done in them is in the other files: job, recording, planning, buckets, rings, applying, trial.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -69,6 +70,7 @@ class State(enum.Enum):
     TRYING = "trying"
     APPLYING = "applying"
     DECLARED = "declared"
+    ENDING = "ending"
     ENDED = "ended"
 
 
@@ -90,6 +92,8 @@ class Course:
         self._clock = LayerClock()
         self._notes: list[str] = []
         self._setup_ns = 0
+        self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
+        self._ends_as = State.ENDED
         self._steps = 0  # applied ones
         self._lookout = Lookout()
         self._counters: MemoryCounters | None = None  # at the end
@@ -164,7 +168,7 @@ class Course:
         elif layer == self._recording.ring_from:
             self._end_ring()
         elif layer == first and self._recording.heard:  # cut short, or it ticked otherwise than the one before
-            self._recording.abandon()
+            self._recording.close()
             if self._applying.buckets:
                 self._go_on()
                 return
@@ -382,17 +386,14 @@ class Course:
 
     # ---- the end ----------------------------------------------------------------------------------------
 
-    def _close(self, state: State = State.ENDED) -> None:
-        """Stock allocation is back; what lives in managed memory stays valid."""
+    def _close(self, state: State | None = None) -> None:
+        """Stock allocation is back; what lives in managed memory stays valid. May be called again, after whatever."""
+        self._ends_as = state or self._ends_as
+        self.state = State.ENDING
         with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
-            ending.callback(setattr, self, "state", state)
-            ending.callback(self._job.close)
-            ending.callback(self._memory.uninstall)
-            ending.callback(self._count)
-            ending.callback(self._witnessing.end)
-            ending.callback(self._applying.end)
-            if self.state in (State.RECORDING, State.RING):
-                self._recording.abandon()
+            for undo in self._to_end:
+                ending.callback(undo)
+        self.state = self._ends_as
 
     def _count(self) -> None:
         self._counters = self._memory.counters()

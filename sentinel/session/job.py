@@ -8,14 +8,14 @@ from weakref import WeakSet
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.machine import Machine
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, names, ticks
+from sentinel.profiler import annotate, hooks, names, ticks
 from sentinel.system import numa
 
 
@@ -28,7 +28,7 @@ class Job:
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.models, self.optimizers = list(models), list(optimizers)
         self.stays: list[tuple[str, int, str]] = []
-        self._handles: list[RemovableHandle] = []
+        self._watched: list[Optimizer] = []  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._state_names: frozenset[str] = frozenset()
 
@@ -36,13 +36,14 @@ class Job:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
         since."""
         self._let_go()
-        watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
-        self._handles = [annotate.watch_steps(optimizer) for optimizer in watched]
+        self._watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
+        for optimizer in self._watched:
+            annotate.watch_steps(optimizer, self)
         self.models, self.optimizers = self._with_annotated()
 
     def hear_others(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
-        self._handles.append(register_optimizer_step_post_hook(self._after_any_step))
+        register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
 
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
         if ticks.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
@@ -53,7 +54,8 @@ class Job:
             return
         self.optimizers.append(optimizer)
         if not any(optimizer is annotated for annotated in annotate.annotated()[1]):
-            self._handles.append(annotate.watch_steps(optimizer))
+            self._watched.append(optimizer)
+            annotate.watch_steps(optimizer, self)
             ticks.sink.step_boundary()
 
     def counted_in(self, machine: Machine) -> Machine:
@@ -103,13 +105,15 @@ class Job:
         return bool(self._optimizer_state() - self._state_names)
 
     def close(self) -> None:
-        """Let go of modules and optimizers."""
-        self.models, self.optimizers = [], []
+        """Let go of modules and optimizers. May be called again."""
         self._let_go()
+        self.models, self.optimizers = [], []
 
     def _let_go(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
+        for optimizer in self._watched:
+            annotate.stop_watching(optimizer, self)
+        self._watched = []
 
     def _with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
         """Models and optimizers, those that are annotated after those that were given."""

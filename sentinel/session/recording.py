@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.trace import LayerId, Trace
 from sentinel.core.units import format_bytes
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.other_threads import holders
 from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.choice import check_words, choose
-from sentinel.profiler.pages.engine import GRANULE_BYTES
+from sentinel.profiler.pages.engine import GRANULE_BYTES, close_all
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.job import Job
@@ -38,32 +41,61 @@ def choose_tracker(name: str, held_bytes: int = 0) -> tuple[PageTracker | None, 
 
 
 class Recording:
-    """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `abandon`.
+    """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `close`.
 
     Once the ring is known, a whole round of it: `begin_ring`, `hear` at each tick, `end_ring`, then the same.
+    `told`: what to say of the choice of its tracker.
     """
 
-    def __init__(self, memory: ManagedMemory, job: Job, tracker: PageTracker | None) -> None:
-        self._memory, self._job, self._tracker = memory, job, tracker
+    def __init__(self, memory: ManagedMemory, job: Job) -> None:
+        self._memory, self._job = memory, job
+        self._tracker: PageTracker | None = None
+        self._automatic = False
         self._recorder: StepRecorder | None = None
+        self.told: list[str] = []
         self.heard: list[Tick] = []  # of the round that is recorded
         self.boundaries: list[int] = []  # after so many of these ticks an optimizer has stepped
         self.ring_from = 0  # the layer in which it began
-        self._tracking = False
         self.cut_short = False  # the step recorded last, by a fork: which pages it touched is not known
+
+    def choose(self, tracker: str) -> None:
+        """Watch by the page tracker asked for (`"ebpf:2MiB"`: large tensors in granules), `"ops"`: by operators alone.
+
+        Raises CapabilityError where one asked for by name does not work here.
+        """
+        self._automatic = tracker.partition(":")[0] == "auto"
+        self._tracker, self.told = choose_tracker(tracker, self._job.held_bytes())
 
     def begin(self, layer: int) -> None:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the ring's first tick."""
         self._memory.record()
         self._recorder = recorder = StepRecorder()
         recorder.start(self._job.models, self._job.optimizers)
-        if self._tracker is not None:
-            base, _, reserved = self._memory.exclusive_extent()
-            self._tracker.start([AddressRange(base, base + reserved)], lambda: holders(self._memory.contains))
-            self._tracking = True
-            self._tracker.mark(layer)
+        self._watch_pages(layer)
         self._memory.tick(layer)
         recorder.resume()
+
+    def _watch_pages(self, layer: int) -> None:
+        """Start the tracker. One that was not asked for by name, and fails at full size, gives way to the next."""
+        base, _, reserved = self._memory.exclusive_extent()
+        while self._tracker is not None:
+            try:
+                self._tracker.start([AddressRange(base, base + reserved)], lambda: holders(self._memory.contains))
+                self._tracker.mark(layer)
+                return
+            except (CapabilityError, NativeError) as error:
+                failed = self._tracker
+                self._give_up_tracker(error)
+                self._tracker, untaken = choose(f"auto:{failed.granule_bytes}", below=failed.name)
+                self.told += [f"tracker not taken: {why}" for why in untaken]
+
+    def _give_up_tracker(self, error: CapabilityError | NativeError) -> None:
+        """It failed: what it saw of this step is lost, operators remain. Raises `error` for one asked for by name."""
+        if self._tracker is None or not self._automatic:
+            raise error
+        self.told.append(f"tracker not taken: {self._tracker.name}: {error}")
+        self._tracker.close()
+        self._tracker = None
 
     def end_layer(self, ended: int, begins: int) -> None:
         """A tick of the step: layer `ended` is over, `begins` is the next."""
@@ -71,7 +103,10 @@ class Recording:
         recorder.tick(ended)
         self._memory.tick(begins)
         if self._tracker is not None:
-            self._tracker.mark(begins)
+            try:
+                self._tracker.mark(begins)
+            except (CapabilityError, NativeError) as error:
+                self._give_up_tracker(error)
             recorder.resume()
 
     def begin_ring(self, *heard: Tick) -> None:
@@ -102,24 +137,30 @@ class Recording:
         """End the step, whose layers are those of `ring`."""
         recorder = self._running()
         recorder.stop()
-        samples = self._stop_tracking()
+        samples = self._samples()
         self.cut_short = self._tracker is not None and self._tracker.cut_short
         if self.cut_short:
             samples = None
         return recorder.finish(self._memory.events(), ring, self._job.persistent(), samples)
 
-    def abandon(self) -> None:
-        """End a recording that is under way without a Trace."""
-        if self._recorder is not None:
-            self._recorder.abandon()
-        self._stop_tracking()
+    def _samples(self) -> PageSamples | None:
+        if self._tracker is None:
+            return None
+        try:
+            return self._tracker.stop()
+        except (CapabilityError, NativeError) as error:
+            self._give_up_tracker(error)
+            return None
+
+    def close(self) -> None:
+        """End what is under way without a Trace, however far it came, also trials of trackers. May be called again."""
+        with contextlib.ExitStack() as ending:
+            ending.callback(close_all)
+            if self._tracker is not None:
+                ending.callback(self._tracker.close)
+            if self._recorder is not None:
+                ending.callback(self._recorder.abandon)
 
     def _running(self) -> StepRecorder:
         assert self._recorder is not None, "begin() comes first"
         return self._recorder
-
-    def _stop_tracking(self) -> PageSamples | None:
-        if self._tracker is None or not self._tracking:
-            return None
-        self._tracking = False
-        return self._tracker.stop()

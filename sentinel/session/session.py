@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -27,20 +28,29 @@ from sentinel.session.applying import Applying, applicable, nothing_ran
 from sentinel.session.buckets import rows_of
 from sentinel.session.course import A_FORK, STATE_WAS_BORN, Course, State
 from sentinel.session.planning import Planning
-from sentinel.session.recording import Recording, choose_tracker
+from sentinel.session.recording import Recording
 from sentinel.session.request import Request, load_plan, machine_of, notes_on
 from sentinel.session.trainer import Trainer
 from sentinel.session.witnessing import Witnessing
 from sentinel.system.topology import topology
 
+MOST_ATTEMPTS = 16
+"""So often an end that fails is tried again, at the calls that follow."""
+
 
 class Session(Course):
-    """One cycle of profile, plan and apply. It is the sink of ticks while it runs; one thread calls it."""
+    """One cycle of profile, plan and apply. One thread calls it.
+
+    It is the sink of ticks from before it changes anything until it has undone all: so whatever cuts it short, Ctrl-C
+    included, the next call of any kind finds it and ends it.
+    """
 
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         super().__init__(models, optimizers)
         self.request = request
-        self._of_tracker: list[str] = []  # what to say of its choice
+        self.stopped = False  # by the user
+        self._busy = False  # with a call that must be done wholly or undone
+        self._attempts = 0  # to end it
         self._trainer = Trainer()
 
     # ---- what is known --------------------------------------------------------------------------------------
@@ -69,7 +79,7 @@ class Session(Course):
             *([self._planning.capped] if self._planning.capped else []),
             *self._witnessing.notes(),
             *self._trainer.notes(),
-            *self._of_tracker,
+            *self._recording.told,
             *annotate.notes(),
         )
 
@@ -83,34 +93,60 @@ class Session(Course):
         self._notes += notes_on(machine, topology())
         self._planning = Planning(self.request, machine)
         self._planning.check_words()
-        tracker, self._of_tracker = choose_tracker(self.request.tracker, self._job.held_bytes())
-        self._memory = ManagedMemory.install()
-        self._notes += filter(None, [self._memory.note_on_limit()])
-        self._recording = Recording(self._memory, self._job, tracker)
+        self._memory = ManagedMemory.reserve()
+        self._recording = Recording(self._memory, self._job)
         self._applying = Applying(self._memory, machine, self._job)
         self._applicable, self._slow = applicable(machine), machine.tiers[1]
         self._witnessing = Witnessing()
-        try:
-            self._job.gather()
-            self._applying.bind_fast()
-            self._job.adopt(self._memory)
-            if self._slow.kind == "node":
-                self._witnessing.begin(self._memory)
-            if given is None:
-                self._recording.begin(0)
-                self.state = State.RECORDING
-            else:
-                self._try(given)
-        except BaseException:
-            self._close()
-            raise
-        ticks.sink = self
+        self._to_end = (  # the last first
+            self._job.close,
+            self._memory.uninstall,
+            self._count,
+            self._witnessing.end,
+            self._applying.end,
+            self._recording.close,
+        )
+        self._wholly(self._begin, given)
         self._setup_ns += time.perf_counter_ns() - began
+
+    def _begin(self, given: Plan | None) -> None:
+        ticks.sink = self
+        self._recording.choose(self.request.tracker)
+        self._memory.activate()
+        self._notes += filter(None, [self._memory.note_on_limit()])
+        self._job.gather()
+        self._applying.bind_fast()
+        self._job.adopt(self._memory)
+        if self._slow.kind == "node":
+            self._witnessing.begin(self._memory)
+        if given is None:
+            self._recording.begin(0)
+            self.state = State.RECORDING
+        else:
+            self._try(given)
 
     @property
     def away(self) -> bool:
         """Whether the thread that began the session is another one, and lives."""
         return self._trainer.away
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a call, or the end, began and went no further: an interrupt came."""
+        if ticks.sink is not self or self.away:
+            return False
+        began_to_end = self.state in (State.ENDING, State.ENDED, State.DECLARED)
+        return (self._busy or began_to_end) and not _under_way()
+
+    def finish_ending(self) -> None:
+        """Go on with an end that was cut short, or that failed. Never raises an Exception."""
+        self._attempts += 1
+        self._trainer.hand_over("this call", self._memory)
+        self._end_quietly()
+        if ticks.sink is self and self._attempts >= MOST_ATTEMPTS:
+            self._notes.append("it could not end: what is left stays until the process ends")
+            self._to_end = ()
+            self._end_quietly()
 
     def end_profile(self) -> Plan:
         """See `sentinel.end_profile`."""
@@ -118,7 +154,7 @@ class Session(Course):
         if self.state is State.TRYING:
             assert self.plan is not None
             saved = self.plan
-            self._settle_trial()
+            self._wholly(self._settle_trial)
             return self.plan or replace(saved, provisional=True)
         if self.state is not State.RECORDING:
             if self.request.plan is not None and self.plan is not None:
@@ -126,23 +162,22 @@ class Session(Course):
             raise UsageError(
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
             )
-        began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        self._memory.give_back()
-        try:
-            ring = self._trainer.learn(self._clock)
-            if self._job.optimizers and not self._clock.boundaries:
-                self._notes.append("no optimizer stepped in the profiled step: it may have been cut short")
-            trace = self._recording.finish(ring)
-            if self._job.state_was_born():
-                self._plan_from(trace, provisional=STATE_WAS_BORN)
-            else:
-                self._plan_from(trace, provisional=A_FORK if self._recording.cut_short else "")
-        except BaseException:
-            self._close()
-            raise
-        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+        self._wholly(self._end_recording)
         assert self.plan is not None
         return self.plan
+
+    def _end_recording(self) -> None:
+        began, planned = time.perf_counter_ns(), self._planning.spent_ns
+        self._memory.give_back()
+        ring = self._trainer.learn(self._clock)
+        if self._job.optimizers and not self._clock.boundaries:
+            self._notes.append("no optimizer stepped in the profiled step: it may have been cut short")
+        trace = self._recording.finish(ring)
+        if self._job.state_was_born():
+            self._plan_from(trace, provisional=STATE_WAS_BORN)
+        else:
+            self._plan_from(trace, provisional=A_FORK if self._recording.cut_short else "")
+        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
 
     def stop(self) -> Run:
         """See `sentinel.stop`."""
@@ -150,7 +185,11 @@ class Session(Course):
             self._trainer.hand_over("stop()", self._memory)
             if self.state in (State.RECORDING, State.RING) and not self._applying.buckets:
                 self._notes.append("stopped while a step was recorded: nothing was applied")
-            self._close()
+            try:
+                self._wholly(self._close)
+            except Exception as error:
+                warnings.warn(f"sentinel could not end wholly, and tries again: {error}", RuntimeWarning, stacklevel=3)
+        self.stopped = True
         return self._executed() or nothing_ran(self.plan)
 
     def report(self) -> Report:
@@ -188,29 +227,54 @@ class Session(Course):
     def step_boundary(self) -> None:
         """See TickSink."""
         if self._trainer.ticks():
-            self._guard(self._boundary)
+            self._guard(self._boundary, end_now=False)  # torch goes through hooks just now, of which some are ours
 
-    def _guard(self, call: Callable[..., None], *arguments: str) -> None:
+    def _guard(self, call: Callable[..., None], *arguments: str, end_now: bool = True) -> None:
         """Whatever goes wrong in a tick ends the session, never the training step that ticked."""
+        if self.cut_short:
+            self.finish_ending()
+            return
         try:
-            call(*arguments)
+            self._wholly(call, *arguments, end_now=end_now)
         except Exception as error:
             self._notes.append(f"the session ended by itself: {error}")
-            try:
-                self._close()
-            except Exception as another:
-                self._notes.append(f"as it ended, this went wrong too: {another}")
             warnings.warn(
                 f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=3
             )
 
+    def _wholly(self, call: Callable[..., None], *arguments: Any, end_now: bool = True) -> None:
+        """`call`, after which the session goes on; or the session ends, and what was raised goes on.
+
+        Not `end_now`: with the next call, if it is no interrupt.
+        """
+        self._busy = True
+        try:
+            call(*arguments)
+        except Exception:
+            self.state = State.ENDING
+            if end_now:
+                self._end_quietly()
+            raise
+        except BaseException:
+            self._end_quietly()
+            raise
+        self._busy = False
+
     # ---- the end ----------------------------------------------------------------------------------------
 
-    def _close(self, state: State = State.ENDED) -> None:
-        """No tick comes any more, and what Course says."""
+    def _close(self, state: State | None = None) -> None:
+        """What Course says; then, and not before, no tick comes any more."""
+        super()._close(state)
+        self._busy = False
         if ticks.sink is self:
             ticks.sink = None
-        super()._close(state)
+
+    def _end_quietly(self) -> None:
+        """`_close`. What it cannot undo is in the notes, and is tried again with the next call."""
+        try:
+            self._close()
+        except Exception as error:
+            self._notes.append(f"as it ended, this went wrong too: {error}")
 
     def _setup(self) -> Setup:
         counters = self._memory.counters() if self._counters is None else self._counters
@@ -231,3 +295,13 @@ class Session(Course):
             script=sys.argv[0] or None,
             buckets=rows_of(self._applying.buckets, self._applying.strangers),
         )
+
+
+def _under_way() -> bool:
+    """Whether a call of a session runs further up on this thread: a signal's handler may call us from within it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is Session._wholly.__code__:
+            return True
+    return False

@@ -66,7 +66,7 @@ class Witnessing:
         if not self.why:
             self._read(last=True)
             self.why = self.why or "ended"
-            self._witness.stop()
+        self._witness.stop()
 
     def _read(self, *, last: bool = False) -> None:
         try:

@@ -121,7 +121,7 @@ def test_the_verifier_is_quoted() -> None:
         pytest.skip("needs root")
     endless = bytes.fromhex("05000000000000 00".replace(" ", ""))  # jumps nowhere, never exits
     with pytest.raises(NativeError, match="program load") as refused:
-        bpf_calls.load_program(endless, "GPL")
+        bpf_calls.Descriptors().load_program(endless, "GPL")
     assert len(str(refused.value)) > len("bpf(program load): Invalid argument (errno 22)")
 
 

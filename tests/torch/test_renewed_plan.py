@@ -30,7 +30,7 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
     serving: list[bool] = []  # as each engine is made: whether the one before it still has its movers
 
     def making(*arguments: Any, **more: Any) -> Engine:
-        serving.append(bool(made) and made[-1]._mover._handle is not None)
+        serving.append(bool(made) and made[-1]._mover.closed is False)
         if fails and made:
             raise NativeError("sn_mover_create", errno.EAGAIN)
         made.append(Engine(*arguments, **more))

@@ -42,14 +42,27 @@ class TouchState(ctypes.Structure):
 def map_range(nbytes: int) -> AddressRange:
     """Private memory that may be backed; give it back by `unmap_range`."""
     base = _U64()
+    map_at(base, nbytes)
+    return AddressRange(base.value, base.value + nbytes)
+
+
+def map_at(base: ctypes.c_uint64, nbytes: int) -> None:
+    """As `map_range`; the library writes the address to `base`, so that no interrupt loses it."""
     call = native.function("sn_arm_map", _INT, _U64, _PTR)
     native.check("sn_arm_map", call(nbytes, ctypes.byref(base)))
-    return AddressRange(base.value, base.value + nbytes)
 
 
 def unmap_range(owned: AddressRange) -> None:
     """Gives back what `map_range` gave."""
     native.check("sn_arm_unmap", native.function("sn_arm_unmap", _INT, _U64)(owned.start))
+
+
+def unmap_at(base: ctypes.c_uint64) -> None:
+    """Gives back what `map_at` wrote to `base`, which is 0 afterwards. Does nothing where it is, or was given back."""
+    if base.value:
+        result = native.function("sn_arm_unmap", _INT, _U64)(base.value)
+        native.check("sn_arm_unmap", 0 if result == -errno.EPERM else result)
+        base.value = 0
 
 
 def guarded() -> bool:

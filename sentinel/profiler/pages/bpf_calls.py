@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import struct
 import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sentinel.core.errors import NativeError
@@ -38,16 +42,30 @@ class Descriptors:
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
-    def keep(self, descriptor: int) -> int:
-        """Takes a descriptor into care, and returns it."""
-        self._numbers.append(descriptor)
-        return descriptor
+    def create_map(self, name: str, kind: int, value_bytes: int, entries: int, flags: int = 0) -> int:
+        """Descriptor of a new array map with keys of four bytes. NativeError if it is refused."""
+        attributes = struct.pack("<7I16s", kind, 4, value_bytes, entries, flags, 0, 0, name.encode()[:15])
+        return _call(_MAP_CREATE, attributes, f"map {name}, {entries} entries", self._numbers)
+
+    def attach_raw_tracepoint(self, name: str, program_fd: int) -> int:
+        """Descriptor that holds the program at tracepoint `name` until it is closed. NativeError if there is none."""
+        text = ctypes.create_string_buffer(name.encode())
+        attributes = struct.pack("<QI", ctypes.addressof(text), program_fd)
+        return _call(_RAW_TRACEPOINT_OPEN, attributes, f"raw tracepoint {name}", self._numbers)
+
+    def load_program(self, code: bytes, license_text: str) -> int:
+        """Descriptor of a raw-tracepoint program. NativeError, with the verifier's last words if it objects."""
+        return _load_program(code, license_text, self._numbers)
 
     def close(self) -> None:
         """Closes all, once."""
-        numbers, self._numbers = self._numbers, []
-        for number in reversed(numbers):
-            os.close(number)
+        while self._numbers:
+            _run_in_c(map(_libc.close, map(self._numbers.pop, (-1,))))
+
+
+# Python handles signals between its own instructions: what one call of C does, no interrupt cuts in two. So no
+# descriptor is lost between the kernel and the list, and none is closed twice.
+_run_in_c: Callable[[Iterable[object]], None] = collections.deque[object](maxlen=0).extend
 
 
 def _let_go() -> None:
@@ -58,18 +76,24 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _call(command: int, attributes: bytes, what: str) -> int:
+def _call(command: int, attributes: bytes, what: str, kept: list[int]) -> int:
+    """What bpf(2) returns; that is in `kept` too, unless it is refused: then NativeError."""
     padded = ctypes.create_string_buffer(attributes, 128)
-    result = int(_libc.syscall(_NUMBER, command, padded, ctypes.c_uint(128)))
+    kept.extend(map(_libc.syscall, (_NUMBER,), (command,), (padded,), (ctypes.c_uint(128),)))
+    result = kept[-1]
     if result < 0:
-        raise NativeError(f"bpf({what})", ctypes.get_errno())
+        code = ctypes.get_errno()
+        kept.pop()
+        raise NativeError(f"bpf({what})", code)
     return result
 
 
-def create_map(name: str, kind: int, value_bytes: int, entries: int, flags: int = 0) -> int:
-    """Descriptor of a new array map with keys of four bytes. NativeError if it is refused."""
-    attributes = struct.pack("<7I16s", kind, 4, value_bytes, entries, flags, 0, 0, name.encode()[:15])
-    return _call(_MAP_CREATE, attributes, f"map {name}, {entries} entries")
+def unmap(maps: list[mmap.mmap]) -> None:
+    """Closes shared maps, once. One that a traceback still looks into goes with that."""
+    for shared in maps:
+        with contextlib.suppress(BufferError):
+            shared.close()
+    maps.clear()
 
 
 def look_up_per_cpu(map_fd: int, value_bytes: int) -> list[bytes]:
@@ -77,22 +101,23 @@ def look_up_per_cpu(map_fd: int, value_bytes: int) -> list[bytes]:
     stride = -(-value_bytes // 8) * 8
     cpus = _possible_cpus()
     key, values = ctypes.c_uint(0), ctypes.create_string_buffer(stride * cpus)
-    _call(_MAP_LOOKUP, struct.pack("<IIQQQ", map_fd, 0, ctypes.addressof(key), ctypes.addressof(values), 0), "lookup")
+    attributes = struct.pack("<IIQQQ", map_fd, 0, ctypes.addressof(key), ctypes.addressof(values), 0)
+    _call(_MAP_LOOKUP, attributes, "lookup", [])
     return [values.raw[i * stride : i * stride + value_bytes] for i in range(cpus)]
 
 
-def load_program(code: bytes, license_text: str) -> int:
+def _load_program(code: bytes, license_text: str, kept: list[int]) -> int:
     """Descriptor of a raw-tracepoint program. NativeError, with the verifier's last words if it objects."""
     instructions = ctypes.create_string_buffer(code, len(code))
     text = ctypes.create_string_buffer(license_text.encode())
     plain = (_RAW_TRACEPOINT, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(text))
     what = "program load"
     try:
-        return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 0, 0, 0), what)
+        return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 0, 0, 0), what, kept)
     except NativeError as error:
         log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
-            return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 1, _LOG_BYTES, ctypes.addressof(log)), what)
+            return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 1, _LOG_BYTES, ctypes.addressof(log)), what, kept)
         except NativeError:
             said = log.value.decode(errors="replace").strip().splitlines()
             raise NativeError(error.call, error.errno, " / ".join(said[-3:])) from error
@@ -102,14 +127,8 @@ def missed_runs(program_fd: int) -> int:
     """How often the kernel left the program out, for it was running on that processor already; 0 before Linux 5.12,
     which does not tell."""
     info = ctypes.create_string_buffer(_INFO_BYTES)
-    _call(_INFO_BY_FD, struct.pack("<IIQ", program_fd, len(info), ctypes.addressof(info)), "program info")
+    _call(_INFO_BY_FD, struct.pack("<IIQ", program_fd, len(info), ctypes.addressof(info)), "program info", [])
     return int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
-
-
-def attach_raw_tracepoint(name: str, program_fd: int) -> int:
-    """Descriptor that holds the program at tracepoint `name` until it is closed. NativeError if there is none."""
-    text = ctypes.create_string_buffer(name.encode())
-    return _call(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ctypes.addressof(text), program_fd), f"raw tracepoint {name}")
 
 
 def _possible_cpus() -> int:

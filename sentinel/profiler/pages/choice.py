@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, parse_bytes
-from sentinel.profiler.pages import binding
 from sentinel.profiler.pages.ebpf import ebpf_tracker
 from sentinel.profiler.pages.engine import GRANULE_BYTES, ArmedTracker
 from sentinel.profiler.pages.pagemap import pagemap_tracker
@@ -57,6 +56,10 @@ def check_words(spec: str) -> None:
 
 def make(spec: str) -> PageTracker:
     """The page tracker of `spec` (see `parse`), not yet started. Raises UsageError if there is none such."""
+    return _make(spec)
+
+
+def _make(spec: str) -> ArmedTracker:
     name, granule_bytes = parse(spec)
     if name == "auto":
         raise UsageError("'auto' is not a page tracker", f"use one of {', '.join(TRACKERS)}, or choose()")
@@ -67,25 +70,20 @@ def make(spec: str) -> PageTracker:
 
 def obstacle(name: str) -> CapabilityError | None:
     """Why this host does not allow tracker `name`, found by trying it on a page of its own; None if it does."""
-    tracker, owned = make(name), None
     try:
-        owned = binding.map_range(PAGE_BYTES)
-        tracker.start([owned])
-        tracker.stop()
+        _make(name).try_here()
     except CapabilityError as error:
         return error
     except SentinelError as error:
         return CapabilityError(f"tracker {name}", str(error), "use another tracker")
-    finally:
-        if owned is not None:
-            binding.unmap_range(owned)
     return None
 
 
-def choose(name: str = "auto") -> tuple[PageTracker | None, list[str]]:
+def choose(name: str = "auto", *, below: str = "") -> tuple[PageTracker | None, list[str]]:
     """The tracker asked for, or for `auto` the most exact that works here; and why the others were not taken.
 
-    `name` may have a granule: `"auto:2MiB"`, see `parse`.
+    `name` may have a granule: `"auto:2MiB"`, see `parse`. `below`: only those that are less exact than this one,
+    which works on a few pages, but not on all.
 
     None if `auto` finds no page tracker: operators (`ops`) remain. Raises UsageError for an unknown name, and
     CapabilityError if the tracker that was asked for by name does not work here.
@@ -97,7 +95,7 @@ def choose(name: str = "auto") -> tuple[PageTracker | None, list[str]]:
             raise refused
         return make(name), []
     reasons: list[str] = []
-    for candidate in AUTO:
+    for candidate in AUTO[AUTO.index(below) + 1 if below else 0 :]:
         refused = obstacle(candidate)
         if refused is None:
             return make(f"{candidate}:{granule_bytes}"), reasons

@@ -51,16 +51,16 @@ class EbpfReader(Reader):
 
     def close(self) -> int:
         """See Reader."""
-        lost = 0
-        if self._fds and self._totals >= 0:
+        try:
+            if not self._fds or self._totals < 0:
+                return 0
             totals = bpf_calls.look_up_per_cpu(self._totals, _TOTALS.size)
-            lost = sum(_TOTALS.unpack(value)[4] for value in totals)
-            lost += sum(bpf_calls.missed_runs(program) for program in self._programs)
-        self._fds.close()
-        for shared in self._maps:
-            shared.close()
-        self._maps, self._totals, self._programs = [], -1, []
-        return lost
+            lost = sum(int(_TOTALS.unpack(value)[4]) for value in totals)
+            return lost + sum(bpf_calls.missed_runs(program) for program in self._programs)
+        finally:
+            self._totals, self._programs = -1, []
+            self._fds.close()
+            bpf_calls.unmap(self._maps)
 
     def _share(self, map_fd: int, nbytes: int) -> int:
         """Address at which the map's values are, in this process."""
@@ -71,20 +71,19 @@ class EbpfReader(Reader):
 
     def _open(self, n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> int:
         cells = -(-n_pages // _CELL_PAGES)
+        create = self._fds.create_map
         maps = {
-            "control": bpf_calls.create_map("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
+            "control": create("control", bpf_calls.ARRAY, _CONTROL_BYTES, 1, bpf_calls.MMAPABLE),
+            "seen": create("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE),
+            "totals": create("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1),
         }
-        self._fds.keep(maps["control"])
-        maps["seen"] = bpf_calls.create_map("seen", bpf_calls.ARRAY, _CELL_BYTES, cells, bpf_calls.MMAPABLE)
-        self._fds.keep(maps["seen"])
-        maps["totals"] = self._fds.keep(bpf_calls.create_map("totals", bpf_calls.PERCPU_ARRAY, _TOTALS.size, 1))
         self._share(maps["control"], _CONTROL_BYTES)
         table = self._share(maps["seen"], cells * _CELL_BYTES)
         self._maps[0][:_CONTROL_BYTES] = _control(n_pages, layout)
         for program in read_programs(OBJECT, "raw_tp/"):
-            loaded = self._fds.keep(bpf_calls.load_program(program.linked(maps), "Dual BSD/GPL"))
+            loaded = self._fds.load_program(program.linked(maps), "Dual BSD/GPL")
             self._programs.append(loaded)
-            self._fds.keep(bpf_calls.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded))
+            self._fds.attach_raw_tracepoint(program.section.removeprefix("raw_tp/"), loaded)
         self._totals = maps["totals"]
         self._maps[0][_ENABLED_AT] = 1
         return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,6 +24,7 @@ from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageS
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENOENT)
+_begun: set[ArmedTracker] = set()  # those that may have something to give back
 _TOO_OLD = errno.EOPNOTSUPP  # what the library says where no right would help
 
 GRANULE_BYTES = 2 << 20
@@ -67,7 +69,7 @@ class Reader:
         return None
 
     def close(self) -> int:
-        """After the watch, also a failed one: touches lost that the library does not know of."""
+        """After the watch, also a failed one, or again: touches lost that the library does not know of."""
         return 0
 
 
@@ -83,7 +85,7 @@ class ArmedTracker:
         self.granule_bytes = granule_bytes
         self._reader = reader
         self._running = False
-        self._probe: AddressRange | None = None
+        self._probe_base = ctypes.c_uint64()  # of the probe; 0 while there is none
         self._cost = Cost()
         self._layer = -1
         self._mark_ns: dict[int, int] = {}
@@ -97,11 +99,22 @@ class ArmedTracker:
             raise UsageError(
                 f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
             )
-        self._mark_ns, self._layer = {}, -1
         self.cut_short = False
         self._guarded = _guarded_against(others)
+        self._begin(ranges)
+
+    def try_here(self) -> None:
+        """Watch memory of its own for a moment. Raises what `start` raises where this host does not allow it."""
         try:
-            self._probe = binding.map_range(_PROBE_PAGES * PAGE_BYTES)
+            self._begin(())
+        finally:
+            self.close()
+
+    def _begin(self, ranges: Sequence[AddressRange]) -> None:
+        self._mark_ns, self._layer = {}, -1
+        _begun.add(self)
+        try:
+            binding.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
             watched = (self._probe, *ranges)
             for owned in watched:
                 binding.back(owned, self._guarded)
@@ -109,8 +122,13 @@ class ArmedTracker:
             self._running = True
             self._cost = self._try()
         except BaseException:
-            self._end()
+            self.close()
             raise
+
+    @property
+    def _probe(self) -> AddressRange:
+        base = self._probe_base.value
+        return AddressRange(base, base + _PROBE_PAGES * PAGE_BYTES)
 
     def mark(self, layer: int) -> None:
         """See PageTracker. Call it where no other thread of the step runs."""
@@ -132,7 +150,6 @@ class ArmedTracker:
             runs, state = binding.take_runs(), binding.touch_state()
         finally:
             lost = self._end()
-        assert probe is not None
         runs = _without(runs, probe)
         cost = self._costs(runs)
         np.bitwise_and(runs["seen"], ~binding.IN_GRANULE, out=runs["seen"])
@@ -154,19 +171,31 @@ class ArmedTracker:
         """Of tensors watched in granules; 0: none is."""
         return _LEAST_GRANULES * self.granule_bytes if self.granule_bytes != PAGE_BYTES else 0
 
+    def close(self) -> None:
+        """See PageTracker."""
+        self._end()
+
     def _end(self) -> int:
-        """Back to where `start` began, as far as it came."""
-        binding.touch_stop()
-        lost = self._reader.close()
-        binding.unback(self._guarded)
-        if self._probe is not None:
-            binding.unmap_range(self._probe)
-        self._probe, self._running = None, False
+        """Back to where `start` began, however far that or an earlier end came. Returns touches lost.
+
+        Each part asks what there is to undo. Those left are undone whatever one of them raises.
+        """
+        if self not in _begun:
+            return 0
+        lost = 0
+        with contextlib.ExitStack() as ending:  # the last is called first
+            ending.callback(binding.unmap_at, self._probe_base)
+            ending.callback(binding.unback, self._guarded)
+            try:
+                binding.touch_stop()
+            finally:
+                lost = self._reader.close()
+        self._running = False
+        _begun.discard(self)
         return lost
 
     def _try(self) -> Cost:
         """Touches the probe's pages, half of them to write, and requires exactly those events."""
-        assert self._probe is not None
         half = _PROBE_PAGES // 2
         ctypes.memset(self._probe.start, 1, self._probe.nbytes)
         binding.touch_mark(_PROBE_LAYER)
@@ -230,6 +259,12 @@ class ArmedTracker:
                 *_rested(state),
             ),
         )
+
+
+def close_all() -> None:
+    """Closes the trackers that were begun and not closed: an interrupt leaves one that nobody else may know."""
+    for tracker in tuple(_begun):
+        tracker.close()
 
 
 def _rested(state: binding.TouchState) -> tuple[str, ...]:

@@ -73,9 +73,10 @@ def nobody() -> Sequence[str]:
 
 
 class PageTracker(Protocol):
-    """Calls come in the order `start`, `mark`..., `stop`; `stop` may follow anything, also a failed `start`."""
+    """Calls come in the order `start`, `mark`..., `stop`; `close` may follow anything, also a failed call or itself."""
 
     name: str
+    granule_bytes: int
     cut_short: bool
     """Whether a fork ended the watch that was started last: what was seen since is missing."""
 
@@ -96,3 +97,7 @@ class PageTracker(Protocol):
         """Ends the watch; memory is as before `start`, but for what the program wrote."""
         ...
 
+
+    def close(self) -> None:
+        """As `stop`, without samples, from wherever the calls before were cut short."""
+        ...

@@ -21,6 +21,7 @@ class ReplayTracker:
 
     name = "replay"
     cut_short = False
+    granule_bytes = PAGE_BYTES
 
     def __init__(self, recorded: Iterable[tuple[int, int, bool]] = ()) -> None:
         self._recorded: dict[int, list[tuple[int, bool]]] = {}
@@ -65,3 +66,7 @@ class ReplayTracker:
         rows = np.array([(*key, *kinds) for key, kinds in self._seen.items()], PAGE_DTYPE)
         notes = ("played back from a list, not observed",)
         return PageSamples(runs_of_pages(rows), Quality("replay", COUNTS, granularity_bytes=PAGE_BYTES, notes=notes))
+
+    def close(self) -> None:
+        """See PageTracker."""
+        self._ranges = None

@@ -392,6 +392,7 @@ int sn_recorder_forget(void) {
   if (recording != nullptr) *recording = Recording{};
   return 0;
 }
+int sn_recorder_running(void) { return handle != at::INVALID_CALLBACK_HANDLE ? 1 : 0; }
 
 uint64_t sn_recorder_count(void) { return recording == nullptr ? 0 : recording->events.size(); }
 

@@ -34,6 +34,7 @@ SN_API int sn_recorder_stop(void);
 SN_API int sn_recorder_error(void);
 // Gives back what was recorded. -EBUSY while it is recorded.
 SN_API int sn_recorder_forget(void);
+SN_API int sn_recorder_running(void);  // 1 between start and stop
 SN_API uint64_t sn_recorder_count(void);
 SN_API uint64_t sn_recorder_lost(void);  // operators of other threads, the outermost
 SN_API uint64_t sn_recorder_copy(uint64_t first, uint64_t count, sn_operator_event *out);
