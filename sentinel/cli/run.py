@@ -31,7 +31,8 @@ examples:
       the second run applies the plan of the first one without profiling
 
 The report is written when the script ends, also when it fails. Options of Sentinel stand before the
-script, those of the script after it. The exit code is the script's own.
+script, those of the script after it. The exit code is the script's own, whatever becomes of its placement; 1 where
+the script succeeded and a file that was asked for could not be written.
 """
 
 
@@ -121,11 +122,21 @@ def prepare_session(arguments: argparse.Namespace) -> None:
     names = ("fast", "slow", "tracker", "policy", "machine", "plan")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     overrides.check()
+    if arguments.tracker is not None:
+        require_tracker(arguments.tracker)
     set_overrides(overrides)
     if arguments.auto:
         from sentinel.session.auto import follow
 
         follow()
+
+
+def require_tracker(name: str) -> None:
+    """Raises CapabilityError where the page tracker that is asked for does not work here."""
+    from sentinel.profiler.pages import obstacle
+
+    if name != "ops" and not name.startswith("auto") and (refused := obstacle(name)) is not None:
+        raise refused
 
 
 def end_auto() -> None:
@@ -135,20 +146,32 @@ def end_auto() -> None:
     follow().finish()
 
 
+def said_by_auto() -> bool:
+    """Whether `--auto` has said already why nothing was placed."""
+    from sentinel.session.auto import follow
+
+    return bool(follow().failed)
+
+
 def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
-    """Write report, plan, profile and run; returns 1 if no step was profiled or one could not be written.
+    """Write report, plan, profile and run; returns 1 if one that was asked for could not be written.
 
     `failed`: the script did.
     """
     import sentinel
     from sentinel.session import end_applying
 
+    asked = any((arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run))
     try:
         end_applying()
         report = sentinel.report()
     except UsageError:
-        print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
-        return FAILED
+        if not (arguments.auto and said_by_auto()):
+            print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
+        return FAILED if asked else 0
+    except Exception as error:  # the training is done, and its exit code is not ours to change
+        print(f"sentinel: there is no report: {error}", file=sys.stderr)
+        return FAILED if asked else 0
     kept = save_nouns(arguments, report)
     if arguments.report:
         try:

@@ -8,10 +8,13 @@ an optimizer's step begins. Only one thread is watched: that of the first optimi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from sentinel import session
+from sentinel.core.errors import CapabilityError
+from sentinel.core.units import format_bytes
 from sentinel.profiler.auto import OptimizerStep, period_of
 from sentinel.profiler.backward import graph_task
+from sentinel.system import limits
 
 _following: Follower | None = None
 
@@ -39,11 +45,13 @@ def follow() -> Follower:
 class Follower:
     """Counts optimizer steps, and calls `annotate`, `start_profile` and `end_profile` in the user's place.
 
-    `done`: the loop was found and one of its steps profiled, or the script did it itself.
+    `done`: the loop was found and one of its steps profiled, or the script did it itself. `failed`: what went wrong.
+    Whatever it is, it is said in one sentence, and the script trains on as if nobody watched.
     """
 
     def __init__(self) -> None:
         self.done = False
+        self.failed = ""
         self._thread = threading.get_ident()
         self._depth = 0
         self._models: dict[int, nn.Module] = {}
@@ -62,13 +70,15 @@ class Follower:
     def finish(self) -> None:
         """The script has ended: a profiled step that no further step followed is ended here."""
         if not self.done and self._period and not self._left and self._profiling():
-            session.end_profile()
+            self._guard(session.end_profile)
         self._leave()
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
         if torch.compiler.is_compiling():  # or all this would be part of the graph, and break it
             return
-        if threading.get_ident() != self._thread:
+        if self.failed:
+            self._leave()  # here and not where it failed: torch may have been going through these hooks
+        if self.failed or threading.get_ident() != self._thread:
             return
         self._depth += 1
         recomputed = graph_task() != -1  # by activation checkpointing, within backward
@@ -76,7 +86,7 @@ class Follower:
             return
         self._models.setdefault(id(module), module)
         if self._period and not self._left:
-            self._at_boundary()
+            self._guard(self._at_boundary)
 
     def _after_forward(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -85,11 +95,16 @@ class Follower:
             self._depth = max(self._depth - 1, 0)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self.failed:
+            return
         if threading.get_ident() != self._thread:
             if self._steps or self._period:
                 return
             self._thread, self._models = threading.get_ident(), {}  # it is this one that trains
         self._depth = 0  # no forward is running, whatever an exception left
+        self._guard(lambda: self._stepped(optimizer))
+
+    def _stepped(self, optimizer: Optimizer) -> None:
         self._optimizers.setdefault(id(optimizer), optimizer)
         if self._period:
             self._left = max(self._left - 1, 0)
@@ -111,7 +126,16 @@ class Follower:
             self._leave()
         else:
             self._left = self._period
+            require_room()
             session.start_profile()
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.failed = str(error) or type(error).__name__
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"sentinel: nothing is placed, training goes on: {self.failed}\n")
 
     def _trainable(self) -> set[int]:
         """Parameters of all optimizers that there are, also of those that have not stepped yet."""
@@ -130,10 +154,27 @@ class Follower:
         return running is not None and running.profiling
 
     def _leave(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         self._models, self._optimizers, self._steps = {}, {}, []
         self._all_optimizers = functools.cache(_alive)
+
+
+LEAST_ROOM_BYTES = 384 << 20
+"""What a session may take beyond the job's own memory until a plan is applied: the planner's libraries, copies of at
+most 64 MiB at a time, and what is kept ready of the memory that a tracker watches."""
+
+
+def require_room() -> None:
+    """Raises CapabilityError where a memory cgroup leaves too little: beyond it the kernel would end the job."""
+    room = limits.room_bytes()
+    if room is not None and room < LEAST_ROOM_BYTES:
+        raise CapabilityError(
+            "profiling a step",
+            f"the memory cgroup has {format_bytes(room)} left, a session may take {format_bytes(LEAST_ROOM_BYTES)}",
+            "give the container more memory",
+        )
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:

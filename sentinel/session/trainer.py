@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import LayerId
@@ -14,8 +15,12 @@ class Trainer:
     """`elsewhere`: ticks that came from other threads, and so were no ticks."""
 
     def __init__(self) -> None:
-        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+        self._take_over()
         self.elsewhere = 0
+
+    def _take_over(self) -> None:
+        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+        self._task = threading.get_native_id()
 
     def ticks(self) -> bool:
         """Whether a tick that comes now is one of the session's."""
@@ -27,14 +32,22 @@ class Trainer:
     @property
     def away(self) -> bool:
         """Whether another thread asks, while this one may be training."""
-        return self._thread is not threading.current_thread() and self._thread.is_alive()
+        if self._here:
+            return False
+        if isinstance(self._thread, threading._DummyThread):  # Python did not start it, and never hears of its end
+            return Path(f"/proc/self/task/{self._task}").exists()
+        return self._thread.is_alive()
+
+    @property
+    def _here(self) -> bool:
+        return self._thread is threading.current_thread() and self._task == threading.get_native_id()
 
     def hand_over(self, call: str, memory: ManagedMemory) -> None:
         """The calling thread may end what was begun: where the trainer has ended, `memory` is the caller's from now on.
 
         Raises UsageError, with nothing changed, where the trainer is another thread that lives.
         """
-        if self._thread is threading.current_thread():
+        if self._here:
             return
         if self.away:
             raise UsageError(
@@ -42,7 +55,7 @@ class Trainer:
                 "call it there, or when that thread has ended",
             )
         memory.own()
-        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+        self._take_over()
 
     def learn(self, clock: LayerClock) -> tuple[LayerId, ...]:
         """The ring of the profiled step. Raises UsageError where nothing ticked, naming other threads that did."""

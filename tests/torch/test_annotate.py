@@ -416,9 +416,13 @@ def test_nothing_to_annotate_is_refused(nothing):
 def test_an_optimizer_that_is_only_watched_tells_of_its_steps_and_does_not_tick():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = module_under_test.watch_steps(optimizer)
+    owner = object()
+    module_under_test.watch_steps(optimizer, owner)
     with noted() as notes:
         optimizer.step()
         assert (notes.seen, notes.boundaries) == ([], [0])
     optimizer.step()
-    handle.remove()
+    module_under_test.stop_watching(optimizer, object())  # somebody else's: ours stays
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    module_under_test.stop_watching(optimizer, owner)
+    assert not optimizer._optimizer_step_post_hooks

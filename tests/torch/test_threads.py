@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.session.trainer import Trainer  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -151,3 +153,24 @@ def test_a_program_whose_thread_never_stopped_its_session_ends_without_a_word(tm
     )
     said = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]
     assert (done.returncode, done.stdout, said) == (0, "True\n", [])
+
+
+def test_a_trainer_that_python_did_not_start_has_ended_when_its_thread_has() -> None:
+    """`threading` counts a thread of C++ as alive for ever: nobody could stop its session."""
+    made: list[Trainer] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    def run(_: object) -> None:
+        made.append(Trainer())
+        assert not made[0].away
+        begun.set()
+        go_on.wait(timeout=600)
+
+    begun, go_on = threading.Event(), threading.Event()
+    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+    assert libc.pthread_create(ctypes.byref(thread), None, run, None) == 0
+    assert begun.wait(timeout=600)
+    assert made[0].away
+    go_on.set()
+    assert libc.pthread_join(thread, None) == 0
+    assert not made[0].away
