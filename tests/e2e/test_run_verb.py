@@ -121,7 +121,6 @@ BEGINS = "import sentinel\nsentinel.start_profile(slow='emulated:cxl-asic-x8', t
         ((), BEGINS, 0, "end_profile() was not reached\n"),
         ((), BEGINS + "raise KeyboardInterrupt", 130, "end_profile() was not reached\n"),
         (("--auto",), "print('done')", 0, "that came at least three times in one thread"),
-        (("--save-plan", os.devnull), "print('done')", 1, "try --auto"),
     ],
 )
 def test_a_script_without_a_profiled_step_is_told_what_was_missing(
@@ -130,7 +129,7 @@ def test_a_script_without_a_profiled_step_is_told_what_was_missing(
     done = sentinel("run", *options, script(tmp_path, text))
     assert done.returncode == code
     assert said in done.stderr
-    assert said == "try --auto" or "try --auto" not in done.stderr
+    assert "try --auto" not in done.stderr
 
 
 @pytest.mark.parametrize(

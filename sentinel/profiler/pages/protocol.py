@@ -97,7 +97,6 @@ class PageTracker(Protocol):
         """Ends the watch; memory is as before `start`, but for what the program wrote."""
         ...
 
-
     def close(self) -> None:
         """As `stop`, without samples, from wherever the calls before were cut short."""
         ...

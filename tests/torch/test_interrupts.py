@@ -1,0 +1,147 @@
+"""An interrupt within a call of ours leaves nothing behind, and training goes on with the bits of stock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel.migration.memory import ManagedMemory  # noqa: E402
+from sentinel.profiler import operators  # noqa: E402
+from sentinel.profiler.pages import binding  # noqa: E402
+from sentinel.profiler.pages.engine import ArmedTracker  # noqa: E402
+from sentinel.profiler.record import StepRecorder  # noqa: E402
+from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+WATCHED = {**ASKED, "tracker": "pagemap"}
+
+
+@pytest.fixture
+def tracked() -> None:
+    from sentinel.profiler.pages import obstacle
+
+    if (why := obstacle("pagemap")) is not None:
+        pytest.skip(f"needs tracker pagemap: {why}")
+
+
+def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:
+    """The next call of `owner.name` ends with a KeyboardInterrupt, before it does anything or after it did all."""
+    real: Callable[..., Any] = getattr(owner, name)
+    came: list[str] = []
+
+    def call(*given: Any, **named: Any) -> Any:
+        if came:
+            return real(*given, **named)
+        came.append(name)
+        if after:
+            real(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)
+    return came
+
+
+def nothing_is_left() -> None:
+    assert "memfd:sentinel" not in Path("/proc/self/maps").read_text()
+    assert not operators.recording()
+    assert ManagedMemory._current is None
+    assert not sentinel.active()
+
+
+def second_session(work: Job, first: int) -> list[float]:
+    """Losses of the steps from `first` on, the session's end included."""
+    sentinel.start_profile(**WATCHED)
+    losses = [work.step(first)]
+    sentinel.end_profile()
+    losses += [work.step(i) for i in range(first + 1, first + 4)]
+    assert sentinel.stop().steps.size
+    return losses
+
+
+POINTS = [
+    (ArmedTracker, "start", True),
+    (ArmedTracker, "stop", False),
+    (ArmedTracker, "mark", True),
+    (StepRecorder, "start", True),
+    (StepRecorder, "stop", False),
+    (ManagedMemory, "record", True),
+    (ManagedMemory, "place", True),
+]
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize(("owner", "name", "after"), POINTS, ids=[f"{o.__name__}.{n}" for o, n, _ in POINTS])
+def test_an_interrupt_in_a_tick_ends_the_session_and_a_second_one_runs(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+) -> None:
+    """The first step is provisional: the next whole one is recorded in the ticks of steps that the user trains on."""
+    work, losses, cut = job(), [], []
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**WATCHED)
+        losses.append(work.step(0))
+        sentinel.end_profile()
+        came = interrupted_once(monkeypatch, owner, name, after=after)
+        for i in range(1, 6):
+            try:
+                losses.append(work.step(i))
+            except KeyboardInterrupt:
+                cut.append(i)
+                nothing_is_left()
+        assert came
+        assert len(cut) == 1
+        sentinel.stop()  # a user's call at the end of training is no error
+        second_session(work, 6)
+    nothing_is_left()
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize("name", ["unback", "touch_stop", "unmap_at"])
+@pytest.mark.parametrize("during", ["end_profile", "stop"])
+def test_an_end_that_is_cut_short_goes_on_with_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, name: str, during: str
+) -> None:
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(8)]
+    with sentinel.annotate(work.models, work.optimizers):
+        sentinel.start_profile(**WATCHED)
+        losses = [work.step(0)]
+        with monkeypatch.context() as patched:
+
+            def interrupt(*_: object) -> None:  # in the call, and again as the session ends for it
+                raise KeyboardInterrupt
+
+            patched.setattr(binding, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                sentinel.stop() if during == "stop" else sentinel.end_profile()
+        assert sentinel.active()  # it could not end
+        losses += [work.step(i) for i in range(1, 4)]  # the first tick ends it
+        nothing_is_left()
+        losses += second_session(work, 4)
+    assert losses == expected
+
+
+def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(4)]
+    sentinel.start_profile(work.models, work.optimizers, **ASKED)
+    real, left = ManagedMemory.uninstall, [1, 2, 3]
+
+    def fail(memory: ManagedMemory) -> None:
+        if left:
+            left.pop()
+            raise sentinel.NativeError("sn_pass_through", 12)
+        real(memory)
+
+    monkeypatch.setattr(ManagedMemory, "uninstall", fail)
+    with sentinel.annotate(work.models, work.optimizers):
+        with pytest.warns(RuntimeWarning, match="tries again.*sn_pass_through"):
+            sentinel.stop()
+        assert sentinel.active()
+        assert [work.step(i) for i in range(4)] == expected
+    nothing_is_left()
