@@ -16,7 +16,6 @@ What is done in them is in the other files: job, recording, planning, buckets, r
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import time
 from collections.abc import Callable, Sequence
@@ -390,9 +389,14 @@ class Course:
         """Stock allocation is back; what lives in managed memory stays valid. May be called again, after whatever."""
         self._ends_as = state or self._ends_as
         self.state = State.ENDING
-        with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
-            for undo in self._to_end:
-                ending.callback(undo)
+        raised: list[BaseException] = []
+        for undo in reversed(self._to_end):  # all of them, whatever one raises
+            try:
+                undo()
+            except BaseException as error:
+                raised.append(error)
+        if raised:  # an interrupt before what went wrong because of it
+            raise next((error for error in raised if not isinstance(error, Exception)), raised[0])
         self.state = self._ends_as
 
     def _count(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sentinel.profiler import operators  # noqa: E402
 from sentinel.profiler.pages import binding  # noqa: E402
 from sentinel.profiler.pages.engine import ArmedTracker  # noqa: E402
 from sentinel.profiler.record import StepRecorder  # noqa: E402
+from sentinel.session import current  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -130,6 +132,8 @@ def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypa
     stock, work = job(), job()
     expected = [stock.step(i) for i in range(4)]
     sentinel.start_profile(work.models, work.optimizers, **ASKED)
+    session = current()
+    assert session is not None
     real, left = ManagedMemory.uninstall, [1, 2, 3]
 
     def fail(memory: ManagedMemory) -> None:
@@ -138,7 +142,9 @@ def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypa
             raise sentinel.NativeError("sn_pass_through", 12)
         real(memory)
 
-    monkeypatch.setattr(ManagedMemory, "uninstall", fail)
+    memory = session._memory
+    undo = tuple(partial(fail, memory) if each == memory.uninstall else each for each in session._to_end)
+    monkeypatch.setattr(session, "_to_end", undo)
     with sentinel.annotate(work.models, work.optimizers):
         with pytest.warns(RuntimeWarning, match="tries again.*sn_pass_through"):
             sentinel.stop()

@@ -184,8 +184,7 @@ class ArmedTracker:
             return 0
         lost = 0
         with contextlib.ExitStack() as ending:  # the last is called first
-            ending.callback(binding.unmap_at, self._probe_base)
-            ending.callback(binding.unback, self._guarded)
+            ending.callback(self._give_memory_back)
             try:
                 binding.touch_stop()
             finally:
@@ -193,6 +192,10 @@ class ArmedTracker:
         self._running = False
         _begun.discard(self)
         return lost
+
+    def _give_memory_back(self) -> None:
+        binding.unback(self._guarded)
+        binding.unmap_at(self._probe_base)  # not while it is backed
 
     def _try(self) -> Cost:
         """Touches the probe's pages, half of them to write, and requires exactly those events."""
