@@ -41,6 +41,10 @@ class StockSession(Session):
         if layer is not None and observing.observer is not None:
             observing.observer.layer_ended((layer - 1) % length, length)
 
+    def step_boundary(self) -> None:
+        """See TickSink."""
+        self._clock.boundary()
+
     def stop(self) -> Run:
         """Nothing was applied."""
         if ticks.sink is self:

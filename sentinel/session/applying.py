@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from sentinel.core.ending import end_all
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
@@ -252,14 +253,14 @@ class Applying:
         if not self.buckets:
             return
         self._in_step = False
-        with contextlib.ExitStack() as ending:  # the last is called first, and all are, whatever one raises
-            ending.callback(self._house, ())
-            for bucket in self.buckets:
-                ending.callback(self._end_engine, bucket)
-            engines = [bucket.engine for bucket in (self.current, *self.buckets) if bucket.engine is not None]
-            given, self._handover = self._handover, None
-            if given is not None and engines:  # any of them brings home what it finds by its address
-                engines[0].bring_home(given)
+        engines = [partial(self._end_engine, bucket) for bucket in reversed(self.buckets)]
+        end_all(self._bring_handover_home, *engines, lambda: self._house(()))
+
+    def _bring_handover_home(self) -> None:
+        engines = [bucket.engine for bucket in (self.current, *self.buckets) if bucket.engine is not None]
+        given, self._handover = self._handover, None
+        if given is not None and engines:  # any of them brings home what it finds by its address
+            engines[0].bring_home(given)
 
     def _change(self, layer: int | None) -> None:
         """The step that runs is another bucket's."""

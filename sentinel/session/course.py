@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from sentinel.core.ending import end_all
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import Plan
@@ -389,14 +390,7 @@ class Course:
         """Stock allocation is back; what lives in managed memory stays valid. May be called again, after whatever."""
         self._ends_as = state or self._ends_as
         self.state = State.ENDING
-        raised: list[BaseException] = []
-        for undo in reversed(self._to_end):  # all of them, whatever one raises
-            try:
-                undo()
-            except BaseException as error:
-                raised.append(error)
-        if raised:  # an interrupt before what went wrong because of it
-            raise next((error for error in raised if not isinstance(error, Exception)), raised[0])
+        end_all(*reversed(self._to_end))
         self.state = self._ends_as
 
     def _count(self) -> None:

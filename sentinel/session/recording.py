@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 
+from sentinel.core.ending import end_all
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.trace import LayerId, Trace
 from sentinel.core.units import format_bytes
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.other_threads import holders
 from sentinel.profiler.layers import LayerClock
-from sentinel.profiler.pages.choice import check_words, choose
+from sentinel.profiler.pages.choice import AUTO, check_words, choose
 from sentinel.profiler.pages.engine import GRANULE_BYTES, close_all
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.record import StepRecorder
@@ -50,7 +51,7 @@ class Recording:
     def __init__(self, memory: ManagedMemory, job: Job) -> None:
         self._memory, self._job = memory, job
         self._tracker: PageTracker | None = None
-        self._automatic = False
+        self._required = False  # the tracker: asked for by name, for the step that is profiled between two calls
         self._recorder: StepRecorder | None = None
         self.told: list[str] = []
         self.heard: list[Tick] = []  # of the round that is recorded
@@ -63,7 +64,7 @@ class Recording:
 
         Raises CapabilityError where one asked for by name does not work here.
         """
-        self._automatic = tracker.partition(":")[0] == "auto"
+        self._required = tracker.partition(":")[0] != "auto"
         self._tracker, self.told = choose_tracker(tracker, self._job.held_bytes())
 
     def begin(self, layer: int) -> None:
@@ -86,12 +87,13 @@ class Recording:
             except (CapabilityError, NativeError) as error:
                 failed = self._tracker
                 self._give_up_tracker(error)
-                self._tracker, untaken = choose(f"auto:{failed.granule_bytes}", below=failed.name)
-                self.told += [f"tracker not taken: {why}" for why in untaken]
+                if failed.name in AUTO:
+                    self._tracker, untaken = choose(f"auto:{failed.granule_bytes}", below=failed.name)
+                    self.told += [f"tracker not taken: {why}" for why in untaken]
 
     def _give_up_tracker(self, error: CapabilityError | NativeError) -> None:
-        """It failed: what it saw of this step is lost, operators remain. Raises `error` for one asked for by name."""
-        if self._tracker is None or not self._automatic:
+        """It failed: what it saw of this step is lost, operators remain. Raises `error` where it is required."""
+        if self._tracker is None or self._required:
             raise error
         self.told.append(f"tracker not taken: {self._tracker.name}: {error}")
         self._tracker.close()
@@ -141,6 +143,7 @@ class Recording:
         self.cut_short = self._tracker is not None and self._tracker.cut_short
         if self.cut_short:
             samples = None
+        self._required = False  # later recordings come when the session chooses: they make do with less
         return recorder.finish(self._memory.events(), ring, self._job.persistent(), samples)
 
     def _samples(self) -> PageSamples | None:
@@ -154,12 +157,12 @@ class Recording:
 
     def close(self) -> None:
         """End what is under way without a Trace, however far it came, also trials of trackers. May be called again."""
-        with contextlib.ExitStack() as ending:
-            ending.callback(close_all)
-            if self._tracker is not None:
-                ending.callback(self._tracker.close)
-            if self._recorder is not None:
-                ending.callback(self._recorder.abandon)
+        ends: list[Callable[[], None]] = [close_all]
+        if self._tracker is not None:
+            ends.insert(0, self._tracker.close)
+        if self._recorder is not None:
+            ends.insert(0, self._recorder.abandon)
+        end_all(*ends)
 
     def _running(self) -> StepRecorder:
         assert self._recorder is not None, "begin() comes first"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ def all_on(node: int) -> object:
     return lambda pages: np.full(len(pages), node, np.int32)
 
 
-def floats(lines: int) -> torch.Tensor:
+def floats(lines: int) -> Any:
     """A tensor of so many whole lines."""
     tensor = torch.ones(lines * LINE_BYTES // 4)
     assert tensor.data_ptr() % LINE_BYTES == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.ending import end_all
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.page_runs import in_chunks, pages_of_runs
 from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
@@ -182,16 +182,11 @@ class ArmedTracker:
         """
         if self not in _begun:
             return 0
-        lost = 0
-        with contextlib.ExitStack() as ending:  # the last is called first
-            ending.callback(self._give_memory_back)
-            try:
-                binding.touch_stop()
-            finally:
-                lost = self._reader.close()
+        lost: list[int] = []
+        end_all(binding.touch_stop, lambda: lost.append(self._reader.close()), self._give_memory_back)
         self._running = False
         _begun.discard(self)
-        return lost
+        return sum(lost)
 
     def _give_memory_back(self) -> None:
         binding.unback(self._guarded)
