@@ -118,13 +118,25 @@ int each_number(const char *folder, Visit visit) {
   return 0;
 }
 
+// One that is ending is listed for a moment still. It is not late, and its number is free for another.
+int watch_thread(pid_t thread, uint64_t *found) {
+  const size_t before = watched.rings.size();
+  const int error = watch(thread, -1);
+  if (error == 0 && watched.rings.size() == before) {
+    watched.threads.erase(thread);
+  } else {
+    ++*found;
+  }
+  return error;
+}
+
 // Watches those threads that are not watched yet; `found` counts them.
 int watch_threads(int cpus, uint64_t *found) {
   for (uint64_t before = *found;; before = *found) {
     const int error = each_number("/proc/self/task", [&](pid_t thread) {
       if (!watched.threads.insert(thread).second) return 0;
+      if (by_thread) return watch_thread(thread, found);
       ++*found;
-      if (by_thread) return watch(thread, -1);
       int failed = 0;
       for (int cpu = 0; cpu < cpus && failed == 0; cpu++) failed = watch(thread, cpu);
       return failed;
