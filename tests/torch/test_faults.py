@@ -221,7 +221,7 @@ def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
     assert len(closed) == 1
     assert not sentinel.active()
     assert "The session ended by itself" in ours.text
-    assert ("As it ended, this went wrong too" in ours.text) == ends_badly
+    assert ("As the movers ended, not all that had moved was brought home" in ours.text) == ends_badly
     ManagedMemory.install().uninstall()  # ours is not in place any more
 
 
