@@ -133,10 +133,8 @@ class Session(Course):
     @property
     def cut_short(self) -> bool:
         """Whether a call, or the end, began and went no further: an interrupt came."""
-        if ticks.sink is not self or self.away:
-            return False
-        began_to_end = self.state in (State.ENDING, State.ENDED, State.DECLARED)
-        return (self._busy or began_to_end) and not _under_way()
+        began = self._busy or self.state in (State.ENDING, State.ENDED, State.DECLARED)  # cheap: each tick asks
+        return began and ticks.sink is self and not self.away and not _under_way()
 
     def finish_ending(self) -> None:
         """Go on with an end that was cut short, or that failed. Never raises an Exception."""
