@@ -116,8 +116,10 @@ class Running:
             self.engine._mover.wait(flight.job)
 
     def let_start(self) -> None:
-        """Wait until a worker has begun with something."""
-        while self.engine._flights.all() and not self.engine._mover.held().in_flight_bytes:
+        """Wait until a worker has begun with something; it may have ended since, if this thread had to wait."""
+        mover, jobs = self.engine._mover, [flight.job for flight in self.engine._flights.all()]
+        ended = mover._call["sn_mover_wait"]
+        while jobs and not mover.held().in_flight_bytes and all(ended(mover._handle.value, job, 0) for job in jobs):
             time.sleep(0.0005)
 
 

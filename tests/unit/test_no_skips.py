@@ -37,7 +37,10 @@ def test_a_skip_for_a_required_capability_fails_and_is_named(suite: pytest.Pytes
     assert "flux capacitor: build one" in done.stdout.str().split("ruled out by --no-skips")[1]
 
 
-def test_it_holds_for_tests_and_modules_skipped_by_a_process_beside_this_one(suite: pytest.Pytester) -> None:
+def test_it_holds_for_tests_and_modules_skipped_by_a_process_beside_this_one(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(CONFTEST.parents[1]))  # for the conftest.py, in the other process
     suite.makepyfile(test_whole="import pytest\npytest.skip('needs warp core: find one', allow_module_level=True)\n")
     done = suite.runpytest_subprocess("-n", "1", "--no-skips", "torch,flux capacitor,warp core")
     assert done.ret == 1
