@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._profiled_step import gpt2
+from benchmarks._profiled_step import gpt2, training_step
 
 
 def spent(action: Callable[[], Any]) -> dict[str, Any]:
@@ -44,20 +44,13 @@ def main() -> None:
 
         sentinel.annotate(model, optimizer)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        return loss.item()  # type: ignore[no-any-return]
-
     def start() -> None:
         sentinel.start_profile(fast="100%", slow="emulated:cxl-asic-x8", tracker=chosen.tracker)
 
     def end() -> None:
         sentinel.end_profile()
 
-    actions = {"step": step, "start": start, "end": end}
+    actions = {"step": training_step(model, optimizer, tokens), "start": start, "end": end}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         word = line.strip()

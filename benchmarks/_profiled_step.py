@@ -57,6 +57,21 @@ def gpt2(layers: int, width: int, rows: int, columns: int) -> Job:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4), torch.randint(config.vocab_size, (rows, columns))
 
 
+def training_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor
+) -> Callable[[], float]:
+    """What trains one step and returns its loss."""
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        return loss.item()  # type: ignore[no-any-return]
+
+    return step
+
+
 def lasting(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """All that lives from step to step, by name; gradients do not: the step frees them."""
     for name, parameter in model.named_parameters():
@@ -159,13 +174,7 @@ def main() -> None:
     model, optimizer, tokens = gpt2(*chosen.shape)
     annotate.annotate(model, optimizer)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        return loss.item()  # type: ignore[no-any-return]
-
+    step = training_step(model, optimizer, tokens)
     for _ in range(2):
         step()
     memory = ManagedMemory.install()
