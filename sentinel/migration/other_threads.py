@@ -1,7 +1,13 @@
 """Which other Python threads can reach certain tensors, by what their running functions refer to.
 
 It decides whether memory may be replaced under its addresses where threads can't be held back meanwhile (userfaultfd
-is refused). Threads that Python did not start are not seen.
+is refused). What it can't see, and what then writes while the GIL is kept, may lose a write:
+
+- threads that Python did not start;
+- a tensor that no name refers to: a value within an expression, or one that an extension keeps without telling the
+  garbage collector, and a plain address;
+- what a thread will find by name only later: by `getattr` or `sys.modules`, or by a global name that is used in
+  methods of its objects, but in no function that runs.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ def holders(managed: Callable[[int], bool], *, most: int = MOST_OBJECTS) -> list
     """Names of the other threads from which a tensor can be reached whose memory `managed(address)` is ours.
 
     Followed are local variables, the global names that a function's code uses, attributes, containers and weak
-    references; not modules and types as wholes.
+    references; of modules and classes only what the code names beside them.
     """
     own = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -67,12 +73,18 @@ def _address(tensor: torch.Tensor) -> int:
 def _referents(found: Any) -> list[Any]:
     if isinstance(found, FunctionType):
         cells = [cell.cell_contents for cell in found.__closure__ or () if not _is_empty(cell)]
-        return [*cells, found.__defaults__, found.__kwdefaults__, *_named(found.__code__, found.__globals__)]
+        # Ours would lead to the session: every thread refers to sys.excepthook, of which one is ours.
+        names = () if _is_ours(found) else _named(found.__code__, found.__globals__)
+        return [*cells, found.__defaults__, found.__kwdefaults__, *names]
     if isinstance(found, MethodType):
         return [found.__self__, found.__func__]
     if isinstance(found, weakref.ref):
         return [found()]
     return gc.get_referents(found)
+
+
+def _is_ours(function: FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).partition(".")[0] == "sentinel"
 
 
 def _is_empty(cell: Any) -> bool:
@@ -83,7 +95,7 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
-    """What the names in `code`, inner functions included, mean in `namespace` or in a module that is named there."""
+    """What the names in `code`, inner functions included, mean in `namespace`, or in a module or class named there."""
     words = [*code.co_names]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -91,6 +103,6 @@ def _named(code: CodeType, namespace: dict[str, Any]) -> Iterator[Any]:
     for word in words:
         meant = namespace.get(word)
         yield meant
-        if isinstance(meant, ModuleType):
+        if isinstance(meant, (ModuleType, type)):
             inside = vars(meant)
             yield from (inside[attribute] for attribute in words if attribute in inside)

@@ -34,6 +34,9 @@ from tests.without_rights import draw_a_report, read_beforehand
 
 NOBODY = 65534
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_IOCTL = {"x86_64": 16, "aarch64": 29}
+_USERFAULTFD_IOC_NEW = 0xAA00
+_SECOND_ARGUMENT = 24  # of the system call, its lower half in seccomp's data
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 22, 38, 47
 _LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -64,9 +67,32 @@ def refuse(names: list[str]) -> None:
         program.append(struct.pack("=HBBI", _EQUALS, 0, 1, numbers[name]))
         program.append(struct.pack("=HBBI", _RETURN, 0, 0, _ERRNO | _EPERM))
     program.append(struct.pack("=HBBI", _RETURN, 0, 0, _ALLOW))
+    _filter(program)
+
+
+def _filter(program: list[bytes]) -> None:
+    """`program` decides on every system call of this thread, and of those that it begins."""
     code = ctypes.create_string_buffer(b"".join(program))
     filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", len(program), ctypes.addressof(code)))
     _must(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.c_void_p(ctypes.addressof(filtering)), 0, 0))
+
+
+def refuse_userfaultfd() -> None:
+    """As `refuse(["userfaultfd"])`, and nothing can be made of /dev/userfaultfd either, which root may open."""
+    machine = platform.machine()
+    refusing = struct.pack("=HBBI", _RETURN, 0, 0, _ERRNO | _EPERM)
+    _filter(
+        [
+            struct.pack("=HBBI", _LOAD, 0, 0, 0),
+            struct.pack("=HBBI", _EQUALS, 0, 1, _NUMBERS[machine]["userfaultfd"]),
+            refusing,
+            struct.pack("=HBBI", _EQUALS, 0, 3, _IOCTL[machine]),
+            struct.pack("=HBBI", _LOAD, 0, 0, _SECOND_ARGUMENT),
+            struct.pack("=HBBI", _EQUALS, 0, 1, _USERFAULTFD_IOC_NEW),
+            refusing,
+            struct.pack("=HBBI", _RETURN, 0, 0, _ALLOW),
+        ]
+    )
 
 
 def import_all() -> None:
