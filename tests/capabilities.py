@@ -33,6 +33,11 @@ def _two_nodes() -> str:
     return "" if len(nodes) > 1 else "a host with two NUMA nodes, or tools/numa_vm"
 
 
+def _huge_pages() -> str:
+    there = Path("/sys/kernel/mm/transparent_hugepage").exists()
+    return "" if there else "a kernel with transparent huge pages (CONFIG_TRANSPARENT_HUGEPAGE)"
+
+
 PROBES: dict[str, Callable[[], str]] = {
     "torch": _module("torch", "torch"),
     "transformers": _module("transformers", "examples"),
@@ -43,5 +48,6 @@ PROBES: dict[str, Callable[[], str]] = {
     "native": _native,
     "root": _root,
     "two nodes": _two_nodes,
+    "huge pages": _huge_pages,
 }
 """Capability -> a question whose answer is "" where it is there, else the remedy."""

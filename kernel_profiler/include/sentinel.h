@@ -114,14 +114,14 @@ SN_API int sn_pass_through(void);
 SN_API int sn_record(void); /* clears the log */
 /* Slot i serves the allocation (layers[i], ordinals[i]) at placement base + offsets[i]. Offsets are multiples
  * of SN_GRANULE_BYTES; slots may overlap: what is free in fact decides. log != 0: clears the log and
- * records events in this mode too. huge != 0: madvise(MADV_HUGEPAGE). -EINVAL for a bad table. */
+ * records events in this mode too. -EINVAL for a bad table. */
 SN_API int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                    const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge);
+                    const uint64_t *nbytes, uint64_t extent_bytes, int log);
 /* One table more, for steps of another shape, up to ten: returns its index, that of sn_place being 0; -ENOSPC for the
  * eleventh. Before each allocation the table that would have served the latest 32 of the step best (most of their
  * size, most fit, least room left empty) is put in use, at most four times a step. -EINVAL in another mode. */
 SN_API int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                         const uint64_t *nbytes, uint64_t extent_bytes, int huge);
+                         const uint64_t *nbytes, uint64_t extent_bytes);
 SN_API int sn_use_table(int32_t table);      /* -EINVAL if there is none such; owner's thread */
 SN_API const int32_t *sn_table_in_use(void); /* where its index is kept */
 
@@ -155,6 +155,10 @@ SN_API uint64_t sn_placement_fitted(void);
 /* By how many bytes the sizes asked for so far differ from those that the plan expected; all of one it expected not. */
 SN_API uint64_t sn_placement_unlike(void);
 SN_API int sn_placement_range(sn_range *out); /* used_bytes: the extent; free_bytes: 0 */
+/* Ranges [offsets[i], + nbytes[i]) of the arena that may be huge pages from now on; the rest, and all that a table adds
+ * later, may not. Ascending multiples of 2 MiB within what tables cover, else -EINVAL. Pages that exist stay as
+ * they are. Where the kernel has no huge pages nothing changes. */
+SN_API int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint64_t *nbytes);
 /* Claims [offset, offset + nbytes) if all of it is free, so that its pages may be discarded: 0 or -EBUSY.
  * Any thread. Multiples of SN_GRANULE_BYTES, else -EINVAL. */
 SN_API int sn_reserve(uint64_t offset, uint64_t nbytes);

@@ -311,11 +311,10 @@ extern "C" int sn_record(void) {
 }
 
 extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                        const uint64_t *nbytes, uint64_t extent_bytes, int log, int huge) {
+                        const uint64_t *nbytes, uint64_t extent_bytes, int log) {
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
   int error = log != 0 ? sn::log_open() : 0;  // first: once the plan is taken nothing fails any more
-  if (error == 0)
-    error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true, huge != 0);
+  if (error == 0) error = sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, true);
   if (error != 0) return error;
   sn::placement_enter(sn_current_layer());
   if (log != 0) sn::log_clear();
@@ -324,10 +323,10 @@ extern "C" int sn_place(uint64_t count, const int32_t *layers, const int32_t *or
 }
 
 extern "C" int sn_place_also(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                             const uint64_t *nbytes, uint64_t extent_bytes, int huge) {
+                             const uint64_t *nbytes, uint64_t extent_bytes) {
   if (!is_owner()) return space.nbytes == 0 ? -ENODEV : -EPERM;
   if (mode.load() != SN_PLACE) return -EINVAL;
-  return sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, false, huge != 0);
+  return sn::placement_plan(count, layers, ordinals, offsets, nbytes, extent_bytes, false);
 }
 
 extern "C" void sn_memory_counters(sn_counters *out) {

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr uint64_t kGranule = SN_GRANULE_BYTES;
+constexpr uint64_t kGranule = SN_GRANULE_BYTES, kHuge = uint64_t{2} << 20;
 constexpr int32_t kBack = 4, kAhead = 12;  // slots looked at around the planned one
 
 struct Arena {
@@ -80,9 +80,12 @@ int commit(uint64_t extent_bytes) {
   const uint64_t extent = (extent_bytes + 65535) / 65536 * 65536;  // whole pages of any kernel
   if (extent > arena.nbytes) return -ENOMEM;
   if (extent <= arena.committed) return 0;
-  const int error = sn::protect(arena.base + arena.committed, extent - arena.committed, PROT_READ | PROT_WRITE);
-  if (error == 0) arena.committed = extent;
-  return error;
+  const uint64_t fresh = arena.base + arena.committed, nbytes = extent - arena.committed;
+  const int error = sn::protect(fresh, nbytes, PROT_READ | PROT_WRITE);
+  if (error != 0) return error;
+  arena.committed = extent;
+  sn::advise(fresh, nbytes, MADV_NOHUGEPAGE);  // until it is said where; a kernel without huge pages refuses it
+  return 0;
 }
 
 // The whole pages of a range that is claimed still.
@@ -134,7 +137,7 @@ void placement_destroy() {
 }
 
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                   const uint64_t *nbytes, uint64_t extent_bytes, bool alone, bool huge) {
+                   const uint64_t *nbytes, uint64_t extent_bytes, bool alone) {
   if (!alone && tables.full()) return -ENOSPC;
   return guarded([&] {
     std::unique_ptr<Table> table = Table::build(count, layers, ordinals, offsets, nbytes, extent_bytes);
@@ -142,8 +145,6 @@ int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinal
     const int error = commit(extent_bytes);
     if (error != 0) return error;
     arena.extent = alone ? extent_bytes : std::max(arena.extent, extent_bytes);
-    // Advice only: a kernel without huge pages refuses it, and the plan is as good.
-    if (arena.extent > 0) advise(arena.base, arena.committed, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     if (!alone) return tables.add(std::move(table));
     tables.begin(std::move(table));
     return 0;
@@ -214,6 +215,20 @@ extern "C" int64_t sn_placement_release(void) {
     first = last + page;  // the page at `last` is taken
   }
   return nbytes;
+}
+
+extern "C" int sn_placement_huge(uint64_t count, const uint64_t *offsets, const uint64_t *nbytes) {
+  if (arena.nbytes == 0) return -ENODEV;
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < count; end = offsets[i] + nbytes[i], i++)
+    if (offsets[i] < end || offsets[i] % kHuge != 0 || nbytes[i] % kHuge != 0 || offsets[i] > arena.committed ||
+        nbytes[i] > arena.committed - offsets[i])
+      return -EINVAL;
+  if (arena.committed == 0) return 0;
+  // Advice only: a kernel without huge pages refuses it, and the plan is as good.
+  sn::advise(arena.base, arena.committed, MADV_NOHUGEPAGE);
+  for (uint64_t i = 0; i < count; i++) sn::advise(arena.base + offsets[i], nbytes[i], MADV_HUGEPAGE);
+  return 0;
 }
 
 extern "C" int sn_use_table(int32_t table) {

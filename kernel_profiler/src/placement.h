@@ -10,7 +10,7 @@ void placement_destroy();
 
 // Owner only. As in sn_place (`alone`) or sn_place_also: then the index of the table.
 int placement_plan(uint64_t count, const int32_t *layers, const int32_t *ordinals, const uint64_t *offsets,
-                   const uint64_t *nbytes, uint64_t extent_bytes, bool alone, bool huge);
+                   const uint64_t *nbytes, uint64_t extent_bytes, bool alone);
 void placement_enter(int32_t layer);
 // nullptr, and why, if the allocation must come from elsewhere.
 void *placement_allocate(uint64_t nbytes, int32_t ordinal, int *why);

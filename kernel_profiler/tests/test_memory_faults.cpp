@@ -47,9 +47,9 @@ void a_plan_that_gets_no_pages_is_refused() {
   const int32_t zero = 0;
   const uint64_t offset = 0, nbytes = 4096;
   sn_system_fail(SYS_mprotect, 1, ENOMEM);
-  CHECK(sn_place(1, &zero, &zero, &offset, &nbytes, 4096, 0, 0) == -ENOMEM);
+  CHECK(sn_place(1, &zero, &zero, &offset, &nbytes, 4096, 0) == -ENOMEM);
   CHECK(sn_memory_mode() == SN_RECORD);
-  CHECK(sn_place(1, &zero, &zero, &offset, &nbytes, 4096, 0, 0) == 0);
+  CHECK(sn_place(1, &zero, &zero, &offset, &nbytes, 4096, 0) == 0);
 }
 
 void a_failed_release_is_reported_and_harmless() {
@@ -67,7 +67,7 @@ void a_failed_release_is_reported_and_harmless() {
 void other_threads_may_not_change_modes() {
   std::thread([] {
     CHECK(sn_record() == -EPERM && sn_pass_through() == -EPERM && sn_exclusive_release() == -EPERM);
-    CHECK(sn_place(0, nullptr, nullptr, nullptr, nullptr, 0, 0, 0) == -EPERM);
+    CHECK(sn_place(0, nullptr, nullptr, nullptr, nullptr, 0, 0) == -EPERM);
     CHECK(sn_tick(1) == -EPERM && sn_allocate_exclusive(4096) == nullptr && sn_memory_is_owner() == 0);
   }).join();
   CHECK(sn_memory_is_owner() == 1);

@@ -10,7 +10,7 @@ namespace {
 
 int place(std::vector<int32_t> layers, std::vector<int32_t> ordinals, std::vector<uint64_t> offsets,
           std::vector<uint64_t> nbytes, uint64_t extent) {
-  const int result = sn_place(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0, 0);
+  const int result = sn_place(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0);
   sn_tick(0);
   return result;
 }
@@ -124,6 +124,23 @@ void a_reservation_excludes_tenants_and_tenants_exclude_it() {
   sn_free(served);
 }
 
+void only_whole_huge_pages_of_the_tables_may_be_huge() {
+  constexpr uint64_t kHuge = 2 * kMiB;
+  const auto huge = [](std::vector<uint64_t> offsets, std::vector<uint64_t> nbytes) {
+    return sn_placement_huge(offsets.size(), offsets.data(), nbytes.data());
+  };
+  CHECK(place({0}, {0}, {0}, {4096}, 40 * kMiB) == 0);
+  CHECK(huge({}, {}) == 0 && huge({0, 2 * kHuge}, {kHuge, 3 * kHuge}) == 0);
+  CHECK(huge({0}, {kHuge / 2}) == -EINVAL && huge({4096}, {kHuge}) == -EINVAL);
+  CHECK(huge({kHuge, 0}, {kHuge, kHuge}) == -EINVAL);            // not ascending
+  CHECK(huge({0, kHuge}, {2 * kHuge, kHuge}) == -EINVAL);        // they overlap
+  CHECK(huge({kArena - kHuge}, {2 * kHuge}) == -EINVAL);         // beyond the arena
+  CHECK(huge({kHuge}, {~uint64_t{0} / kHuge * kHuge}) == -EINVAL);  // round all addresses
+  sn_system_fail(-1, 1, EINVAL);                                 // a kernel without huge pages
+  CHECK(huge({0}, {kHuge}) == 0);
+  sn_system_fail(-1, 0, 0);
+}
+
 void free_pages_go_back_when_placing_ends() {
   CHECK(place({0, 0, 0}, {0, 1, 2}, {0, kMiB + 512, kMiB + 2048}, {kMiB, 1024, 20000}, 2 * kMiB) == 0);
   auto *dead = static_cast<unsigned char *>(sn_allocate(kMiB));
@@ -207,6 +224,7 @@ int main() {
   a_new_table_respects_the_tenants_of_the_old();
   bad_tables_are_refused_and_the_old_one_stays();
   a_reservation_excludes_tenants_and_tenants_exclude_it();
+  only_whole_huge_pages_of_the_tables_may_be_huge();
   free_pages_go_back_when_placing_ends();
   movers_and_foreign_frees_never_touch_live_bytes();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);

@@ -214,7 +214,7 @@ uint64_t served_at() {
 
 void a_plan_is_taken_whole_or_not() {
   create();
-  CHECK(sn_place(3, kLayers.data(), kOrdinals.data(), kOffsets.data(), kLengths.data(), 65536, 0, 0) == 0);
+  CHECK(sn_place(3, kLayers.data(), kOrdinals.data(), kOffsets.data(), kLengths.data(), 65536, 0) == 0);
   CHECK(sn_tick(3) == 0);
   sn_free(sn_allocate(64));
   void *tenant = sn_allocate(4096);
@@ -230,7 +230,7 @@ void a_plan_is_taken_whole_or_not() {
   };
   // another table first, and back to the plan whose slot for (0, 0) is at 0
   const auto also = [] {
-    const int result = sn_place_also(3, kLayers.data(), kOrdinals.data(), kOther.data(), kLengths.data(), 65536, 0);
+    const int result = sn_place_also(3, kLayers.data(), kOrdinals.data(), kOther.data(), kLengths.data(), 65536);
     if (result > 0) CHECK(sn_use_table(result) == 0);
     return result;
   };
@@ -238,11 +238,11 @@ void a_plan_is_taken_whole_or_not() {
   for (const bool onwards : {false, true})
     for (long nth = 1;; nth++) {
       fail_from(nth, onwards);
-      const int result = sn_place(3, kLayers.data(), kOrdinals.data(), kOther.data(), kLengths.data(), 65536, 1, 0);
+      const int result = sn_place(3, kLayers.data(), kOrdinals.data(), kOther.data(), kLengths.data(), 65536, 1);
       const bool any = fail_no_more() != 0;
       CHECK(result == (any ? -ENOMEM : 0) && served_at() == (any ? 0 : 16384));
       if (any) continue;
-      CHECK(sn_place(3, kLayers.data(), kOrdinals.data(), kOffsets.data(), kLengths.data(), 65536, 0, 0) == 0);
+      CHECK(sn_place(3, kLayers.data(), kOrdinals.data(), kOffsets.data(), kLengths.data(), 65536, 0) == 0);
       break;
     }
   CHECK(holds(tenant, 4096, 5));

@@ -19,10 +19,10 @@ struct Shape {
     extent += (size + 4095) / 4096 * 4096;
   }
   int place() const {
-    return sn_place(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0, 0);
+    return sn_place(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0);
   }
   int place_also() const {
-    return sn_place_also(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent, 0);
+    return sn_place_also(layers.size(), layers.data(), ordinals.data(), offsets.data(), nbytes.data(), extent);
   }
 };
 

@@ -7,6 +7,7 @@ import re
 from sentinel.core.errors import UsageError
 
 PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _DECIMAL = {letter + end: f"{letter.upper()}iB" for letter in "kmgt" for end in ("", "b", "i")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
-from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes, page_ceil
 from sentinel.profiler import torch_shim
 from sentinel.system import limits, native
 
@@ -82,6 +83,7 @@ class ManagedMemory:
         self._table = ctypes.c_int32.from_address(self._quick.sn_table_in_use())
         placement = _placement_range()
         self.placement_base, self.placement_bytes = int(placement.base), int(placement.reserved_bytes)
+        self._huge = np.zeros(0, np.int64)  # the 2 MiB chunks that may be huge pages
 
     @classmethod
     def install(cls) -> ManagedMemory:
@@ -162,7 +164,6 @@ class ManagedMemory:
         extent_bytes: int,
         *,
         log: bool = False,
-        huge: bool = False,
     ) -> None:
         """From now on the allocation `keys[i]` = (layer, ordinal) is served at `placement_base + offsets[i]`, if it
         fits in `nbytes[i]` and those bytes are free in fact; else it comes from malloc and is counted.
@@ -173,7 +174,7 @@ class ManagedMemory:
         """
         self._require_installed()
         columns = _columns(keys, offsets, nbytes)
-        result = self._native.sn_place(len(keys), *_pointers(columns), extent_bytes, int(log), int(huge))
+        result = self._native.sn_place(len(keys), *_pointers(columns), extent_bytes, int(log))
         _check_placed("sn_place", result)
 
     def place_also(
@@ -182,8 +183,6 @@ class ManagedMemory:
         offsets: NDArray[np.int64],
         nbytes: NDArray[np.int64],
         extent_bytes: int,
-        *,
-        huge: bool = False,
     ) -> int:
         """One table more beside that of `place`, for steps of another shape; returns its number, up to 9.
 
@@ -192,8 +191,22 @@ class ManagedMemory:
         """
         self._require_installed()
         columns = _columns(keys, offsets, nbytes)
-        result = self._native.sn_place_also(len(keys), *_pointers(columns), extent_bytes, int(huge))
+        result = self._native.sn_place_also(len(keys), *_pointers(columns), extent_bytes)
         return _check_placed("sn_place_also", result)
+
+    def set_huge_pages(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Only these ranges (offset, nbytes) of the placement arena may be huge pages from now on: ascending, multiples
+        of HUGE_PAGE_BYTES, within what the tables cover. Raises NativeError (EINVAL) for others.
+
+        Where it was otherwise before, pages that no tensor holds are dropped, so that they are born anew.
+        """
+        self._require_installed()
+        rows = np.array(ranges, np.uint64).reshape(-1, 2)
+        columns = [np.ascontiguousarray(column) for column in rows.T]
+        native.check("sn_placement_huge", self._native.sn_placement_huge(len(rows), *_pointers(columns)))
+        before, self._huge = self._huge, _chunks(ranges)
+        for chunk in np.setdiff1d(before, self._huge).tolist():
+            self.discard_free(chunk * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
     def use_table(self, number: int) -> None:
         """The slots of this table are served, until what a step asks for tells otherwise."""
@@ -285,10 +298,15 @@ class ManagedMemory:
             self._native.sn_release(begin, end - begin)
 
     def discard_free(self, offset: int, nbytes: int) -> None:
-        """As `discard`, piece by piece: what tensors of a piece keep, others need not."""
+        """As `discard`, piece by piece: what tensors of a piece keep, others need not.
+
+        2 MiB without a tensor go as a whole: to drop a part of a huge page would split it, and free nothing.
+        """
         end = offset + nbytes
-        for at in range(page_ceil(offset), end, _PIECE_BYTES):
-            self.discard(at, min(_PIECE_BYTES, end - at))
+        for low, high in _steps(page_ceil(offset), end, HUGE_PAGE_BYTES):
+            if not self.discard(low, high - low):
+                for at, stop in _steps(low, high, _PIECE_BYTES):
+                    self.discard(at, stop - at)
 
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
@@ -316,6 +334,20 @@ _PIECE_BYTES = 1 << 18
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _OWNER = "call it from the thread that installed the memory, not in a forked child"
+
+
+def _steps(low: int, high: int, step: int) -> Iterator[tuple[int, int]]:
+    """[low, high), cut at the multiples of `step`."""
+    while low < high:
+        end = min(low // step * step + step, high)
+        yield low, end
+        low = end
+
+
+def _chunks(ranges: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """The numbers of the huge pages in these ranges."""
+    numbers = [np.arange(at // HUGE_PAGE_BYTES, (at + nbytes) // HUGE_PAGE_BYTES) for at, nbytes in ranges]
+    return np.concatenate([np.zeros(0, np.int64), *numbers])
 
 
 def _columns(keys: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> list[NDArray[Any]]:

@@ -16,9 +16,10 @@ from sentinel.core.ending import end_all
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
-from sentinel.core.units import format_bytes
+from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
+from sentinel.migration.huge_pages import Placed, huge_ranges
 from sentinel.migration.ledger import MOVED_BY_OTHERS
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
@@ -171,20 +172,30 @@ class Applying:
         self._current = bucket.number
         if not applicable(self._machine):
             return
-        huge = not any(each.plan.migrations for each in self.buckets)  # where nothing moves, pages may as well be large
         for each in self.buckets:
             table = slot_table(each.plan, self._memory.placement_bytes)
             each.homes = table.homes
             self._note_left_out(table)
             place = self._memory.place_also if each.number else self._memory.place
-            place(table.keys, table.offsets, table.nbytes, table.extent_bytes, huge=huge)
+            place(table.keys, table.offsets, table.nbytes, table.extent_bytes)
         self._memory.use_table(bucket.number)
+        self._memory.set_huge_pages(self._huge_ranges())
         self._house(bucket.homes)
         self._between = self._changes_between() if self._on_nodes else {}
         self._memory.tick(layer if layer is not None else -1)
         self._memory.reset_peaks()
         self._memory.trim()
         self._before = self._memory.counters()
+
+    def _huge_ranges(self) -> list[tuple[int, int]]:
+        """What may be huge pages: all where nothing ever moves nor is dropped, else what does so as a whole."""
+        nbytes, plans = self._memory.placement_bytes, [bucket.plan for bucket in self.buckets]
+        emulated = any(tier.kind == "emulated" for tier in self._machine.tiers)
+        if emulated and not any(plan.migrations for plan in plans):
+            extent = max(plan.extent_bytes - arena_start(plan) for plan in plans)
+            whole = min(max(extent, 0), nbytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            return [(0, whole)] if whole else []
+        return huge_ranges([Placed(plan, arena_start(plan)) for plan in plans], nbytes)
 
     def start(self, layer: int | None) -> None:
         """From now on the migrations of the current bucket's plan are carried out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 from torch import nn  # noqa: E402
 
 from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.core.units import HUGE_PAGE_BYTES  # noqa: E402
 from sentinel.migration.memory import (  # noqa: E402
     ALLOC,
     FOREIGN,
@@ -298,3 +300,36 @@ def test_slots_that_share_bytes_serve_one_tensor_at_a_time(memory: ManagedMemory
 def test_a_slot_before_the_arena_is_refused(memory: ManagedMemory) -> None:
     with pytest.raises(UsageError, match="slots can't be served"):
         two_tensors(memory, (512, -512))
+
+
+def advised(address: int, count: int) -> list[bool]:
+    """Whether each of so many 2 MiB from `address` on may be a huge page, as the kernel tells of its mapping."""
+    found = [False] * count
+    low = high = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(part, 16) for part in first.split("-"))
+        elif first == "VmFlags:" and "hg" in rest.split():
+            for i in range(count):
+                found[i] |= low <= address + i * HUGE_PAGE_BYTES < high
+    return found
+
+
+@pytest.mark.needs("huge pages")
+def test_the_kernel_is_told_what_may_be_huge_pages_and_what_no_more_may_is_dropped(memory: ManagedMemory) -> None:
+    chunks, nbytes = [0, 2], 4 * HUGE_PAGE_BYTES
+    keys, offsets = np.array([[0, 0], [0, 1]], np.int64), np.array([0, nbytes], np.int64)
+    memory.place(keys, offsets, np.array([nbytes, 4096], np.int64), nbytes + 2 * HUGE_PAGE_BYTES)
+    memory.set_huge_pages([(chunk * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES) for chunk in chunks])
+    memory.tick(0)
+    filled = torch.ones(nbytes, dtype=torch.uint8)
+    assert filled.data_ptr() == memory.placement_base
+    assert advised(memory.placement_base, 5) == [True, False, True, False, False]
+    memory.set_huge_pages([(2 * HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)])
+    assert bool((filled == 1).all())  # a tensor is there: nothing is dropped
+    del filled
+    memory.set_huge_pages([(HUGE_PAGE_BYTES, HUGE_PAGE_BYTES)])
+    assert advised(memory.placement_base, 5) == [False, True, False, False, False]
+    after = (ctypes.c_char * nbytes).from_address(memory.placement_base)
+    assert [after[i * HUGE_PAGE_BYTES] for i in range(4)] == [b"\1", b"\1", b"\0", b"\1"]
