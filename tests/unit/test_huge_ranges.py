@@ -124,19 +124,21 @@ def test_chunks_are_huge_where_every_plan_treats_them_as_one(plans: list[Plan], 
     assert all(low + nbytes < following for (low, nbytes), (following, _) in itertools.pairwise(found))
 
 
-def test_a_neighbour_that_moves_or_dies_apart_keeps_a_chunk_in_small_pages() -> None:
-    """Known chunks: one whole block, two that stay, two of which one moves, one that is half empty."""
-    size, length = CHUNK, 4
-    halves = [(0, 2), (2, 1)]
-    blocks = [_block(0, size, 0, 2, 0, length, fixed=False)]
-    for chunk in (1, 2):
-        blocks += [_block(chunk * size + at, n, 0, length, 0, length, fixed=False) for at, n in halves]
-    blocks.append(_block(3 * size, 2, 0, length, 0, length, fixed=False))
-    plan = _plan(blocks, [0] * 4 * size, length, {0, 3}, 0)
-    whole = (0, 2 * size * PAGE_BYTES)
-    assert huge_ranges([Placed(plan, 0)], 1 << 30, chunk_bytes=size * PAGE_BYTES) == [whole]
-    assert huge_ranges([Placed(plan, 0)], size * PAGE_BYTES, chunk_bytes=size * PAGE_BYTES) == [(0, size * PAGE_BYTES)]
-    assert huge_ranges([Placed(plan, PAGE_BYTES)], 1 << 30, chunk_bytes=size * PAGE_BYTES) == []
+def test_known_chunks() -> None:
+    """One whole block; two that stay; two of which one moves; two born slow, which come home at the end; two that are
+    slow for good; and one that is half empty."""
+    length, chunk_bytes = 4, CHUNK * PAGE_BYTES
+    tiers, fixed = [0, 0, 0, 1, 1, 0], [False, False, False, False, True, False]
+    blocks = [_block(0, CHUNK, 0, 2, 0, length, fixed=False)]
+    for i in range(1, 6):
+        pieces = [(0, 2), (2, 1)] if i < 5 else [(0, 2)]
+        blocks += [_block(i * CHUNK + at, n, 0, length, tiers[i], length, fixed=fixed[i]) for at, n in pieces]
+    homes = [tier for tier in tiers for _ in range(CHUNK)]
+    plan = _plan(blocks, homes, length, moving={0, 3}, spare_pages=0)
+    expected = [(0, 2 * chunk_bytes), (4 * chunk_bytes, chunk_bytes)]
+    assert huge_ranges([Placed(plan, 0)], 1 << 30, chunk_bytes=chunk_bytes) == expected
+    assert huge_ranges([Placed(plan, 0)], chunk_bytes, chunk_bytes=chunk_bytes) == [(0, chunk_bytes)]
+    assert huge_ranges([Placed(plan, PAGE_BYTES)], 1 << 30, chunk_bytes=chunk_bytes) == []
     assert huge_ranges([], 1 << 30) == []
 
 
