@@ -141,6 +141,9 @@ typedef struct sn_range {
 SN_API int sn_exclusive_range(sn_range *out); /* -ENODEV before create */
 /* Own pages, start and length aligned, in any mode; NULL if there is no room. Owner only. Not logged. */
 SN_API void *sn_allocate_exclusive(uint64_t nbytes);
+/* Copies `nbytes` into such pages, which nothing has touched yet, by several threads. Between sn_arm_back and
+ * sn_arm_unback they go straight to the memfd, and no page is mapped under its address. 0 or -errno. */
+SN_API int sn_exclusive_fill(void *to, const void *from, uint64_t nbytes);
 /* Tells whether the arena is backed by shared memory now: free pages then go by MADV_REMOVE. */
 SN_API int sn_exclusive_set_shared(int shared);
 /* Returns free pages to the system. Owner only. Bytes of free ranges discarded, or -errno. */
@@ -266,7 +269,7 @@ SN_API int sn_sleep_until(uint64_t deadline_ns);
 /* The same without spinning and in spite of signals; 0 or -errno. */
 SN_API int sn_nap_until(uint64_t deadline_ns);
 
-/* ---- arm.cpp, arm_fork.cpp: memory whose pages can be made to fault again ---------------------------- */
+/* ---- arm*.cpp: memory whose pages can be made to fault again ---------------------------- */
 
 /* Between sn_arm_back and sn_arm_unback the bytes of a range lie in a memfd, mapped shared at the same
  * address; before and after, in private memory. Both change what is under live addresses. `guarded`: stores of other

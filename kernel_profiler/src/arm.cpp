@@ -4,10 +4,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/userfaultfd.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,8 +15,6 @@
 
 namespace {
 
-constexpr uint64_t kChunkBytes = uint64_t{64} << 20;  // copied at a time: what a change of backing takes beyond the data
-constexpr uint64_t kAheadBytes = uint64_t{256} << 20;  // prepared beyond what is used, renewed when half is left
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 struct Own {
@@ -31,27 +26,9 @@ std::mutex lock;
 Own own[sn::kArmRanges];
 int own_count = 0;
 
-long seek(int fd, uint64_t offset, int whence) {
-  return sn_system(SYS_lseek, fd, sn::arg(offset), whence, 0, 0, 0);
-}
-
 void shut(int &fd) {
   if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
   fd = -1;
-}
-
-// Reads or writes all of it; a short transfer goes on, a signal too.
-int transfer(long number, int fd, uint64_t address, uint64_t nbytes, uint64_t offset) {
-  while (nbytes != 0) {
-    const long moved = sn_system(number, fd, sn::arg(address), sn::arg(nbytes), sn::arg(offset), 0, 0);
-    if (moved == -EINTR) continue;
-    if (moved < 0) return static_cast<int>(moved);
-    if (moved == 0) return -EIO;
-    address += static_cast<uint64_t>(moved);
-    offset += static_cast<uint64_t>(moved);
-    nbytes -= static_cast<uint64_t>(moved);
-  }
-  return 0;
 }
 
 bool ours(uint64_t base, uint64_t nbytes, bool *exclusive) {
@@ -63,36 +40,6 @@ bool ours(uint64_t base, uint64_t nbytes, bool *exclusive) {
                      [=](const Own &o) { return base == o.base && nbytes == o.nbytes; });
 }
 
-// Writes the pages of [from, to) that hold something into the memfd. `pagemap` is /proc/self/pagemap or -1.
-int copy_to_memfd(const sn::ArmRange &range, int pagemap, uint64_t from, uint64_t to) {
-  constexpr uint64_t kBatch = 512;
-  uint64_t entries[kBatch];
-  uint64_t run = 0, run_pages = 0;
-  for (uint64_t page = from / sn::kArmPage; page < to / sn::kArmPage; page += kBatch) {
-    const uint64_t count = std::min(kBatch, to / sn::kArmPage - page);
-    const uint64_t index = range.base / sn::kArmPage + page;
-    if (pagemap < 0) {
-      std::fill_n(entries, count, ~uint64_t{0});
-    } else if (const int error = transfer(SYS_pread64, pagemap, reinterpret_cast<uintptr_t>(entries), count * 8, index * 8);
-               error != 0) {
-      return error;
-    }
-    for (uint64_t i = 0; i <= count; i++) {
-      const bool holds = i < count && (entries[i] >> 62) != 0;  // present or swapped out
-      if (holds && run_pages == 0) run = page + i;
-      if (holds) {
-        run_pages++;
-      } else if (run_pages != 0 && (i < count || page + count == to / sn::kArmPage)) {
-        const uint64_t offset = run * sn::kArmPage;
-        const int error = transfer(SYS_pwrite64, range.fd, range.base + offset, run_pages * sn::kArmPage, offset);
-        if (error != 0) return error;
-        run_pages = 0;
-      }
-    }
-  }
-  return 0;
-}
-
 int share(sn::ArmRange &range, uint64_t to) {
   const long mapped = sn::map(range.base + range.shared_to, to - range.shared_to, kReadWrite,
                               MAP_SHARED | MAP_FIXED | MAP_NORESERVE, range.fd, range.shared_to);
@@ -100,43 +47,6 @@ int share(sn::ArmRange &range, uint64_t to) {
   sn::advise(range.base + range.shared_to, to - range.shared_to, MADV_NOHUGEPAGE);
   range.shared_to = to;
   return 0;
-}
-
-// What may be prepared without asking for it in vain hurting anybody.
-uint64_t spare_bytes() {
-  struct sysinfo memory = {};
-  if (sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) != 0) return 0;
-  return static_cast<uint64_t>(memory.freeram) * memory.mem_unit / 4;
-}
-
-// What the steps so far took beyond what is held between them, by the most memory that this process ever had: the
-// watched step is going to take as much. 0 where that can't be told.
-uint64_t taken_by_steps() {
-  struct rusage usage = {};
-  if (sn_system(SYS_getrusage, RUSAGE_SELF, sn::arg(&usage), 0, 0, 0, 0) != 0) return 0;
-  int statm = static_cast<int>(
-      sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/statm"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
-  if (statm < 0) return 0;
-  char text[64] = {};
-  const long got = sn_system(SYS_read, statm, sn::arg(text), sizeof text - 1, 0, 0, 0);
-  shut(statm);
-  unsigned long long all = 0, resident = 0;
-  if (got <= 0 || sscanf(text, "%llu %llu", &all, &resident) != 2) return 0;
-  const uint64_t most = static_cast<uint64_t>(usage.ru_maxrss) * 1024, now = resident * sn::kArmPage;
-  return most > now ? most - now : 0;
-}
-
-// Huge pages for offsets up to `to`. A block needs one page before it can become huge; where the host refuses,
-// small pages do as well.
-void make_huge(sn::ArmRange &range, uint64_t to) {
-  to = std::min(range.nbytes, to) / sn::kHugeBytes * sn::kHugeBytes;
-  const uint64_t from = range.huge_to;
-  if (!range.huge || to <= from || to - from > spare_bytes()) return;
-  for (uint64_t block = from; block < to; block += sn::kHugeBytes)
-    sn_system(SYS_fallocate, range.fd, 0, sn::arg(block), sn::kArmPage, 0, 0);
-  sn::advise(range.view + from, to - from, sn::kCollapse);
-  sn::advise(range.view + from, to - from, MADV_DONTNEED);
-  range.huge_to = to;
 }
 
 int make_view(sn::ArmRange &range) {
@@ -173,41 +83,17 @@ int to_shared(sn::ArmRange &range) {
       sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0));
   if (pagemap < 0 && sn::armed.guard.is_open()) return pagemap;  // reading what was never touched would wait for us
   const uint64_t used = sn::arm_used_bytes(range);
-  const uint64_t ahead = kAheadBytes + (range.exclusive ? taken_by_steps() : 0);  // asked before the copy adds to it
   while (error == 0 && range.shared_to < used) {
-    const uint64_t to = std::min(used, range.shared_to + kChunkBytes);
-    make_huge(range, to);  // chunk by chunk: the private pages go as they are copied
+    const uint64_t to = std::min(used, range.shared_to + sn::kChunkBytes);
+    sn::arm_make_huge(range, to);  // chunk by chunk: the private pages go as they are copied
     sn::Hold held(sn::armed.guard, range.base + range.shared_to, to - range.shared_to);
     error = held.stores();
-    if (error == 0) error = copy_to_memfd(range, pagemap, range.shared_to, to);
+    if (error == 0) error = sn::arm_copy_in(range, pagemap, range.shared_to, to);
     if (error == 0) error = share(range, to);
   }
-  if (error == 0) make_huge(range, used + std::max(kAheadBytes, std::min(ahead, spare_bytes() / 8 * 7)));
   if (error == 0 && range.shared_to < range.nbytes) error = share(range, range.nbytes);
   if (pagemap >= 0) shut(pagemap);
   return error;
-}
-
-// Copies `data` onwards, up to `to`, from the memfd to private memory at `at`, which stands for offset `from`.
-int copy_from_memfd(const sn::ArmRange &range, uint64_t at, uint64_t from, uint64_t data, uint64_t to) {
-  while (data < to) {
-    const long hole = seek(range.fd, data, SEEK_HOLE);
-    if (hole < 0) return static_cast<int>(hole);
-    const uint64_t end = std::min(to, static_cast<uint64_t>(hole));
-    const int error = transfer(SYS_pread64, range.fd, at + data - from, end - data, data);
-    if (error != 0) return error;
-    const long next = seek(range.fd, end, SEEK_DATA);
-    if (next < 0) return next == -ENXIO ? 0 : static_cast<int>(next);
-    data = static_cast<uint64_t>(next);
-  }
-  return 0;
-}
-
-// The first offset from `from` on at which the memfd holds something; `used` if none does below that.
-long first_data(const sn::ArmRange &range, uint64_t from, uint64_t used) {
-  const long data = from < used ? seek(range.fd, from, SEEK_DATA) : -ENXIO;
-  const bool none = data == -ENXIO || (data >= 0 && static_cast<uint64_t>(data) >= used);
-  return none ? static_cast<long>(used) : data;
 }
 
 int map_private(const sn::ArmRange &range, uint64_t nbytes, uint64_t fixed_at, uint64_t *at) {
@@ -226,7 +112,7 @@ int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
   uint64_t at = 0;
   if (data >= to) return map_private(range, nbytes, range.base + from, &at);
   int error = map_private(range, nbytes, 0, &at);
-  if (error == 0) error = copy_from_memfd(range, at, from, data, to);
+  if (error == 0) error = sn::arm_copy_out(range, at, from, data, to);
   if (error == 0) {
     const long moved = sn_system(SYS_mremap, sn::arg(at), sn::arg(nbytes), sn::arg(nbytes),
                                  MREMAP_MAYMOVE | MREMAP_FIXED, sn::arg(range.base + from), 0);
@@ -257,15 +143,15 @@ int arm_to_private(ArmRange &range, bool give_back, bool to_end) {
   const uint64_t used = to_end ? arm_used_bytes(range) : range.nbytes;  // beyond: at most what was prepared in vain
   while (range.shared_from < range.shared_to) {
     const uint64_t from = range.shared_from;
-    const long data = first_data(range, from, used);
+    const long data = arm_first_data(range, from, used);
     if (data < 0) return static_cast<int>(data);
     const bool none = static_cast<uint64_t>(data) >= used;
     const uint64_t next = none ? range.shared_to : static_cast<uint64_t>(data);
     // a stretch without data needs no copy, however long it is; then one chunk
-    const uint64_t to = next > from ? next : std::min({range.shared_to, used, from + kChunkBytes});
+    const uint64_t to = next > from ? next : std::min({range.shared_to, used, from + sn::kChunkBytes});
     Hold held(armed.guard, range.base + from, to - from);
     int error = held.accesses();
-    if (error == 0 && next > from && first_data(range, from, used) != data) continue;  // written to meanwhile
+    if (error == 0 && next > from && arm_first_data(range, from, used) != data) continue;  // written to meanwhile
     if (error == 0) error = privatise(range, next, to);
     if (error != 0) return error;
     if (give_back)  // only lest the copy exist twice in whole: the close frees it anyway
@@ -302,13 +188,6 @@ int arm_register() {
   armed.uffd = static_cast<int>(fd);
   if (error != 0) shut(armed.uffd);  // closing ends what was registered
   return static_cast<int>(error);
-}
-
-void arm_prepare() {
-  for (int i = 0; i < armed.count; i++) {
-    const uint64_t used = arm_used_bytes(armed.ranges[i]);
-    if (used + kAheadBytes / 2 > armed.ranges[i].huge_to) make_huge(armed.ranges[i], used + kAheadBytes);
-  }
 }
 
 int arm_zap() {
@@ -377,6 +256,7 @@ extern "C" int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded) {
   range.base = base;
   range.nbytes = nbytes;
   range.policy = sn::policy_of(base);
+  if (range.exclusive) range.step_bytes = sn::taken_by_steps();  // before the copy adds to what is held
   sn::ArmRange &kept = sn::armed.ranges[sn::armed.count++] = range;
   error = to_shared(kept);
   if (error == 0 && kept.exclusive) sn_exclusive_set_shared(1);

@@ -11,6 +11,7 @@ namespace sn {
 
 constexpr uint64_t kArmPage = 4096;
 constexpr uint64_t kHugeBytes = uint64_t{2} << 20;
+constexpr uint64_t kChunkBytes = uint64_t{64} << 20;  // copied at a time: what a change of backing takes beyond the data
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, from 6.1
 constexpr int kArmRanges = SN_ARM_RANGES;
 constexpr unsigned kPolicyNodes = 1024;
@@ -28,10 +29,11 @@ struct ArmRange {
   int fd = -1;
   bool exclusive = false;  // lies in the exclusive arena
   MemoryPolicy policy;
-  uint64_t view = 0;  // the whole memfd at another address, never touched: huge pages are made through it
+  uint64_t view = 0;  // the whole memfd at another address: it is filled, and its huge pages are made, through this
   uint64_t room = 0;  // where the mapping that holds the view begins
   bool huge = false;
   uint64_t huge_to = 0;  // offsets [0, huge_to) have been asked for in huge pages
+  uint64_t step_bytes = 0;  // what the watched step will probably take beyond what lasts
 };
 
 struct ArmState {
@@ -58,9 +60,22 @@ int arm_unback(ArmRange &range, bool to_end);  // all of it, and the memfd is cl
 // Registers all ranges for write protection without protecting anything, so that read faults map one page,
 // read-only. 0, or -errno: then read faults map several pages and a write after a read goes unseen.
 int arm_register();
-// Asks for the memory of the program's next pages, in huge pages: these un-map ten times faster and need no
-// allocation when they are first touched. They are mapped page by page all the same. Best effort.
-void arm_prepare();
+// Asks for the memory of the program's next pages, as much as a step takes where it is the `first` time. They are mapped
+// page by page all the same. Best effort.
+void arm_prepare(bool first);
+void arm_make_huge(ArmRange &range, uint64_t to);  // huge pages for offsets up to `to`, best effort
+// What the steps so far took beyond what is held between them, by the most memory that this process ever had: the
+// watched step is going to take as much. 0 where that can't be told.
+uint64_t taken_by_steps();
+
+// Writes the pages of [from, to) that hold something into the memfd. `pagemap` is /proc/self/pagemap or -1.
+int arm_copy_in(const ArmRange &range, int pagemap, uint64_t from, uint64_t to);
+// Copies offsets `data` to `to` from the memfd to private memory at `at`, which stands for offset `from`.
+int arm_copy_out(const ArmRange &range, uint64_t at, uint64_t from, uint64_t data, uint64_t to);
+// The first offset from `from` on at which the memfd holds something; `used` if none does below that.
+long arm_first_data(const ArmRange &range, uint64_t from, uint64_t used);
+void arm_hide_view(const ArmRange &range, uint64_t from, uint64_t to);  // else it counts as resident twice
+
 int arm_zap();  // un-maps what is mapped; the data stays
 
 // Does each page of a huge page take a fault of its own here, in a range that is registered and was told to have

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "arm.h"
+#include "parts.h"
 #include "system.h"
 
 namespace {
@@ -59,6 +60,7 @@ void parent() {
 
 void child() {
   const bool must_copy = sn::armed.count != 0;
+  sn::work_alone();
   if (must_copy && ready[1] < 0) give_up();
   shut(ready[0]);
   shut(sn::armed.uffd);

@@ -266,6 +266,7 @@ extern "C" int sn_touch_start(int kind, void *table, uint64_t n_pages) {
   session.reader = reader;
   session.running = true;
   session.broken = false;
+  sn::arm_prepare(true);
   error = reader->start();
   if (error == 0) error = sn::granules_start();
   session.unit_pages = unit_of_faults();
@@ -291,7 +292,7 @@ extern "C" int sn_touch_mark(int32_t layer) {
   if (sn_memory_is_owner() != 0) sn::exclusive_settle();  // from here on nothing counts as touched
   session.layer = layer;
   if (error == 0) error = sn::arm_zap();
-  if (error == 0) sn::arm_prepare();
+  if (error == 0) sn::arm_prepare(false);
   return error;
 }
 

@@ -253,6 +253,47 @@ void a_fork_ends_the_watch() {
   }
 }
 
+bool is_mapped(const void *address) {
+  uint64_t entry = 0;
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  CHECK(pread(pagemap, &entry, sizeof entry, static_cast<off_t>(reinterpret_cast<uintptr_t>(address) / kPage * 8)) == 8);
+  close(pagemap);
+  return (entry >> 62) != 0;
+}
+
+// What is moved into the arena goes straight to the memfd: no page is mapped under its address. Where a call fails,
+// too.
+void what_is_moved_in_is_copied_once() {
+  constexpr uint64_t kMoved = (uint64_t{21} << 20) + 5;
+  CHECK(sn_memory_create(uint64_t{1} << 30, uint64_t{1} << 30) == 0);
+  sn_range arena;
+  CHECK(sn_exclusive_range(&arena) == 0);
+  char *source = static_cast<char *>(malloc(kMoved));
+  for (uint64_t i = 0; i < kMoved; i++) source[i] = static_cast<char>(i * 31 >> 3);
+  char *before = static_cast<char *>(sn_allocate_exclusive(kMoved));
+  CHECK(sn_exclusive_fill(before, source, kMoved) == 0 && memcmp(before, source, kMoved) == 0);
+  CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
+  char *moved = static_cast<char *>(sn_allocate_exclusive(kMoved));
+  CHECK(sn_exclusive_fill(moved, source, kMoved) == 0);
+  CHECK(!is_mapped(moved) && !is_mapped(moved + kMoved / 2) && !is_mapped(moved + kMoved - 1));
+  CHECK(memcmp(moved, source, kMoved) == 0 && is_mapped(moved));
+  for (const long call : {SYS_fallocate, SYS_madvise, SYS_sysinfo}) {  // without huge pages
+    CHECK(sn_arm_unback() == 0 && sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
+    char *again = static_cast<char *>(sn_allocate_exclusive(6 * kMoved));
+    sn_system_fail(call, 1, ENOMEM);
+    CHECK(sn_exclusive_fill(again + 5 * kMoved, source, kMoved) == 0);
+    sn_system_fail(-1, 0, 0);
+    CHECK(memcmp(again + 5 * kMoved, source, kMoved) == 0);
+    sn_free(again);
+  }
+  CHECK(sn_arm_unback() == 0);
+  CHECK(memcmp(moved, source, kMoved) == 0 && memcmp(before, source, kMoved) == 0);
+  sn_free(before);
+  sn_free(moved);
+  free(source);
+  CHECK(sn_memory_destroy() == 0);
+}
+
 // What is allocated after the change is shared too; what was freed costs nothing on the way back.
 void the_exclusive_arena_changes_whole() {
   CHECK(sn_memory_create(uint64_t{1} << 30, uint64_t{1} << 30) == 0);
@@ -307,5 +348,6 @@ int main() {
   a_fork_ends_the_watch();
   CHECK(sn_arm_unmap(base) == 0);
   the_exclusive_arena_changes_whole();
+  what_is_moved_in_is_copied_once();
   return 0;
 }

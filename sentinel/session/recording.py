@@ -67,6 +67,15 @@ class Recording:
         self._required = tracker.partition(":")[0] != "auto"
         self._tracker, self.told = choose_tracker(tracker, self._job.held_bytes())
 
+    def prepare(self) -> None:
+        """To be called before the job's tensors are adopted, if a recording comes next: they are copied once less."""
+        watched, tensors = [self._arena()], set(self._job.addresses().values()) - {0}
+
+        def others() -> list[str]:
+            return holders(lambda address: address in tensors or self._memory.contains(address))
+
+        self._with_tracker(lambda tracker: tracker.prepare(watched, others))
+
     def begin(self, layer: int) -> None:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the ring's first tick."""
         self._memory.record()
@@ -76,13 +85,22 @@ class Recording:
         self._memory.tick(layer)
         recorder.resume()
 
-    def _watch_pages(self, layer: int) -> None:
-        """Start the tracker. One that was not asked for by name, and fails at full size, gives way to the next."""
+    def _arena(self) -> AddressRange:
         base, _, reserved = self._memory.exclusive_extent()
+        return AddressRange(base, base + reserved)
+
+    def _watch_pages(self, layer: int) -> None:
+        def watch(tracker: PageTracker) -> None:
+            tracker.start([self._arena()], lambda: holders(self._memory.contains))
+            tracker.mark(layer)
+
+        self._with_tracker(watch)
+
+    def _with_tracker(self, call: Callable[[PageTracker], None]) -> None:
+        """One that was not asked for by name, and fails at full size, gives way to the next."""
         while self._tracker is not None:
             try:
-                self._tracker.start([AddressRange(base, base + reserved)], lambda: holders(self._memory.contains))
-                self._tracker.mark(layer)
+                call(self._tracker)
                 return
             except (CapabilityError, NativeError) as error:
                 failed = self._tracker

@@ -116,6 +116,8 @@ class Session(Course):
         self._notes += filter(None, [self._memory.note_on_limit()])
         self._job.gather()
         self._applying.bind_fast()
+        if given is None:
+            self._recording.prepare()
         self._job.adopt(self._memory)
         if self._slow.kind == "node":
             self._witnessing.begin(self._memory)

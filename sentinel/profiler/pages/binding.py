@@ -91,6 +91,17 @@ def back(owned: AddressRange, guarded: bool) -> None:
     native.check("sn_arm_back", result)
 
 
+def is_backed(owned: AddressRange) -> bool:
+    """Whether `back` has put a memfd under just this range; a fork, or `unback`, ends that."""
+    call = native.function("sn_arm_range", _INT, _INT, _PTR, _PTR)
+    base, nbytes = _U64(), _U64()
+    return any(
+        call(index, ctypes.byref(base), ctypes.byref(nbytes)) == 0
+        and (base.value, nbytes.value) == (owned.start, owned.nbytes)
+        for index in range(MAX_RANGES)
+    )
+
+
 def _require_memfd() -> None:
     """Raises CapabilityError where the kernel, or a container's filter, gives no memfd."""
     try:

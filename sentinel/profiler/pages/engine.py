@@ -6,7 +6,8 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,17 +92,30 @@ class ArmedTracker:
         self._mark_ns: dict[int, int] = {}
         self._guarded = False
 
-    def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
+    def prepare(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """See PageTracker. The bytes move to a memfd under their addresses."""
+        self._check(ranges)
+        self._guarded = binding.guarded()
+        if not self._guarded and others():
+            return  # start says so, if they reach what is watched by then
+        with self._undone_on_failure():
+            self._back(ranges)
+
+    def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
+        """See PageTracker. What `prepare` has not done comes first."""
+        self._check(ranges)
+        self.cut_short = False
+        if not all(binding.is_backed(owned) for owned in ranges):  # nor after a fork since
+            self._guarded = _guarded_against(others)
+        self._begin(ranges)
+
+    def _check(self, ranges: Sequence[AddressRange]) -> None:
         if self._running:
             raise UsageError(f"tracker {self.name}: started twice", "stop it first")
         if not 1 <= len(ranges) < binding.MAX_RANGES:
             raise UsageError(
                 f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
             )
-        self.cut_short = False
-        self._guarded = _guarded_against(others)
-        self._begin(ranges)
 
     def try_here(self) -> None:
         """Watch memory of its own for a moment. Raises what `start` raises where this host does not allow it."""
@@ -112,18 +126,28 @@ class ArmedTracker:
 
     def _begin(self, ranges: Sequence[AddressRange]) -> None:
         self._mark_ns, self._layer = {}, -1
-        _begun.add(self)
-        try:
-            binding.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
-            watched = (self._probe, *ranges)
-            for owned in watched:
-                binding.back(owned, self._guarded)
-            self._open(watched)
+        with self._undone_on_failure():
+            self._back(ranges)
+            self._open((self._probe, *ranges))
             self._running = True
             self._cost = self._try()
+
+    @contextmanager
+    def _undone_on_failure(self) -> Iterator[None]:
+        _begun.add(self)
+        try:
+            yield
         except BaseException:
             self.close()
             raise
+
+    def _back(self, ranges: Sequence[AddressRange]) -> None:
+        """A memfd under the probe and `ranges`, in this order, where there is none yet."""
+        if not self._probe_base.value:
+            binding.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
+        for owned in (self._probe, *ranges):
+            if not binding.is_backed(owned):
+                binding.back(owned, self._guarded)
 
     @property
     def _probe(self) -> AddressRange:

@@ -73,12 +73,21 @@ def nobody() -> Sequence[str]:
 
 
 class PageTracker(Protocol):
-    """Calls come in the order `start`, `mark`..., `stop`; `close` may follow anything, also a failed call or itself."""
+    """Calls come in the order `prepare` or not, `start`, `mark`..., `stop`; `close` may follow anything, also a failed
+    call or itself."""
 
     name: str
     granule_bytes: int
     cut_short: bool
     """Whether a fork ended the watch that was started last: what was seen since is missing."""
+
+    def prepare(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
+        """Readies `ranges` for `start`, which follows with the same ones, while they hold little yet: what comes to lie
+        in them is then copied once less.
+
+        `others` as in `start`; where there are such threads, nothing is done. Raises what `start` raises.
+        """
+        ...
 
     def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """Watches `ranges`. Touches before the first mark belong to no layer.

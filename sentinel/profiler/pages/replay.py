@@ -31,6 +31,9 @@ class ReplayTracker:
         self._layer = -1
         self._seen: dict[tuple[int, int], list[int]] = {}
 
+    def prepare(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
+        """See PageTracker."""
+
     def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """See PageTracker."""
         del others

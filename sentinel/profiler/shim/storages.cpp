@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
 #include <deque>
 #include <new>
 #include <unordered_map>
@@ -183,15 +182,17 @@ extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t kee
   const size_t nbytes = impl->nbytes();
   void *moved = sn_allocate_exclusive(nbytes);
   if (moved == nullptr) return -ENOMEM;
-  const int told = sn::guarded([&] {  // torch's profiler keeps a table of what lives
-    c10::profiledCPUMemoryReporter().New(moved, nbytes);
-    return 0;
-  });
-  if (told != 0) {
-    sn_free(moved);
-    return told;
+  int error = sn_exclusive_fill(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
+  if (error == 0) {
+    error = sn::guarded([&] {  // torch's profiler keeps a table of what lives
+      c10::profiledCPUMemoryReporter().New(moved, nbytes);
+      return 0;
+    });
   }
-  std::memcpy(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
+  if (error != 0) {
+    sn_free(moved);
+    return error;
+  }
   c10::DataPtr old = impl->set_data_ptr({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
   impl->set_allocator(sn_shim::managed_allocator());
   *address = word(moved);
