@@ -15,10 +15,10 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner.decision import Decision
 from sentinel.planner.homes import Housing
-from sentinel.planner.packing import pack_pages
+from sentinel.planner.packing import ALIGNED_SHARE, pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.units import Units
 
@@ -32,6 +32,7 @@ class _Draft:
     base: NDArray[np.int64]  # by unit, -1: pooled
     blocks: list[Block]
     segments: list[Segment]
+    lasting: int = 0  # bytes of what is persistent: transient addresses are counted from there
 
     def extend(self, nbytes: int, tier: int) -> int:
         """Open a segment; returns where it begins."""
@@ -44,6 +45,13 @@ class _Draft:
                 self.segments.append(Segment(begin, nbytes, tier))
         return begin
 
+    def align(self, nbytes: int) -> None:
+        """So many bytes that follow begin with a huge page, if that skips little beside them. What is skipped is the
+        last segment's: no page of it is ever touched."""
+        skipped = -(self.top - self.lasting) % HUGE_PAGE_BYTES
+        if skipped * ALIGNED_SHARE <= nbytes:
+            self.extend(skipped, self.segments[-1].tier if self.segments else 0)
+
 
 def assemble(
     decision: Decision, units: Units, profile: Profile, machine: Machine, *, policy: str, footprint_bytes: int
@@ -54,6 +62,7 @@ def assemble(
     draft = _Draft(0, np.full(len(profile.names), -1, np.int64), np.full(len(units), -1, np.int64), [], [])
     first = np.searchsorted(decision.parts["unit"], np.arange(len(units) + 1))
     _persistent(draft, decision, units, first)
+    draft.lasting = draft.top
     pooled = np.zeros(len(units), bool)
     pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
     for tier in range(len(machine.tiers)):
@@ -119,6 +128,7 @@ def _pool(
     given = decision.fast_pool if tier == 0 else None
     layered = given is not None or 0 < tier < len(machine.tiers) - 1
     pool = given or make_pool(profile, tensors)
+    draft.align(pool.extent)
     base = draft.extend(pool.cap, tier)
     draft.extend(pool.extent - pool.cap, decision.rest_tier)
     draft.offset[pool.tensors] = base + pool.offsets
@@ -143,7 +153,9 @@ def _arena(
     highest = np.maximum.reduceat(decision.parts["tier"], first[:-1]) if len(units) else np.zeros(0, np.int64)
     rows = np.flatnonzero(~units.persistent & ~pooled & (lowest == tier) & (highest == tier))
     offsets = pack_pages(units.nbytes[rows], units.start[rows], units.stop[rows], profile.n_layers)
-    base = draft.extend(int((offsets + units.nbytes[rows]).max(initial=0)), tier)
+    extent = int((offsets + units.nbytes[rows]).max(initial=0))
+    draft.align(extent)
+    base = draft.extend(extent, tier)
     draft.base[rows] = base + offsets
 
 
@@ -152,6 +164,7 @@ def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.in
     pooled = np.zeros(len(units), bool)
     pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
     for unit in np.flatnonzero((draft.base < 0) & ~pooled).tolist():
+        draft.align(int(units.nbytes[unit]))
         draft.base[unit] = draft.top
         for part in decision.parts[first[unit] : first[unit + 1]]:
             draft.extend(int(part["pages"]) * PAGE_BYTES, int(part["tier"]))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
+import numpy as np
 import pytest
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES
+from sentinel.migration.huge_pages import Placed, huge_ranges
+from sentinel.migration.witness import MigrationWitness
 from sentinel.system import numa
 from sentinel.system.topology import topology
 from tests.builders import MIB, act, make_profile, param
@@ -28,16 +31,18 @@ BUDGET = 3 * MIB // 2
 
 
 class Arena:
-    """Private memory at the plan's addresses, with known bytes."""
+    """Private memory at the plan's addresses, with known bytes. `huge`: (offset, nbytes) of what is huge pages."""
 
-    def __init__(self, plan: Plan, *, huge: bool = False) -> None:
+    def __init__(self, plan: Plan, *, huge: Sequence[tuple[int, int]] = ()) -> None:
         self.plan = plan
         self.map = mmap.mmap(-1, plan.extent_bytes + 2 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.map.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        self.map.madvise(mmap.MADV_NOHUGEPAGE)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self.map)
         start = ctypes.addressof(self._anchor)
         self.base = -(-start // (2 * MIB)) * 2 * MIB
-        self._first = self.base - start
+        self.first = self.base - start
+        for offset, nbytes in huge:
+            self.map.madvise(mmap.MADV_HUGEPAGE, self.first + offset, nbytes)
         numa.bind(self.base, plan.extent_bytes, topology().fast)
         self.map[:] = bytes(i % 251 for i in range(4096)) * (len(self.map) // 4096)
         self.expected = bytes(self.map)
@@ -47,7 +52,7 @@ class Arena:
         return [(self.base + spec.offset, spec.nbytes)]
 
     def discard(self, offset: int, nbytes: int) -> None:
-        self.map.madvise(mmap.MADV_DONTNEED, self._first + offset, nbytes)
+        self.map.madvise(mmap.MADV_DONTNEED, self.first + offset, nbytes)
 
     def close(self) -> None:
         self._anchor = None
@@ -180,13 +185,13 @@ def test_huge_pages_move_as_such() -> None:
     profile = make_profile([param("a", 4 * MIB, [1, 2]), param("b", 6 * MIB, [5, 6])], 8)
     moves = [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)]
     plan = transient_plan(profile, [1, 1], moves, fast_bytes=6 * MIB)
-    arena = Arena(plan, huge=True)
-    huge = huge_bytes(arena.base)
+    arena = Arena(plan, huge=[(0, plan.extent_bytes)])
+    huge = huge_bytes(arena.base, plan.extent_bytes)
     assert huge == 10 * MIB
     with applied(plan, profile, node_machine(topology().slower[0]), strict=True, ranges=arena.ranges) as running:
         running.let_land()
         walk(running, 3)
-        assert huge_bytes(arena.base) == huge
+        assert huge_bytes(arena.base, plan.extent_bytes) == huge
         run = running.engine.end_run()
     assert {OUTCOMES[outcome] for outcome in run.migrations["outcome"]} <= {"done", "late"}
     assert (run.migrations["moved_bytes"] == run.migrations["nbytes"]).all()
@@ -195,14 +200,74 @@ def test_huge_pages_move_as_such() -> None:
     arena.close()
 
 
-def huge_bytes(address: int) -> int:
-    """Bytes in huge pages of the mapping that holds `address`."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, _, rest = line.partition(" ")
-        if "-" in first and not first.endswith(":"):
-            low, high = (int(part, 16) for part in first.split("-"))
-            inside = low <= address < high
-        elif inside and first == "AnonHugePages:":
-            return int(rest.split()[0]) << 10
-    return 0
+# a moves beside b, which stays; x is demoted and dies there. Of 2 MiB each: a, a and b, b, x, x.
+NEIGHBOURS = make_profile([param("a", 3 * MIB, [1, 2]), param("b", 3 * MIB, [5]), act("x", 4 * MIB, 2, 7, [6])], 8)
+THEIR_MOVES = [(0, 0, 1, 3, 4), (2, 0, 1, 3, 4), (0, 1, 0, 7, 8)]
+
+
+@pytest.mark.needs("two nodes", "root")
+@pytest.mark.parametrize("chosen", [True, False], ids=["chosen", "everywhere"])
+def test_a_block_takes_its_huge_pages_along_and_no_neighbours(chosen: bool) -> None:
+    """`everywhere` is the control: a takes along what b has of the huge page that both share."""
+    fast, slow = topology().fast, topology().slower[0]
+    plan = transient_plan(NEIGHBOURS, [0, 0, 0], THEIR_MOVES, fast_bytes=16 * MIB)
+    huge = huge_ranges([Placed(plan, 0)], 1 << 30) if chosen else [(0, plan.extent_bytes)]
+    arena, witness = Arena(plan, huge=huge), MigrationWitness()
+    a, b, x = ((block.offset, block.nbytes) for block in plan.blocks)
+    born = slice(arena.first + x[0], arena.first + sum(x))
+    huge_of = partial(_huge_bytes_of, arena.base)
+    whole = (2 * MIB, 2 * MIB, 4 * MIB)
+    assert (huge_of(a), huge_of(b), huge_of(x)) == (whole if chosen else (3 * MIB, 3 * MIB, 4 * MIB))
+    arena.discard(*x)
+    witness.start([(arena.base, plan.extent_bytes)])
+    strayed = 0
+    kept = {"discard": arena.discard, "ranges": arena.ranges, "strict": chosen}
+    with applied(plan, NEIGHBOURS, node_machine(slow), **kept) as running:
+        for layer in [*range(1, 8), 0] * 3:
+            running.tick(layer)
+            if layer == 2:
+                arena.map[born] = arena.expected[born]
+            running.let_land()
+            alive = 2 <= layer < 7
+            if layer == 3:
+                assert numa.bytes_on(slow, arena.ranges(0)) == 3 * MIB
+                assert numa.bytes_on(slow, arena.ranges(2)) == 4 * MIB
+                strayed += numa.bytes_on(slow, arena.ranges(1))
+            if chosen:
+                assert (huge_of(a), huge_of(b), huge_of(x)) == (*whole[:2], 4 * MIB * alive)
+                running.engine._flights.collect()
+                held = running.engine._mover.held()
+                assert numa.bytes_on(fast, [(arena.base, plan.extent_bytes)]) == held.fast_bytes
+                assert numa.bytes_on(slow, [(arena.base, plan.extent_bytes)]) == held.slow_bytes
+        run = running.engine.end_run()
+    seen = witness.read()
+    witness.stop()
+    arena.close()
+    assert bool(strayed) != chosen
+    if chosen:
+        moved_pages = int(run.migrations["moved_bytes"].sum()) // 4096
+        assert seen.pages(reason="syscall") == moved_pages == 3 * (2 * (3 * MIB) + 4 * MIB) // 4096
+        sizes, counts = np.unique(seen.moves["n_pages"], return_counts=True)
+        assert dict(zip(sizes.tolist(), counts.tolist(), strict=True)) == {1: 3 * 2 * 256, 512: 3 * (2 + 2)}
+        low, high = arena.base + b[0], arena.base + sum(b)
+        assert not ((seen.moves["address"] < high) & (seen.moves["address"] + seen.moves["n_pages"] * 4096 > low)).any()
+
+
+def _huge_bytes_of(base: int, block: tuple[int, int]) -> int:
+    return huge_bytes(base + block[0], block[1])
+
+
+def huge_bytes(address: int, nbytes: int) -> int:
+    """Bytes of a range that are mapped as huge pages: by the kernel's flags of each page frame. Needs root."""
+    with open("/proc/self/pagemap", "rb") as pagemap, open("/proc/kpageflags", "rb") as flags:
+        pagemap.seek(address // 4096 * 8)
+        entries = np.frombuffer(pagemap.read(nbytes // 4096 * 8), np.uint64)
+        frames = entries[entries >> np.uint64(63) == 1] & np.uint64((1 << 55) - 1)
+        found = 0
+        for frame in frames.tolist():
+            flags.seek(frame * 8)
+            found += int.from_bytes(flags.read(8), "little") >> _THP & 1
+    return found * 4096
+
+
+_THP = 22  # KPF_THP

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import Infeasible
 from sentinel.core.laws import check
+from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
 from sentinel.planner.packing import pack
 from sentinel.simulator import simulate
@@ -94,12 +95,14 @@ def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
 
 @given(
     arcs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 19), st.integers(1, 20)), max_size=24),
+    aligned=st.booleans(),
 )
-def test_packed_arcs_that_share_a_time_share_no_byte(arcs):
+def test_packed_arcs_that_share_a_time_share_no_byte(arcs, aligned):
     period = 20
     columns = np.array(arcs, np.int64).reshape(-1, 3)
-    nbytes, start, width = columns[:, 0], columns[:, 1], columns[:, 2]
-    offsets = pack(nbytes, start, start + width, period)
+    nbytes, start, width = columns[:, 0] * (HUGE_PAGE_BYTES // 4), columns[:, 1], columns[:, 2]
+    offsets = pack(nbytes, start, start + width, period, aligned=aligned)
+    assert not aligned or not (offsets[nbytes >= HUGE_PAGE_BYTES] % HUGE_PAGE_BYTES).any()
     alive = [{(s + i) % period for i in range(w)} for s, w in zip(start.tolist(), width.tolist(), strict=True)]
     for i in range(len(arcs)):
         for j in range(i):

@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
-from sentinel.core.units import PAGE_BYTES
+from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
 from sentinel.planner.ladder import RUNGS, ladder
-from sentinel.planner.packing import live_peak_bytes, pack_slots
+from sentinel.planner.packing import live_peak_bytes, pack_pages, pack_slots
 from sentinel.planner.published import Sentinel2021
 from sentinel.planner.relaxed import instants
 from sentinel.planner.shared_pages import shared_pages
@@ -167,6 +167,34 @@ def test_tensors_of_one_size_fill_no_more_places_than_are_alive_at_once():
     offsets, extent = pack_slots(nbytes, start, stop, 1000)
     assert extent == live_peak_bytes(nbytes, start, stop, 1000)
     assert len(np.unique(offsets)) * 3 * 4096 == extent
+
+
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [
+        pytest.param([5, 5, 1, 1], [0, 6, 5, 11], id="small ones fill the gaps"),
+        pytest.param([33, 33, 33], [0, 34, 68], id="gaps of a 33rd"),
+        pytest.param([3, 3, 3, 3], [0, 3, 6, 9], id="gaps of a third: not aligned"),
+    ],
+)
+def test_large_tensors_begin_with_a_huge_page_where_that_takes_few_addresses(mib, expected):
+    alive = np.zeros(len(mib), np.int64)
+    offsets = pack_pages(np.array(mib) * MIB, alive, alive + 1, 1)
+    assert offsets.tolist() == [at * MIB for at in expected]
+
+
+def test_what_migrates_begins_with_a_huge_page_counted_from_where_the_arena_begins():
+    big = 33 * MIB + PAGE_BYTES
+    specs = [
+        param("w", 3 * PAGE_BYTES, [0]),
+        *(act(f"a{i}", big + i * PAGE_BYTES, i, 12 - i, [11 - i]) for i in range(6)),
+    ]
+    profile = make_profile(specs, 12)
+    made = plan(profile, make_machine(int(0.4 * footprint_bytes(profile)), promote=50 * GB, demote=50 * GB))
+    moving = {made.blocks[m.block] for m in made.migrations if not made.blocks[m.block].persistent}
+    first_parts = {block for block in moving if block.offset in {slot.offset for slot in made.slots}}
+    assert first_parts
+    assert {(block.offset - 3 * PAGE_BYTES) % HUGE_PAGE_BYTES for block in first_parts} == {0}
 
 
 def test_a_layer_of_many_tensors_takes_memory_by_their_number_not_its_square():
