@@ -292,6 +292,9 @@ SN_API int sn_arm_map(uint64_t nbytes, uint64_t *base);
 SN_API int sn_arm_unmap(uint64_t base); /* -EBUSY while it is backed */
 /* Whole pages. Of the exclusive arena give the whole reservation: what is allocated later is watched too. */
 SN_API int sn_arm_back(uint64_t base, uint64_t nbytes, int guarded);
+/* Memory that a container leaves to this process: of it, as of what the host has free, at most a quarter is prepared
+ * ahead. Until it is told: all there is. UINT64_MAX: no limit. */
+SN_API void sn_arm_room(uint64_t nbytes);
 SN_API int sn_arm_unback(void); /* all ranges; -EBUSY while touches are watched */
 /* The ranges in the order in which the touch table holds them; -ENOENT beyond the last. */
 SN_API int sn_arm_range(int index, uint64_t *base, uint64_t *nbytes);

@@ -6,6 +6,7 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "arm.h"
 #include "parts.h"
@@ -16,11 +17,18 @@ namespace {
 constexpr uint64_t kAheadBytes = uint64_t{256} << 20;  // beyond what is used, renewed when half is left
 constexpr uint64_t kPartBytes = uint64_t{16} << 20;    // one thread's: each collapse first asks something of all CPUs
 
+std::atomic<uint64_t> room{UINT64_MAX};  // what the memory cgroup leaves, by the last that was told, less what was prepared
+
 // What may be prepared without asking for it in vain hurting anybody.
 uint64_t spare_bytes() {
   struct sysinfo memory = {};
   if (sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) != 0) return 0;
-  return static_cast<uint64_t>(memory.freeram) * memory.mem_unit / 4;
+  return std::min(static_cast<uint64_t>(memory.freeram) * memory.mem_unit, room.load()) / 4;
+}
+
+void take_room(uint64_t nbytes) {
+  const uint64_t left = room.load();
+  if (left != UINT64_MAX) room.store(left - std::min(left, nbytes));
 }
 
 int open_to_read(const char *path) {
@@ -47,9 +55,11 @@ uint64_t taken_by_steps() {
 
 // A block needs one page before it can become huge; where the host refuses, small pages do as well.
 void arm_make_huge(ArmRange &range, uint64_t to) {
-  to = std::min(range.nbytes, to) / kHugeBytes * kHugeBytes;
   const uint64_t from = range.huge_to;
-  if (!range.huge || to <= from || to - from > spare_bytes()) return;
+  if (!range.huge || to <= from) return;
+  to = std::min({range.nbytes, to, from + spare_bytes()}) / kHugeBytes * kHugeBytes;
+  if (to <= from) return;
+  take_room(to - from);
   in_parts(from, to, kPartBytes, [&](uint64_t begin, uint64_t end) {
     for (uint64_t block = begin; block < end; block += kHugeBytes)
       sn_system(SYS_fallocate, range.fd, 0, arg(block), kArmPage, 0, 0);
@@ -64,9 +74,12 @@ void arm_prepare(bool first) {
   for (int i = 0; i < armed.count; i++) {
     ArmRange &range = armed.ranges[i];
     const uint64_t used = arm_used_bytes(range);
-    const uint64_t step = first ? std::min(kAheadBytes + range.step_bytes, spare_bytes() / 8 * 7) : 0;
-    if (first || used + kAheadBytes / 2 > range.huge_to) arm_make_huge(range, used + std::max(kAheadBytes, step));
+    const uint64_t spare = spare_bytes(), step = first ? std::min(range.step_bytes, spare / 8 * 7) : 0;
+    const uint64_t ahead = std::min(kAheadBytes + step, spare);
+    if (first || used + ahead / 2 > range.huge_to) arm_make_huge(range, used + ahead);
   }
 }
 
 }  // namespace sn
+
+extern "C" void sn_arm_room(uint64_t nbytes) { room.store(nbytes); }

@@ -91,6 +91,11 @@ def back(owned: AddressRange, guarded: bool) -> None:
     native.check("sn_arm_back", result)
 
 
+def leave_room(nbytes: int | None) -> None:
+    """What the container leaves to this process, None without a limit: no more than a quarter is prepared ahead."""
+    native.function("sn_arm_room", None, _U64)(2**64 - 1 if nbytes is None else nbytes)
+
+
 def is_backed(owned: AddressRange) -> bool:
     """Whether `back` has put a memfd under just this range; a fork, or `unback`, ends that."""
     call = native.function("sn_arm_range", _INT, _INT, _PTR, _PTR)

@@ -21,6 +21,7 @@ from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import binding
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
+from sentinel.system import limits
 
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
@@ -143,6 +144,7 @@ class ArmedTracker:
 
     def _back(self, ranges: Sequence[AddressRange]) -> None:
         """A memfd under the probe and `ranges`, in this order, where there is none yet."""
+        binding.leave_room(limits.room_bytes())
         if not self._probe_base.value:
             binding.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
         for owned in (self._probe, *ranges):
