@@ -77,7 +77,7 @@ def jobs() -> list[Job]:
         Job("demo", "host", (".ci/demo",)),
         Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own), NO_SPINNING),
         Job("native", "machines", ("make", "native-test")),
-        Job("collect without torch", "machines", (".ci/without-torch",)),
+        Job("without torch", "machines", (".ci/without-torch",)),
         Job("source distribution", "machines", (".ci/source-distribution",)),
         Job(
             "machines that tests boot",
