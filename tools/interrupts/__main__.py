@@ -1,10 +1,13 @@
 """Interrupts a session at every line, and prints what came of it.
 
-    python -m tools.interrupts --tracker pagemap                  every line; some minutes
+    python -m tools.interrupts --tracker pagemap                  every line in every part of a life that runs it: hours
+    python -m tools.interrupts --once                             every line once, in a part chosen by --seed
     python -m tools.interrupts --sample 40 --seed 3               some of them
     python -m tools.interrupts --json all.json                    keeps each outcome
+    python -m tools.interrupts --markdown table.md                writes the table, with the machine and versions
 
-Exit code 1 where something was left behind, a second session did not run, or training differed from stock.
+Tells every few seconds how far it is. Exit code 1 where something was left behind, a second session did not run, or
+training differed from stock; 130 after Ctrl-C, with the table of what there is.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -20,27 +24,77 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch: a process with threads of its own cannot be forked for each line
 
+from benchmarks._bench import machine, versions  # noqa: E402
 from tools.interrupts.cases import CaseServer, table  # noqa: E402
+from tools.interrupts.life import Outcome, Place  # noqa: E402
+
+TELL_EVERY_S = 2
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.interrupts", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tracker", default="pagemap")
+    parser.add_argument("--once", action="store_true", help="each line in one part only of those that run it")
     parser.add_argument("--sample", type=int, help="so many lines, chosen by --seed; without it, all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     began = time.monotonic()
+    sys.stderr.write("one life without an interrupt, to learn its lines\n")
     server = CaseServer(given.tracker)
-    places = server.places(given.sample, given.seed)
-    outcomes = server.run(places, given.jobs)
+    known = len(server.places())
+    places = server.lines(given.seed) if given.once else server.places(given.sample, given.seed)
+    which = "all" if len(places) == known else f"{len(places)} of them, seed {given.seed}"
+    sys.stderr.write(f"a life has {known} places: a line in a part of it; interrupted: {which}\n")
+    outcomes = server.run(places, given.jobs, Progress(len(places)))
     text, wrong = table(outcomes, given.tracker)
-    sys.stdout.write(f"{text}\n{len(places)} lives in {time.monotonic() - began:.0f} s\n")
+    ended = f"{len(outcomes)} lives, of {known} places, in {time.monotonic() - began:.0f} s"
+    sys.stdout.write(f"{text}\n{ended}\n")
     if given.json:
         rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
         given.json.write_text(json.dumps(rows, indent=1))
+    if given.markdown:
+        given.markdown.write_text(f"{_made_by(given, len(outcomes), known)}\n\n{text}\n")
+    if len(outcomes) < len(places):
+        return 130
     return 1 if wrong else 0
+
+
+class Progress:
+    """Says how many lives have ended, and how many wrongly, every few seconds."""
+
+    def __init__(self, n_lives: int) -> None:
+        self._n_lives, self._began = n_lives, time.monotonic()
+        self._told = self._began
+
+    def __call__(self, outcomes: dict[Place, Outcome]) -> None:
+        now = time.monotonic()
+        if now - self._told < TELL_EVERY_S:
+            return
+        self._told = now
+        wrong = sum(bool(outcome.wrong) for outcome in outcomes.values())
+        left_s = (now - self._began) / len(outcomes) * (self._n_lives - len(outcomes))
+        done = f"{len(outcomes)} of {self._n_lives} lives, {wrong} wrong, some {left_s:.0f} s left"
+        sys.stderr.write(f"{done}\n")
+        sys.stderr.flush()
+
+
+def _made_by(given: argparse.Namespace, n_lives: int, known: int) -> str:
+    """When, where and by which command a table was made."""
+    seed = "" if given.sample is None else f" --sample {given.sample} --seed {given.seed}"
+    seed = f" --once --seed {given.seed}" if given.once else seed
+    commit = subprocess.run(
+        ["git", "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    about = machine()
+    on = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    return (
+        f"Made by `python -m tools.interrupts --tracker {given.tracker}{seed}` on {time.strftime('%Y-%m-%d')}"
+        f", commit {commit or 'unknown'}.\n{n_lives} lives; a life has {known} places, each a line in a part of it.\n"
+        f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}; {on}."
+    )
 
 
 if __name__ == "__main__":

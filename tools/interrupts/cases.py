@@ -7,9 +7,11 @@ import importlib
 import json
 import os
 import random
+import select
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
@@ -42,18 +44,36 @@ class CaseServer:
             return list(self._places)
         return random.Random(seed).sample(self._places, sample)
 
-    def run(self, places: list[Place], jobs: int = 1) -> dict[Place, Outcome]:
-        """The outcome of an interrupt at each place."""
+    def lines(self, seed: int) -> list[Place]:
+        """Each line once, in one of the parts of a life that run it."""
+        parts: dict[tuple[str, int], list[Place]] = {}
+        for place in self._places:
+            parts.setdefault(place[1:], []).append(place)
+        return [random.Random(f"{seed} {line}").choice(places) for line, places in parts.items()]
+
+    def run(self, places: list[Place], jobs: int, tell: Callable[[dict[Place, Outcome]], None]) -> dict[Place, Outcome]:
+        """The outcome of an interrupt at each place, in their order; `tell` has those so far after each.
+
+        A KeyboardInterrupt ends the lives that run, and returns what there is.
+        """
         outcomes: dict[Place, Outcome] = {}
-        running: list[tuple[Place, int, int]] = []
-        for place in places:
-            if len(running) == jobs:
-                first = running.pop(0)
-                outcomes[first[0]] = self._wait(*first[1:])
-            running.append((place, *self._begin(place)))
-        for place, child, pipe in running:
-            outcomes[place] = self._wait(child, pipe)
-        return outcomes
+        running: dict[int, tuple[Place, int]] = {}  # by the pipe that its outcome comes from
+        waiting = list(reversed(places))
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    child, pipe = self._begin(waiting[-1])
+                    running[pipe] = waiting.pop(), child
+                for pipe in select.select(list(running), [], [])[0]:  # one that hangs keeps no other from ending
+                    place, child = running[pipe]
+                    outcomes[place] = self._wait(child, pipe)
+                    del running[pipe]
+                    tell(outcomes)
+        except KeyboardInterrupt:
+            for _, child in running.values():
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        return {place: outcomes[place] for place in places if place in outcomes}
 
     def _begin(self, target: Place | None) -> tuple[int, int]:
         """(process, pipe to read its outcome from)."""
@@ -62,6 +82,7 @@ class CaseServer:
         if child:
             os.close(writing)
             return child, reading
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of us, and is not the interrupt of this life
         signal.alarm(LONGEST_SECONDS)
         os.close(reading)
         known = set(sys.modules)
@@ -83,7 +104,9 @@ class CaseServer:
             text = reading.read()
         _, status = os.waitpid(child, 0)
         if not text:
-            return Outcome(raised=True, wrong=[f"the process ended with status {status}"])
+            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            ended = f"it hung for {LONGEST_SECONDS} s" if hung else f"the process ended with status {status}"
+            return Outcome(raised=True, wrong=[ended])
         found = json.loads(text)
         found["places"] = [tuple(place) for place in found["places"]]
         return Outcome(**found)
