@@ -36,16 +36,22 @@ Place = tuple[str, str, int]
 
 
 class Interrupter:
-    """Notes each place of ours when it is first run; raises KeyboardInterrupt at `target`."""
+    """Notes each place of ours when it is first run; with a `target`, only raises KeyboardInterrupt there, and
+    follows nothing else: to be followed takes most of a life's time."""
 
     def __init__(self, target: Place | None) -> None:
         self.part = ""
         self.places: dict[Place, None] = {}
         self.raised = False
         self._target = target
+        self._followed = PACKAGE if target is None else PACKAGE + target[1]
+
+    def follows(self) -> bool:
+        """Whether anything of the present part matters."""
+        return not self.raised and (self._target is None or self.part == self._target[0])
 
     def __call__(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        return self._line if frame.f_code.co_filename.startswith(self._followed) else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event == "line":
@@ -158,6 +164,7 @@ def live(tracker: str, target: Place | None) -> Outcome:
             outcome.session_went_on = sentinel.active()
         if part == "stop":
             training.step(STEPS)  # its ticks are the next call, where the stop was cut short
+            stop()  # where it had not begun, the session went on whole
     outcome.raised, outcome.places = interrupter.raised, list(interrupter.places)
     outcome.wrong += _left(before_fds)
     outcome.wrong += _hooks(training)
@@ -174,7 +181,7 @@ def _step(training: Training, i: int) -> tuple[Callable[[], None], int]:
 
 @contextlib.contextmanager
 def _traced(interrupter: Interrupter) -> Iterator[None]:
-    if not interrupter.raised:
+    if interrupter.follows():
         sys.settrace(interrupter)
     try:
         yield
