@@ -18,7 +18,7 @@ from sentinel.core.run import REASONS
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner.decision import Decision
 from sentinel.planner.homes import Housing
-from sentinel.planner.packing import ALIGNED_SHARE, pack_pages
+from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.units import Units
 
@@ -46,10 +46,12 @@ class _Draft:
         return begin
 
     def align(self, nbytes: int) -> None:
-        """So many bytes that follow begin with a huge page, if that skips little beside them. What is skipped is the
-        last segment's: no page of it is ever touched."""
+        """So many bytes that follow begin with a huge page, if they are as long.
+
+        What is skipped belongs to the last segment: no page of it is ever touched.
+        """
         skipped = -(self.top - self.lasting) % HUGE_PAGE_BYTES
-        if skipped * ALIGNED_SHARE <= nbytes:
+        if nbytes >= HUGE_PAGE_BYTES:
             self.extend(skipped, self.segments[-1].tier if self.segments else 0)
 
 

@@ -15,8 +15,8 @@ SMALL_ALIGN = 512
 """Slots below a page are packed at this alignment, in pages of their own."""
 _BUCKETS = 512
 _MANY = 20_000
-ALIGNED_SHARE = 16
-"""Aligning to huge pages may take one part in so many of addresses more than packing without."""
+_ALIGNED_SHARE = 16
+"""Aligning to huge pages may take one part in so many of memory more than packing without, and twice the addresses."""
 _FEW = 4
 """An arc of fewer buckets is kept in each of them, a longer one apart."""
 
@@ -113,21 +113,32 @@ def pack_pages(
 ) -> NDArray[np.int64]:
     """Offsets as `pack` gives them, for many whole-page sizes: the smallest, next to nothing, are stacked on top.
 
-    Those of a huge page and more begin with one, if that takes at most one part in `ALIGNED_SHARE` of addresses more.
+    Those of a huge page and more begin with one, if that takes at most one part in `_ALIGNED_SHARE` of memory more, and
+    twice the addresses: gaps that nobody fills take no memory.
     """
     stacked = _negligible(nbytes, start, stop, period)
     offsets = np.zeros(len(nbytes), np.int64)
     rows = np.flatnonzero(~stacked)
     columns = nbytes[rows], start[rows], stop[rows]
     offsets[rows] = pack(*columns, period)
-    extent = int((offsets + nbytes)[rows].max(initial=0))
     if (offsets % HUGE_PAGE_BYTES != 0)[nbytes >= HUGE_PAGE_BYTES].any():
         aligned = pack(*columns, period, aligned=True)
-        needed = int((aligned + nbytes[rows]).max())
-        if needed <= extent + extent // ALIGNED_SHARE:
-            offsets[rows], extent = aligned, needed
+        extent, used = _extent_and_used(offsets[rows], nbytes[rows])
+        aligned_extent, aligned_used = _extent_and_used(aligned, nbytes[rows])
+        if aligned_extent <= 2 * extent and aligned_used <= used + used // _ALIGNED_SHARE:
+            offsets[rows] = aligned
+    extent = int((offsets + nbytes)[rows].max(initial=0))
     offsets[stacked] = extent + _stack(nbytes[stacked], start[stacked], stop[stacked], period)
     return offsets
+
+
+def _extent_and_used(offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> tuple[int, int]:
+    """(bytes of addresses, bytes of them that anybody ever uses) of what is packed."""
+    order = np.argsort(offsets, kind="stable")
+    low, high = offsets[order], (offsets + nbytes)[order]
+    reach = np.maximum.accumulate(high)
+    gaps = np.maximum(low[1:] - reach[:-1], 0).sum() + low[0]
+    return int(reach[-1]), int(reach[-1] - gaps)
 
 
 def pack_slots(
