@@ -141,6 +141,11 @@ typedef struct sn_range {
 SN_API int sn_exclusive_range(sn_range *out); /* -ENODEV before create */
 /* Own pages, start and length aligned, in any mode; NULL if there is no room. Owner only. Not logged. */
 SN_API void *sn_allocate_exclusive(uint64_t nbytes);
+/* Whether the chunks of 2 MiB that one such allocation fills, from now on, may be huge pages while nothing watches them:
+ * they may unless told otherwise. Owner only. */
+SN_API void sn_exclusive_huge(int may);
+/* The chunks that hold these addresses shall have small pages when sn_arm_unback makes them private. Owner only. */
+SN_API void sn_exclusive_small(uint64_t count, const uint64_t *addresses);
 /* Copies `nbytes` into such pages, which nothing has touched yet, by several threads. Between sn_arm_back and
  * sn_arm_unback they go straight to the memfd, and no page is mapped under its address. 0 or -errno. */
 SN_API int sn_exclusive_fill(void *to, const void *from, uint64_t nbytes);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "exclusive_huge.h"
 #include "policy.h"
 #include "system.h"
 
@@ -96,30 +97,67 @@ int to_shared(sn::ArmRange &range) {
   return error;
 }
 
-int map_private(const sn::ArmRange &range, uint64_t nbytes, uint64_t fixed_at, uint64_t *at) {
-  const long fresh = sn::map(fixed_at, nbytes, kReadWrite,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (fixed_at != 0 ? MAP_FIXED : 0));
+// Small pages, but for those within one live tensor of the exclusive arena, if it is known which live: `huge`.
+int map_private(const sn::ArmRange &range, uint64_t at, uint64_t from, uint64_t nbytes, bool huge) {
+  const long fresh = sn::map(at, nbytes, kReadWrite, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED);
   if (fresh < 0) return static_cast<int>(fresh);
-  *at = static_cast<uint64_t>(fresh);
-  sn::advise(*at, nbytes, MADV_NOHUGEPAGE);  // as the exclusive arena; kernels without huge pages refuse: as good
-  return sn::policy_apply(range.policy, *at, nbytes);
+  sn::advise(at, nbytes, MADV_NOHUGEPAGE);  // kernels without huge pages refuse: as good
+  const uint64_t begin = range.base + from, end = begin + nbytes;
+  for (uint64_t address = begin, stop = 0; huge && address < end; address = stop) {
+    address = sn::huge_stretch(address, end, &stop);
+    if (address < end) sn::huge_advise(at + address - begin, stop - address, address);
+  }
+  return sn::policy_apply(range.policy, at, nbytes);
+}
+
+// Address space where huge pages lie as they do at `like`.
+int reserve(uint64_t nbytes, uint64_t like, uint64_t *at) {
+  const long room = sn::map(0, nbytes + sn::kHugeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (room < 0) return static_cast<int>(room);
+  const uint64_t begin = static_cast<uint64_t>(room), before = (like - begin) % sn::kHugeBytes;
+  *at = begin + before;
+  if (before != 0) sn::unmap(begin, before);
+  sn::unmap(*at + nbytes, sn::kHugeBytes - before);
+  return 0;
+}
+
+// Moves private memory at `at` to [shared_from, to), which follows it. One call of the kernel's moves one mapping: what
+// may be huge pages, or what lies between.
+int put_in_place(sn::ArmRange &range, uint64_t at, uint64_t to, bool huge) {
+  const uint64_t end = range.base + to;
+  while (range.shared_from < to) {
+    const uint64_t begin = range.base + range.shared_from;
+    uint64_t stop = end;
+    const uint64_t stretch = huge ? sn::huge_stretch(begin, end, &stop) : end;
+    const uint64_t nbytes = (stretch == begin ? stop : stretch) - begin;
+    const long moved = sn_system(SYS_mremap, sn::arg(at), sn::arg(nbytes), sn::arg(nbytes),
+                                 MREMAP_MAYMOVE | MREMAP_FIXED, sn::arg(begin), 0);
+    if (moved < 0) {
+      sn::unmap(at, end - begin);
+      return static_cast<int>(moved);
+    }
+    at += nbytes;
+    range.shared_from += nbytes;
+  }
+  return 0;
 }
 
 // Replaces [shared_from, to) by private memory with the same bytes; the first of them that hold something
-// are at `data`.
-int privatise(sn::ArmRange &range, uint64_t data, uint64_t to) {
+// are at `data`. At a failure what comes before shared_from has been replaced.
+int privatise(sn::ArmRange &range, uint64_t data, uint64_t to, bool huge) {
   const uint64_t from = range.shared_from, nbytes = to - from;
-  uint64_t at = 0;
-  if (data >= to) return map_private(range, nbytes, range.base + from, &at);
-  int error = map_private(range, nbytes, 0, &at);
-  if (error == 0) error = sn::arm_copy_out(range, at, from, data, to);
-  if (error == 0) {
-    const long moved = sn_system(SYS_mremap, sn::arg(at), sn::arg(nbytes), sn::arg(nbytes),
-                                 MREMAP_MAYMOVE | MREMAP_FIXED, sn::arg(range.base + from), 0);
-    if (moved >= 0) return 0;
-    error = static_cast<int>(moved);
+  if (data >= to) {
+    const int error = map_private(range, range.base + from, from, nbytes, huge);
+    if (error == 0) range.shared_from = to;
+    return error;
   }
-  if (at != 0) sn::unmap(at, nbytes);
+  uint64_t at = 0;
+  int error = reserve(nbytes, range.base + from, &at);
+  if (error != 0) return error;
+  error = map_private(range, at, from, nbytes, huge);
+  if (error == 0) error = sn::arm_copy_out(range, at, from, data, to);
+  if (error == 0) return put_in_place(range, at, to, huge);
+  sn::unmap(at, nbytes);
   return error;
 }
 
@@ -147,16 +185,16 @@ int arm_to_private(ArmRange &range, bool give_back, bool to_end) {
     if (data < 0) return static_cast<int>(data);
     const bool none = static_cast<uint64_t>(data) >= used;
     const uint64_t next = none ? range.shared_to : static_cast<uint64_t>(data);
-    // a stretch without data needs no copy, however long it is; then one chunk
-    const uint64_t to = next > from ? next : std::min({range.shared_to, used, from + sn::kChunkBytes});
+    // a stretch without data needs no copy, however long it is; then one chunk. Both end with a huge page
+    uint64_t to = next - (none ? 0 : next % kHugeBytes);
+    if (to <= from) to = std::min({range.shared_to, used, (from + kChunkBytes) / kHugeBytes * kHugeBytes});
     Hold held(armed.guard, range.base + from, to - from);
     int error = held.accesses();
     if (error == 0 && next > from && arm_first_data(range, from, used) != data) continue;  // written to meanwhile
-    if (error == 0) error = privatise(range, next, to);
+    if (error == 0) error = privatise(range, next, to, range.exclusive && to_end);
     if (error != 0) return error;
     if (give_back)  // only lest the copy exist twice in whole: the close frees it anyway
       sn_system(SYS_fallocate, range.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, arg(from), arg(to - from), 0, 0);
-    range.shared_from = to;
   }
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "births.h"
+#include "exclusive_huge.h"
 #include "granule.h"
 #include "sentinel.h"
 #include "shelf.h"
@@ -58,11 +59,12 @@ bool commit(uint64_t end) {
   return true;
 }
 
-uint32_t take_bump(uint32_t npages) {
-  const uint64_t end = (uint64_t{arena.bump} + npages) << arena.page_shift;
-  if (end > arena.nbytes || !commit(end)) return kNil;
-  const uint32_t page = arena.bump;
-  arena.bump += npages;
+uint32_t take_bump(uint32_t npages, uint32_t align) {
+  const uint32_t page = (arena.bump + align - 1) / align * align, gap = page - arena.bump;
+  const uint64_t end = (uint64_t{page} + npages) << arena.page_shift;
+  if (page < arena.bump || end > arena.nbytes || !commit(end)) return kNil;
+  if (gap != 0) arena.free.put(arena.bump, gap, page);  // for smaller ones
+  arena.bump = page + npages;
   return page;
 }
 
@@ -127,9 +129,17 @@ void keep_within_limit(uint32_t npages) {
   resting.peak_held = std::max(resting.peak_held, held_pages() + npages);
 }
 
-uint32_t take(uint32_t npages) {
-  const uint32_t page = arena.free.take(npages);
-  return page != kNil ? page : take_bump(npages);
+// Begins at a multiple of `align` pages.
+uint32_t take(uint32_t npages, uint32_t align = 1) {
+  const uint32_t page = arena.free.take(npages, align);
+  return page != kNil ? page : take_bump(npages, align);
+}
+
+// While nothing watches pages, tensors that fill huge pages begin with one. While a step is watched they are packed: most
+// of them end with it.
+uint32_t take_unwatched(uint32_t npages) {
+  const uint32_t huge = static_cast<uint32_t>(sn::kHugePageBytes >> arena.page_shift);
+  return take(npages, npages >= huge ? huge : 1);
 }
 
 // What outlives its layer gets pages that nobody else had in it. What probably does not may as well have those of others
@@ -158,7 +168,11 @@ int exclusive_create(uint64_t base, uint64_t nbytes) {
   const uint64_t nodes_bytes = ((nbytes >> arena.page_shift) + 1) * sizeof(Node);
   const long nodes = map(0, nodes_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (nodes < 0) return static_cast<int>(nodes);
-  // Huge pages would hold many tensors. Kernels without them say -EINVAL, which is as good.
+  if (const int error = huge_create(base, nbytes); error != 0) {
+    unmap(static_cast<uint64_t>(nodes), nodes_bytes);
+    return error;
+  }
+  // Else huge pages would hold many tensors. Kernels without them say -EINVAL, which is as good.
   advise(base, nbytes, MADV_NOHUGEPAGE);
   arena.base = base;
   arena.nbytes = nbytes;
@@ -171,6 +185,7 @@ int exclusive_create(uint64_t base, uint64_t nbytes) {
 
 void exclusive_destroy() {
   unmap(reinterpret_cast<uintptr_t>(arena.nodes), arena.nodes_bytes);
+  huge_destroy();
   arena.base = arena.nbytes = arena.committed = arena.nodes_bytes = 0;
   arena.bump = 0;
   arena.nodes = nullptr;
@@ -183,7 +198,7 @@ void *exclusive_allocate(uint64_t nbytes) {
   if (nbytes > arena.nbytes) return nullptr;
   const uint32_t npages = static_cast<uint32_t>((nbytes + page_bytes - 1) >> arena.page_shift);
   uint32_t ticket = 0;
-  const uint32_t page = arena.resting.percent != 0 ? take_watched(npages, nbytes, &ticket) : take(npages);
+  const uint32_t page = arena.resting.percent != 0 ? take_watched(npages, nbytes, &ticket) : take_unwatched(npages);
   if (page == kNil) return nullptr;
   Node &node = arena.nodes[page];
   node.npages = npages;
@@ -192,6 +207,8 @@ void *exclusive_allocate(uint64_t nbytes) {
   if (npages > 1) arena.nodes[page + npages - 1].state = kNone;
   node.state = kUsed;
   granules_born(address_of(page), uint64_t{npages} << arena.page_shift);
+  // what a step asks for mostly ends with it, and is to keep its pages for the next tenant
+  sn::huge_born(address_of(page), uint64_t{npages} << arena.page_shift, !arena.shared && !arena.keep);
   return reinterpret_cast<void *>(address_of(page));
 }
 
@@ -202,6 +219,7 @@ uint64_t exclusive_free(uint64_t address) {
   const uint64_t nbytes = (uint64_t{node.npages} << arena.page_shift) - node.slack;
   const uint64_t whole = uint64_t{node.npages} << arena.page_shift;
   node.state = kNone;
+  huge_died(address, whole, !arena.shared);
   if (arena.resting.percent == 0)
     release(page, node.npages);
   else if (births.died(node.prev) && written_wholly(address, whole))

@@ -87,13 +87,16 @@ uint32_t Shelf::find(uint32_t npages) const {
   return larger == kNil ? kNil : bins_[larger];
 }
 
-uint32_t Shelf::take(uint32_t npages) {
-  const uint32_t page = pages_ == 0 ? kNil : find(npages);
+uint32_t Shelf::take(uint32_t npages, uint32_t align) {
+  uint32_t page = pages_ == 0 ? kNil : find(npages);
+  const auto gap_before = [=](uint32_t block) { return (align - block % align) % align; };
+  if (page != kNil && nodes_[page].npages - npages < gap_before(page)) page = find(npages + align - 1);
   if (page == kNil) return kNil;
   remove(page);
-  const uint32_t rest = nodes_[page].npages - npages;
-  if (rest != 0) insert(page + npages, rest);
-  return page;
+  const uint32_t gap = gap_before(page), rest = nodes_[page].npages - npages - gap;
+  if (gap != 0) insert(page, gap);
+  if (rest != 0) insert(page + gap + npages, rest);
+  return page + gap;
 }
 
 uint32_t Shelf::take_any(uint32_t *npages) {

@@ -24,7 +24,7 @@ class Shelf {
   void reset(Node *nodes, uint16_t state);  // state: that of its blocks; the next one: that of their last pages
 
   void put(uint32_t page, uint32_t npages, uint32_t end);  // end: the first page that never was in a block
-  uint32_t take(uint32_t npages);                          // kNil: there is no block as long
+  uint32_t take(uint32_t npages, uint32_t align = 1);      // at a multiple of it; kNil: none is found as long
   uint32_t take_any(uint32_t *npages);                     // a whole block; kNil: there is none
   uint32_t first() const;                                  // to look at all blocks; kNil: there is none
   uint32_t after(uint32_t page) const;

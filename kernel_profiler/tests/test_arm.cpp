@@ -331,6 +331,45 @@ void the_exclusive_arena_changes_whole() {
   CHECK(sn_memory_destroy() == 0);
 }
 
+// Large tensors of the exclusive arena come back in pieces, those that may be huge pages apart from the others.
+void pieces_may_fail() {
+  constexpr uint64_t kMiB = uint64_t{1} << 20, kSizes[] = {5 * kMiB + 3, kPage, 9 * kMiB, 66 * kMiB, 700 * kPage};
+  CHECK(sn_memory_create(uint64_t{1} << 30, uint64_t{1} << 30) == 0);
+  sn_range arena;
+  CHECK(sn_exclusive_range(&arena) == 0);
+  uint64_t *tensors[5];
+  const auto word_of = [&](int i, uint64_t at) { return (at + 1) * 2654435761u + static_cast<uint64_t>(i); };
+  const auto all_there = [&] {
+    for (int i = 0; i < 5; i++)
+      for (uint64_t at = 0; at < kSizes[i] / 8; at += 61)
+        if (tensors[i][at] != word_of(i, at)) return false;
+    return true;
+  };
+  for (int i = 0; i < 5; i++) {
+    tensors[i] = static_cast<uint64_t *>(sn_allocate_exclusive(kSizes[i]));
+    for (uint64_t at = 0; at < kSizes[i] / 8; at++) tensors[i][at] = word_of(i, at);
+  }
+  uint64_t failed = 0;
+  for (const long call : {SYS_mremap, SYS_mmap, SYS_madvise, SYS_pread64, SYS_lseek}) {
+    for (uint64_t n = 1, unused = 0; unused == 0 && n < 12; n++) {
+      CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
+      CHECK(all_there());
+      sn_system_fail(call, n, ENOMEM);
+      failed += sn_arm_unback() != 0 ? 1 : 0;
+      unused = sn_system_fail(-1, 0, 0);
+      CHECK(all_there());
+      CHECK(sn_arm_unback() == 0 && all_there());
+    }
+  }
+  CHECK(failed > 10);
+  CHECK(sn_arm_back(arena.base, arena.reserved_bytes, guarded) == 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(all_there() ? 0 : 1);
+  CHECK(status_of(child) == 0 && all_there());
+  for (uint64_t *tensor : tensors) sn_free(tensor);
+  CHECK(sn_arm_unback() == 0 && sn_memory_destroy() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -349,5 +388,6 @@ int main() {
   CHECK(sn_arm_unmap(base) == 0);
   the_exclusive_arena_changes_whole();
   what_is_moved_in_is_copied_once();
+  pieces_may_fail();
   return 0;
 }

@@ -59,6 +59,26 @@ void a_freed_range_of_the_same_length_is_used_again() {
   sn_free(guard);
 }
 
+// What fills huge pages begins with one; what lies before it stays for smaller ones, and joins its neighbours again.
+void large_ones_begin_with_a_huge_page() {
+  create();
+  const uint64_t base = exclusive().base;
+  const auto offset = [=](void *address) { return reinterpret_cast<uint64_t>(address) - base; };
+  void *first = sn_allocate_exclusive(1), *large = sn_allocate_exclusive(3 * kMiB), *fits = sn_allocate_exclusive(kMiB);
+  CHECK(offset(first) == 0 && offset(large) == 2 * kMiB && offset(fits) == 4096);
+  void *other = sn_allocate_exclusive(2 * kMiB);
+  CHECK(offset(other) == 6 * kMiB);
+  sn_free(large);
+  void *into = sn_allocate_exclusive(2 * kMiB);  // of the 4 MiB less a page that are free now, those that are aligned
+  CHECK(offset(into) == 2 * kMiB || offset(into) == 4 * kMiB);
+  for (void *tensor : {first, fits, other, into}) sn_free(tensor);
+  CHECK(exclusive().free_bytes == exclusive().used_bytes);
+  void *whole = sn_allocate_exclusive(8 * kMiB);
+  CHECK(offset(whole) == 0);
+  sn_free(whole);
+  CHECK(sn_memory_destroy() == 0);
+}
+
 void other_threads_use_malloc_and_their_frees_wait_for_the_owner() {
   void *mine = sn_allocate(8192);
   const sn_counters before = counters();
@@ -246,5 +266,6 @@ int main() {
   written_pages_go_to_tensors_that_end_in_the_layer_too();
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);
+  large_ones_begin_with_a_huge_page();
   return 0;
 }

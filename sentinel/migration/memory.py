@@ -308,6 +308,10 @@ class ManagedMemory:
                 for at, stop in _steps(low, high, _PIECE_BYTES):
                     self.discard(at, stop - at)
 
+    def let_tensors_have_huge_pages(self, may: bool) -> None:
+        """Whether chunks of 2 MiB that one tensor of the exclusive arena fills, from now on, may be huge pages."""
+        native.function("sn_exclusive_huge", None, ctypes.c_int)(int(may))
+
     def release_free_pages(self) -> int:
         """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
         return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)

@@ -116,6 +116,8 @@ class Session(Course):
         self._notes += filter(None, [self._memory.note_on_limit()])
         self._job.gather()
         self._applying.bind_fast()
+        # a saved plan may cut tensors anywhere, and the kernel moves a huge page as one
+        self._memory.let_tensors_have_huge_pages(given is None or self._slow.kind != "node")
         if given is None:
             self._recording.prepare()
         self._job.adopt(self._memory)

@@ -124,6 +124,11 @@ def unback(guarded: bool) -> None:
     native.check("sn_arm_unback", _replacing("sn_arm_unback", guarded)())
 
 
+def keep_small(addresses: NDArray[np.uint64]) -> None:
+    """After `unback`, the chunks of 2 MiB with these addresses (n,) have small pages."""
+    native.function("sn_exclusive_small", None, _U64, _PTR)(len(addresses), addresses.ctypes.data)
+
+
 def touch_granules(tensor_bytes: int) -> None:
     """In the next watch, tensors of at least so many bytes are told in granules of a huge page; 0: none is."""
     native.check("sn_touch_granules", native.function("sn_touch_granules", _INT, _U64)(tensor_bytes))

@@ -174,6 +174,7 @@ class ArmedTracker:
         try:
             self.cut_short |= not binding.touch_stop()
             runs, state = binding.take_runs(), binding.touch_state()
+            binding.keep_small(_chunks_in_parts(runs))
         finally:
             lost = self._end()
         runs = _without(runs, probe)
@@ -336,6 +337,16 @@ def _without(runs: NDArray[Any], probe: AddressRange) -> NDArray[Any]:
         runs[kept : kept + len(own)] = own
         kept += len(own)
     return runs[:kept]
+
+
+def _chunks_in_parts(runs: NDArray[Any]) -> NDArray[np.uint64]:
+    """Addresses of the 2 MiB chunks whose pages were not touched alike: a plan may give them different places."""
+    per_chunk = GRANULE_BYTES // PAGE_BYTES
+    found = []
+    for part in in_chunks(runs):
+        edges = np.concatenate([part["page"], part["page"] + part["npages"]]).astype(np.uint64)
+        found.append(np.unique(edges[edges % per_chunk != 0] // per_chunk))
+    return np.unique(np.concatenate([*found, np.empty(0, np.uint64)])) * np.uint64(GRANULE_BYTES)
 
 
 def _layout(ranges: Sequence[AddressRange]) -> tuple[int, list[tuple[AddressRange, int]]]:
