@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sentinel.core.errors import SentinelError
+from sentinel.core import laws
+from sentinel.core.errors import PlanError, SentinelError
 from sentinel.core.plan import Plan, ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, Run
@@ -33,6 +34,20 @@ def reconcile(profile: Profile | None, plan: Plan | None, runs: tuple[Run, ...])
         _run_alone(run)
         if plan is not None:
             _run_of_plan(run, plan)
+    if profile is not None and plan is not None:
+        _of_profile(plan, profile)
+
+
+def _of_profile(plan: Plan, profile: Profile) -> None:
+    """The laws that tie a plan to its profile: it names these tensors, in their sizes, and each has a home."""
+    try:
+        laws.check(plan, profile)
+    except PlanError as error:
+        raise ReportError(
+            "plan and profile",
+            f"the profile has {len(profile.tensors)} tensors",
+            f"the plan does not fit them: {error}",
+        ) from error
 
 
 def _footprint(profile: Profile) -> None:

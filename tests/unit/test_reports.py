@@ -139,10 +139,22 @@ def test_swapped_runs_are_refused() -> None:
 
 def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
     assert {state for _, _, state in full.provenance} == {True}
-    other = make_profile([param("w", 4096, range(8))], 8)
+    other = dataclasses.replace(PROFILE, n_events=PROFILE.n_events + 1)
     mixed = build_report(profile=other, plan=PLAN, simulated=dataclasses.replace(SIMULATED, origin={}))
     assert mixed.provenance == [("plan", "profile", False), ("simulated run", "plan", None)]
     assert "NOT the one shown here" in mixed.text()
+
+
+def test_a_plan_that_does_not_fit_the_profile_is_refused() -> None:
+    """Control: the plan's own profile is taken."""
+    build_report(profile=PROFILE, plan=PLAN)
+    with pytest.raises(ReportError, match="plan does not fit them: the slot of w answers to") as raised:
+        build_report(profile=make_profile([param("w", 4096, range(8))], 8), plan=PLAN)
+    assert raised.value.what == "plan and profile"
+    rows = PROFILE.tensors.copy()
+    rows["nbytes"][PLAN.slots[0].tensor] += 1 << 40
+    with pytest.raises(ReportError):
+        build_report(profile=dataclasses.replace(PROFILE, tensors=rows), plan=PLAN)
 
 
 def test_a_plan_of_another_machine_is_a_caveat() -> None:
