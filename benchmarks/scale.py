@@ -68,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.child:
         return _child(int(given.child[0]), json.loads(given.child[1]))
     lengths = recorded_lengths()
-    found: dict[str, Any] = {"machine": _bench.machine(), "versions": _bench.versions(), "run_lengths": lengths}
+    found: dict[str, Any] = {}
     found["data_path"] = {
         size: [_data_path(*SIZES[size], lengths) for _ in range(given.rounds)] for size in given.sizes.split(",")
     }
     found["migration"] = [_migration_among(count) for count in AMONG]
-    print(json.dumps(found))
+    _bench.emit((__doc__ or "").splitlines()[0], {"run_lengths": lengths}, found)
     return None
 
 

@@ -1,0 +1,208 @@
+"""docs/costs.md from the results in docs/costs/: what a run with Sentinel costs from its first step on.
+
+python -m benchmarks.costs_page    # after a benchmark has printed into docs/costs/NAME.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+Told = Mapping[str, Any]
+
+_HEAD = """# What a run with Sentinel costs
+
+Measured from outside, in fresh processes, with nothing warmed up or left out unless a section says so. Each goal was
+set before its figures were made. Nothing here ran on slower memory: what is told is what watching, moving into managed
+memory and planning cost, not what placement gains."""
+
+
+def page(results: Mapping[str, Told]) -> str:
+    """The page as Markdown. `results`: what the benchmarks printed, by the name of the file in docs/costs/."""
+    parts = [_HEAD]
+    for name, (title, section) in SECTIONS.items():
+        if name in results:
+            parts.append("\n".join([f"## {title}", "", *section(results[name])]))
+    return "\n\n".join(parts) + "\n"
+
+
+def results() -> dict[str, Told]:
+    """What is in docs/costs/, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((DOCS / "costs").glob("*.json"))}
+
+
+def _where(told: Told) -> str:
+    machine, versions = told["machine"], told["versions"]
+    cpu = " ".join((machine["cpu"] or "unknown processor").split()[:2])
+    memory = (machine["memory_bytes"] or 0) / 2**30
+    kernel = machine["kernel"].split("-")[0]
+    return (
+        f"{told['when']}, {machine['cores']} cores of an {cpu}, {memory:.0f} GiB, Linux {kernel},"
+        f" Python {versions['python']}, torch {versions['torch']}."
+    )
+
+
+def _goal(text: str, met: bool) -> str:
+    return f"{text}: {'met' if met else '**missed**'}"
+
+
+def _first_steps(told: Told) -> Iterator[str]:
+    settings, found = told["settings"], told["results"]
+    layers, width, rows, columns = settings["shape"]
+    yield (
+        f"`python -m benchmarks.first_steps`, {_where(told)} A GPT-2 of {layers}×{width}, batch {rows}×{columns},"
+        f" AdamW, page tracker `{settings['tracker']}`, {settings['threads']} threads. Two fresh processes take turns"
+        " step by step, one stock, one with Sentinel: five plain steps, `start_profile()`, the watched step,"
+        " `end_profile()`, and applied steps with everything in fast memory. All but planning is in stock steps."
+    )
+    yield ""
+    yield from _columns(
+        "round",
+        "stock step s",
+        "start_profile()",
+        "watched step",
+        "end_profile()",
+        "in all",
+        "planning s",
+        "applied step",
+    )
+    for number, each in enumerate(found["rounds"], 1):
+        cells = [each[f"{name}_over_stock"] for name in ("start", "watched", "end", "setup")]
+        yield (
+            f"| {number} | {each['stock_step_ns'] / 1e9:.2f} | {' | '.join(f'{cell:.2f}' for cell in cells)}"
+            f" | {each['planning_ns'] / 1e9:.2f} | {each['applied_over_stock']['median']:.2f} |"
+        )
+    medians = found["medians"]
+    yield ""
+    goals = [
+        _goal(
+            f"watched step at most 1.3 of a stock one ({medians['watched_over_stock']:.2f})",
+            medians["watched_over_stock"] <= 1.3,
+        ),
+        _goal(f"in all at most 2.5 ({medians['setup_over_stock']:.2f})", medians["setup_over_stock"] <= 2.5),
+        _goal(f"applied at most 0.95 ({medians['applied_over_stock']:.2f})", medians["applied_over_stock"] <= 0.95),
+    ]
+    yield f"Goals, by the medians: {'; '.join(goals)}."
+    alike = all(each["same_losses"] for each in found["rounds"])
+    yield f"Losses are the same as stock's: {'yes' if alike else '**no**'}."
+
+
+def _forked_workers(told: Told) -> Iterator[str]:
+    yield (
+        f"`python -m benchmarks.forked_workers`, {_where(told)} A model of {told['mib']} MiB forks"
+        f" {told['workers']} workers within the step; page tracker `{told['tracker']}`. Memory is Pss of the process"
+        " and all its descendants at its peak."
+    )
+    yield ""
+    yield from _columns(
+        "workers born by", "peak memory, stock", "with Sentinel", "over stock", "time of that step over stock"
+    )
+    memory, time = [], []
+    for way, found in told["results"].items():
+        held = found["median_peak_pss_bytes"]
+        memory.append(found["peak_pss_over_stock"]["median"])
+        time.append(found["forked_step_over_stock"]["median"])
+        yield (
+            f"| {_WAYS[way]} | {held['stock'] / 2**20:,.0f} MiB | {held['sentinel'] / 2**20:,.0f} MiB"
+            f" | {_ratio(found['peak_pss_over_stock'])} | {_ratio(found['forked_step_over_stock'])} |"
+        )
+    yield ""
+    goals = _goal("memory at most 1.2 of stock's", max(memory) <= 1.2), _goal("time at most 3", max(time) <= 3)
+    yield f"Goals: {'; '.join(goals)}. The same losses, and each worker read the parameters as they were at its birth."
+
+
+_WAYS = {"fork": "`os.fork()`", "loader": "a DataLoader"}
+
+
+def _scale(told: Told) -> Iterator[str]:
+    yield (
+        f"`python benchmarks/scale.py`, {_where(told)} The data path of `end_profile()`, planning apart, for pages of"
+        " 4 KiB of which each is touched in five layers of 130, a tenth of the (page, layer) pairs being runs of their"
+        " own, the rest as long as those of a recorded GPT-2."
+    )
+    yield ""
+    yield from _columns("footprint", "runs of pages", "time s", "memory, the runs included", "goal")
+    for size, rounds in told["results"]["data_path"].items():
+        goal = {"128GiB": "2 GiB, 30 s", "1TiB": "6 GiB, 240 s"}[size]
+        for each in rounds:
+            runs, memory = f"{each['runs'] / 1e6:,.1f} million", f"{each['extra_bytes'] / 2**30:.2f} GiB"
+            met = _goal(goal, each["within_limits"])
+            yield f"| {size[:-3]} {size[-3:]} | {runs} | {each['seconds']:.0f} | {memory} | {met} |"
+    among = told["results"]["migration"]
+    costs = ", ".join(f"{each['tensors']:,}: {min(each['ns_a_migration']):.0f} ns" for each in among)
+    yield ""
+    yield f"To tell where a block is, once a migration, among so many persistent tensors: {costs}."
+
+
+def _gpt2_large(told: Told) -> Iterator[str]:
+    found, settings = told["results"], told["settings"]
+    seconds = {name: found[f"{name}_ns"] / 1e9 for name in ("setup", "planning", "copy_of_footprint")}
+    yield (
+        f"`python -m benchmarks.gpt2_large`, {_where(told)} {found['parameters'] / 1e6:,.0f} million parameters,"
+        f" AdamW, batch 1×{settings['shape'][3]}, {settings['steps']} steps, {settings['fast']} of a footprint of"
+        f" {found['footprint_bytes'] / 2**30:.1f} GiB in fast memory, the slow tier emulated. Losses of all steps and a"
+        f" digest of all parameters are {'the same as' if found['same_bits'] else '**unlike**'} stock's. Set-up took"
+        f" {seconds['setup']:.1f} s, {found['setup_over_copy']:.1f} times one plain copy of the footprint"
+        f" ({seconds['copy_of_footprint']:.1f} s); planning took {seconds['planning']:.1f} s."
+    )
+
+
+def _overhead(told: Told) -> Iterator[str]:
+    settings, found = told["settings"], told["results"]["models"]
+    yield (
+        f"`python -m benchmarks.overhead --huge-pages {settings['huge_pages']} --rounds {settings['rounds']}`,"
+        f" {_where(told)} {settings['threads']} threads. Everything in fast memory; medians of {settings['steps']}"
+        f" steps after {settings['warmup']}, in fresh processes that take turns; ratios round by round, least and most in brackets."
+        f" The kernel's choice for huge pages is `{settings['huge_pages']}` for all. *Tuned* is stock with malloc told"
+        " to keep its memory."
+    )
+    yield ""
+    yield from _columns(
+        "model",
+        "stock ms",
+        "tuned ms",
+        "Sentinel ms",
+        "over stock",
+        "over tuned",
+        "peak memory over stock",
+        "the same, after set-up",
+    )
+    for model, each in found.items():
+        times = [f"{each['step_ns'][name] / 1e6:,.0f}" for name in ("stock", "tuned", "sentinel")]
+        keys = ("sentinel_over_stock", "sentinel_over_tuned", "peak_rss_over_stock", "steady_peak_rss_over_stock")
+        yield f"| {' | '.join([model, *times, *(_ratio(each[key]) for key in keys)])} |"
+    over = {key: [each[f"sentinel_over_{key}"]["median"] for each in found.values()] for key in ("stock", "tuned")}
+    mean = sum(over["tuned"]) / len(over["tuned"])
+    yield ""
+    goals = [
+        _goal("over stock at most 1.00 for each", max(over["stock"]) < 1.005),
+        _goal(f"over tuned at most 1.00 in the mean ({mean:.2f})", mean < 1.005),
+    ]
+    yield f"Goals: {'; '.join(goals)}."
+
+
+def _columns(*titles: str) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{' --- |' * len(titles)}"
+
+
+def _ratio(found: Told) -> str:
+    spread = f" ({found['least']:.2f}–{found['most']:.2f})" if len(found["rounds"]) > 1 else ""
+    return f"{found['median']:.2f}{spread}"
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
+    "first-steps": ("From start_profile() to the first applied step", _first_steps),
+    "overhead-always": ("Nothing to move, and huge pages for all", _overhead),
+    "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
+    "forked-workers": ("Workers forked within the profiled step", _forked_workers),
+    "gpt2-large": ("A GPT-2 large", _gpt2_large),
+    "scale": ("128 GiB and 1 TiB", _scale),
+}
+
+
+if __name__ == "__main__":
+    (DOCS / "costs.md").write_text(page(results()))
