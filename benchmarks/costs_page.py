@@ -155,7 +155,8 @@ def _overhead(told: Told) -> Iterator[str]:
     yield (
         f"`python -m benchmarks.overhead --huge-pages {settings['huge_pages']} --rounds {settings['rounds']}`,"
         f" {_where(told)} {settings['threads']} threads. Everything in fast memory; medians of {settings['steps']}"
-        f" steps after {settings['warmup']}, in fresh processes that take turns; ratios round by round, least and most in brackets."
+        f" steps after {settings['warmup']}, in fresh processes that take turns; ratios round by round,"
+        " least and most in brackets."
         f" The kernel's choice for huge pages is `{settings['huge_pages']}` for all. *Tuned* is stock with malloc told"
         " to keep its memory."
     )
