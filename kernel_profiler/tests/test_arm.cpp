@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <initializer_list>
 
 #include "sentinel.h"
@@ -148,7 +149,7 @@ void huge_pages_may_fail() {
 
 // A page that is swapped out is not present, and yet it holds something. Here the kernel says so of every page.
 long pagemap = -1;
-uint64_t swapped = 0;
+std::atomic<uint64_t> swapped{0};  // several threads copy
 
 long all_swapped_out(long number, const long a[6]) {
   const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
