@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 from sentinel.core.units import HUGE_PAGE_BYTES  # noqa: E402
 from sentinel.migration.huge_pages import Placed, huge_ranges  # noqa: E402
@@ -20,7 +20,7 @@ from tests.training import train  # noqa: E402
 ROWS, WIDTH, STEPS = 641, 1024, 6  # 2.5 MiB a tensor
 
 
-def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         yield torch.ones(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.int64)
 
