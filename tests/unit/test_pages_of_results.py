@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import policies_page, profiling_page, two_nodes_page, validation_page
+from benchmarks import costs_page, policies_page, profiling_page, two_nodes_page, validation_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -121,13 +121,16 @@ def test_the_readme_says_of_what_the_simulators_error_is_one() -> None:
     assert said in README
 
 
-def test_the_readme_says_what_watching_costs_in_all() -> None:
-    variants = told("profiling.json")["results"]["variants"]
-    whole = {name: profiling_page.in_all(variants[name], variants["stock"]) for name in ("ebpf", "pagemap")}
-    said = f"{variants['ebpf']['step_over_stock']['median']:.2f} times a stock step of a GPT-2 of 12 × 768"
-    assert said in README
-    assert f"{whole['ebpf']:.1f} stock steps once a run with what comes before and after it" in README
-    assert f"(`pagemap`: {whole['pagemap']:.1f})" in README
+def test_the_page_of_costs_is_made_from_its_results() -> None:
+    assert (DOCS / "costs.md").read_text() == costs_page.page(costs_page.results())
+
+
+def test_the_readme_says_what_it_costs_to_begin() -> None:
+    medians = told("costs/first-steps.json")["results"]["medians"]
+    said = [f"{medians[f'{name}_over_stock']:.2f}" for name in ("watched", "setup", "applied")]
+    assert f"the watched step takes {said[0]} stock steps" in README
+    assert f"to the first applied step {said[1]} of them, planning apart" in README
+    assert f"with everything fast, {said[2]} each" in README
 
 
 def test_the_readme_says_how_near_plans_come_to_the_bound() -> None:
