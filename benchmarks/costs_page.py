@@ -199,6 +199,7 @@ def _ratio(found: Told) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "first-steps": ("From start_profile() to the first applied step", _first_steps),
     "overhead-always": ("Nothing to move, and huge pages for all", _overhead),
+    "overhead-always-again": ("The same again for one model, whose steps took half as long again", _overhead),
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),
