@@ -203,7 +203,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),
-    "scale": ("128 GiB and 1 TiB", _scale),
+    "scale": ("128 GiB", _scale),
+    "scale-1tib": ("1 TiB", _scale),
 }
 
 
