@@ -58,6 +58,7 @@ def _first_steps(told: Told) -> Iterator[str]:
         f" AdamW, page tracker `{settings['tracker']}`, {settings['threads']} threads. Two fresh processes take turns"
         " step by step, one stock, one with Sentinel: five plain steps, `start_profile()`, the watched step,"
         " `end_profile()`, and applied steps with everything in fast memory. All but planning is in stock steps."
+        " A small pair of processes went first and is not counted: it compiles what a machine compiles once."
     )
     yield ""
     yield from _columns(
@@ -95,7 +96,7 @@ def _forked_workers(told: Told) -> Iterator[str]:
     yield (
         f"`python -m benchmarks.forked_workers`, {_where(told)} A model of {told['mib']} MiB forks"
         f" {told['workers']} workers within the step; page tracker `{told['tracker']}`. Memory is Pss of the process"
-        " and all its descendants at its peak."
+        " and all its descendants at its peak. What a machine compiles once was compiled before."
     )
     yield ""
     yield from _columns(
@@ -120,9 +121,9 @@ _WAYS = {"fork": "`os.fork()`", "loader": "a DataLoader"}
 
 def _scale(told: Told) -> Iterator[str]:
     yield (
-        f"`python benchmarks/scale.py`, {_where(told)} The data path of `end_profile()`, planning apart, for pages of"
-        " 4 KiB of which each is touched in five layers of 130, a tenth of the (page, layer) pairs being runs of their"
-        " own, the rest as long as those of a recorded GPT-2."
+        f"`python benchmarks/scale.py`, {_where(told)} The data path of `end_profile()`, planning apart, on made-up"
+        " runs of touched pages, without training: pages of 4 KiB of which each is touched in five layers of 130, a"
+        " tenth of the (page, layer) pairs being runs of their own, the rest as long as those of a recorded GPT-2."
     )
     yield ""
     yield from _columns("footprint", "runs of pages", "time s", "memory, the runs included", "goal")
