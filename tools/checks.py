@@ -46,7 +46,7 @@ _PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "rin
 # These take memory, nodes and system calls away: each has a machine to itself.
 _FAULTS = ("tests/numa/test_faults_on_nodes.py",)
 _OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
-OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py")
+OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tests/ebpf/test_other_kernels.py")
 IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -36,6 +37,7 @@ class CaseServer:
         for name in plain.modules:  # that a session imports late: once here, not once a life
             with contextlib.suppress(ImportError):  # some are no files
                 importlib.import_module(name)
+        gc.freeze()  # what all lives are born with: each looks through its own objects only, in half the time
         self._places = plain.places
 
     def places(self, sample: int | None = None, seed: int = 0) -> list[Place]:
