@@ -195,7 +195,10 @@ def test_a_forked_child_has_a_copy_of_its_own(watched: Memory) -> None:
     told, tell = os.pipe()
     watched.tracker.start([owned])
     watched.tracker.mark(0)
-    child = multiprocessing.get_context("fork").Process(target=_child, args=(owned.start, owned.nbytes, told))
+    # daemon: one that was never told to look must not keep the tests from ending
+    child = multiprocessing.get_context("fork").Process(
+        target=_child, args=(owned.start, owned.nbytes, told), daemon=True
+    )
     child.start()
     ctypes.memset(owned.start + PAGE_BYTES, 8, PAGE_BYTES)
     os.write(tell, b"x")

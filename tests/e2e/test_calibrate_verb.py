@@ -15,6 +15,7 @@ from sentinel.cli import doctor
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import load_machine
 from sentinel.system.topology import Node, Topology, topology
+from tests.processes import started
 
 GIB = 1 << 30
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def test_what_has_no_room_is_refused() -> None:
 def test_an_interrupt_writes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     command = [sys.executable, "-m", "sentinel", "calibrate", "--nodes", "0", "--size", "8MiB", "-o", str(file)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert "calibrating 1/" in running.stderr.readline()
         running.send_signal(signal.SIGINT)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import started
+
 pytestmark = pytest.mark.needs("torch", "compiler")
 
 ROOT = Path(__file__).parents[2]
@@ -198,7 +200,7 @@ def test_an_error_of_sentinel_in_the_script_is_one_line(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:
     path = script(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(3600)\n")
     command = [sys.executable, "-m", "sentinel", "run", str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.send_signal(signal.SIGINT)

@@ -49,13 +49,14 @@ def taken_by(group: Group) -> Iterator[None]:
                 os.read(done[0], 1)
         finally:
             os._exit(0)
-    os.read(ready[0], 1)
+    os.close(ready[1])
     try:
+        assert os.read(ready[0], 1) == b"1"  # nothing: the child ended before it had the memory
         yield
     finally:
         os.write(done[1], b"1")
         os.waitpid(pid, 0)
-        for descriptor in (*ready, *done):
+        for descriptor in (ready[0], *done):
             os.close(descriptor)
 
 

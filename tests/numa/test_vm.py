@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import started
 from tools.numa_vm.hardware import Hardware
 from tools.numa_vm.packages import Missing, kernel
 
@@ -113,7 +114,7 @@ def test_a_panic_is_no_success() -> None:
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--", "sh", "-c", "echo ready; sleep 1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
+    with started(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"  # streamed, not kept until the end
         assert list(tmp_path.iterdir()) != []
@@ -128,7 +129,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_killed_run_takes_its_machine_along(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--", "sh", "-c", "echo ready; sleep 1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
+    with started(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.kill()

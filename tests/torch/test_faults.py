@@ -175,6 +175,7 @@ def test_a_child_of_the_profiled_step_gets_a_consistent_private_copy(tracker: st
         if not child:
             status = 1
             with contextlib.suppress(BaseException):
+                os.close(go)  # so that it does not outlive a parent that never writes
                 os.read(wait, 1)
                 status = int(not all(map(torch.equal, expected, model.parameters())))
                 with torch.no_grad():

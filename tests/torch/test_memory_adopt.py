@@ -318,7 +318,7 @@ def test_other_threads_locals_are_looked_into(memory: ManagedMemory) -> None:
 
     thread = threading.Thread(target=hold, args=(tensor,))
     thread.start()
-    ready.wait()
+    assert ready.wait(timeout=600)
     try:
         row = only(adopt(memory, [("t", tensor)]))
     finally:

@@ -50,7 +50,8 @@ def asked_while(run: Callable[[Wait], object], managed: Callable[[int], bool], *
     thread.start()
     del run
     try:
-        ready.wait()
+        while not ready.wait(timeout=1):
+            assert thread.is_alive(), "the thread ended before it waited; its error is among the warnings"
         return [name for name in holders(managed, **limits) if name == "other"]
     finally:
         over.set()

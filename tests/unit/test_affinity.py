@@ -62,7 +62,7 @@ def test_all_threads_are_bound_and_those_that_they_start() -> None:
 import os, threading
 from sentinel.system.affinity import bind_to
 held, seen = threading.Event(), []
-early = threading.Thread(target=lambda: (held.wait(), seen.append(os.sched_getaffinity(0))))
+early = threading.Thread(target=lambda: (held.wait(), seen.append(os.sched_getaffinity(0))), daemon=True)
 early.start()
 cpu = max(os.sched_getaffinity(0))
 bind_to({cpu})
