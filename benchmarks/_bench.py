@@ -57,6 +57,45 @@ def child(module: str, arguments: Sequence[str], environment: Mapping[str, str])
     return result
 
 
+class Stepper:
+    """A process that trains a model and does one thing at a time, and what it took as seen from outside. While it
+    computes the others of its round wait for their turn, so all meet the same speed of the host."""
+
+    def __init__(self, options: Sequence[str], threads: int, environment: Mapping[str, str] | None = None) -> None:
+        of_threads = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._stepper", "--threads", str(threads), *options],
+            cwd=ROOT,
+            env={**os.environ, **of_threads, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def do(self, word: str) -> dict[str, Any]:
+        """The child's answer, and `outside_ns`, the time until it came."""
+        assert self._process.stdin is not None
+        began = time.perf_counter_ns()
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return answer | {"outside_ns": time.perf_counter_ns() - began}
+
+    def close(self) -> None:
+        """The process ends, however far it came."""
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("a training process ended early; what it said is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
 def taking_turns(names: Sequence[str], rounds: int) -> list[list[str]]:
     """The order of `names` in each round: each starts as often as the others, so drift favours none."""
     return [[names[(start + i) % len(names)] for i in range(len(names))] for start in range(rounds)]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks._step import peak_rss_bytes
+from benchmarks._stepper import peak_rss_bytes
 
 PIECE_BYTES = 1 << 30
 WATCHED = 1  # the step that is profiled: by then the optimizer has its state

@@ -91,3 +91,16 @@ JOBS: dict[str, Callable[[], Job]] = {
     "mobilenetv2": mobilenetv2,
     "lstm": lstm,
 }
+
+
+def training_step(job: Job) -> Callable[[], float]:
+    """What trains `job` one step and returns its loss."""
+
+    def step() -> float:
+        job.optimizer.zero_grad()
+        loss = job.loss()
+        loss.backward()
+        job.optimizer.step()
+        return loss.item()
+
+    return step

@@ -156,9 +156,9 @@ def _overhead(told: Told) -> Iterator[str]:
     settings, found = told["settings"], told["results"]["models"]
     yield (
         f"`python -m benchmarks.overhead --huge-pages {settings['huge_pages']} --rounds {settings['rounds']}`,"
-        f" {_where(told)} {settings['threads']} threads. Everything in fast memory; medians of {settings['steps']}"
-        f" steps after {settings['warmup']}, in fresh processes that take turns; ratios round by round,"
-        " least and most in brackets."
+        f" {_where(told)} {settings['threads']} threads. Everything in fast memory; {settings['steps']}"
+        f" steps after {settings['warmup']}, in fresh processes that take turns step by step. A ratio is the median of"
+        " those of steps beside one another; of several rounds the median, least and most in brackets."
         f" The kernel's choice for huge pages is `{settings['huge_pages']}` for all. *Tuned* is stock with malloc told"
         " to keep its memory."
     )
@@ -184,7 +184,10 @@ def _overhead(told: Told) -> Iterator[str]:
         _goal("over stock at most 1.00 for each", max(over["stock"]) < 1.005),
         _goal(f"over tuned at most 1.00 in the mean ({mean:.2f})", mean < 1.005),
     ]
-    yield f"Goals: {'; '.join(goals)}."
+    same = all(each["same_loss"] for each in found.values())
+    yield f"Goals: {'; '.join(goals)}. The same losses: {'yes' if same else '**no**'}."
+    idle_ns = told["results"]["inactive_add_layer_ns"]["median"]
+    yield f"An `add_layer()` without a session takes {idle_ns:.0f} ns, the loop around it included."
 
 
 def _columns(*titles: str) -> Iterator[str]:
@@ -200,7 +203,6 @@ def _ratio(found: Told) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "first-steps": ("From start_profile() to the first applied step", _first_steps),
     "overhead-always": ("Nothing to move, and huge pages for all", _overhead),
-    "overhead-always-again": ("The same again for one model, whose steps took half as long again", _overhead),
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),

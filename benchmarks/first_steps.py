@@ -16,65 +16,22 @@ steps in all, planning apart; an applied step at most 0.95 of a stock one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import _bench
 
-CHILD = "benchmarks._first_steps"
 GPT2 = (12, 768, 4, 256)
 TINY = (1, 64, 1, 16)
 PLAIN, APPLIED = 5, 8
 
 
-class Child:
-    """A process that does one thing at a time, and what it took as seen from outside."""
-
-    def __init__(self, options: Sequence[str], threads: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", CHILD, "--threads", str(threads), *options],
-            cwd=_bench.ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
-
-    def do(self, word: str) -> dict[str, Any]:
-        """The child's answer, and `outside_ns`, the time until it came."""
-        assert self._process.stdin is not None
-        began = time.perf_counter_ns()
-        self._process.stdin.write(word + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
-        return answer | {"outside_ns": time.perf_counter_ns() - began}
-
-    def close(self) -> None:
-        """The process ends, however far it came."""
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a training process ended early; what it said is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
 def round_of(shape: Sequence[int], tracker: str, threads: int, applied: int) -> dict[str, Any]:
     """The raw figures of one pair of processes: `stock` and `sentinel` steps in the order in which they ran."""
     options = ["--shape", *map(str, shape), "--tracker", tracker]
-    children = [Child(options, threads), Child([*options, "--sentinel"], threads)]
+    children = [_bench.Stepper(options, threads), _bench.Stepper([*options, "--sentinel"], threads)]
     stock, ours = children
     try:
         pairs = [{"stock": stock.do("step"), "plain": ours.do("step")} for _ in range(PLAIN)]

@@ -22,6 +22,10 @@ constexpr uint64_t kSmallBytes = 1024;
 constexpr size_t kAlignment = 64;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 constexpr uint64_t kLeastBytes = uint64_t{1} << 30;
+constexpr uint64_t kPageBytes = 4096;
+// The most that glibc's M_MMAP_THRESHOLD grows to: larger blocks have mappings of their own, which go when they die,
+// unless a hole in the heap is large enough.
+constexpr uint64_t kMappedApart = uint64_t{32} << 20;
 
 // The whole address range: the exclusive arena, then the placement arena.
 struct Space {
@@ -115,8 +119,17 @@ void *from_malloc(uint64_t nbytes, int why) {
   return address;
 }
 
+// Before memory of a forked child goes back to malloc. Tensors that moved to an arena have left the parent large holes in
+// its heap; what each of eight workers writes into them, and frees, would stay its own for as long as it lives.
+void drop_pages(void *address, uint64_t nbytes) {
+  const uint64_t at = reinterpret_cast<uintptr_t>(address);
+  const uint64_t low = (at + kPageBytes - 1) / kPageBytes * kPageBytes, high = (at + nbytes) / kPageBytes * kPageBytes;
+  sn::advise(low, high - low, MADV_DONTNEED);  // where it fails the pages stay: slower and larger, not wrong
+}
+
 void to_malloc(void *address) {
   const uint64_t usable = malloc_usable_size(address);
+  if (usable >= kMappedApart && in_child.load(std::memory_order_relaxed)) drop_pages(address, usable);
   if (is_owner())
     own.unmanaged.add(-usable);
   else

@@ -1,5 +1,7 @@
-// Children forked while other threads allocate and free: none hangs, none disturbs the parent.
+// Children forked while other threads allocate and free: none hangs, none disturbs the parent. What a child frees of a
+// large block in a hole of the heap is no longer its own.
 
+#include <malloc.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,10 +28,55 @@ int child(void *inherited) {
   return sn_memory_create(kArena, kArena) == -ENOTSUP ? 0 : 5;
 }
 
+// Bytes in pages that only this process has and has written to.
+uint64_t own_bytes() {
+  FILE *file = fopen("/proc/self/smaps_rollup", "r");
+  CHECK(file != nullptr);
+  char line[256];
+  uint64_t kib = 0;
+  while (fgets(line, sizeof line, file) != nullptr) sscanf(line, "Private_Dirty: %lu kB", &kib);
+  fclose(file);
+  return kib << 10;
+}
+
+int child_with_a_hole() {
+  constexpr uint64_t kBytes = 48 * kMiB, kLittle = 8 * kMiB;
+  alarm(20);
+  const uint64_t before = own_bytes();
+  void *block = sn_allocate(kBytes);
+  if (block == nullptr) return 1;
+  fill(block, kBytes, 3);
+  if (own_bytes() < before + kBytes - kLittle) return 2;  // else what follows could not fail
+  sn_free(block);
+  return own_bytes() < before + kLittle ? 0 : 3;
+}
+
+int in_child(int (*work)()) {
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) _exit(work());
+  int status = 0;
+  CHECK(waitpid(pid, &status, 0) == pid);
+  CHECK(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+void leave_a_hole() {
+  constexpr uint64_t kHole = 128 * kMiB;
+  mallopt(M_MMAP_MAX, 0);  // all blocks in the heap
+  void *hole = malloc(kHole), *above = malloc(kMiB);
+  fill(hole, kHole, 1);
+  fill(above, kMiB, 2);
+  free(hole);
+  CHECK(in_child(child_with_a_hole) == 0);
+  free(above);
+}
+
 }  // namespace
 
 int main() {
   create();
+  leave_a_hole();
   CHECK(sn_record() == 0);
   auto *held = static_cast<unsigned char *>(sn_allocate(8192));
   fill(held, 8192, 6);

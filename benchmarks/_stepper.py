@@ -1,0 +1,102 @@
+"""Child of first_steps.py and overhead.py: trains a model and does one thing at a time, as its standard input says.
+
+Each line of input is a word; each answer is a line of JSON with what it took. The words: `step`, one training step;
+`start`, sentinel.start_profile(); `end`, sentinel.end_profile(); `forget-peak`, memory's peak counts from what is
+resident now; `stop` ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def tune_malloc() -> None:
+    """No block of its own mapping, nothing given back: what keeps glibc from faulting the same pages in each step.
+
+    M_MMAP_MAX=0 and not a large M_MMAP_THRESHOLD, which glibc refuses beyond 32 MiB.
+    """
+    libc = ctypes.CDLL(None)
+    for setting, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
+        if libc.mallopt(setting, value) != 1:
+            raise SystemExit(f"mallopt({setting}, {value}) was refused")
+
+
+def peak_rss_bytes() -> int:
+    """Most that was resident since the process began, or since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    """The peak counts from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def spent(action: Callable[[], Any]) -> dict[str, Any]:
+    """Wall time, processor time of all threads and page faults of `action`, and the loss where it returns one."""
+    before, cpu, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time_ns(), time.perf_counter_ns()
+    result = action()
+    wall_ns, cpu_ns = time.perf_counter_ns() - began, time.process_time_ns() - cpu
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before.ru_minflt
+    told = {"wall_ns": wall_ns, "cpu_ns": cpu_ns, "faults": faults, "peak_rss_bytes": peak_rss_bytes()}
+    return told | ({"loss": result} if isinstance(result, float) else {})
+
+
+def main() -> None:
+    """Parse, then do as told."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--model", help="one of benchmarks._models.JOBS")
+    which.add_argument("--shape", type=int, nargs=4, help="a GPT-2 of LAYERS WIDTH ROWS COLUMNS")
+    parser.add_argument("--sentinel", action="store_true", help="annotate the model, as one does for Sentinel")
+    parser.add_argument("--tuned", action="store_true", help="malloc keeps what it got")
+    parser.add_argument("--tracker", default="ebpf")
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    if chosen.tuned:
+        tune_malloc()
+    import torch
+
+    from benchmarks import _models, _profiled_step
+
+    torch.set_num_threads(chosen.threads)
+    torch.manual_seed(0)
+    if chosen.model:
+        job = _models.JOBS[chosen.model]()
+        model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
+    else:
+        model, optimizer, tokens = _profiled_step.gpt2(*chosen.shape)
+        step = _profiled_step.training_step(model, optimizer, tokens)
+    if chosen.sentinel:
+        import sentinel
+
+        sentinel.annotate(model, optimizer)
+
+    def start() -> None:
+        sentinel.start_profile(fast="100%", slow="emulated:cxl-asic-x8", tracker=chosen.tracker)
+
+    def end() -> None:
+        sentinel.end_profile()
+
+    actions: dict[str, Callable[[], Any]] = {"step": step, "start": start, "end": end, "forget-peak": forget_peak}
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        word = line.strip()
+        if word == "stop":
+            break
+        print(json.dumps(spent(actions[word])), flush=True)
+    print(json.dumps({"headline": dict(sentinel.report().headline) if chosen.sentinel else None}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
