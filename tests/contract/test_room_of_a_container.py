@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.memory_groups import memory_group
 
 pytestmark = pytest.mark.needs("native")
 ROOT = Path(__file__).parents[2]
@@ -38,44 +39,17 @@ tracker.close()
 """
 
 
-def _group() -> tuple[Path, str]:
-    """A new memory cgroup below this process's own, and the name of its limit."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        roots = {"memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), "": ("/sys/fs/cgroup", "memory.max")}
-        if controllers not in roots:
-            continue
-        root, limit = roots[controllers]
-        for parent in (Path(root + path), Path(root)):
-            folder = parent / f"sentinel-test-{os.getpid()}"
-            try:
-                folder.mkdir()
-            except OSError:
-                continue
-            if (folder / limit).exists():
-                return folder, limit
-            folder.rmdir()
-    pytest.skip("needs a memory cgroup that may be divided: run as root, with a writable /sys/fs/cgroup")
-
-
-@pytest.fixture
-def group() -> Iterator[tuple[Path, str]]:
-    folder, limit = _group()
-    yield folder, limit
-    folder.rmdir()
-
-
 @pytest.mark.parametrize("room", [ROOM, 16 * ROOM])
-def test_a_quarter_of_the_container_at_most_is_prepared(group: tuple[Path, str], room: int) -> None:
-    folder, limit = group
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, limit, str(room), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_quarter_of_the_container_at_most_is_prepared(room: int) -> None:
+    with memory_group() as group:
+        done = subprocess.run(
+            [sys.executable, "-c", WATCH, group.limit.name, str(room), str(group.folder)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if "pagemap" in done.stderr and done.returncode == 1 and not done.stdout:
         pytest.skip(f"needs tracker pagemap: {done.stderr}")
     assert done.returncode == 0, done.stderr

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from sentinel.session.auto import LEAST_ROOM_BYTES
+from tests.memory_groups import memory_group
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
@@ -27,14 +31,18 @@ for step in range(8):
 print("trained", step)
 """
 MACHINE = ("--fast", "50%", "--slow", "emulated:cxl-asic-x8")
+OWN_CODE_BYTES = 32 << 20  # what Sentinel itself takes before it can look; 8 to 16 MiB were seen
 SAID = "sentinel: nothing is placed, training goes on: "
 
 
-def run(tmp_path: Path, *limits: object, env: dict[str, str] | None = None) -> list[str]:
-    """What was said on stderr by a run that trained to its end, exit code 0."""
+def run(
+    tmp_path: Path, *limits: object, env: dict[str, str] | None = None, within: Sequence[str] = (), auto: bool = True
+) -> list[str]:
+    """What was said on stderr by a run that trained to its end, exit code 0. `within`: a command that runs it."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    command = [sys.executable, "-m", "sentinel", "run", "--auto", *MACHINE, str(script), *map(str, limits)]
+    ours = ("-m", "sentinel", "run", "--auto", *MACHINE) if auto else ()
+    command = [*within, sys.executable, *ours, str(script), *map(str, limits)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
     assert done.stdout == "trained 7\n", done.stderr
     assert done.returncode == 0, done.stderr
@@ -71,3 +79,19 @@ def test_a_planner_that_fails_is_one_sentence(tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""), str(Path.cwd()))))
     said = run(tmp_path, env={"PYTHONPATH": path})
     assert [line for line in said if line.startswith(SAID)] == [f"{SAID}there is no plan"]
+
+
+@pytest.mark.parametrize("room", [OWN_CODE_BYTES, LEAST_ROOM_BYTES // 2, LEAST_ROOM_BYTES + (16 << 20)])
+def test_a_container_that_is_nearly_full_never_ends_the_run(tmp_path: Path, room: int) -> None:
+    """`room` beyond what training takes at its peak without Sentinel. Beyond its limit the kernel ends the process."""
+    with memory_group() as group:
+        within = ("bash", "-c", f'echo $$ >"{group.folder}/cgroup.procs"; exec "$@"', "bash")
+        run(tmp_path, within=within, auto=False)
+        group.limit.write_text(str(int(group.peak.read_text()) + room))
+        said = run(tmp_path, within=within)
+    refused = [line for line in said if line.startswith(SAID)]
+    if room < LEAST_ROOM_BYTES // 2:
+        assert len(refused) == 1
+        assert "give the container more memory" in refused[0]
+    else:
+        assert len(refused) <= 1
