@@ -3,7 +3,8 @@
     python -m tools.interrupts --tracker pagemap                  every line in every part of a life that runs it: hours
     python -m tools.interrupts --once                             every line once, in a part chosen by --seed
     python -m tools.interrupts --sample 40 --seed 3               some of them
-    python -m tools.interrupts --json all.json                    keeps each outcome
+    python -m tools.interrupts --once --json all.json             keeps each outcome
+    python -m tools.interrupts --once --json all.json --resume    goes on where that was interrupted
     python -m tools.interrupts --markdown table.md                writes the table, with the machine and versions
 
 Tells every few seconds how far it is. Exit code 1 where something was left behind, a second session did not run, or
@@ -39,8 +40,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep what --json has; only the other lines are run")
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
+    kept = _kept(parser, given)
     began = time.monotonic()
     sys.stderr.write("one life without an interrupt, to learn its lines\n")
     server = CaseServer(given.tracker)
@@ -48,18 +51,44 @@ def main() -> int:
     places = server.lines(given.seed) if given.once else server.places(given.sample, given.seed)
     which = "all" if len(places) == known else f"{len(places)} of them, seed {given.seed}"
     sys.stderr.write(f"a life has {known} places: a line in a part of it; interrupted: {which}\n")
-    outcomes = server.run(places, given.jobs, Progress(len(places)))
+    todo = [place for place in places if place not in kept]
+    found = kept | server.run(todo, given.jobs, Progress(len(todo)))
+    outcomes = {place: found[place] for place in places if place in found}
     text, wrong = table(outcomes, given.tracker)
     ended = f"{len(outcomes)} lives, of {known} places, in {time.monotonic() - began:.0f} s"
     sys.stdout.write(f"{text}\n{ended}\n")
     if given.json:
         rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
-        given.json.write_text(json.dumps(rows, indent=1))
+        given.json.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
     if given.markdown:
         given.markdown.write_text(f"{_made_by(given, len(outcomes), known)}\n\n{text}\n")
     if len(outcomes) < len(places):
         return 130
     return 1 if wrong else 0
+
+
+def _asked(given: argparse.Namespace) -> dict[str, str]:
+    """What outcomes that belong together have in common."""
+    return {"tracker": given.tracker, "commit": _commit()}
+
+
+def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Place, Outcome]:
+    """The outcomes that `--resume` goes on from; ends the program where they are of other lines."""
+    if not given.resume:
+        return {}
+    if given.json is None or not given.json.exists():
+        parser.error("--resume: name with --json the file of the run to go on with")
+    told = json.loads(given.json.read_text())
+    if (before := {name: told.get(name) for name in ("tracker", "commit")}) != _asked(given):
+        parser.error(f"--resume: {given.json} is of {before}, this is {_asked(given)}: run without --resume")
+    rows = [(tuple(row.pop("place")), row) for row in told["rows"]]
+    return {place: Outcome(**row) for place, row in rows}
+
+
+def _commit() -> str:
+    """The commit whose lines are run, and whether they were changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 class Progress:
@@ -85,14 +114,11 @@ def _made_by(given: argparse.Namespace, n_lives: int, known: int) -> str:
     """When, where and by which command a table was made."""
     seed = "" if given.sample is None else f" --sample {given.sample} --seed {given.seed}"
     seed = f" --once --seed {given.seed}" if given.once else seed
-    commit = subprocess.run(
-        ["git", "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     about = machine()
     on = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     return (
         f"Made by `python -m tools.interrupts --tracker {given.tracker}{seed}` on {time.strftime('%Y-%m-%d')}"
-        f", commit {commit or 'unknown'}.\n{n_lives} lives; a life has {known} places, each a line in a part of it.\n"
+        f", commit {_commit()}.\n{n_lives} lives; a life has {known} places, each a line in a part of it.\n"
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}; {on}."
     )
 
