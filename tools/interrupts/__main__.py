@@ -5,7 +5,7 @@
     python -m tools.interrupts --sample 40 --seed 3               some of them
     python -m tools.interrupts --once --json all.json             keeps each outcome
     python -m tools.interrupts --once --json all.json --resume    goes on where that was interrupted
-    python -m tools.interrupts --markdown table.md                writes the table, with the machine and versions
+    python -m tools.interrupts --markdown page.md                 writes a page with the table, machine and versions
 
 Tells every few seconds how far it is. Exit code 1 where something was left behind, a second session did not run, or
 training differed from stock; 130 after Ctrl-C, with the table of what there is.
@@ -30,6 +30,18 @@ from tools.interrupts.cases import CaseServer, table  # noqa: E402
 from tools.interrupts.life import Outcome, Place  # noqa: E402
 
 TELL_EVERY_S = 2
+ABOUT = """\
+# A session interrupted at every line
+
+Each row sums up lives of a session, every one in a process of its own: `start_profile()`, a watched step,
+`end_profile()`, steps that are watched again and applied, `stop()`. In each life a KeyboardInterrupt is raised once,
+at one line of Sentinel's, and the program goes on as one that catches it. *Went on*: the session did too, else it
+ended. *Cut a step*: the optimizer's step ended early, as Ctrl-C in stock training ends one.
+
+*Wrong* would be: after the next call of ours something is left behind (a mapping, a descriptor, a thread, a hook, a
+log that grows), a second session does not run to its report, or losses or parameters differ by a bit from those of
+stock training whose step was cut at the same parameter.
+"""
 
 
 def main() -> int:
@@ -61,7 +73,7 @@ def main() -> int:
         rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
         given.json.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
     if given.markdown:
-        given.markdown.write_text(f"{_made_by(given, len(outcomes), known)}\n\n{text}\n")
+        given.markdown.write_text(f"{ABOUT}\n{_made_by(given, len(outcomes), known)}\n\n{text}\n")
     if len(outcomes) < len(places):
         return 130
     return 1 if wrong else 0
