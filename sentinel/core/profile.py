@@ -169,7 +169,7 @@ def _range_problems(r: NDArray[Any], t: NDArray[Any], n_layers: int) -> str:
         return "a range is of a tensor that does not live across steps"
     if r["first_page"].min() < 0 or (r["stop_page"] > -(-t["nbytes"][r["tensor"]] // PAGE_BYTES)).any():
         return "a range lies outside its tensor"
-    if (r["pages_touched"] < 1).any() or (r["pages_touched"] > r["stop_page"] - r["first_page"]).any():
+    if (r["pages_touched"] < 1).any() or (r["pages_touched"] > r["stop_page"].astype(np.int64) - r["first_page"]).any():
         return "a range has no pages, or more are touched than it has"
     if (r["pages_written"] < -1).any() or (r["pages_written"] > r["pages_touched"]).any():
         return "more pages of a range are written than touched"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.errors import PlanError
 from sentinel.core.laws import check
@@ -10,13 +11,20 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, REASONS, Run
-from sentinel.core.trace import FREED, READ, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, TICK, WRITE, Trace
+from sentinel.core.trace import FREED, READ, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, TICK, WRITE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 from sentinel.files.digests import Noun
 
 MAX_TIERS = 64
 MAX_ADDRESS = 1 << 47
 """Addresses and sizes stay below what a process can map; sums over a file's rows then stay far from 64 bits."""
+MAX_EVENTS = 1 << 24
+"""Allocations in a step: planning takes some bytes of memory for each."""
+MAX_KEY = 1 << 31
+MAX_NS = 1 << 60
+"""Of one layer, which is 36 years: what is added up and taken off stays within 64 bits."""
+MAX_TRAFFIC = 1 << 56
+"""Bytes of one tensor that a layer reads or writes, and its floating-point operations: sums stay within 64 bits."""
 
 
 def problem_of(noun: Noun) -> str:
@@ -65,8 +73,47 @@ def _profile(profile: Profile) -> str:
     tensors = profile.tensors
     if profile.n_events < 0 or profile.unmanaged_peak_bytes < 0 or profile.live_peak_bytes < 0:
         return "a count or an amount of memory is negative"
+    if profile.n_events > MAX_EVENTS:
+        return f"a step of {profile.n_events} allocations, of which at most {MAX_EVENTS} are planned"
     if len(tensors) and tensors["nbytes"].max() > MAX_ADDRESS:
         return "a tensor is larger than any address space"
+    lasting = tensors[tensors["persistent"]]
+    if lasting["start"].any() or (lasting["stop"] != profile.n_layers).any():
+        return "a tensor that lives across steps does not live through the whole step"
+    passing = tensors[tensors["managed"] & ~tensors["persistent"]]
+    if len(passing) and (
+        min(passing["key_layer"].min(), passing["key_ordinal"].min()) < 0
+        or passing["key_layer"].max() >= profile.n_layers
+    ):
+        return "a managed tensor that does not live across steps has no place among the step's allocations"
+    return _accesses(profile) or _times(profile.layer_ns, profile.quality)
+
+
+def _accesses(profile: Profile) -> str:
+    accesses = profile.accesses
+    if (
+        len(accesses)
+        and min(accesses[name].min() for name in ("reads", "writes", "pages_touched", "pages_written")) < -1
+    ):
+        return "an access has a negative count"
+    amounts = ("read_bytes", "written_bytes", "touched_bytes")
+    if len(accesses) and (
+        min(accesses[name].min() for name in amounts) < 0 or max(accesses[name].max() for name in amounts) > MAX_TRAFFIC
+    ):
+        return "an access is of less than no bytes, or of more than a layer can pass"
+    if len(profile.flops) and (profile.flops.min() < -1 or profile.flops.max() > MAX_TRAFFIC):
+        return "a layer computes less than nothing, or more than it can"
+    return ""
+
+
+def _times(layer_ns: NDArray[np.int64], quality: Quality) -> str:
+    costs = (quality.overhead_ns, *quality.layer_overhead_ns)
+    if len(layer_ns) and (layer_ns.min() < 0 or layer_ns.max() > MAX_NS):
+        return "a layer takes less than no time, or longer than a lifetime"
+    if min(costs) < 0 or max(costs) > MAX_NS:
+        return "the tracker took less than no time, or longer than a lifetime"
+    if quality.layer_overhead_ns and len(quality.layer_overhead_ns) != len(layer_ns):
+        return "the tracker's time is told of another number of layers"
     return ""
 
 
@@ -93,12 +140,22 @@ def _trace(trace: Trace) -> str:
         return "two tensors share a name"
     if any(not 0 <= tensor.nbytes <= MAX_ADDRESS for tensor in trace.tensors):
         return "a tensor is larger than any address space"
+    if any(not 0 <= tensor.address <= MAX_ADDRESS for tensor in trace.tensors):
+        return "a tensor lies outside any address space"
+    if any(not 0 <= part < MAX_KEY for tensor in trace.tensors for part in tensor.key or ()):
+        return "the place of a tensor among the step's allocations has no such number"
     if len(events):
         if events["tensor"].min() < -1 or events["op"].min() < -1:
             return "an event names a tensor or operator that is not there"
         of_tensor = (events["kind"] <= FREED) | (events["kind"] == READ) | (events["kind"] == WRITE)
         if (events["tensor"][of_tensor] < 0).any():
             return "an event of a tensor names none"
+        spans = events[of_tensor]
+        if len(spans) and (
+            min(spans["offset"].min(), spans["nbytes"].min()) < 0
+            or max(spans["offset"].max(), spans["nbytes"].max()) > MAX_ADDRESS
+        ):
+            return "an event of a tensor lies outside any address space"
         if (np.diff(events["time_ns"][events["kind"] == TICK]) < 0).any():
             return "the ticks are not in order"
     pages = trace.pages
@@ -112,4 +169,4 @@ def _trace(trace: Trace) -> str:
         return "a run of touched pages is empty, or beyond any address space"
     if len(pages) and (pages["seen"].min() < 0 or pages["seen"].max() > SEEN_READ + SEEN_WRITE + SEEN_UNKNOWN):
         return "what was seen of a touched page is not known"
-    return ""
+    return _times(trace.layer_ns, trace.quality)

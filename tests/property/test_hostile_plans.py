@@ -36,15 +36,15 @@ HOSTILE = [
 ]
 
 
-def _paths(value: Any, at: Path_ = ()) -> Iterator[Path_]:
+def paths(value: Any, at: Path_ = ()) -> Iterator[Path_]:
     if at:
         yield at
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        yield from _paths(inner, (*at, key))
+        yield from paths(inner, (*at, key))
 
 
-def _changed(body: Any, at: Path_, to: Any) -> None:
+def changed(body: Any, at: Path_, to: Any) -> None:
     for key in at[:-1]:
         body = body[key]
     if to is GONE:
@@ -55,7 +55,7 @@ def _changed(body: Any, at: Path_, to: Any) -> None:
         body.append(body[at[-1]])
 
 
-changes = st.tuples(st.sampled_from(list(_paths(SOUND["plan"]))), st.sampled_from(HOSTILE))
+changes = st.tuples(st.sampled_from(list(paths(SOUND["plan"]))), st.sampled_from(HOSTILE))
 
 
 def _write(path: Path, body: Any) -> None:
@@ -71,7 +71,7 @@ def _write(path: Path, body: Any) -> None:
 @given(changes)
 def test_a_hostile_field_is_refused_or_does_no_harm(tmp_path: Path, change: tuple[Path_, Any]) -> None:
     body = copy.deepcopy(SOUND["plan"])
-    _changed(body, *change)
+    changed(body, *change)
     _write(tmp_path / "plan.json", body)
     try:
         plan = load_plan(tmp_path / "plan.json")
