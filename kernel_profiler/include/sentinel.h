@@ -109,7 +109,7 @@ SN_API void sn_free(void *address);
 SN_API int sn_tick(int32_t layer);
 
 /* Modes; owner only (-EPERM). Each drains other threads' frees. Leaving record or place returns
- * the free pages of its arena to the system. */
+ * the free pages of its arena to the system; leaving record empties the log and returns its pages too. */
 SN_API int sn_pass_through(void);
 SN_API int sn_record(void); /* clears the log */
 /* Slot i serves the allocation (layers[i], ordinals[i]) at placement base + offsets[i]. Offsets are multiples

@@ -37,6 +37,14 @@ int log_open() {
 
 void log_clear() { next.store(0, std::memory_order_release); }
 
+void log_release() {
+  const uint64_t used = held() * sizeof(sn_event);
+  log_clear();
+  if (used <= kWarmBytes) return;
+  // Where it fails, the pages stay until they are used again.
+  advise(reinterpret_cast<uintptr_t>(events.load()) + kWarmBytes, used - kWarmBytes, MADV_DONTNEED);
+}
+
 void log_append(uint8_t kind, const void *address, uint64_t nbytes, int32_t ordinal, uint32_t flags) {
   const uint64_t seq = sn_next_seq();
   const uint64_t index = next.fetch_add(1, std::memory_order_relaxed);

@@ -179,7 +179,10 @@ int start_mode(int wanted) {
   sn::exclusive_keep_free_pages(wanted == SN_RECORD);
   sn::placement_keep_free_pages(wanted == SN_PLACE);
   // Where this fails, pages stay resident until they are used again: no reason not to change the mode.
-  if (before == SN_RECORD && wanted != SN_RECORD) sn_exclusive_release();
+  if (before == SN_RECORD && wanted != SN_RECORD) {
+    sn_exclusive_release();
+    sn::log_release();
+  }
   if (before == SN_PLACE && wanted != SN_PLACE) sn_placement_release();
   return 0;
 }
