@@ -12,7 +12,8 @@ NATIVE := $(wildcard kernel_profiler/src/* kernel_profiler/include/*)
 NATIVE_BUILDS ?= ASAN+UBSAN TSAN Debug
 # Processes that run tests side by side: -n auto takes all cores.
 WORKERS ?= 2
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile
+# By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Idle threads of one process's operators would otherwise spin on the core of the other.
 check test: export OMP_WAIT_POLICY ?= passive
 

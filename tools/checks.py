@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15")
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile")
+# By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two

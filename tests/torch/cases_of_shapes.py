@@ -71,8 +71,8 @@ def packed_sequences() -> Job:
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step(i: int) -> float:
-        ids = tokens(i, rows=8, length=32)
-        lengths = torch.randint(4, 33, (8,), generator=torch.Generator().manual_seed(i))
+        ids = tokens(i, rows=8, length=16)  # each token of a sequence is some tensors more to plan
+        lengths = torch.randint(4, 17, (8,), generator=torch.Generator().manual_seed(i))
         loss = F.cross_entropy(model(ids, lengths).flatten(0, 1), ids.flatten())
         opt.zero_grad()
         loss.backward()
