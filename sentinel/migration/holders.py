@@ -12,7 +12,6 @@ import functools
 import gc
 import inspect
 import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,10 +52,24 @@ class Holders:
     objection: str
 
 
-def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
+@dataclass(frozen=True)
+class Examined:
+    """What holds the storage of each tensor asked for, and what was found on the way."""
+
+    rows: list[Holders]
+    known: list[torch.Tensor]
+    """All tensors that Python knew, kept alive."""
+    impls: NDArray[np.uint64]
+    """Their TensorImpls."""
+    slots: Counter[int]
+    """What local variables of this thread's functions refer to, by id: how often."""
+
+
+def examine(tensors: Sequence[torch.Tensor]) -> Examined:
     """The holders of each tensor's storage, one per tensor. One pass over all objects of the process.
 
-    Call it where no operator runs and no other thread handles these tensors.
+    Other threads may run meanwhile: what it says is true only where they don't. A local variable of another thread's
+    functions explains nothing: a call under way may be using what it refers to.
     """
     in_frames = _frame_slots()
     objects = gc.get_objects()
@@ -64,7 +77,8 @@ def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
     handles = [o for o in objects if type(o) in kinds]
     known = [o for o in handles if isinstance(o, torch.Tensor)]
     with torch._C.DisableTorchFunctionSubclass():
-        rows = _tensor_rows([o._cdata for o in known])
+        impls = np.array([o._cdata for o in known], dtype=np.uint64)
+        rows = _tensor_rows(impls)
         asked = [t._cdata for t in tensors]
     storage_of = {int(row["tensor"]): int(row["storage"]) for row in rows}
     wanted = [storage_of.get(impl, 0) for impl in asked]
@@ -74,13 +88,14 @@ def examine(tensors: Sequence[torch.Tensor]) -> list[Holders]:
     holders = rows[np.isin(rows["storage"], involved)]
     python = {*holders["python"].tolist(), *storages["python"][np.isin(storages["storage"], involved)].tolist()}
     suspects = [o for o in handles if id(o) in python]
-    del handles, known
+    del handles
     explained = _referents(objects, python)
     del objects
     explained.update(in_frames)
+    explained.update(filter(python.__contains__, map(id, known)))  # a list made after `objects`
     judge = _Judge(holders, storages, _unexplained(suspects, explained), {id(o): type(o) for o in suspects})
     found = {storage: judge.holders(storage) for storage in set(wanted)}
-    return [found[storage] for storage in wanted]
+    return Examined([found[storage] for storage in wanted], known, impls, in_frames)
 
 
 class _Judge:
@@ -125,7 +140,7 @@ class _Judge:
         if not all(self._accounted(int(holder["python"]), int(holder["uses"])) for holder in (row, *tensors)):
             if row["resizable"] == 0:
                 return "a numpy array shares its memory"
-            return "a reference to a tensor of it can't be explained (an array, a C extension or a call under way)"
+            return "a reference to a tensor of it can't be explained (an array, a C extension or another thread's call)"
         return ""
 
     def _accounted(self, python: int, uses: int) -> bool:
@@ -133,12 +148,11 @@ class _Judge:
         return python == 0 or self.unexplained.get(python) == (1 if uses > 1 else 0)
 
 
-def _tensor_rows(impls: list[int]) -> NDArray[np.void]:
+def _tensor_rows(asked: NDArray[np.uint64]) -> NDArray[np.void]:
     """A row for each of these tensors, their gradients and the bases of views."""
     call = torch_shim.function(
         "sn_shim_tensors", ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64
     )
-    asked = np.array(impls, dtype=np.uint64)
     rows = np.empty(2 * len(asked) + 64, dtype=TENSOR_ROW)
     while (
         count := native.check("sn_shim_tensors", call(asked.ctypes.data, len(asked), rows.ctypes.data, len(rows)))
@@ -190,16 +204,14 @@ def _counts(objects: list[Any]) -> list[int]:
 
 
 def _frame_slots() -> Counter[int]:
-    """References from local variables of running functions, which the collector does not show."""
+    """References from local variables of this thread's running functions, which the collector does not show."""
     found: Counter[int] = Counter()
-    running: dict[int, FrameType | None] = {**sys._current_frames()}
     # From the caller on: a frame that names itself lives, with all its callers and their locals, until the next
     # collection. From 3.13 on that is so of generators too.
-    running[threading.get_ident()] = sys._getframe(1)
-    for frame in running.values():
-        while frame is not None:
-            found.update(_slots(frame))
-            frame = frame.f_back
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.update(_slots(frame))
+        frame = frame.f_back
     return found
 
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "guarded.h"
+#include "referrers.h"
 #include "sentinel.h"
 #include "shim.h"
 
@@ -41,6 +42,13 @@ struct StorageRow {
   uint64_t uses;
   uint64_t memory;
   uint64_t resizable;  // 0 for ever once a numpy array was made of it
+};
+
+struct Move {
+  uint64_t storage;
+  uint64_t uses;
+  uint64_t address;  // out
+  int64_t result;    // out
 };
 
 template <typename Slot>
@@ -156,6 +164,67 @@ void keep(c10::DataPtr data, size_t nbytes, uint64_t most_bytes) {
   while (left_bytes > most_bytes && left().size() > 1) give_back_oldest();
 }
 
+// Which of the storages nothing holds but what is known; with no other Python thread running until the caller returns.
+std::vector<char> held_as_known(const Move *moves, uint64_t count, const uint64_t *impls, uint64_t impl_count,
+                                const sn_shim::Interpreter &python) {
+  Survey survey;
+  for (uint64_t i = 0; i < impl_count; i++) survey.add(reinterpret_cast<TensorImpl *>(impls[i]));
+  std::unordered_map<uint64_t, std::vector<TensorRow>> of;
+  for (uint64_t i = 0; i < count; i++) of[moves[i].storage];
+  std::vector<uint64_t> wanted;
+  for (const TensorRow &row : survey.tensors()) {
+    const auto tensors = of.find(row.storage);
+    if (tensors == of.end()) continue;
+    tensors->second.push_back(row);
+    if (row.python != 0) wanted.push_back(row.python);
+  }
+  for (const auto &[storage, tensors] : of)
+    if (const StorageRow row = describe(reinterpret_cast<StorageImpl *>(storage)); row.python != 0)
+      wanted.push_back(row.python);
+  const auto unexplained = sn_shim::unexplained(python, wanted);
+  const auto as_known = [&](uint64_t object, uint64_t uses) {
+    if (object == 0) return true;
+    const auto found = unexplained.find(object);  // while C++ holds a tensor too, that holds the object, once
+    return found != unexplained.end() && found->second == (uses > 1 ? 1 : 0);
+  };
+  std::vector<char> may;
+  for (uint64_t i = 0; i < count; i++) {
+    const StorageRow row = describe(reinterpret_cast<StorageImpl *>(moves[i].storage));
+    const std::vector<TensorRow> &tensors = of[moves[i].storage];
+    bool fine = row.uses == tensors.size() + (row.python != 0) && row.memory <= kManagedMemory &&
+                as_known(row.python, row.uses);
+    for (const TensorRow &tensor : tensors)
+      fine = fine && tensor.uses == tensor.accounted + (tensor.python != 0) && as_known(tensor.python, tensor.uses);
+    may.push_back(fine);
+  }
+  return may;
+}
+
+// 1: moved; 0: its count of holders is no longer `uses`; or -errno.
+int move(Move *asked, uint64_t keep_bytes) {
+  StorageImpl *impl = reinterpret_cast<StorageImpl *>(asked->storage);
+  if (::uses(impl) != asked->uses) return 0;
+  const size_t nbytes = impl->nbytes();
+  void *moved = sn_allocate_exclusive(nbytes);
+  if (moved == nullptr) return -ENOMEM;
+  int error = sn_exclusive_fill(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
+  if (error == 0) {
+    error = sn::guarded([&] {  // torch's profiler keeps a table of what lives
+      c10::profiledCPUMemoryReporter().New(moved, nbytes);
+      return 0;
+    });
+  }
+  if (error != 0) {
+    sn_free(moved);
+    return error;
+  }
+  c10::DataPtr old = impl->set_data_ptr({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
+  impl->set_allocator(sn_shim::managed_allocator());
+  asked->address = word(moved);
+  keep(std::move(old), nbytes, keep_bytes);
+  return 1;
+}
+
 }  // namespace
 
 // Writes one row for each tensor found from the `count` TensorImpls; returns how many there are, writing none
@@ -174,30 +243,19 @@ extern "C" SN_API void sn_shim_storages(const uint64_t *storages, uint64_t count
   for (uint64_t i = 0; i < count; i++) out[i] = describe(reinterpret_cast<StorageImpl *>(storages[i]));
 }
 
-// Moves the storage's bytes into the exclusive arena. 1: moved; 0: its count of holders is no longer `uses`;
-// or -errno. Of what storages have left, up to `keep_bytes` stay until sn_shim_give_back(). The GIL is held.
-extern "C" SN_API int sn_shim_move(uint64_t storage, uint64_t uses, uint64_t keep_bytes, uint64_t *address) {
-  StorageImpl *impl = reinterpret_cast<StorageImpl *>(storage);
-  if (::uses(impl) != uses) return 0;
-  const size_t nbytes = impl->nbytes();
-  void *moved = sn_allocate_exclusive(nbytes);
-  if (moved == nullptr) return -ENOMEM;
-  int error = sn_exclusive_fill(moved, impl->_mutable_data_ptr_no_checks().get(), nbytes);
-  if (error == 0) {
-    error = sn::guarded([&] {  // torch's profiler keeps a table of what lives
-      c10::profiledCPUMemoryReporter().New(moved, nbytes);
-      return 0;
-    });
-  }
-  if (error != 0) {
-    sn_free(moved);
-    return error;
-  }
-  c10::DataPtr old = impl->set_data_ptr({moved, moved, &sn_shim::release, c10::Device(c10::DeviceType::CPU)});
-  impl->set_allocator(sn_shim::managed_allocator());
-  *address = word(moved);
-  keep(std::move(old), nbytes, keep_bytes);
-  return 1;
+// Moves each storage's bytes into the exclusive arena, if its holders are what they were: `uses` references, and, where
+// other Python threads may run (`python`), nothing that a call of theirs under way could be using. `impls` are all known
+// tensors. Writes of each storage the new address or 0, and 1: moved; 0: it is held otherwise; or -errno. Of what storages
+// have left, up to `keep_bytes` stay until sn_shim_give_back(). 0 or -errno. The GIL is held, and kept.
+extern "C" SN_API int sn_shim_move(Move *moves, uint64_t count, const uint64_t *impls, uint64_t impl_count,
+                                   uint64_t keep_bytes, const sn_shim::Interpreter *python) {
+  return sn::guarded([&] {
+    std::vector<char> may(count, 1);
+    if (python != nullptr) may = held_as_known(moves, count, impls, impl_count, *python);
+    for (uint64_t i = 0; i < count; i++)
+      moves[i].result = may[i] != 0 ? move(&moves[i], keep_bytes) : 0;
+    return 0;
+  });
 }
 
 // Gives back all that storages have left; how many bytes that were. The GIL is held.
