@@ -122,13 +122,12 @@ def _operators() -> Trial:
     from sentinel.profiler import operators
     from sentinel.profiler.record import BLIND_TO
 
-    with torch.no_grad():
-        source, target = torch.ones(1009), torch.zeros(1009)
-        operators.start()
-        try:
-            target.add_(source)
-        finally:
-            operators.stop()
+    source, target = torch.ones(1009), torch.zeros(1009)
+    operators.start()
+    try:
+        target.add_(source)
+    finally:
+        operators.stop()
     rows = operators.log().events
     found = {
         kind: set(rows["address"][rows["kind"] == kind].tolist()) for kind in (operators.READ, operators.WRITE)

@@ -82,7 +82,8 @@ def start_profile(
     try:
         session.open()
     except BaseException:
-        _last = before
+        if ticks.sink is not session:  # else it is whole, or is ended by the next call: the interrupt came after it
+            _last = before
         raise
     _watch_for_the_end()
 

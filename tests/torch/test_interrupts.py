@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
-from sentinel.profiler import operators  # noqa: E402
+from sentinel.profiler import operators, record  # noqa: E402
 from sentinel.profiler.pages import binding  # noqa: E402
 from sentinel.profiler.pages.engine import ArmedTracker  # noqa: E402
 from sentinel.profiler.record import StepRecorder  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.session.session import Session  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -32,7 +33,7 @@ def tracked() -> None:
         pytest.skip(f"needs tracker pagemap: {why}")
 
 
-def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:
+def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) -> list[str]:
     """The next call of `owner.name` ends with a KeyboardInterrupt, before it does anything or after it did all."""
     real: Callable[..., Any] = getattr(owner, name)
     came: list[str] = []
@@ -80,7 +81,7 @@ POINTS = [
 @pytest.mark.usefixtures("tracked")
 @pytest.mark.parametrize(("owner", "name", "after"), POINTS, ids=[f"{o.__name__}.{n}" for o, n, _ in POINTS])
 def test_an_interrupt_in_a_tick_ends_the_session_and_a_second_one_runs(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """The first step is provisional: the next whole one is recorded in the ticks of steps that the user trains on."""
     work, losses, cut = job(), [], []
@@ -150,4 +151,38 @@ def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypa
             sentinel.stop()
         assert sentinel.active()
         assert [work.step(i) for i in range(4)] == expected
+    nothing_is_left()
+
+
+@pytest.mark.usefixtures("tracked")
+def test_an_interrupt_after_start_profile_has_done_all_leaves_a_session_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It runs though the call raised; it can be used, and can be ended."""
+    stock, work = job(), job()
+    expected = [stock.step(i) for i in range(4)]
+    with sentinel.annotate(work.models, work.optimizers):
+        losses = [work.step(0)]
+        assert interrupted_once(monkeypatch, Session, "open", after=True) == []
+        with pytest.raises(KeyboardInterrupt):
+            sentinel.start_profile(**WATCHED)
+        assert sentinel.active()
+        losses.append(work.step(1))
+        sentinel.end_profile()
+        losses += [work.step(i) for i in range(2, 4)]
+        sentinel.stop()
+    nothing_is_left()
+    assert losses == expected
+
+
+def test_an_interrupt_while_the_cost_of_recording_is_tried_leaves_grad_mode_and_operators_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record._operator_ns.cache_clear()
+    came = interrupted_once(monkeypatch, operators, "start", after=True)
+    work = job()
+    with pytest.raises(KeyboardInterrupt):
+        sentinel.start_profile(work.models, work.optimizers, **ASKED)
+    assert came
+    assert torch.is_grad_enabled()
     nothing_is_left()

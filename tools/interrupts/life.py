@@ -23,6 +23,7 @@ import torch
 import torch.optim.optimizer as torch_optimizer
 
 import sentinel
+from sentinel.core.errors import UsageError
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import operators, slices, ticks, torch_shim
 from sentinel.system import native
@@ -134,8 +135,14 @@ def live(tracker: str, target: Place | None) -> Outcome:
     updated: set[int] = set()
 
     def end_profile() -> None:
-        if sentinel.active():
+        """A step that was cut before its first layer ended has no profile: that is said, and the session has ended."""
+        if not sentinel.active():
+            return
+        try:
             sentinel.end_profile()
+        except UsageError as error:
+            if outcome.cut_step is None or "has no layer" not in str(error) or sentinel.active():
+                raise
 
     def stop() -> None:
         if sentinel.active():
