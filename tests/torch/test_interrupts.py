@@ -76,10 +76,17 @@ POINTS = [
     (ManagedMemory, "record", True),
     (ManagedMemory, "place", True),
 ]
+# What begins or ends just before or after another point: another session of many seconds for a call or two.
+NEXT_TO_ANOTHER = [(ArmedTracker, "stop"), (StepRecorder, "start"), (ManagedMemory, "record")]
+
+
+def _point(owner: type, name: str, after: bool) -> Any:
+    slow = [pytest.mark.slow] if (owner, name) in NEXT_TO_ANOTHER else []
+    return pytest.param(owner, name, after, id=f"{owner.__name__}.{name}", marks=slow)
 
 
 @pytest.mark.usefixtures("tracked")
-@pytest.mark.parametrize(("owner", "name", "after"), POINTS, ids=[f"{o.__name__}.{n}" for o, n, _ in POINTS])
+@pytest.mark.parametrize(("owner", "name", "after"), [_point(*point) for point in POINTS])
 def test_an_interrupt_in_a_tick_ends_the_session_and_a_second_one_runs(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
@@ -105,7 +112,7 @@ def test_an_interrupt_in_a_tick_ends_the_session_and_a_second_one_runs(
 
 @pytest.mark.usefixtures("tracked")
 @pytest.mark.parametrize("name", ["unback", "touch_stop", "unmap_at"])
-@pytest.mark.parametrize("during", ["end_profile", "stop"])
+@pytest.mark.parametrize("during", ["end_profile", pytest.param("stop", marks=pytest.mark.slow)])
 def test_an_end_that_is_cut_short_goes_on_with_the_next_call(
     monkeypatch: pytest.MonkeyPatch, name: str, during: str
 ) -> None:
