@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 from torch import nn  # noqa: E402
 
+from sentinel.migration import adopt as adopting  # noqa: E402
 from sentinel.migration.adopt import Adoption, adopt  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
 
@@ -339,3 +340,24 @@ def test_malloc_is_asked_to_give_back_what_moved_storages_leave(
     rows = adopt(memory, [(f"t{i}", tensor) for i, tensor in enumerate([stock(1024) for _ in range(5)])])
     assert [row.moved for row in rows] == [True] * 5
     assert len(trims) == 3
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_is_held_since_the_references_were_counted_stays(
+    memory: ManagedMemory, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """A storage that has got one more user than was counted; unchanged, it moves."""
+    memory.pass_through()
+    tensor, later = stock(500), []
+
+    def examine_and_hold(tensors: Any) -> Any:
+        found = examine(tensors)
+        if held:
+            later.append(tensor.detach())
+        return found
+
+    examine = adopting.examine
+    monkeypatch.setattr(adopting, "examine", examine_and_hold)
+    row = only(adopt(memory, [("t", tensor)]))
+    assert (row.moved, row.reason) == (not held, "its references changed while they were counted" if held else "")
+    assert torch.equal(tensor, stock(500))
