@@ -1,5 +1,9 @@
 // The exclusive arena: pages of one's own, reuse, release.
 
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -76,6 +80,38 @@ void large_ones_begin_with_a_huge_page() {
   void *whole = sn_allocate_exclusive(8 * kMiB);
   CHECK(offset(whole) == 0);
   sn_free(whole);
+  CHECK(sn_memory_destroy() == 0);
+}
+
+// Whether the kernel may make huge pages of the mapping that holds `address`, by what it was advised.
+bool may_be_huge(const void *address) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    if (sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      here = begin <= reinterpret_cast<uintptr_t>(address) && reinterpret_cast<uintptr_t>(address) < end;
+    if (here && line.rfind("VmFlags:", 0) == 0) return line.find(" hg") != std::string::npos;
+  }
+  CHECK(false);
+  return false;
+}
+
+void tensors_have_huge_pages_unless_told_otherwise() {
+  if (access("/sys/kernel/mm/transparent_hugepage", F_OK) != 0) return;  // the kernel has none
+  create();
+  void *by_default = sn_allocate_exclusive(4 * kMiB);
+  sn_exclusive_huge(0);
+  void *small = sn_allocate_exclusive(4 * kMiB);
+  sn_exclusive_huge(1);
+  void *large = sn_allocate_exclusive(4 * kMiB);
+  CHECK(may_be_huge(by_default) && !may_be_huge(small) && may_be_huge(large));
+  for (void *tensor : {by_default, small, large}) sn_free(tensor);
+  sn_exclusive_huge(0);
+  void *again = sn_allocate_exclusive(4 * kMiB);  // where one was that had them
+  CHECK(!may_be_huge(again));
+  sn_free(again);
+  sn_exclusive_huge(1);
   CHECK(sn_memory_destroy() == 0);
 }
 
@@ -291,5 +327,6 @@ int main() {
   CHECK(counters().live_bytes == 0 && counters().unmanaged_live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);
   large_ones_begin_with_a_huge_page();
+  tensors_have_huge_pages_unless_told_otherwise();
   return 0;
 }
