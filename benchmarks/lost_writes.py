@@ -1,26 +1,29 @@
 """Do stores of other threads survive while memory changes its backing? Counts those that are lost, tracker by tracker.
 
-    python benchmarks/lost_writes.py [--rounds N] [--mib N] [--trackers NAME...]
+    python -m benchmarks.lost_writes [--rounds N] [--mib N] [--trackers NAME...] [--control]
 
 While N rounds of profile, apply and stop run, three threads write to buffers of the model that is trained: small
-operators in place, which keep the GIL; operators over the whole of a large buffer, which do not; and memset from C.
-Prints JSON: of each tracker the updates made and lost, and what watched. Exit 1 if one was lost, or if another
-tracker watched than was asked for.
+operators in place, which keep the GIL; operators over the whole of a large buffer, which do not; and C that
+steps a number in each page. All read, step and write: one that is lost shows at the end, whatever is written later.
+Prints JSON: of each tracker the updates made and lost, and what watched; progress on stderr. Exit 1 if one was lost,
+or if another tracker watched than was asked for. With --control each buffer is copied away and back once while it is
+written to, as a change of backing that holds nobody would: 0 if updates of each kind are seen to be lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import sys
 import threading
+import time
 from typing import Any
 
 import torch
 from torch import nn
 
 import sentinel
+from benchmarks._bench import emit
 from sentinel import session
 
 TRACKERS = ("ops", "ebpf", "perf", "pagemap", "uffd")
@@ -51,7 +54,6 @@ class Writers:
         self._pages = self._plain.numel() // PAGE
         self._plain_at = self._plain.data_ptr()
         self.made = {"small": 0, "large": 0, "plain": 0}
-        self._written = [0] * self._pages
         works = (self._write_small, self._write_large, self._write_plain)
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self._threads:
@@ -70,28 +72,44 @@ class Writers:
             self.made["large"] += 1
 
     def _write_plain(self) -> None:
+        step = ctypes.CDLL(None).rand_r  # from C, without the GIL: from one number to the next
         while not self._over.is_set():
-            count = self.made["plain"]
-            page, value = count % self._pages, count // self._pages % 251 + 1
-            ctypes.memset(self._plain_at + page * PAGE, value, PAGE)
-            self._written[page] = value
+            step(ctypes.c_void_p(self._plain_at + self.made["plain"] % self._pages * PAGE))
             self.made["plain"] += 1
 
+    def _numbers(self) -> torch.Tensor:
+        """What the page numbers should be: some pages were stepped once more than the others."""
+        whole, more = divmod(self.made["plain"], self._pages)
+        number = ctypes.c_uint(0)
+        for _ in range(whole):
+            ctypes.CDLL(None).rand_r(ctypes.byref(number))
+        expected = torch.full((self._pages,), ctypes.c_int(number.value).value, dtype=torch.int32)
+        ctypes.CDLL(None).rand_r(ctypes.byref(number))
+        expected[:more] = ctypes.c_int(number.value).value
+        return expected
+
+    def lose(self) -> None:
+        """Loses some updates of each kind: what is written between two copies of a buffer."""
+        for kind, buffer in (("small", self._small), ("large", self._large), ("plain", self._plain)):
+            before, at = buffer.clone(), self.made[kind]
+            while self.made[kind] < at + (self._pages if kind == "plain" else 1) + 2:
+                time.sleep(0.001)
+            buffer.copy_(before)
+
     def lost(self) -> dict[str, int]:
-        """Ends the threads. How many elements, or pages, do not hold what was written last."""
+        """Ends the threads. How many elements, or page numbers, are not what they should be."""
         self._over.set()
         for thread in self._threads:
             thread.join()
-        plain = self._plain.view(self._pages, PAGE).to(torch.int32)
-        last = torch.tensor(self._written, dtype=torch.int32)
+        plain = self._plain.view(torch.int32)[:: PAGE // 4]
         return {
             "small": int((self.made["small"] - self._small[:: PAGE // 4]).sum()),
             "large": int((self._large != self.made["large"]).sum()),
-            "plain": int((plain != last[:, None]).any(1).sum()),
+            "plain": int((plain != self._numbers()).sum()),
         }
 
 
-def measure(tracker: str, rounds: int, large_bytes: int) -> dict[str, Any]:
+def measure(tracker: str, rounds: int, large_bytes: int, control: bool) -> dict[str, Any]:
     """`rounds` of profile, apply and stop under `tracker`, while the threads write."""
     torch.manual_seed(5)
     model = Watched(large_bytes)
@@ -117,6 +135,8 @@ def measure(tracker: str, rounds: int, large_bytes: int) -> dict[str, Any]:
     one_round("ops")  # moves the buffers to managed memory, where they stay
     writers = Writers(model)
     watched = sorted({one_round(tracker) for _ in range(rounds)})
+    if control:
+        writers.lose()
     lost = writers.lost()
     annotation.remove()
     return {"rounds": rounds, "watched_by": watched, "made": writers.made, "lost": lost}
@@ -128,9 +148,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mib", type=int, default=1024, help="the large buffer's size")
     parser.add_argument("--trackers", nargs="+", default=TRACKERS, choices=TRACKERS)
+    parser.add_argument("--control", action="store_true", help="lose updates on purpose, and see that it is told")
     options = parser.parse_args()
-    seen = {tracker: measure(tracker, options.rounds, options.mib << 20) for tracker in options.trackers}
-    print(json.dumps({"large_bytes": options.mib << 20, "trackers": seen}))
+    seen = {}
+    for tracker in options.trackers:
+        print(f"lost_writes: {tracker}, {options.rounds} rounds", file=sys.stderr, flush=True)
+        seen[tracker] = measure(tracker, options.rounds, options.mib << 20, options.control)
+    settings = {"large_bytes": options.mib << 20, "control": options.control}
+    emit("no update of another thread is lost", settings, {"trackers": seen})
+    if options.control:
+        return 0 if all(all(s["lost"].values()) for s in seen.values()) else 1
     fine = all(not any(s["lost"].values()) and s["watched_by"] == [tracker] for tracker, s in seen.items())
     return 0 if fine else 1
 
