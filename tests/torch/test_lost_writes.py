@@ -32,7 +32,7 @@ def test_no_update_of_another_thread_is_lost(tracker: str) -> None:
         pytest.skip(f"needs tracker {tracker}: {refused}")
     if not binding.guarded():
         pytest.skip("needs userfaultfd, for faults inside system calls too: run as root")
-    done = _run("benchmarks/lost_writes.py", "--rounds", "2", "--mib", "32", "--trackers", tracker)
+    done = _run("-m", "benchmarks.lost_writes", "--rounds", "2", "--mib", "32", "--trackers", tracker)
     assert done.returncode in (0, 1), done.stderr
     seen = json.loads(done.stdout)["results"]["trackers"][tracker]
     assert seen["watched_by"] == [tracker]
@@ -42,5 +42,5 @@ def test_no_update_of_another_thread_is_lost(tracker: str) -> None:
 
 def test_updates_that_are_lost_are_told() -> None:
     """Negative control: what is written between two copies of a buffer."""
-    done = _run("benchmarks/lost_writes.py", "--rounds", "1", "--mib", "8", "--trackers", "ops", "--control")
+    done = _run("-m", "benchmarks.lost_writes", "--rounds", "1", "--mib", "8", "--trackers", "ops", "--control")
     assert done.returncode == 0, done.stderr + done.stdout
