@@ -190,6 +190,24 @@ def _overhead(told: Told) -> Iterator[str]:
     yield f"An `add_layer()` without a session takes {idle_ns:.0f} ns, the loop around it included."
 
 
+def _lost_writes(told: Told) -> Iterator[str]:
+    trackers = told["results"]["trackers"]
+    rounds = {seen["rounds"] for seen in trackers.values()}
+    yield (
+        f"`python -m benchmarks.lost_writes`, {_where(told)} {min(rounds)} rounds of profile, apply and stop for each"
+        " tracker, while three other threads write to managed buffers: operators on"
+        f" {told['large_bytes'] / 2**30:.0f} GiB, which let go of the GIL; small ones, which keep it; and a loop in C."
+        " Each update adds to what is there, so that one that is lost shows at the end. `--control` loses some on"
+        " purpose, and is told so. Other work ran beside it: nothing here is a time."
+    )
+    yield ""
+    yield from _columns("tracker", "1 GiB operators", "small operators", "updates of a page in C", "lost")
+    for name, seen in trackers.items():
+        made = [f"{seen['made'][kind]:,}" for kind in ("large", "small", "plain")]
+        watched = name if seen["watched_by"] == [name] else f"{name}, **watched by {seen['watched_by']}**"
+        yield f"| {' | '.join([f'`{watched}`', *made, str(sum(seen['lost'].values()))])} |"
+
+
 def _columns(*titles: str) -> Iterator[str]:
     yield f"| {' | '.join(titles)} |"
     yield f"|{' --- |' * len(titles)}"
@@ -205,6 +223,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "overhead-always": ("Nothing to move, and huge pages for all", _overhead),
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
+    "lost-writes": ("What other threads write meanwhile", _lost_writes),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),
     "scale": ("128 GiB", _scale),
     "scale-1tib": ("1 TiB", _scale),

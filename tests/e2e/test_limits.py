@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.session.auto import LEAST_ROOM_BYTES
 from tests.memory_groups import memory_group
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
@@ -81,16 +80,20 @@ def test_a_planner_that_fails_is_one_sentence(tmp_path: Path) -> None:
     assert [line for line in said if line.startswith(SAID)] == [f"{SAID}there is no plan"]
 
 
-@pytest.mark.parametrize("room", [OWN_CODE_BYTES, LEAST_ROOM_BYTES // 2, LEAST_ROOM_BYTES + (16 << 20)])
-def test_a_container_that_is_nearly_full_never_ends_the_run(tmp_path: Path, room: int) -> None:
-    """`room` beyond what training takes at its peak without Sentinel. Beyond its limit the kernel ends the process."""
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_container_that_is_nearly_full_never_ends_the_run(tmp_path: Path, share: float) -> None:
+    """`share` of the room that a session asks for, beyond what training takes at its peak without Sentinel. Beyond its
+    limit the kernel ends the process."""
+    from sentinel.session.auto import LEAST_ROOM_BYTES  # needs torch
+
+    room = OWN_CODE_BYTES + round(share * LEAST_ROOM_BYTES)
     with memory_group() as group:
         within = ("bash", "-c", f'echo $$ >"{group.folder}/cgroup.procs"; exec "$@"', "bash")
         run(tmp_path, within=within, auto=False)
         group.limit.write_text(str(int(group.peak.read_text()) + room))
         said = run(tmp_path, within=within)
     refused = [line for line in said if line.startswith(SAID)]
-    if room < LEAST_ROOM_BYTES // 2:
+    if not share:
         assert len(refused) == 1
         assert "give the container more memory" in refused[0]
     else:
