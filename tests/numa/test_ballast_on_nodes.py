@@ -79,7 +79,7 @@ def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Group) -> No
         with taken():
             assert node_room_bytes(0) < LEFT - TAKEN + CLOSE
             assert abs(room_after(ballast) - LEFT) < CLOSE
-        assert node_room_bytes(0) > LEFT + TAKEN - CLOSE
+        assert node_room_bytes(0) > LEFT + TAKEN - 2 * CLOSE  # it was close to LEFT, and what was taken is free again
         assert abs(room_after(ballast) - LEFT) < CLOSE
     assert node_room_bytes(0) > 2 * LEFT
 
