@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.core.units import PAGE_BYTES, page_ceil  # noqa: E402
-from sentinel.migration.memory import ManagedMemory  # noqa: E402
 from sentinel.profiler.pages import obstacle  # noqa: E402
+from sentinel.system import native  # noqa: E402
 
 MIB = 1 << 20
 HUGE = 2 * MIB
+HUGE_PAGES, RESIDENT = "AnonHugePages:", "Rss:"
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 pytestmark = [
@@ -46,14 +49,26 @@ def _whole_chunks(tensors: list[Any]) -> int:
 
 
 def _arena() -> tuple[int, int]:
-    memory = ManagedMemory._current
-    assert memory is not None
-    base, _, reserved = memory.exclusive_extent()
-    return base, base + reserved
+    found = native.Range()
+    if native.library().sn_exclusive_range(ctypes.byref(found)):
+        return 0, 0  # it is not there yet
+    return found.base, found.base + found.reserved_bytes
+
+
+def _held(key: str) -> int:
+    """Bytes of the arena that smaps tells under `key`."""
+    return sum(_mapped(key, *_arena()).values())
+
+
+@pytest.fixture
+def left() -> dict[str, int]:
+    """What earlier tests of this process have left in the arena."""
+    gc.collect()
+    return {key: _held(key) for key in (HUGE_PAGES, RESIDENT)}
 
 
 @pytest.mark.parametrize("tracker", ["pagemap", "ops"])
-def test_large_tensors_have_huge_pages_but_while_they_are_watched(tracker: str) -> None:
+def test_large_tensors_have_huge_pages_but_while_they_are_watched(tracker: str, left: dict[str, int]) -> None:
     refused = None if tracker == "ops" else obstacle(tracker)
     if refused is not None:
         pytest.skip(f"needs tracker {tracker}: {refused}")
@@ -74,37 +89,33 @@ def test_large_tensors_have_huge_pages_but_while_they_are_watched(tracker: str) 
             assert not _mapped("ShmemPmdMapped:", start, stop)
     finally:
         sentinel.stop()
-    huge = _mapped("AnonHugePages:", start, stop)
-    assert 0 < sum(huge.values()) <= most  # as many as the host had
-    resident = sum(_mapped("Rss:", start, stop).values())
-    assert resident <= sum(page_ceil(tensor.numel() * 4) for tensor in tensors) + PAGE_BYTES
+    assert 0 < _held(HUGE_PAGES) - left[HUGE_PAGES] <= most  # as many as the host had
+    assert _held(RESIDENT) - left[RESIDENT] <= sum(page_ceil(tensor.numel() * 4) for tensor in tensors) + PAGE_BYTES
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
-def test_tensors_that_fill_no_huge_page_have_none() -> None:
+def test_tensors_that_fill_no_huge_page_have_none(left: dict[str, int]) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(500, 1000) for _ in range(12)))
     sentinel.start_profile(model, slow="emulated:cxl-asic-x8", tracker="ops")
-    start, stop = _arena()
     sentinel.stop()
-    assert sum(_mapped("Rss:", start, stop).values()) >= 20 * MIB
-    assert not _mapped("AnonHugePages:", start, stop)
+    assert _held(RESIDENT) - left[RESIDENT] >= 20 * MIB
+    assert _held(HUGE_PAGES) <= left[HUGE_PAGES]
 
 
-def test_what_follows_a_tensor_with_huge_pages_has_small_ones() -> None:
+def test_what_follows_a_tensor_with_huge_pages_has_small_ones(left: dict[str, int]) -> None:
     model = torch.nn.Linear(2048, 4096)
     sentinel.start_profile(model, slow="emulated:cxl-asic-x8", tracker="ops")
-    start, stop = _arena()
     sentinel.stop()
-    assert _mapped("AnonHugePages:", start, stop)
+    assert _held(HUGE_PAGES) > left[HUGE_PAGES]
     model.weight = None
-    assert not _mapped("AnonHugePages:", start, stop)
+    assert _held(HUGE_PAGES) <= left[HUGE_PAGES]
     small = torch.nn.Sequential(*(torch.nn.Linear(500, 1000) for _ in range(12)))
     sentinel.start_profile(small, slow="emulated:cxl-asic-x8", tracker="ops")
     sentinel.stop()
-    assert not _mapped("AnonHugePages:", start, stop)
+    assert _held(HUGE_PAGES) <= left[HUGE_PAGES]
 
 
-def test_a_chunk_whose_pages_were_not_touched_alike_has_small_ones() -> None:
+def test_a_chunk_whose_pages_were_not_touched_alike_has_small_ones(left: dict[str, int]) -> None:
     refused = obstacle("pagemap")
     if refused is not None:
         pytest.skip(f"needs tracker pagemap: {refused}")
@@ -120,7 +131,7 @@ def test_a_chunk_whose_pages_were_not_touched_alike_has_small_ones() -> None:
         assert at % HUGE == 0
         cut = at + 2 * HUGE
         assert _mapped("Rss:", cut, cut + HUGE)  # a mapping of its own, small pages
-        assert 0 < sum(_mapped("AnonHugePages:", *_arena()).values()) <= 16 * MIB - HUGE
+        assert 0 < _held(HUGE_PAGES) - left[HUGE_PAGES] <= 16 * MIB - HUGE
         assert not _mapped("AnonHugePages:", cut, cut + HUGE)
     finally:
         sentinel.stop()

@@ -31,6 +31,12 @@ def memory() -> Iterator[ManagedMemory]:
     installed.uninstall()
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no other Python thread runs: those by which tests are run side by side touch no tensor."""
+    monkeypatch.setattr(adopting, "others_run", lambda: False)
+
+
 def stock(*shape: int) -> Any:
     return torch.arange(float(np.prod(shape))).reshape(shape)
 
@@ -286,6 +292,7 @@ def test_counting_keeps_no_local_of_a_running_function_alive(memory: ManagedMemo
     assert "tensor" in inspect.currentframe().f_locals  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_generator_and_an_exception_in_flight_are_looked_into(memory: ManagedMemory) -> None:
     memory.pass_through()
 
@@ -342,6 +349,7 @@ def test_malloc_is_asked_to_give_back_what_moved_storages_leave(
     assert len(trims) == 3
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("held", [True, False])
 def test_what_is_held_since_the_references_were_counted_stays(
     memory: ManagedMemory, monkeypatch: pytest.MonkeyPatch, held: bool
