@@ -201,7 +201,8 @@ def _lost_writes(told: Told) -> Iterator[str]:
         " purpose, and is told so. Other work ran beside it: nothing here is a time."
     )
     yield ""
-    yield from _columns("tracker", "1 GiB operators", "small operators", "updates of a page in C", "lost")
+    large = f"{told['large_bytes'] / 2**30:.0f} GiB operators"
+    yield from _columns("tracker", large, "small operators", "updates of a page in C", "lost")
     for name, seen in trackers.items():
         made = [f"{seen['made'][kind]:,}" for kind in ("large", "small", "plain")]
         watched = name if seen["watched_by"] == [name] else f"{name}, **watched by {seen['watched_by']}**"
