@@ -14,7 +14,8 @@ from sentinel.executed.group import Group, new_group
 from sentinel.executed.memory import exact_free_counts, node_bytes, node_room_bytes
 
 pytestmark = pytest.mark.needs("two nodes", "root")
-LEFT, TAKEN, CLOSE = 48 << 20, 13 << 20, 512 << 10
+LEFT, TAKEN, CLOSE = 48 << 20, 13 << 20, 2 << 20
+"""`CLOSE`: what the kernel itself takes and frees meanwhile, page tables and caches, was seen to reach 0.9 MiB."""
 LOOKS = 5
 SMALL = 4 << 30
 
@@ -77,9 +78,9 @@ def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Group) -> No
     with Ballast(0, LEFT, group) as ballast:
         assert abs(ballast.began_bytes - LEFT) < CLOSE
         with taken():
-            assert node_room_bytes(0) < LEFT - TAKEN + CLOSE
+            assert node_room_bytes(0) < LEFT - TAKEN + 2 * CLOSE  # it was close to LEFT, and what is taken is close to TAKEN
             assert abs(room_after(ballast) - LEFT) < CLOSE
-        assert node_room_bytes(0) > LEFT + TAKEN - 2 * CLOSE  # it was close to LEFT, and what was taken is free again
+        assert node_room_bytes(0) > LEFT + TAKEN - 2 * CLOSE  # as close again
         assert abs(room_after(ballast) - LEFT) < CLOSE
     assert node_room_bytes(0) > 2 * LEFT
 
@@ -92,5 +93,5 @@ def test_what_the_job_takes_is_its_own(group: Group) -> None:
 
 def test_without_a_group_the_ballast_stays_as_it_is() -> None:
     with exact_free_counts(), Ballast(0, LEFT) as ballast, taken():
-        assert room_after(ballast) < LEFT - TAKEN + CLOSE
+        assert room_after(ballast) < LEFT - TAKEN + 2 * CLOSE
         assert not ballast.had_bytes
