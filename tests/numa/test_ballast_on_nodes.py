@@ -78,7 +78,8 @@ def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Group) -> No
     with Ballast(0, LEFT, group) as ballast:
         assert abs(ballast.began_bytes - LEFT) < CLOSE
         with taken():
-            assert node_room_bytes(0) < LEFT - TAKEN + 2 * CLOSE  # it was close to LEFT, and what is taken is close to TAKEN
+            # it was close to LEFT, and what is taken is close to TAKEN
+            assert node_room_bytes(0) < LEFT - TAKEN + 2 * CLOSE
             assert abs(room_after(ballast) - LEFT) < CLOSE
         assert node_room_bytes(0) > LEFT + TAKEN - 2 * CLOSE  # as close again
         assert abs(room_after(ballast) - LEFT) < CLOSE

@@ -9,34 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.layers import PAGE, PURE, RANK_OF, SIDEWAYS, THIRD_PARTY, path_of, rewritten
+
 ROOT = Path(__file__).parents[2]
 
-RANKS = {
-    "core": 0,
-    "planner": 1,
-    "simulator": 1,
-    "files": 2,
-    "machines": 2,
-    "system": 2,
-    "tiers": 2,
-    "profiler": 2,
-    "calibrate": 3,
-    "migration": 3,
-    "reports": 3,
-    # the front has an order of its own
-    "integration": 4,
-    "session": 5,
-    "executed": 6,
-    "__init__": 6,
-    "cli": 7,
-    "__main__": 8,
-}
-SIDEWAYS = {("planner", "simulator"), ("machines", "files"), ("tiers", "system"), ("profiler", "system")}
-SIDEWAYS |= {("system", "files")}  # the calibration that is kept is a Machine on disk
-"""(who, whom): imports within a rank, one way only."""
-PURE = ("core", "planner", "simulator")
-PURE_THIRD_PARTY = {"core": {"numpy"}, "planner": {"numpy", "scipy", "highspy"}, "simulator": {"numpy"}}
-NEEDS_TORCH = ("profiler", "tiers", "migration", "session", "executed", "integration", "__init__")
 # What the pure packages may not ask: clocks, files, environments, devices, other processes, chance.
 IMPURE = {"ctypes", "glob", "mmap", "multiprocessing", "pathlib", "random", "secrets", "shutil", "socket", "subprocess"}
 IMPURE |= {"tempfile", "threading", "time", "uuid", "platform", "sys", "datetime"}
@@ -73,7 +49,7 @@ def imported_boxes(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for module, line in imports_of(tree):
         parts = module.split(".")
         if parts[0] == "sentinel":
-            yield (parts[1] if len(parts) > 1 and parts[1] in RANKS else "__init__"), line
+            yield (parts[1] if len(parts) > 1 and parts[1] in RANK_OF else "__init__"), line
 
 
 def faults_of(package: Path) -> list[str]:
@@ -82,13 +58,13 @@ def faults_of(package: Path) -> list[str]:
     for path in modules_of(package):
         box = box_of(path, package)
         where = path.relative_to(package).as_posix()
-        if box not in RANKS:
+        if box not in RANK_OF:
             found.append(f"{where}:1: {box} has no rank; the drawing has no such box")
             continue
         tree = ast.parse(path.read_text(), str(path))
         for target, line in imported_boxes(tree):
-            if target != box and RANKS[target] >= RANKS[box] and (box, target) not in SIDEWAYS:
-                found.append(f"{where}:{line}: {box} (rank {RANKS[box]}) imports {target} (rank {RANKS[target]})")
+            if target != box and RANK_OF[target] >= RANK_OF[box] and (box, target) not in SIDEWAYS:
+                found.append(f"{where}:{line}: {box} (rank {RANK_OF[box]}) imports {target} (rank {RANK_OF[target]})")
         found += [f"{where}:{line}: {what}" for line, what in third_party_faults(tree, box)]
         if box in PURE:
             found += [f"{where}:{line}: {what}" for line, what in impurities(tree)]
@@ -101,10 +77,8 @@ def third_party_faults(tree: ast.Module, box: str) -> Iterator[tuple[int, str]]:
         top = module.split(".")[0]
         if top in sys.stdlib_module_names or top == "sentinel":
             continue
-        if box in PURE and top not in PURE_THIRD_PARTY[box]:
+        if top not in THIRD_PARTY[box]:
             yield line, f"{box} imports {top}"
-        elif top == "torch" and box not in NEEDS_TORCH:
-            yield line, f"{box} imports torch"
 
 
 def impurities(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -128,14 +102,36 @@ def test_imports_go_down_only() -> None:
     assert faults_of(ROOT / "sentinel") == []
 
 
+def test_the_table_names_only_what_is_there() -> None:
+    """Each package exists, and each permission is used."""
+    used: set[tuple[str, str]] = set()
+    for path in modules_of(ROOT / "sentinel"):
+        tree, box = ast.parse(path.read_text()), box_of(path, ROOT / "sentinel")
+        used |= {(box, target) for target, _ in imported_boxes(tree)}
+        used |= {(box, module.split(".")[0]) for module, _ in imports_of(tree)}
+    assert [path_of(package) for package in RANK_OF if not (ROOT / path_of(package)).exists()] == []
+    assert SIDEWAYS - used == set()
+    assert {(package, module) for package, modules in THIRD_PARTY.items() for module in modules} - used == set()
+
+
+def test_the_page_shows_the_table() -> None:
+    page = PAGE.read_text()
+    assert page == rewritten(page), "run `python -m tools.layers`, which rewrites the page's table"
+
+
+def test_a_page_without_its_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="the page has no <!-- ranks"):
+        rewritten("no table")
+
+
 @pytest.mark.parametrize(
     ("where", "text", "expected"),
     [
         ("core/bad.py", "from sentinel.planner import plan", "core (rank 0) imports planner (rank 1)"),
         ("simulator/bad.py", "import sentinel.planner", "simulator (rank 1) imports planner (rank 1)"),
         ("files/bad.py", "def f():\n    from sentinel.reports import build", "files (rank 2) imports reports (rank 3)"),
-        ("reports/bad.py", "import sentinel", "reports (rank 3) imports __init__ (rank 6)"),
-        ("session/bad.py", "from sentinel import report", "session (rank 5) imports __init__ (rank 6)"),
+        ("reports/bad.py", "import sentinel", "reports (rank 3) imports __init__ (rank 5)"),
+        ("session/bad.py", "from sentinel import report", "session (rank 4) imports __init__ (rank 5)"),
         ("planner/bad.py", "import pandas", "planner imports pandas"),
         ("core/bad.py", "from torch import nn", "core imports torch"),
         ("reports/bad.py", "import torch", "reports imports torch"),
