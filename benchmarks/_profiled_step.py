@@ -18,7 +18,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ALLOC, FALLBACK, FOREIGN, FREE, SMALL, ManagedMemory
 from sentinel.profiler import annotate, ticks
-from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, binding, make
+from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, make, native_touch
 from sentinel.profiler.record import StepRecorder
 
 PLAIN, EXCLUSIVE, OPS = "stock", "exclusive", "ops"
@@ -146,7 +146,7 @@ def exclusivity(memory: ManagedMemory, lasting_nbytes: Sequence[int]) -> dict[st
 
 def _told(samples: PageSamples) -> dict[str, Any]:
     rows = samples.pages
-    state = binding.touch_state()
+    state = native_touch.touch_state()
     return {
         "touched_pages": len(rows),
         "written_pages": int((rows["writes"] == 1).sum()) if "writes" in samples.quality.sees else None,

@@ -109,7 +109,7 @@ def _status(pid: int, name: str) -> int:
 
 
 def _child(footprint: int, lengths: dict[str, int]) -> None:
-    from sentinel.profiler.pages import AddressRange, engine
+    from sentinel.profiler.pages import AddressRange, armed_tracker
     from sentinel.profiler.pages.ebpf import ebpf_tracker
     from sentinel.profiler.record import _on_ring
 
@@ -118,7 +118,7 @@ def _child(footprint: int, lengths: dict[str, int]) -> None:
     print(json.dumps({"runs": len(runs), "runs_bytes": runs.nbytes, "touches": touches}), flush=True)
     sys.stdin.readline()
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    runs = engine._without(runs, AddressRange(PAGE_BYTES, 2 * PAGE_BYTES))
+    runs = armed_tracker._without(runs, AddressRange(PAGE_BYTES, 2 * PAGE_BYTES))
     spent = ebpf_tracker()._costs(runs)
     trace = make_trace(places, _on_ring(runs, LAYERS), sum(spent.values()))
     profile = attribute(trace)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from sentinel.calibrate.figures import Calibration, Figure, MoveFigures, NodeFigures
 from sentinel.calibrate.machines import machine_of
-from sentinel.calibrate.order import Order, order
-from sentinel.calibrate.run import calibrate
+from sentinel.calibrate.measure import calibrate
+from sentinel.calibrate.measurement_plan import MeasurementPlan, plan_measurements
+from sentinel.calibrate.results import Calibration, Figure, MoveFigures, NodeFigures
 
-__all__ = ["Calibration", "Figure", "MoveFigures", "NodeFigures", "Order", "calibrate", "machine_of", "order"]
+__all__ = [
+    "Calibration",
+    "Figure",
+    "MeasurementPlan",
+    "MoveFigures",
+    "NodeFigures",
+    "calibrate",
+    "machine_of",
+    "plan_measurements",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sentinel.calibrate.figures import EMULATED, Calibration, NodeFigures, best
+from sentinel.calibrate.results import EMULATED, Calibration, NodeFigures, best
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import PAGE_BYTES, format_bytes

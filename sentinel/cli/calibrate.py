@@ -72,7 +72,9 @@ def execute(arguments: argparse.Namespace) -> int:
         bind_to(cpus_named(arguments.cpus, topology()))
     host = topology()
     nodes = arguments.nodes if arguments.slow is None else []
-    asked = calibrate.order(host, nodes=nodes, threads=arguments.threads, nbytes=arguments.size, quick=arguments.quick)
+    asked = calibrate.plan_measurements(
+        host, nodes=nodes, threads=arguments.threads, nbytes=arguments.size, quick=arguments.quick
+    )
     found = calibrate.calibrate(asked, _tell)
     slow = arguments.slow or (None if asked.others else _DECLARED)
     machine = calibrate.machine_of(found, host, slow)

@@ -14,7 +14,7 @@ from sentinel.core.errors import UsageError
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
-    from sentinel.executed.child import Job
+    from sentinel.executed.child import ComparedJob
     from sentinel.reports.executed import Comparison, Row
 
 DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
@@ -82,8 +82,8 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
     return names, machine
 
 
-def _job(arguments: argparse.Namespace, machine: Machine) -> Job:
-    from sentinel.executed.child import Job
+def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
+    from sentinel.executed.child import ComparedJob
     from sentinel.executed.observer import Window
     from sentinel.session import Overrides
 
@@ -101,7 +101,7 @@ def _job(arguments: argparse.Namespace, machine: Machine) -> Job:
     fast, slow = machine.tiers[:2]
     nodes = int(fast.node or 0), int(slow.node or 0)
     weights = _weights([fast.read_bytes_per_s, slow.read_bytes_per_s])
-    return Job(
+    return ComparedJob(
         script=script,
         arguments=tuple(own),
         nodes=nodes,
@@ -117,7 +117,7 @@ def _weights(bandwidths: list[int]) -> tuple[int, int]:
     return max(1, min(round(fast / slow), 255)), 1
 
 
-def _compared(job: Job, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
+def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
     from sentinel.executed import comparing
     from sentinel.reports.executed import Comparison, cells
     from sentinel.system.processor import is_emulated

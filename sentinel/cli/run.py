@@ -72,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     check_files(arguments)
-    settle(arguments.cpus)
+    bind_cpus(arguments.cpus)
     prepare_session(arguments)
     try:
         status = run_as_main(script, arguments.arguments)
@@ -96,7 +96,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     check_outputs(arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
 
 
-def settle(cpus: str | None) -> None:
+def bind_cpus(cpus: str | None) -> None:
     """Bind this process to `cpus` before torch starts threads; say so where its CPUs are of several nodes."""
     from sentinel.system.affinity import bind_to, cpus_named, spanning
     from sentinel.system.topology import topology

@@ -24,11 +24,11 @@ from torch.optim import Optimizer
 
 from sentinel import session
 from sentinel.core.errors import CapabilityError
-from sentinel.executed.group import Group
-from sentinel.executed.memory import node_free_bytes
+from sentinel.executed.cgroup import Cgroup
+from sentinel.executed.node_memory import node_free_bytes
 from sentinel.executed.observer import StepObserver, Window
 from sentinel.executed.placements import OURS, Placement, set_policy
-from sentinel.executed.preload import own_what_is_there
+from sentinel.executed.shared_imports import own_present_pages
 from sentinel.executed.stock import StockSession
 from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
@@ -44,7 +44,7 @@ _LOG_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Job:
+class ComparedJob:
     """A script with its arguments, and what ours is asked for.
 
     `nodes`: the fast one and the slow one. `weights`: of weighted interleave, node -> pages in a row.
@@ -72,7 +72,7 @@ class Line:
         if not os.read(self._heard[0], 1):
             raise EOFError("the parent has gone")
 
-    def over(self) -> None:
+    def job_ended(self) -> None:
         """In the child: what the job holds goes from now on."""
         os.write(self._said[1], b"2")
 
@@ -81,13 +81,13 @@ class Line:
         os.close(self._said[1])
         return bool(os.read(self._said[0], 1))
 
-    def go(self) -> None:
+    def start_job(self) -> None:
         """In the parent."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._heard[1], b"1")
 
-    def over_within(self, seconds: float) -> bool:
-        """In the parent: whether the child said `over` or ended until then."""
+    def ended_within(self, seconds: float) -> bool:
+        """In the parent: whether the child said `job_ended` or ended until then."""
         return bool(select.select([self._said[0]], [], [], seconds)[0])
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Line:
             os.close(descriptor)
 
 
-def run_child(job: Job, placement: Placement, folder: Path, line: Line, group: Group | None) -> int:
+def run_child(job: ComparedJob, placement: Placement, folder: Path, line: Line, group: Cgroup | None) -> int:
     """Run the job in this process, a forked child, in `group`, once it is told to go on `line`. Returns the exit code.
 
     Writes `log`, the job's output, and `result.json` in `folder`.
@@ -108,7 +108,7 @@ def run_child(job: Job, placement: Placement, folder: Path, line: Line, group: G
     try:
         if group is not None:
             group.join()
-        own_what_is_there()
+        own_present_pages()
         seen = _observed(job, placement, line)
     except BaseException:
         traceback.print_exc()
@@ -119,9 +119,9 @@ def run_child(job: Job, placement: Placement, folder: Path, line: Line, group: G
     return 0
 
 
-def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
+def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, Any]:
     witness, kept = _Witness(), _Kept(placement)
-    observer = StepObserver(job.window, job.nodes[0], witness.keep_up)
+    observer = StepObserver(job.window, job.nodes[0], witness.make_room_in_log)
     observing.observer = observer
     session.made_by(kept.make)
     session.set_overrides(job.overrides)
@@ -131,7 +131,7 @@ def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
     free_before = node_free_bytes(job.nodes[0])
     with _losses() as losses:
         _run(job)
-    line.over()
+    line.job_ended()
     found = observer.finish()
     told: dict[str, Any] = dataclasses.asdict(found)
     told["free_before_bytes"] = free_before
@@ -143,7 +143,7 @@ def _observed(job: Job, placement: Placement, line: Line) -> dict[str, Any]:
     return told
 
 
-def _run(job: Job) -> None:
+def _run(job: ComparedJob) -> None:
     sys.argv = [job.script, *job.arguments]
     sys.path.insert(0, str(Path(job.script).resolve().parent))
     try:
@@ -212,7 +212,7 @@ class _Witness:
         except CapabilityError as error:
             self._why = str(error)
 
-    def keep_up(self) -> None:
+    def make_room_in_log(self) -> None:
         """Makes room in the log, if it fills."""
         if not self._why and self._witness.waiting() > _LOG_ENTRIES * READ_SHARE:
             self._read()

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
-from sentinel.executed.ballast import Ballast
-from sentinel.executed.child import Job, Line, run_child
-from sentinel.executed.group import Group, new_group
-from sentinel.executed.memory import exact_free_counts, node_promotion_reserve_bytes
+from sentinel.executed.cgroup import Cgroup, new_cgroup
+from sentinel.executed.child import ComparedJob, Line, run_child
+from sentinel.executed.memory_pressure import Ballast
+from sentinel.executed.node_memory import exact_free_counts, node_promotion_reserve_bytes
 from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
-from sentinel.executed.preload import pin_what_is_there, preload
+from sentinel.executed.shared_imports import import_shared, pin_present_pages
 from sentinel.executed.touches import NOWHERE
 from sentinel.reports.executed import Ours, Row
 
@@ -32,7 +32,7 @@ class ChildFailed(SentinelError):
     """A placement's child ended without a result."""
 
 
-def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row, tuple[int, int]]]:
+def rows(job: ComparedJob, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row, tuple[int, int]]]:
     """(row, room) of each placement of `names`. Ours and all-fast run first: the room of the others is from them.
 
     `room`: fast bytes that every limited placement gets, and bytes beside them for what is no tensor.
@@ -40,12 +40,12 @@ def rows(job: Job, names: Sequence[str], telling: Telling) -> Iterator[tuple[Row
     Raises UsageError if the script cannot be measured, ChildFailed if ours or all-fast fails.
     """
     with telling(f"importing what {job.script} imports", str):
-        preload(job.script)
-        pin_what_is_there()
+        import_shared(job.script)
+        pin_present_pages()
     with exact_free_counts():
         known = {}
         for placement in PLACEMENTS[:2]:
-            with new_group(job.nodes[0]) as group:
+            with new_cgroup(job.nodes[0]) as group:
                 known[placement.name] = _child(job, placement, telling, group)
         room = _room(known[OURS], known[ALL_FAST])
         by_name = {placement.name: placement for placement in PLACEMENTS}
@@ -60,13 +60,15 @@ def _room(ours: Told, stock: Told) -> tuple[int, int]:
     return int(ours["ours"]["budget_bytes"]), max(taken - int(tensors), 0)
 
 
-def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int, int], telling: Telling) -> Row:
+def _row(
+    job: ComparedJob, placement: Placement, known: dict[str, Told], room: tuple[int, int], telling: Telling
+) -> Row:
     told, ballast = known.get(placement.name), None
     try:
         if told is None:
             with contextlib.ExitStack() as held:
                 held.enter_context(kernel_settings(placement, job.weights))
-                group = held.enter_context(new_group(job.nodes[0]))
+                group = held.enter_context(new_cgroup(job.nodes[0]))
                 if placement.limited:
                     left, pressing = _left(job, placement, room), placement.tiering
                     ballast = Ballast(job.nodes[0], left, group, pressing=pressing)
@@ -76,12 +78,12 @@ def _row(job: Job, placement: Placement, known: dict[str, Told], room: tuple[int
     return _row_of(job, placement, told, ballast, known[ALL_FAST])
 
 
-def _left(job: Job, placement: Placement, room: tuple[int, int]) -> int:
+def _left(job: ComparedJob, placement: Placement, room: tuple[int, int]) -> int:
     """Tiering gets besides what it keeps free: else the smallest budgets would be all reserve."""
     return sum(room) + (node_promotion_reserve_bytes(job.nodes[0]) if placement.tiering else 0)
 
 
-def _row_of(job: Job, placement: Placement, told: Told, ballast: Ballast | None, reference: Told) -> Row:
+def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast | None, reference: Told) -> Row:
     by_node = {int(node): nbytes for node, nbytes in told["by_node"].items()}
     absent, witness = by_node.pop(NOWHERE, 0), told["witness"]
     had = ballast.had_bytes if ballast else []
@@ -130,7 +132,7 @@ def _ours(told: Told) -> Ours:
 
 
 def _child(
-    job: Job, placement: Placement, telling: Telling, group: Group | None, ballast: Ballast | None = None
+    job: ComparedJob, placement: Placement, telling: Telling, group: Cgroup | None, ballast: Ballast | None = None
 ) -> Told:
     """What one forked child saw. `ballast` is taken once the child has its own copy of what it shares, and kept.
 
@@ -149,8 +151,8 @@ def _child(
         with telling(f"{job.script} as {placement.name}", lambda: _last_line(log)), _ending_with_us(pid) as ended:
             ready = line.await_ready()
             with contextlib.nullcontext() if ballast is None or not ready else ballast:
-                line.go()
-                while ballast is not None and not line.over_within(_LOOK_EVERY_S):
+                line.start_job()
+                while ballast is not None and not line.ended_within(_LOOK_EVERY_S):
                     ballast.keep()
                 status = ended()
         line.close()

@@ -10,7 +10,7 @@ from typing import Any
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.executed.audit import Audit, Ranges
-from sentinel.executed.memory import node_free_bytes
+from sentinel.executed.node_memory import node_free_bytes
 from sentinel.executed.touches import Touches
 
 

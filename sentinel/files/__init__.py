@@ -5,7 +5,7 @@ here runs code found in a file, and nothing allocates what a header claims befor
 """
 
 from sentinel.files.digests import Noun, digest, with_origin
-from sentinel.files.nouns import load, load_machine, load_plan, load_profile, load_run, load_trace, save
+from sentinel.files.save_load import load, load_machine, load_plan, load_profile, load_run, load_trace, save
 
 __all__ = [
     "Noun",

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.trace import BORN, FREED, OP, TICK, WRITE, LayerId, Role, TensorInfo
-from sentinel.profiler.drafts import SMALL_REASON, Draft, Row, settle
 from sentinel.profiler.operators import MADE, OPERATOR, OperatorLog
+from sentinel.profiler.tensor_builder import SMALL_REASON, Row, TensorBuilder, finalize
 
 ALLOC, FREE = 1, 2  # kinds of the allocation log
 _SMALL, _FALLBACK, _FOREIGN = 1, 2, 4  # and its flags
@@ -31,7 +31,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class GradientSeen:
     """At `seq`, what lives at `address` was the gradient `name`."""
 
     seq: int
@@ -53,7 +53,7 @@ class Step:
     ring: tuple[LayerId, ...]
     before: tuple[Known, ...]
     after: tuple[Known, ...]
-    sightings: tuple[Sighting, ...] = ()
+    gradients_seen: tuple[GradientSeen, ...] = ()
 
 
 def merge(
@@ -69,11 +69,11 @@ def merge(
     operands, flops = log.events[inside], log.flops[inside]
     walk = _Walk(log.ops, contains)
     for known in step.before:
-        walk.stand(known)
+        walk.add_known(known)
     walk.along(step, Allocations(step, allocations), _Operands(step, operands, flops))
     for known in step.after:
         walk.name_after(known)
-    return settle(walk.drafts, walk.rows, step.ring)
+    return finalize(walk.builders, walk.rows, step.ring)
 
 
 def of_step(step: Step, allocations: NDArray[Any]) -> NDArray[Any]:
@@ -129,16 +129,21 @@ class _Operands:
 
 @dataclass
 class _Walk:
-    """The state of a walk along the logs: `live` maps the addresses of storages to drafts."""
+    """The state of a walk along the logs: `live` maps the addresses of storages to builders."""
 
     ops: tuple[str, ...]
     contains: Callable[[int], int]
-    drafts: list[Draft] = field(default_factory=list)
+    builders: list[TensorBuilder] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def along(self, step: Step, allocations: Allocations, operands: _Operands) -> None:
-        seqs = [allocations.seq, operands.seq, np.array([s.seq for s in step.sightings], np.uint64), step.tick_seqs]
+        seqs = [
+            allocations.seq,
+            operands.seq,
+            np.array([s.seq for s in step.gradients_seen], np.uint64),
+            step.tick_seqs,
+        ]
         source = np.repeat(np.arange(4), [len(s) for s in seqs])
         position = np.concatenate([np.arange(len(s)) for s in seqs])
         every = np.concatenate(seqs)
@@ -154,48 +159,50 @@ class _Walk:
             elif origin == 1:
                 self.operate(operands, at, layer)
             elif origin == 2:
-                self.sight(step.sightings[at])
+                self.name_gradient(step.gradients_seen[at])
             else:
                 self.rows.append((TICK, layer, -1, -1, 0, 0, int(step.tick_ns[at]) - step.began_ns))
 
-    def stand(self, known: Known) -> None:
+    def add_known(self, known: Known) -> None:
         """`known` lived when the step began."""
         if known.address and known.address not in self.live:
             managed = bool(self.contains(known.address))
             reason = "" if managed else SMALL_REASON if known.nbytes < 1024 else OUTSIDE_REASON
-            self.live[known.address] = len(self.drafts)
-            self.drafts.append(
-                Draft(known.address, known.nbytes, -1, None, known.name, known.role, known.aliases, managed, reason)
+            self.live[known.address] = len(self.builders)
+            self.builders.append(
+                TensorBuilder(
+                    known.address, known.nbytes, -1, None, known.name, known.role, known.aliases, managed, reason
+                )
             )
 
     def name_after(self, known: Known) -> None:
         """`known` lives as the step ends."""
         index = self.live.get(known.address)
         if index is None:
-            self.stand(known)
-        elif not self.drafts[index].name:
-            draft = self.drafts[index]
-            draft.name, draft.role, draft.aliases = known.name, known.role, known.aliases
+            self.add_known(known)
+        elif not self.builders[index].name:
+            builder = self.builders[index]
+            builder.name, builder.role, builder.aliases = known.name, known.role, known.aliases
 
     def allocate(self, log: Allocations, at: int, layer: int, stretch: int) -> None:
         flags, address, nbytes, ordinal = log.flags[at], log.address[at], log.nbytes[at], log.ordinal[at]
-        draft = Draft(address, nbytes, layer, (layer, ordinal) if ordinal >= 0 else None)
+        builder = TensorBuilder(address, nbytes, layer, (layer, ordinal) if ordinal >= 0 else None)
         if flags & _FOREIGN:
-            draft.managed, draft.reason = False, "allocated by another thread"
+            builder.managed, builder.reason = False, "allocated by another thread"
         elif flags & _SMALL:
-            draft.managed, draft.reason, draft.small = False, SMALL_REASON, stretch
+            builder.managed, builder.reason, builder.small = False, SMALL_REASON, stretch
         elif flags & _FALLBACK:
-            draft.managed, draft.reason = False, "allocated by malloc"
-        self.rows.append((BORN, layer, len(self.drafts), -1, nbytes, 0, log.time_ns[at]))
-        self.live[address] = len(self.drafts)
-        self.drafts.append(draft)
+            builder.managed, builder.reason = False, "allocated by malloc"
+        self.rows.append((BORN, layer, len(self.builders), -1, nbytes, 0, log.time_ns[at]))
+        self.live[address] = len(self.builders)
+        self.builders.append(builder)
 
     def free(self, log: Allocations, at: int, layer: int, stretch: int) -> None:
         index = self.live.pop(log.address[at], None)
         if index is not None:  # else it is older than the step, nothing touched it, and its size is not known
-            draft = self.drafts[index]
-            draft.small = draft.small if draft.small == stretch else None
-            self.rows.append((FREED, layer, index, -1, draft.nbytes, 0, log.time_ns[at]))
+            builder = self.builders[index]
+            builder.small = builder.small if builder.small == stretch else None
+            self.rows.append((FREED, layer, index, -1, builder.nbytes, 0, log.time_ns[at]))
 
     def operate(self, log: _Operands, at: int, layer: int) -> None:
         """An operator, or one of its operands."""
@@ -205,28 +212,30 @@ class _Walk:
             return
         index = self.live.get(log.address[at])
         if index is None:
-            index = self.outside(log.address[at], log.nbytes[at])
-        draft, backward = self.drafts[index], bool(log.backward[at])
+            index = self.add_unknown(log.address[at], log.nbytes[at])
+        builder, backward = self.builders[index], bool(log.backward[at])
         if kind == MADE:
-            draft.maker = self.ops[op]
+            builder.maker = self.ops[op]
             return
         if kind == WRITE:
-            draft.written = True
-            if not draft.maker:
-                draft.maker, draft.made_backward = self.ops[op], backward
+            builder.written = True
+            if not builder.maker:
+                builder.maker, builder.made_backward = self.ops[op], backward
         else:
-            draft.read = True
-            draft.read_backward |= backward
+            builder.read = True
+            builder.read_backward |= backward
         self.rows.append((kind, layer, index, op, log.span[at], log.offset[at], log.time_ns[at]))
 
-    def sight(self, sighting: Sighting) -> None:
-        index = self.live.get(sighting.address)
-        if index is not None and not self.drafts[index].name:
-            self.drafts[index].name, self.drafts[index].role = sighting.name, "grad"
+    def name_gradient(self, seen: GradientSeen) -> None:
+        index = self.live.get(seen.address)
+        if index is not None and not self.builders[index].name:
+            self.builders[index].name, self.builders[index].role = seen.name, "grad"
 
-    def outside(self, address: int, nbytes: int) -> int:
+    def add_unknown(self, address: int, nbytes: int) -> int:
         """A storage that nothing has told of yet: it is older than the step."""
         managed = bool(self.contains(address))
-        self.live[address] = len(self.drafts)
-        self.drafts.append(Draft(address, nbytes, -1, managed=managed, reason="" if managed else OUTSIDE_REASON))
-        return len(self.drafts) - 1
+        self.live[address] = len(self.builders)
+        self.builders.append(
+            TensorBuilder(address, nbytes, -1, managed=managed, reason="" if managed else OUTSIDE_REASON)
+        )
+        return len(self.builders) - 1

@@ -18,9 +18,9 @@ from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import OP, PAGE_RUN_DTYPE, LayerId, Quality, TensorInfo, Trace
 from sentinel.profiler import annotate, hooks, names, operators
-from sentinel.profiler.merge import Known, Sighting, Step, merge
+from sentinel.profiler.malloc_layout import stock_sharing
+from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.profiler.pages.protocol import PageSamples
-from sentinel.profiler.stock import stock_sharing
 from sentinel.system import native
 
 BLIND_TO = (
@@ -37,7 +37,7 @@ class StepRecorder:
 
     def __init__(self) -> None:
         self._ticks: list[tuple[int, int, int, int]] = []  # seq, layer that ended, how long it took, when
-        self._sightings: list[Sighting] = []
+        self._gradients_seen: list[GradientSeen] = []
         self._watched: list[nn.Parameter] = []  # those that may have a hook of ours
         self._known: list[Known] = []
         self._now: Callable[[], int] = native.quick().sn_now_ns
@@ -117,7 +117,7 @@ class StepRecorder:
             ring=tuple(ring),
             before=tuple(self._known),
             after=tuple(_known(persistent, {})),
-            sightings=tuple(self._sightings),
+            gradients_seen=tuple(self._gradients_seen),
         )
         tensors, merged = merge(step, events, log, native.quick().sn_memory_contains)
         sharing, unknown = _sharing(step, events, tensors, merged)
@@ -141,7 +141,7 @@ class StepRecorder:
         """The gradient of `param` is complete, and this is where."""
         if param.grad is not None:
             address = names.storage_address(param.grad)
-            self._sightings.append(Sighting(self._next_seq(), f"{name}.grad", address))
+            self._gradients_seen.append(GradientSeen(self._next_seq(), f"{name}.grad", address))
 
     def _quality(
         self,

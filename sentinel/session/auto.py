@@ -1,7 +1,7 @@
 """Finds the training loop of an unmodified script by PyTorch's global hooks, annotates it, and profiles one step.
 
-A step is one period of optimizer steps (profiler/auto.py): `[a]` for one optimizer, `[d, g]` for a pair that takes
-turns, `[d, d, g]` where one steps more often. When a period has been seen twice, the outermost modules that ran
+A step is one period of optimizer steps (profiler/step_period.py): `[a]` for one optimizer, `[d, g]` for a pair that
+takes turns, `[d, d, g]` where one steps more often. When a period has been seen twice, the outermost modules that ran
 forward with gradients are annotated; the next period is profiled. It begins and ends where the first forward after
 an optimizer's step begins. Only one thread is watched: that of the first optimizer step.
 """
@@ -27,8 +27,8 @@ from torch.utils.hooks import RemovableHandle
 from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import format_bytes
-from sentinel.profiler.auto import OptimizerStep, period_of
 from sentinel.profiler.backward import graph_task
+from sentinel.profiler.step_period import OptimizerStep, period_of
 from sentinel.system import limits
 
 _following: Follower | None = None

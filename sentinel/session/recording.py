@@ -11,9 +11,9 @@ from sentinel.core.units import format_bytes
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.other_threads import holders
 from sentinel.profiler.layers import LayerClock
-from sentinel.profiler.pages.choice import AUTO, check_words, choose
-from sentinel.profiler.pages.engine import GRANULE_BYTES, close_all
+from sentinel.profiler.pages.armed_tracker import GRANULE_BYTES, close_all
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
+from sentinel.profiler.pages.trackers import AUTO, check_words, choose
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.job import Job
 from sentinel.session.rings import Tick

@@ -13,7 +13,7 @@ from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
 from sentinel.planner.comparison import check_policies
-from sentinel.profiler.pages.choice import check_words as check_tracker
+from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers.rate import note_on_limit
@@ -119,7 +119,7 @@ def _allowed(machine: Machine) -> Machine:
             raise CapabilityError(
                 f"placing memory on the nodes of {machine.name}",
                 str(error),
-                "allow memory policies (docker: --cap-add SYS_NICE), or use slow=\"emulated:cxl-asic-x8\"",
+                'allow memory policies (docker: --cap-add SYS_NICE), or use slow="emulated:cxl-asic-x8"',
             ) from error
         return replace(machine, tiers=(replace(machine.fast, node=None), *machine.tiers[1:]))
     return machine

@@ -98,7 +98,7 @@ def refuse_userfaultfd() -> None:
 def import_all() -> None:
     """Every module of the package."""
     for module in pkgutil.walk_packages(sentinel.__path__, "sentinel."):
-        if module.name.rpartition(".")[2] not in ("__main__", "_native", "preload"):
+        if module.name.rpartition(".")[2] not in ("__main__", "_native", "shared_imports"):
             importlib.import_module(module.name)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, AddressRange, binding, choose, make, obstacle
+from sentinel.profiler.pages import TRACKERS, AddressRange, choose, make, native_touch, obstacle
 from tests.contract.page_workload import Memory, layers, seen
 
 GRANULE = 512  # pages
@@ -30,10 +30,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def large() -> Iterator[AddressRange]:
-    taken = binding.map_range(PAGES * PAGE_BYTES)
+    taken = native_touch.map_range(PAGES * PAGE_BYTES)
     ctypes.memset(taken.start, 1, taken.nbytes)
     yield taken
-    binding.unmap_range(taken)
+    native_touch.unmap_range(taken)
 
 
 def _body(memory: Memory, layer: int) -> None:
@@ -71,13 +71,13 @@ def test_nothing_touched_no_granule_told(name: str, large: AddressRange) -> None
 
 
 def test_small_memory_is_watched_page_by_page(name: str) -> None:
-    small = binding.map_range(3 * GRANULE * PAGE_BYTES)
+    small = native_touch.map_range(3 * GRANULE * PAGE_BYTES)
     try:
         memory = Memory(small, make(f"{name}:2MiB"))
         samples = layers(memory, 7, lambda layer: memory.touch(5, layer < 3))
         assert seen(samples, small).touched == {5: 7}
     finally:
-        binding.unmap_range(small)
+        native_touch.unmap_range(small)
 
 
 def test_the_next_watch_is_by_pages_again(name: str, large: AddressRange) -> None:

@@ -13,7 +13,16 @@ import pytest
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import PAGE_RUN_DTYPE
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, AddressRange, PageTracker, ReplayTracker, binding, make, obstacle, on_ring
+from sentinel.profiler.pages import (
+    TRACKERS,
+    AddressRange,
+    PageTracker,
+    ReplayTracker,
+    make,
+    native_touch,
+    obstacle,
+    on_ring,
+)
 from tests.contract.page_workload import Memory, layers, seen
 
 PAGES = 1009
@@ -21,9 +30,9 @@ PAGES = 1009
 
 @pytest.fixture
 def owned() -> Iterator[AddressRange]:
-    taken = binding.map_range(PAGES * PAGE_BYTES)
+    taken = native_touch.map_range(PAGES * PAGE_BYTES)
     yield taken
-    binding.unmap_range(taken)  # fails if a test left it backed
+    native_touch.unmap_range(taken)  # fails if a test left it backed
 
 
 @pytest.fixture(params=[*TRACKERS, "replay"])
@@ -247,11 +256,11 @@ def test_what_the_library_and_the_reader_lost_is_in_the_quality(
 ) -> None:
     """Nothing is lost here in fact, as the control says; so both are made to say that something was."""
     assert layers(watched, 3, lambda layer: watched.touch(0, True)).quality.lost == 0
-    told = binding.touch_state
+    told = native_touch.touch_state
     reader = watched.tracker._reader  # type: ignore[attr-defined]
     close = reader.close
 
-    def state_of_a_loser() -> binding.TouchState:
+    def state_of_a_loser() -> native_touch.TouchState:
         state = told()
         state.lost, state.late = 31, 7
         return state
@@ -259,7 +268,7 @@ def test_what_the_library_and_the_reader_lost_is_in_the_quality(
     def closed_by_a_loser() -> int:
         return int(close()) + 100
 
-    monkeypatch.setattr(binding, "touch_state", state_of_a_loser)
+    monkeypatch.setattr(native_touch, "touch_state", state_of_a_loser)
     monkeypatch.setattr(reader, "close", closed_by_a_loser)
     quality = layers(watched, 3, lambda layer: watched.touch(0, True)).quality
     assert (quality.lost, quality.late) == (131, 7)

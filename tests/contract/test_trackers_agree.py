@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, AddressRange, ReplayTracker, binding, choice, choose, make, obstacle
+from sentinel.profiler.pages import (
+    TRACKERS,
+    AddressRange,
+    ReplayTracker,
+    choose,
+    make,
+    native_touch,
+    obstacle,
+    trackers,
+)
 from tests.contract.page_workload import Memory, layers
 
 PAGES = 211
@@ -27,9 +36,9 @@ _STEP = st.lists(st.lists(_TOUCH, max_size=12), min_size=1, max_size=7)
 
 @pytest.fixture(scope="module")
 def owned() -> Iterator[AddressRange]:
-    taken = binding.map_range(PAGES * PAGE_BYTES)
+    taken = native_touch.map_range(PAGES * PAGE_BYTES)
     yield taken
-    binding.unmap_range(taken)
+    native_touch.unmap_range(taken)
 
 
 def _play(memory: Memory, touches: list[tuple[int, bool, int]]) -> None:
@@ -92,19 +101,19 @@ def _is_open(descriptor: str) -> bool:
 
 def test_auto_takes_the_most_exact_and_says_why_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, reasons = choose("auto")
-    refused = [name for name in choice.AUTO if name not in _ALLOWED]
-    assert (tracker.name if tracker else None) == next((name for name in choice.AUTO if name in _ALLOWED), None)
-    before = choice.AUTO[: choice.AUTO.index(tracker.name)] if tracker else choice.AUTO
+    refused = [name for name in trackers.AUTO if name not in _ALLOWED]
+    assert (tracker.name if tracker else None) == next((name for name in trackers.AUTO if name in _ALLOWED), None)
+    before = trackers.AUTO[: trackers.AUTO.index(tracker.name)] if tracker else trackers.AUTO
     assert [reason.split(":")[0] for reason in reasons] == [name for name in refused if name in before]
     no_right = CapabilityError("counting page faults", "Operation not permitted", "run as root")
-    monkeypatch.setattr(choice, "obstacle", lambda name: no_right if name == "ebpf" else None)
+    monkeypatch.setattr(trackers, "obstacle", lambda name: no_right if name == "ebpf" else None)
     tracker, reasons = choose("auto")
     assert tracker is not None
     assert tracker.name == "perf"
     assert reasons == [f"ebpf: {no_right}"]
     with pytest.raises(CapabilityError, match="not permitted"):
         choose("ebpf")
-    monkeypatch.setattr(choice, "obstacle", lambda name: no_right)
-    assert choose("auto") == (None, [f"{name}: {no_right}" for name in choice.AUTO])
+    monkeypatch.setattr(trackers, "obstacle", lambda name: no_right)
+    assert choose("auto") == (None, [f"{name}: {no_right}" for name in trackers.AUTO])
     with pytest.raises(UsageError, match="not a page tracker"):
         choose("magic")

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.needs("root")  # to give its rights up
 _PROGRAM = """
 import ctypes, json, os, sys
 from sentinel.core.errors import CapabilityError
-from sentinel.profiler.pages import TRACKERS, binding, choose, make
+from sentinel.profiler.pages import TRACKERS, native_touch, choose, make
 from tests.without_rights import read_beforehand
 read_beforehand()
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is this user's again
 told = {}
-owned = binding.map_range(64 * 4096)
+owned = native_touch.map_range(64 * 4096)
 first = owned.start // 4096
 for name in TRACKERS:
     tracker = make(name)
@@ -40,7 +40,7 @@ for name in TRACKERS:
         "pages": sorted((samples.pages["page"] - first).tolist()), "blind_to": samples.quality.blind_to,
         "granularity": samples.quality.granularity_bytes, "overhead": samples.quality.overhead_ns,
     }
-binding.unmap_range(owned)
+native_touch.unmap_range(owned)
 tracker, reasons = choose("auto")
 print(json.dumps({"told": told, "auto": tracker and tracker.name, "reasons": reasons}))
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, AddressRange, binding, make, obstacle
+from sentinel.profiler.pages import TRACKERS, AddressRange, make, native_touch, obstacle
 from tests.contract.fixed_buffers import FixedBuffer
 from tests.contract.page_workload import Memory, Seen, layers, seen
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.skipif(not _ALLOWED, reason="needs a page tracker: none
 
 @pytest.fixture(scope="module")
 def owned() -> Iterator[AddressRange]:
-    taken = binding.map_range(PAGES * PAGE_BYTES)
+    taken = native_touch.map_range(PAGES * PAGE_BYTES)
     yield taken
-    binding.unmap_range(taken)
+    native_touch.unmap_range(taken)
 
 
 @pytest.fixture(params=_ALLOWED)
@@ -127,7 +127,7 @@ def test_what_a_forked_child_touches_is_not_ours_and_named(memory: Memory) -> No
 
 def test_huge_pages_do_not_blur_the_count(memory: Memory, tmp_path: Path) -> None:
     """Where the host gives large pages freely, a page still counts by itself."""
-    wide = binding.map_range(8 << 20)
+    wide = native_touch.map_range(8 << 20)
     try:
         ctypes.memset(wide.start, 1, wide.nbytes)
         pages = (0, 511, 512, 1031)
@@ -138,4 +138,4 @@ def test_huge_pages_do_not_blur_the_count(memory: Memory, tmp_path: Path) -> Non
         else:
             assert samples.quality.notes[-1].startswith("no userfaultfd here")
     finally:
-        binding.unmap_range(wide)
+        native_touch.unmap_range(wide)

@@ -14,7 +14,7 @@ import pytest
 
 from sentinel.core.errors import FormatError, NativeError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import AddressRange, binding, bpf_calls, ebpf, engine, make, obstacle
+from sentinel.profiler.pages import AddressRange, armed_tracker, bpf_calls, ebpf, make, native_touch, obstacle
 from sentinel.profiler.pages.bpf_object import read_programs
 
 SOURCE = Path(__file__).parents[2] / "ebpf"
@@ -26,9 +26,9 @@ def owned() -> Iterator[AddressRange]:
     refused = obstacle("ebpf")
     if refused is not None:
         pytest.skip(f"needs tracker ebpf: {refused}")
-    taken = binding.map_range(PAGES * PAGE_BYTES)
+    taken = native_touch.map_range(PAGES * PAGE_BYTES)
     yield taken
-    binding.unmap_range(taken)
+    native_touch.unmap_range(taken)
 
 
 def test_the_object_is_small_and_names_its_maps() -> None:
@@ -86,13 +86,13 @@ def test_other_processes_do_not_count(owned: AddressRange) -> None:
 
 
 def test_what_has_no_cell_counts_as_lost(owned: AddressRange, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = engine._layout
+    whole = armed_tracker._layout
 
     def short(ranges: list[AddressRange]) -> tuple[int, list[tuple[AddressRange, int]]]:
         pages, layout = whole(ranges)
         return pages - 1000, layout
 
-    monkeypatch.setattr(engine, "_layout", short)
+    monkeypatch.setattr(armed_tracker, "_layout", short)
     tracker = make("ebpf")
     tracker.start([owned])
     tracker.mark(0)
@@ -103,7 +103,7 @@ def test_what_has_no_cell_counts_as_lost(owned: AddressRange, monkeypatch: pytes
 
 
 def test_several_ranges(owned: AddressRange) -> None:
-    others = [binding.map_range(pages * PAGE_BYTES) for pages in (1, 2, 3, 5, 7)]
+    others = [native_touch.map_range(pages * PAGE_BYTES) for pages in (1, 2, 3, 5, 7)]
     tracker = make("ebpf")
     tracker.start([owned, *others])
     tracker.mark(0)
@@ -111,7 +111,7 @@ def test_several_ranges(owned: AddressRange) -> None:
         ctypes.memset(other.stop - 1, 1, 1)
     samples = tracker.stop()
     for other in others:
-        binding.unmap_range(other)
+        native_touch.unmap_range(other)
     assert samples.pages["page"].tolist() == sorted(other.stop // PAGE_BYTES - 1 for other in others)
     assert np.all(samples.pages["writes"] == 1)
 

@@ -17,7 +17,7 @@ _PERFMON, _BPF = 38, 39
 _PROGRAM = """
 import ctypes, json, os, resource, struct, sys
 from sentinel.core.errors import CapabilityError
-from sentinel.profiler.pages import binding, make
+from sentinel.profiler.pages import native_touch, make
 from tests.without_rights import read_beforehand
 read_beforehand()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ assert libc.syscall(126, header, data) == 0, ctypes.get_errno()  # capset
 libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self is this user's again
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 told = {"uid": os.getuid(), "capabilities": int(status["CapEff"], 16)}
-owned = binding.map_range(1009 * 4096)
+owned = native_touch.map_range(1009 * 4096)
 tracker = make("ebpf")
 try:
     tracker.start([owned])

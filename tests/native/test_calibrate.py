@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.calibrate import calibrate, machine_of, order, regions
-from sentinel.calibrate.paces import Chase, latency_ns, parts_of, stream_rate
+from sentinel.calibrate import calibrate, machine_of, plan_measurements, regions
+from sentinel.calibrate.native_measure import Chase, latency_ns, parts_of, stream_rate
 from sentinel.calibrate.regions import HUGE_BYTES, Region
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.system.topology import topology
@@ -94,7 +94,7 @@ def test_a_cpu_that_is_not_there_is_an_error_and_no_hang() -> None:
 
 def test_this_host_is_calibrated_part_by_part(made: list[mmap.mmap]) -> None:
     host = topology()
-    asked = order(host, nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
+    asked = plan_measurements(host, nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
     told: list[tuple[int, int, str]] = []
     found = calibrate(asked, lambda part, parts, what: told.append((part, parts, what)))
     assert _all_given_back(made)
@@ -108,7 +108,7 @@ def test_this_host_is_calibrated_part_by_part(made: list[mmap.mmap]) -> None:
 @pytest.mark.needs("two nodes")
 def test_two_nodes_are_measured_and_moved_between() -> None:
     host = topology()
-    asked = order(host, threads=[1], nbytes=4 * MIB, quick=True)
+    asked = plan_measurements(host, threads=[1], nbytes=4 * MIB, quick=True)
     found = calibrate(asked, lambda part, parts, what: None)
     pairs = {(move.source, move.target) for move in found.moves}
     assert pairs == {(host.fast, other) for other in asked.others} | {(other, host.fast) for other in asked.others}
@@ -118,7 +118,7 @@ def test_two_nodes_are_measured_and_moved_between() -> None:
 
 
 def test_an_interrupted_calibration_leaves_nothing(made: list[mmap.mmap]) -> None:
-    asked = order(topology(), nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
+    asked = plan_measurements(topology(), nodes=[], threads=[1], nbytes=8 * MIB, quick=True)
 
     def interrupt(part: int, parts: int, what: str) -> None:
         if part == parts:

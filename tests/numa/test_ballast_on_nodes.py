@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from sentinel.executed.ballast import Ballast
-from sentinel.executed.group import Group, new_group
-from sentinel.executed.memory import exact_free_counts, node_bytes, node_room_bytes
+from sentinel.executed.cgroup import Cgroup, new_cgroup
+from sentinel.executed.memory_pressure import Ballast
+from sentinel.executed.node_memory import exact_free_counts, node_bytes, node_room_bytes
 
 pytestmark = pytest.mark.needs("two nodes", "root")
 LEFT, TAKEN, CLOSE = 48 << 20, 13 << 20, 2 << 20
@@ -37,7 +37,7 @@ def taken() -> Iterator[None]:
 
 
 @contextmanager
-def taken_by(group: Group) -> Iterator[None]:
+def taken_by(group: Cgroup) -> Iterator[None]:
     """The same, by a process of `group`."""
     ready, done = os.pipe(), os.pipe()
     pid = os.fork()
@@ -68,13 +68,13 @@ def room_after(ballast: Ballast) -> int:
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
-    with exact_free_counts(), new_group(0) as made:
+def group() -> Iterator[Cgroup]:
+    with exact_free_counts(), new_cgroup(0) as made:
         assert made is not None, "root may make a memory cgroup"
         yield made
 
 
-def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Group) -> None:
+def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Cgroup) -> None:
     with Ballast(0, LEFT, group) as ballast:
         assert abs(ballast.began_bytes - LEFT) < CLOSE
         with taken():
@@ -86,7 +86,7 @@ def test_what_others_take_and_free_leaves_the_room_as_it_was(group: Group) -> No
     assert node_room_bytes(0) > 2 * LEFT
 
 
-def test_what_the_job_takes_is_its_own(group: Group) -> None:
+def test_what_the_job_takes_is_its_own(group: Cgroup) -> None:
     with Ballast(0, LEFT, group) as ballast, taken_by(group):
         assert abs(room_after(ballast) - (LEFT - TAKEN)) < 2 * CLOSE  # a process takes a little besides
         assert abs(ballast.had_bytes[-1] - LEFT) < CLOSE

@@ -56,10 +56,10 @@ def test_cxl_memory_is_calibrated_and_ordered_by_the_kernels_tiers() -> None:
 
 _WHERE = """
 import os, sys
-from sentinel.cli.run import settle  # what `sentinel run` does before all else; the rest of it imports torch
+from sentinel.cli.run import bind_cpus  # what `sentinel run` does before all else; the rest of it imports torch
 from sentinel.system.topology import topology
 for cpus in (None, "node:1"):
-    settle(cpus)
+    bind_cpus(cpus)
     host = topology()
     print(sorted(os.sched_getaffinity(0)), host.spans, host.fast, host.slower)
 """

@@ -17,7 +17,7 @@ from torch import nn
 
 import sentinel
 from sentinel import session
-from sentinel.profiler.auto import PATIENCE, OptimizerStep, period_of
+from sentinel.profiler.step_period import PATIENCE, OptimizerStep, period_of
 from sentinel.session import Overrides, auto, set_overrides
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
-from sentinel.profiler.pages import binding, obstacle  # noqa: E402
+from sentinel.profiler.pages import native_touch, obstacle  # noqa: E402
 from sentinel.profiler.pages.protocol import AddressRange  # noqa: E402
 from sentinel.session.job import Job  # noqa: E402
 from sentinel.session.recording import Recording  # noqa: E402
@@ -46,7 +46,7 @@ def test_tensors_move_straight_into_watched_memory(tracker: str, monkeypatch: py
     def watched_adopt(job: Job, memory: ManagedMemory) -> None:
         base, _, reserved = memory.exclusive_extent()
         adopt(job, memory)
-        backed = binding.is_backed(AddressRange(base, base + reserved))
+        backed = native_touch.is_backed(AddressRange(base, base + reserved))
         seen.append((backed, _rss_bytes(base, base + reserved), memory.contains(model.weight.data_ptr())))
 
     monkeypatch.setattr(Job, "adopt", watched_adopt)

@@ -21,7 +21,7 @@ from sentinel.core.errors import NativeError
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler.pages.choice import TRACKERS
+from sentinel.profiler.pages.trackers import TRACKERS
 from sentinel.system import native
 from tests import training
 from tests.torch.case_parts import batch, mlp

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
 from sentinel.profiler import operators, record  # noqa: E402
-from sentinel.profiler.pages import binding  # noqa: E402
-from sentinel.profiler.pages.engine import ArmedTracker  # noqa: E402
+from sentinel.profiler.pages import native_touch  # noqa: E402
+from sentinel.profiler.pages.armed_tracker import ArmedTracker  # noqa: E402
 from sentinel.profiler.record import StepRecorder  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
@@ -126,7 +126,7 @@ def test_an_end_that_is_cut_short_goes_on_with_the_next_call(
             def interrupt(*_: object) -> None:  # in the call, and again as the session ends for it
                 raise KeyboardInterrupt
 
-            patched.setattr(binding, name, interrupt)
+            patched.setattr(native_touch, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 sentinel.stop() if during == "stop" else sentinel.end_profile()
         assert sentinel.active()  # it could not end

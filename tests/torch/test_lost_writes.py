@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.profiler.pages import binding, obstacle  # noqa: E402
+from sentinel.profiler.pages import native_touch, obstacle  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_no_update_of_another_thread_is_lost(tracker: str) -> None:
     refused = None if tracker == "ops" else obstacle(tracker)
     if refused is not None:
         pytest.skip(f"needs tracker {tracker}: {refused}")
-    if not binding.guarded():
+    if not native_touch.guarded():
         pytest.skip("needs userfaultfd, for faults inside system calls too: run as root")
     done = _run("-m", "benchmarks.lost_writes", "--rounds", "2", "--mib", "32", "--trackers", tracker)
     assert done.returncode in (0, 1), done.stderr

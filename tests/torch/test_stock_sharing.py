@@ -18,7 +18,7 @@ from sentinel.core.false_sharing import FalseSharing, false_sharing
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import names, record, stock, ticks
+from sentinel.profiler import malloc_layout, names, record, ticks
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.layers import LayerClock
 
@@ -81,18 +81,20 @@ def step(model, optimizer, rows=17):
 
 def real_sharing(recorded_step, allocations, tensors, events):
     """The same count over the addresses that malloc really gave."""
-    blocks = stock.blocks_of(recorded_step, allocations, tensors, events)
-    rows = stock.of_step(recorded_step, allocations)
+    blocks = malloc_layout.blocks_of(recorded_step, allocations, tensors, events)
+    rows = malloc_layout.of_step(recorded_step, allocations)
     address = [tensors[index].address for index in blocks.tensor[: blocks.before]]
-    address += rows["address"][rows["kind"] == stock.ALLOC].astype(np.int64).tolist()
-    calls = stock.two_rounds(blocks)
+    address += rows["address"][rows["kind"] == malloc_layout.ALLOC].astype(np.int64).tolist()
+    calls = malloc_layout.two_rounds(blocks)
     found = np.array([address[block] if nbytes else 0 for block, nbytes in calls], np.int64)
-    return false_sharing(*stock.placed(recorded_step, blocks, found, events), len(recorded_step.ring), "observed")
+    return false_sharing(
+        *malloc_layout.placed(recorded_step, blocks, found, events), len(recorded_step.ring), "observed"
+    )
 
 
 def test_the_replay_is_of_the_size_of_what_malloc_really_did(memory, monkeypatch):
     observed: list[FalseSharing] = []
-    replayed = stock.stock_sharing
+    replayed = malloc_layout.stock_sharing
 
     def both(*arguments):
         observed.append(real_sharing(*arguments))
@@ -160,7 +162,7 @@ def test_what_cannot_be_replayed_is_unknown_and_says_why(memory, monkeypatch):
     def refused(calls):
         raise CapabilityError("replaying allocations through malloc", "it refused 7 bytes", "ask for less")
 
-    monkeypatch.setattr(stock, "replay", refused)
+    monkeypatch.setattr(malloc_layout, "replay", refused)
     model, optimizer = job(32, 2)
     annotation = annotate(model, optimizer)
     step(model, optimizer)
@@ -174,7 +176,7 @@ def test_what_cannot_be_replayed_is_unknown_and_says_why(memory, monkeypatch):
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([4, 700, 5000, 1 << 25])), max_size=40), st.integers(0, 4))
 def test_no_call_of_two_rounds_frees_what_is_not_there(makes, before):
     """A log of any shape: each entry makes a block, or ends the one of its number that is alive."""
-    blocks = stock.Blocks(4)
+    blocks = malloc_layout.Blocks(4)
     alive = {number: blocks.add(100 + number, -1, number, stays=4096 * number) for number in range(before)}
     blocks.before = before
     for number, nbytes in makes:
@@ -186,9 +188,9 @@ def test_no_call_of_two_rounds_frees_what_is_not_there(makes, before):
             alive[number] = blocks.add(nbytes, 1, -1)
             blocks.calls.append((alive[number], nbytes))
     held = set()
-    for block, nbytes in stock.two_rounds(blocks):
+    for block, nbytes in malloc_layout.two_rounds(blocks):
         assert (block in held) == (nbytes == 0)
         held ^= {block}
-        assert nbytes < stock.APART_BYTES
+        assert nbytes < malloc_layout.APART_BYTES
     for block in set(alive.values()) - set(range(before)):
-        assert (block in held) == (blocks.nbytes[block] < stock.APART_BYTES)
+        assert (block in held) == (blocks.nbytes[block] < malloc_layout.APART_BYTES)

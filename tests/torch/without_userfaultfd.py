@@ -25,7 +25,7 @@ import sentinel
 from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.profiler import operators
-from sentinel.profiler.pages import binding
+from sentinel.profiler.pages import native_touch
 from sentinel.system import native
 from tests.contract.confined import give_up_rights, import_all, refuse_userfaultfd
 from tests.without_rights import draw_a_report, read_beforehand
@@ -184,7 +184,7 @@ def main() -> None:
     annotation.remove()
     torch.manual_seed(6)
     identical = losses == [stock.step() for _ in losses]
-    print(json.dumps({"guarded": binding.guarded(), "stays": stays, "identical": identical, "seen": seen}))
+    print(json.dumps({"guarded": native_touch.guarded(), "stays": stays, "identical": identical, "seen": seen}))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.calibrate import Calibration, Figure, MoveFigures, NodeFigures, machine_of, order
-from sentinel.calibrate.figures import best, figure_of
+from sentinel.calibrate import Calibration, Figure, MoveFigures, NodeFigures, machine_of, plan_measurements
 from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
+from sentinel.calibrate.results import best, figure_of
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.files import load_machine, save
 from sentinel.planner import plan
@@ -156,40 +156,40 @@ def all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_cpus")
 def test_an_order_covers_all_nodes_and_numbers_of_threads() -> None:
-    made = order(_host())
+    made = plan_measurements(_host())
     assert (made.fast, made.others, made.cpus, made.threads) == (0, (1,), (0, 1, 2, 3), (1, 2, 4))
     assert (made.nbytes, made.on_nodes) == (256 * MIB, True)
-    assert order(_host(), quick=True).threads == (1, 4)
-    assert order(_host(), quick=True).rounds < made.rounds
-    assert order(_host(), threads=[2, 0]).threads == (2, 4)
-    assert order(_host(), nodes=[0]).others == ()
-    assert order(_host(), nodes=[1]).others == (1,)
+    assert plan_measurements(_host(), quick=True).threads == (1, 4)
+    assert plan_measurements(_host(), quick=True).rounds < made.rounds
+    assert plan_measurements(_host(), threads=[2, 0]).threads == (2, 4)
+    assert plan_measurements(_host(), nodes=[0]).others == ()
+    assert plan_measurements(_host(), nodes=[1]).others == (1,)
 
 
 @pytest.mark.usefixtures("all_cpus")
 def test_memory_outgrows_the_cache_and_fits_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "last_cache_bytes", lambda: 300 * MIB)
-    assert order(_host()).nbytes == 1200 * MIB
+    assert plan_measurements(_host()).nbytes == 1200 * MIB
     nodes = (replace(_host().nodes[0], free_bytes=500 * MIB), _host().nodes[1])
-    assert order(_host(nodes=nodes)).nbytes == 234 * MIB
+    assert plan_measurements(_host(nodes=nodes)).nbytes == 234 * MIB
 
 
 @pytest.mark.usefixtures("all_cpus")
 def test_what_has_no_room_is_refused_before_anything_is_touched() -> None:
     nodes = (_host().nodes[0], replace(_host().nodes[1], free_bytes=100 * MIB))
     with pytest.raises(CapabilityError, match=r"node 1 has 100.00 MiB free.*give --size 34.00MiB or less"):
-        order(_host(nodes=nodes), nbytes=GIB)
-    assert order(_host(nodes=nodes), nbytes=34 * MIB).nbytes == 34 * MIB
+        plan_measurements(_host(nodes=nodes), nbytes=GIB)
+    assert plan_measurements(_host(nodes=nodes), nbytes=34 * MIB).nbytes == 34 * MIB
     with pytest.raises(UsageError, match="too little to measure"):
-        order(_host(), nbytes=MIB)
+        plan_measurements(_host(), nbytes=MIB)
 
 
 @pytest.mark.usefixtures("all_cpus")
 def test_a_containers_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "room_bytes", lambda: 300 * MIB)
-    assert order(_host()).nbytes == 134 * MIB
+    assert plan_measurements(_host()).nbytes == 134 * MIB
     with pytest.raises(CapabilityError, match=r"memory cgroup has 300.00 MiB free.*--size 134.00MiB or less"):
-        order(_host(), nbytes=256 * MIB)
+        plan_measurements(_host(), nbytes=256 * MIB)
 
 
 def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
@@ -215,12 +215,12 @@ def test_the_tightest_cgroup_around_this_process_counts(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("all_cpus")
 def test_nodes_and_threads_that_are_not_there_are_named() -> None:
     with pytest.raises(UsageError, match=r"no node 7 with memory \(with memory: 0, 1\)"):
-        order(_host(), nodes=[0, 7])
+        plan_measurements(_host(), nodes=[0, 7])
     with pytest.raises(UsageError, match="may use 4 CPUs of the fast node; give numbers from 1 to 4"):
-        order(_host(), threads=[1, 5])
+        plan_measurements(_host(), threads=[1, 5])
     with pytest.raises(CapabilityError, match="cpuset allows no memory there"):
-        order(_host(forbidden=(1,)), nodes=[1])
-    assert order(_host(forbidden=(1,))).others == ()
+        plan_measurements(_host(forbidden=(1,)), nodes=[1])
+    assert plan_measurements(_host(forbidden=(1,))).others == ()
 
 
 # ---- the processor, and what is kept ------------------------------------------------------------------------
@@ -284,7 +284,6 @@ def test_what_is_kept_is_found_by_this_host_and_no_other(tmp_path: Path, monkeyp
     path.write_text("{")
     with pytest.warns(RuntimeWarning, match="calibration is not used.*run `sentinel calibrate` again"):
         assert calibration.kept(nodes, 0) is None
-
 
 
 def test_a_plan_is_made_for_the_migration_that_was_measured() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from sentinel.core.errors import CapabilityError
 from sentinel.executed import placements
-from sentinel.executed.group import held_bytes, new_group
-from sentinel.executed.memory import promotion_reserve_bytes, room_bytes
+from sentinel.executed.cgroup import held_bytes, new_cgroup
+from sentinel.executed.node_memory import promotion_reserve_bytes, room_bytes
 
 ZONES = """\
 Node 0, zone      DMA
@@ -69,10 +69,10 @@ def test_what_a_job_holds_is_counted_once_kernel_memory_included() -> None:
 
 
 def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:
-    with new_group(0, tmp_path) as group:
+    with new_cgroup(0, tmp_path) as group:
         assert group is None
     (tmp_path / "cgroup.subtree_control").write_text("memory")  # but a folder made here is no cgroup
-    with new_group(0, tmp_path) as group:
+    with new_cgroup(0, tmp_path) as group:
         assert group is None
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.subtree_control"]
 

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages.choice import make, parse
-from sentinel.profiler.pages.engine import GRANULE_BYTES, ArmedTracker
+from sentinel.profiler.pages.armed_tracker import GRANULE_BYTES, ArmedTracker
+from sentinel.profiler.pages.trackers import make, parse
 from sentinel.session import recording
 from sentinel.session.recording import LARGE_BYTES, choose_tracker
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 from sentinel.core.attribution import PREVIOUS
 from sentinel.core.trace import BORN, FREED, OP, READ, TICK, WRITE, LayerId
-from sentinel.profiler.merge import Known, Sighting, Step, merge
+from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.profiler.operators import MADE, OPERATOR, OPERATOR_DTYPE, OperatorLog
 
 ALLOCATION_DTYPE = np.dtype(
@@ -34,7 +34,7 @@ class Logs:
     def __init__(self, n_layers, first=0):
         self.n_layers, self.first = n_layers, first
         self.seq = 1
-        self.allocations, self.operands, self.ticks, self.sightings = [], [], [], []
+        self.allocations, self.operands, self.ticks, self.gradients_seen = [], [], [], []
         self.ordinal = 0
         self.ops = ["mm", "add_", "linear"]
 
@@ -59,7 +59,7 @@ class Logs:
             self.operands.append((seq, 0, 0, seq, 11, self.ops.index(op), OPERATOR, backward, (0, 0)))
 
     def see(self, name, address):
-        self.sightings.append(Sighting(self.next(), name, address))
+        self.gradients_seen.append(GradientSeen(self.next(), name, address))
 
     def tick(self):
         self.ticks.append(self.next())
@@ -77,7 +77,7 @@ class Logs:
             ring=ring or tuple(LayerId(f"b{i}", 0, "forward") for i in range(self.n_layers)),
             before=tuple(before),
             after=tuple(after),
-            sightings=tuple(self.sightings),
+            gradients_seen=tuple(self.gradients_seen),
         )
         flops = np.where(events["kind"] == OPERATOR, events["span"], 0).astype(np.int64)
         log = OperatorLog(events, tuple(self.ops), flops, 0)

@@ -20,7 +20,7 @@ from typing import Any
 
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import TRACKERS, binding, choose
+from sentinel.profiler.pages import TRACKERS, choose, native_touch
 
 SOURCE = Path(__file__).with_name("touches.c")
 PAGES = 1009
@@ -57,7 +57,7 @@ def observed(workload: ctypes.CDLL, name: str) -> tuple[dict[str, Any], bool]:
     """What tracker `name` reports, and whether it is right."""
     tracker, _ = choose(name)
     assert tracker is not None
-    owned = binding.map_range(PAGES * PAGE_BYTES)
+    owned = native_touch.map_range(PAGES * PAGE_BYTES)
     try:
         tracker.start([owned])
         for layer in range(workload.workload_layers()):
@@ -66,7 +66,7 @@ def observed(workload: ctypes.CDLL, name: str) -> tuple[dict[str, Any], bool]:
                 raise SystemExit("a system call of the workload failed")
         samples = tracker.stop()
     finally:
-        binding.unmap_range(owned)
+        native_touch.unmap_range(owned)
     rows, quality = samples.pages, samples.quality
     pages = rows["page"] - owned.start // PAGE_BYTES
     touched, reads, writes = expected(workload, "accesses by system calls" not in quality.blind_to)

@@ -9,10 +9,10 @@
 `start` and `stop` change what is under the arena's addresses: call them between steps, from its owner's thread.
 """
 
-from sentinel.profiler.pages.choice import AUTO, TRACKERS, choose, make, obstacle
-from sentinel.profiler.pages.engine import ArmedTracker
+from sentinel.profiler.pages.armed_tracker import ArmedTracker
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker, on_ring
 from sentinel.profiler.pages.replay import ReplayTracker
+from sentinel.profiler.pages.trackers import AUTO, TRACKERS, choose, make, obstacle
 
 __all__ = [
     "AUTO",

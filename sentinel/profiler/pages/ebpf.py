@@ -12,9 +12,9 @@ from pathlib import Path
 
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import binding, bpf_calls
+from sentinel.profiler.pages import bpf_calls, native_touch
+from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, PINNED, TWICE, ArmedTracker, Reader
 from sentinel.profiler.pages.bpf_object import read_programs
-from sentinel.profiler.pages.engine import CHILDREN, DEVICES, PINNED, TWICE, ArmedTracker, Reader
 from sentinel.profiler.pages.protocol import AddressRange
 
 OBJECT = Path(__file__).with_name("page_touches.bpf")
@@ -23,7 +23,7 @@ OBJECT = Path(__file__).with_name("page_touches.bpf")
 _CONTROL = struct.Struct("<QQIIQII")
 _RANGE = struct.Struct("<QQQ")
 _TOTALS = struct.Struct("<5Q")
-_CONTROL_BYTES = _CONTROL.size + binding.MAX_RANGES * _RANGE.size
+_CONTROL_BYTES = _CONTROL.size + native_touch.MAX_RANGES * _RANGE.size
 _CELL_BYTES, _CELL_PAGES = 8, 4
 _ENABLED_AT = 20
 
@@ -35,7 +35,7 @@ class EbpfReader(Reader):
     """Loads the prebuilt program, attaches it, and shares its tables."""
 
     def __init__(self) -> None:
-        super().__init__("ebpf", binding.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES, CHILDREN))
+        super().__init__("ebpf", native_touch.TABLE, _WHAT, _REMEDY, (TWICE, PINNED, DEVICES, CHILDREN))
         self._fds = bpf_calls.Descriptors()
         self._maps: list[mmap.mmap] = []
         self._totals = -1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import CHILDREN, DEVICES, ArmedTracker, Reader
+from sentinel.profiler.pages import native_touch
+from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, ArmedTracker, Reader
 
 
 def pagemap_tracker() -> ArmedTracker:
@@ -11,7 +11,7 @@ def pagemap_tracker() -> ArmedTracker:
     return ArmedTracker(
         Reader(
             "pagemap",
-            binding.PAGEMAP,
+            native_touch.PAGEMAP,
             "reading the page tables from /proc/self/pagemap",
             "mount /proc, or use --tracker ops",
             (DEVICES, CHILDREN),

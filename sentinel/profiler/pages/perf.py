@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import CHILDREN, DEVICES, PINNED, ArmedTracker, Reader
+from sentinel.profiler.pages import native_touch
+from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, PINNED, ArmedTracker, Reader
 
 
 def perf_tracker() -> ArmedTracker:
@@ -11,7 +11,7 @@ def perf_tracker() -> ArmedTracker:
     return ArmedTracker(
         Reader(
             "perf",
-            binding.PERF,
+            native_touch.PERF,
             "counting page faults by perf_event_open",
             "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n, or use --tracker pagemap",
             (PINNED, DEVICES, CHILDREN),

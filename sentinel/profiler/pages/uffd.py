@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sentinel.profiler.pages import binding
-from sentinel.profiler.pages.engine import CHILDREN, DEVICES, TWICE, ArmedTracker, Reader
+from sentinel.profiler.pages import native_touch
+from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, TWICE, ArmedTracker, Reader
 
 
 def uffd_tracker() -> ArmedTracker:
@@ -11,7 +11,7 @@ def uffd_tracker() -> ArmedTracker:
     return ArmedTracker(
         Reader(
             "uffd",
-            binding.UFFD,
+            native_touch.UFFD,
             "handling page faults by userfaultfd",
             "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.1 or later),"
             " or use --tracker perf",

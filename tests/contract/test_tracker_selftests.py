@@ -1,4 +1,4 @@
-"""The doctor's trials: a tracker that works is told to, one that does not see what was touched is not."""
+"""The doctor's selftests: a tracker that works is told to, one that does not see what was touched is not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sentinel.cli import main
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.page_runs import runs_of_pages
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler import trial
+from sentinel.profiler import selftest
 from sentinel.profiler.pages import TRACKERS, ArmedTracker, PageSamples, make, obstacle
-from sentinel.profiler.trial import Trial, automatic, try_trackers
+from sentinel.profiler.selftest import SelfTest, automatic, check_trackers
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -41,11 +41,11 @@ def working() -> str:
 
 
 def test_trials_agree_with_what_trackers_say_of_themselves() -> None:
-    trials = {found.tracker: found for found in try_trackers()}
-    assert list(trials) == [*TRACKERS, "ops"]
+    selftests = {found.tracker: found for found in check_trackers()}
+    assert list(selftests) == [*TRACKERS, "ops"]
     for name in TRACKERS:
-        assert trials[name].available == (obstacle(name) is None), name
-    for found in trials.values():
+        assert selftests[name].available == (obstacle(name) is None), name
+    for found in selftests.values():
         assert found.why
         assert found.sees if found.available else found.remedy
 
@@ -56,11 +56,11 @@ def test_a_tracker_that_misses_or_invents_a_page_is_no_tracker(monkeypatch: pyte
         more["page"][0] += 1  # beside one that was touched
         return more
 
-    monkeypatch.setattr(trial, "make", lambda name: Tampering(name, lambda rows: rows))
-    assert trial._tried(working).available
+    monkeypatch.setattr(selftest, "make", lambda name: Tampering(name, lambda rows: rows))
+    assert selftest._checked(working).available
     for change in (lambda rows: rows[1:], doubled):
-        monkeypatch.setattr(trial, "make", lambda name, change=change: Tampering(name, change))
-        found = trial._tried(working)
+        monkeypatch.setattr(selftest, "make", lambda name, change=change: Tampering(name, change))
+        found = selftest._checked(working)
         assert not found.available
         assert "were touched" in found.why
         assert "report this" in found.remedy
@@ -72,15 +72,15 @@ def test_whatever_goes_wrong_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         def fail(name: str, error: Exception = error) -> ArmedTracker:
             raise error
 
-        monkeypatch.setattr(trial, "make", fail)
-        found = trial._tried("perf")
+        monkeypatch.setattr(selftest, "make", fail)
+        found = selftest._checked("perf")
         assert not found.available
         assert found.why
         assert found.remedy
 
 
-def _trials(*working: str) -> list[Trial]:
-    return [Trial(name, name in working, "refused" if name not in working else "ok") for name in (*TRACKERS, "ops")]
+def _selftests(*working: str) -> list[SelfTest]:
+    return [SelfTest(name, name in working, "refused" if name not in working else "ok") for name in (*TRACKERS, "ops")]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def _trials(*working: str) -> list[Trial]:
     ],
 )
 def test_auto_takes_the_most_exact_and_says_why_not_the_others(working: tuple[str, ...], taken: str | None) -> None:
-    found, reasons = automatic(_trials(*working))
+    found, reasons = automatic(_selftests(*working))
     assert found == taken
     assert [reason.split(":")[0] for reason in reasons] == [name for name in (*TRACKERS, "ops") if name != taken]
     for reason in reasons:
@@ -118,10 +118,10 @@ def test_doctor_tells_each_tracker_and_the_witness(capsys: pytest.CaptureFixture
 
 
 def test_without_any_tracker_doctor_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refused(name: str) -> Trial:
-        return Trial(name, False, "Operation not permitted", "ask for it")
+    def refused(name: str) -> SelfTest:
+        return SelfTest(name, False, "Operation not permitted", "ask for it")
 
-    monkeypatch.setattr(trial, "_tried", refused)
+    monkeypatch.setattr(selftest, "_checked", refused)
     assert main(["doctor", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["auto"]["tracker"] is None
@@ -131,15 +131,15 @@ def test_without_any_tracker_doctor_fails(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_coarse_tracker_is_told_to_be_one(working: str) -> None:
-    owned = trial.binding.map_range(trial.PAGES * PAGE_BYTES)
+    owned = selftest.native_touch.map_range(selftest.PAGES * PAGE_BYTES)
     tracker = make(working)
     tracker.start([owned])
     tracker.mark(0)
-    trial._touch(owned)
+    selftest._touch(owned)
     tracker.mark(-1)
     samples = tracker.stop()
-    trial.binding.unmap_range(owned)
+    selftest.native_touch.unmap_range(owned)
     coarse = replace(samples.quality, granularity_bytes=16 * PAGE_BYTES, sees=("touches",))
-    found = trial._judged(working, PageSamples(samples.runs, coarse), owned.start // PAGE_BYTES)
+    found = selftest._judged(working, PageSamples(samples.runs, coarse), owned.start // PAGE_BYTES)
     assert found.available
     assert "64 KiB at a time" in found.why

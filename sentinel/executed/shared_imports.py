@@ -18,7 +18,7 @@ _MADV_POPULATE_WRITE = 23
 """Linux 5.14; where it is missing, pages are copied when they are written, and count as the job's."""
 
 
-def preload(script: str) -> None:
+def import_shared(script: str) -> None:
     """Import what the script imports at its top from elsewhere than its own folder: forked children have it then.
 
     Raises OSError if it cannot be read; what cannot be imported is left to the script.
@@ -46,7 +46,7 @@ def _imported(node: ast.stmt) -> list[tuple[str, list[str]]]:
     return []
 
 
-def pin_what_is_there() -> bool:
+def pin_present_pages() -> bool:
     """Pin what this process has and takes, so that the kernel's tiering makes no room of it; whether it was allowed.
 
     Forked children do not inherit the pin, but the pages that they share are pinned by it.
@@ -54,7 +54,7 @@ def pin_what_is_there() -> bool:
     return bool(ctypes.CDLL(None).mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0)
 
 
-def own_what_is_there() -> None:
+def own_present_pages() -> None:
     """In a forked child: copy every page that it shares with the parent and may write, now and not little by little.
 
     What it takes of a node from then on is what the job takes. The pages are pinned, as the parent's are.

@@ -19,7 +19,7 @@ from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.page_runs import in_chunks, pages_of_runs
 from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.profiler.pages import binding
+from sentinel.profiler.pages import native_touch
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
 from sentinel.system import limits
 
@@ -49,7 +49,7 @@ class Cost:
 
 @dataclass
 class Reader:
-    """How one tracker reads the engine's touches. `kind`: binding.TABLE and so on.
+    """How one tracker reads the engine's touches. `kind`: native_touch.TABLE and so on.
 
     `what` it does and the `remedy` where that is refused; `too_old`: what a kernel without it lacks.
     """
@@ -96,7 +96,7 @@ class ArmedTracker:
     def prepare(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """See PageTracker. The bytes move to a memfd under their addresses."""
         self._check(ranges)
-        self._guarded = binding.guarded()
+        self._guarded = native_touch.guarded()
         if not self._guarded and others():
             return  # start says so, if they reach what is watched by then
         with self._undone_on_failure():
@@ -106,16 +106,16 @@ class ArmedTracker:
         """See PageTracker. What `prepare` has not done comes first."""
         self._check(ranges)
         self.cut_short = False
-        if not all(binding.is_backed(owned) for owned in ranges):  # nor after a fork since
+        if not all(native_touch.is_backed(owned) for owned in ranges):  # nor after a fork since
             self._guarded = _guarded_against(others)
         self._begin(ranges)
 
     def _check(self, ranges: Sequence[AddressRange]) -> None:
         if self._running:
             raise UsageError(f"tracker {self.name}: started twice", "stop it first")
-        if not 1 <= len(ranges) < binding.MAX_RANGES:
+        if not 1 <= len(ranges) < native_touch.MAX_RANGES:
             raise UsageError(
-                f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {binding.MAX_RANGES - 1}"
+                f"tracker {self.name}: {len(ranges)} ranges to watch", f"give 1 to {native_touch.MAX_RANGES - 1}"
             )
 
     def try_here(self) -> None:
@@ -144,12 +144,12 @@ class ArmedTracker:
 
     def _back(self, ranges: Sequence[AddressRange]) -> None:
         """A memfd under the probe and `ranges`, in this order, where there is none yet."""
-        binding.leave_room(limits.room_bytes())
+        native_touch.leave_room(limits.room_bytes())
         if not self._probe_base.value:
-            binding.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
+            native_touch.map_at(self._probe_base, _PROBE_PAGES * PAGE_BYTES)
         for owned in (self._probe, *ranges):
-            if not binding.is_backed(owned):
-                binding.back(owned, self._guarded)
+            if not native_touch.is_backed(owned):
+                native_touch.back(owned, self._guarded)
 
     @property
     def _probe(self) -> AddressRange:
@@ -159,7 +159,7 @@ class ArmedTracker:
     def mark(self, layer: int) -> None:
         """See PageTracker. Call it where no other thread of the step runs."""
         begin = time.perf_counter_ns()
-        self.cut_short |= not binding.touch_mark(layer)
+        self.cut_short |= not native_touch.touch_mark(layer)
         for part in {self._layer, layer} - {-1}:
             self._mark_ns.setdefault(part, 0)
         if self._layer != -1:  # a mark ends a layer: its cost is that layer's
@@ -172,21 +172,21 @@ class ArmedTracker:
             raise UsageError(f"tracker {self.name}: stopped without a start", "start it first")
         probe = self._probe
         try:
-            self.cut_short |= not binding.touch_stop()
-            runs, state = binding.take_runs(), binding.touch_state()
-            binding.keep_small(_chunks_in_parts(runs))
+            self.cut_short |= not native_touch.touch_stop()
+            runs, state = native_touch.take_runs(), native_touch.touch_state()
+            native_touch.keep_small(_chunks_in_parts(runs))
         finally:
             lost = self._end()
         runs = _without(runs, probe)
         cost = self._costs(runs)
-        np.bitwise_and(runs["seen"], ~binding.IN_GRANULE, out=runs["seen"])
+        np.bitwise_and(runs["seen"], ~native_touch.IN_GRANULE, out=runs["seen"])
         return PageSamples(runs, self._quality(state, int(state.lost) + lost, sum(cost.values())), cost)
 
     def _open(self, ranges: Sequence[AddressRange]) -> None:
         n_pages, layout = _layout(ranges)
         table = self._reader.open(n_pages, layout)
-        binding.touch_granules(self._least_bytes())
-        result = binding.touch_start(self._reader.kind, table, n_pages)
+        native_touch.touch_granules(self._least_bytes())
+        result = native_touch.touch_start(self._reader.kind, table, n_pages)
         if -result == _TOO_OLD and self._reader.too_old:
             raise CapabilityError(self._reader.what, self._reader.too_old, "use another tracker, or a later kernel")
         if -result in _DENIED:
@@ -210,25 +210,25 @@ class ArmedTracker:
         if self not in _begun:
             return 0
         lost: list[int] = []
-        end_all(binding.touch_stop, lambda: lost.append(self._reader.close()), self._give_memory_back)
+        end_all(native_touch.touch_stop, lambda: lost.append(self._reader.close()), self._give_memory_back)
         self._running = False
         _begun.discard(self)
         return sum(lost)
 
     def _give_memory_back(self) -> None:
-        binding.unback(self._guarded)
-        binding.unmap_at(self._probe_base)  # not while it is backed
+        native_touch.unback(self._guarded)
+        native_touch.unmap_at(self._probe_base)  # not while it is backed
 
     def _try(self) -> Cost:
         """Touches the probe's pages, half of them to write, and requires exactly those events."""
         half = _PROBE_PAGES // 2
         ctypes.memset(self._probe.start, 1, self._probe.nbytes)
-        binding.touch_mark(_PROBE_LAYER)
+        native_touch.touch_mark(_PROBE_LAYER)
         write_ns = _timed(lambda at: ctypes.memset(at, 2, half * PAGE_BYTES), self._probe.start)
         reads = _PROBE_PAGES - half
         read_ns = _timed(lambda at: ctypes.string_at(at, reads * PAGE_BYTES), self._probe.start + half * PAGE_BYTES)
-        binding.touch_mark(-1)
-        rows = pages_of_runs(binding.touch_runs())
+        native_touch.touch_mark(-1)
+        rows = pages_of_runs(native_touch.touch_runs())
         first = self._probe.start // PAGE_BYTES
         expected = np.arange(first, first + _PROBE_PAGES)
         if not np.isin(expected, rows["page"]).all():
@@ -244,7 +244,7 @@ class ArmedTracker:
         for part in in_chunks(runs):
             either = self._cost.read_ns * ((part["seen"] & (SEEN_READ | SEEN_UNKNOWN)) != 0)
             per_page = either + self._cost.write_ns * ((part["seen"] & SEEN_WRITE) != 0)
-            in_granules = (part["seen"] & binding.IN_GRANULE) != 0
+            in_granules = (part["seen"] & native_touch.IN_GRANULE) != 0
             faults = part["npages"] / np.where(in_granules, GRANULE_BYTES // PAGE_BYTES, 1)
             layers, which = np.unique(part["layer"], return_inverse=True)
             for layer, ns in zip(layers.tolist(), np.bincount(which, per_page * faults).tolist(), strict=True):
@@ -258,7 +258,7 @@ class ArmedTracker:
         told = f"tensors of at least {format_bytes(least)} are watched in granules of {format_bytes(GRANULE_BYTES)}"
         return (f"{told}, touched whole or not at all; their ends that fill no granule by pages",)
 
-    def _quality(self, state: binding.TouchState, lost: int, overhead_ns: int) -> Quality:
+    def _quality(self, state: native_touch.TouchState, lost: int, overhead_ns: int) -> Quality:
         exact = state.unit_pages == 1
         blind = self._reader.blind_to + (() if state.sees_system_calls else ("accesses by system calls",))
         coarse = f"no userfaultfd here: a read maps {state.unit_pages} pages at once, and these count together"
@@ -292,7 +292,7 @@ def close_all() -> None:
         tracker.close()
 
 
-def _rested(state: binding.TouchState) -> tuple[str, ...]:
+def _rested(state: native_touch.TouchState) -> tuple[str, ...]:
     """What it took to tell apart tensors that follow each other on a page, and where it was not done."""
     if not state.held_peak_bytes:
         return ()
@@ -307,7 +307,7 @@ def _rested(state: binding.TouchState) -> tuple[str, ...]:
 
 def _guarded_against(others: Others) -> bool:
     """Whether other threads are held back while memory is replaced. CapabilityError if that can't be, and must."""
-    if binding.guarded():
+    if native_touch.guarded():
         return True
     if names := others():
         raise CapabilityError(

@@ -1,4 +1,4 @@
-"""Ballast: pinned pages on a node that leave a job a chosen number of bytes there, and go on doing so while it runs."""
+"""Memory pressure on a node: pinned pages, the ballast, leave a job a chosen number of bytes there while it runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import TracebackType
 
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.executed.group import Group
-from sentinel.executed.memory import node_bytes, node_room_bytes
+from sentinel.executed.cgroup import Cgroup
+from sentinel.executed.node_memory import node_bytes, node_room_bytes
 from sentinel.system.kernel import system_call
 
 _MPOL_PREFERRED, _MPOL_BIND = 1, 2
@@ -34,7 +34,7 @@ class Ballast:
     Raises CapabilityError if so much may not be pinned, or the node has less room than is to be left.
     """
 
-    def __init__(self, node: int, left_bytes: int, group: Group | None = None, *, pressing: bool = False) -> None:
+    def __init__(self, node: int, left_bytes: int, group: Cgroup | None = None, *, pressing: bool = False) -> None:
         self._node, self._left_bytes, self._group, self._pressing = node, left_bytes, group, pressing
         self._address = self._reserved = self._nbytes = self._held_before = 0
         self.took_bytes = self.began_bytes = 0
@@ -84,7 +84,7 @@ class Ballast:
                 # half of the room, since the job may take it first
                 self._change(min(spare, room // 2 + (_PRESSING_BYTES if self._pressing else 0)))
 
-    def _looked(self, group: Group) -> tuple[int, int]:
+    def _looked(self, group: Cgroup) -> tuple[int, int]:
         """(bytes of room, bytes that the group holds), at one moment: if the room changed meanwhile, looks again."""
         for _ in range(_TRIES):
             before, held, after = node_room_bytes(self._node), group.held_bytes(), node_room_bytes(self._node)

@@ -1,4 +1,4 @@
-"""Tensors as a walk along the logs finds them, and the names, roles and groups they get in the end. Pure."""
+"""Tensors as a walk along the logs builds them: births, uses, then names, roles and groups. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ SMALL_REASON = "smaller than 1 KiB"
 
 
 @dataclass
-class Draft:
-    """`layer` of birth, -1: before the step. `name` "": to be named by layer and operator.
+class TensorBuilder:
+    """What is known so far of one tensor.
 
+    `layer` of birth, -1: before the step. `name` "": to be named by layer and operator.
     `small`: for small storages that did not outlive the stretch they were born in, that stretch.
     """
 
@@ -42,35 +43,35 @@ class Draft:
     written: bool = False
 
 
-def settle(
-    drafts: list[Draft], rows: list[Row], ring: tuple[LayerId, ...]
+def finalize(
+    builders: list[TensorBuilder], rows: list[Row], ring: tuple[LayerId, ...]
 ) -> tuple[tuple[TensorInfo, ...], NDArray[Any]]:
     """The tensors and events of a Trace. Small storages that one layer needs count as one tensor."""
-    drafts, rows = _group_small(drafts, rows)
-    for draft in drafts:
-        if draft.role is None:
-            draft.role = _role(draft)
-    names = _names(drafts, ring)
+    builders, rows = _group_small(builders, rows)
+    for builder in builders:
+        if builder.role is None:
+            builder.role = _role(builder)
+    names = _names(builders, ring)
     tensors = tuple(
         TensorInfo(name, d.role or "workspace", d.nbytes, d.address, d.key, d.aliases, d.managed, d.reason)
-        for name, d in zip(names, drafts, strict=True)
+        for name, d in zip(names, builders, strict=True)
     )
     return tensors, np.array(rows, EVENT_DTYPE)
 
 
-def _role(draft: Draft) -> Role:
-    if draft.layer < 0:
-        return "workspace" if draft.written else "input"
-    return "activation" if draft.read_backward and draft.maker and not draft.made_backward else "workspace"
+def _role(builder: TensorBuilder) -> Role:
+    if builder.layer < 0:
+        return "workspace" if builder.written else "input"
+    return "activation" if builder.read_backward and builder.maker and not builder.made_backward else "workspace"
 
 
-def _names(drafts: list[Draft], ring: tuple[LayerId, ...]) -> list[str]:
+def _names(builders: list[TensorBuilder], ring: tuple[LayerId, ...]) -> list[str]:
     """Unique and the same in every run: given names first, then layer, operator and number of that kind."""
-    taken = {d.name for d in drafts if d.name and not (d.role == "grad" and d.layer < 0)}
+    taken = {d.name for d in builders if d.name and not (d.role == "grad" and d.layer < 0)}
     used: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     names = []
-    for d in drafts:
+    for d in builders:
         name = d.name
         if d.role == "grad" and d.layer < 0 and name in taken:
             name += PREVIOUS
@@ -83,23 +84,25 @@ def _names(drafts: list[Draft], ring: tuple[LayerId, ...]) -> list[str]:
     return names
 
 
-def _group_small(drafts: list[Draft], rows: list[Row]) -> tuple[list[Draft], list[Row]]:
+def _group_small(builders: list[TensorBuilder], rows: list[Row]) -> tuple[list[TensorBuilder], list[Row]]:
     """Small storages that died in the stretch of their birth become one tensor a stretch, as large as ever."""
     freed = {row[2] for row in rows if row[0] == FREED}
     groups: dict[int, int] = {}
-    kept: list[Draft] = []
+    kept: list[TensorBuilder] = []
     target: list[int] = []
-    for index, draft in enumerate(drafts):
-        if draft.small is None or draft.name or index not in freed:
+    for index, builder in enumerate(builders):
+        if builder.small is None or builder.name or index not in freed:
             target.append(len(kept))
-            kept.append(draft)
+            kept.append(builder)
             continue
-        if draft.small not in groups:
-            groups[draft.small] = len(kept)
+        if builder.small not in groups:
+            groups[builder.small] = len(kept)
             kept.append(
-                Draft(0, 0, draft.layer, role="workspace", managed=False, reason=SMALL_REASON, maker="small storages")
+                TensorBuilder(
+                    0, 0, builder.layer, role="workspace", managed=False, reason=SMALL_REASON, maker="small storages"
+                )
             )
-        target.append(groups[draft.small])
+        target.append(groups[builder.small])
     members = set(groups.values())
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -13,7 +13,7 @@ _KINDS = ("anon", "file", "kernel_stack", "pagetables", "slab_reclaimable", "sla
 """Rows of memory.numa_stat that do not overlap and add up to what lies on a node."""
 
 
-class Group:
+class Cgroup:
     """The cgroup at `folder`, as far as `node` goes."""
 
     def __init__(self, folder: Path, node: int) -> None:
@@ -41,7 +41,7 @@ def held_bytes(numa_stat: str, node: int) -> int:
 
 
 @contextlib.contextmanager
-def new_group(node: int, root: Path = ROOT) -> Iterator[Group | None]:
+def new_cgroup(node: int, root: Path = ROOT) -> Iterator[Cgroup | None]:
     """A group of its own while this lasts; None where this process may make none, or there are no memory cgroups."""
     folder = root / f"sentinel-compare-{os.getpid()}"
     try:
@@ -52,7 +52,7 @@ def new_group(node: int, root: Path = ROOT) -> Iterator[Group | None]:
         yield None
         return
     try:
-        yield Group(folder, node) if (folder / "memory.numa_stat").exists() else None
+        yield Cgroup(folder, node) if (folder / "memory.numa_stat").exists() else None
     finally:
         _remove(folder)
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from sentinel.core.errors import CapabilityError, SentinelError
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import AUTO, TRACKERS, AddressRange, PageSamples, binding, make
+from sentinel.profiler.pages import AUTO, TRACKERS, AddressRange, PageSamples, make, native_touch
 
 PAGES = 61
 READ, WRITTEN, BY_SYSTEM_CALL = (3, 5, 29), (7, 43), (53,)
-"""Pages that a trial touches, of PAGES, each in its own way; the last one is written by the kernel in a read()."""
-
+"""Pages that a self-test touches, of PAGES, each in its own way; the last one is written by the kernel in a read()."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """`why`: what was seen, or what came in the way. `sees`, `blind_to`: of its Quality, if it is available."""
+class SelfTest:
+    """`why`: what was seen, or what prevented it. `sees`, `blind_to`: of its Quality, if it is available."""
 
     tracker: str
     available: bool
@@ -29,24 +28,24 @@ class Trial:
     blind_to: tuple[str, ...] = ()
 
 
-def try_trackers() -> list[Trial]:
+def check_trackers() -> list[SelfTest]:
     """All of them, the most exact first. Takes seconds where torch is to be imported, and longer the first time of all,
     when the shim is compiled. Never raises."""
-    return [*(_tried(name) for name in TRACKERS), _tried("ops")]
+    return [*(_checked(name) for name in TRACKERS), _checked("ops")]
 
 
-def automatic(trials: list[Trial]) -> tuple[str | None, list[str]]:
+def automatic(selftests: list[SelfTest]) -> tuple[str | None, list[str]]:
     """What `tracker="auto"` takes, None if not even operators can be watched; and why not each of the others."""
-    by_name = {trial.tracker: trial for trial in trials}
+    by_name = {selftest.tracker: selftest for selftest in selftests}
     order = (*AUTO, "ops")
     taken = next((name for name in order if by_name[name].available), None)
     reasons = []
     for name in (*TRACKERS, "ops"):
-        trial = by_name[name]
+        selftest = by_name[name]
         if name == taken:
             continue
-        if not trial.available:
-            reasons.append(f"{name}: {trial.why}")
+        if not selftest.available:
+            reasons.append(f"{name}: {selftest.why}")
         elif name not in order:
             reasons.append(f"{name}: works, but takes several times longer; ask for it by name")
         else:
@@ -54,17 +53,17 @@ def automatic(trials: list[Trial]) -> tuple[str | None, list[str]]:
     return taken, reasons
 
 
-def _tried(name: str) -> Trial:
+def _checked(name: str) -> SelfTest:
     try:
         return _operators() if name == "ops" else _pages(name)
     except CapabilityError as error:
-        return Trial(name, False, f"{error.what}: {error.why}", error.remedy)
+        return SelfTest(name, False, f"{error.what}: {error.why}", error.remedy)
     except (SentinelError, OSError, ImportError) as error:
-        return Trial(name, False, str(error), "see the capabilities that are missing; use another tracker")
+        return SelfTest(name, False, str(error), "see the capabilities that are missing; use another tracker")
 
 
-def _pages(name: str) -> Trial:
-    tracker, owned = make(name), binding.map_range(PAGES * PAGE_BYTES)
+def _pages(name: str) -> SelfTest:
+    tracker, owned = make(name), native_touch.map_range(PAGES * PAGE_BYTES)
     try:
         tracker.start([owned])
         try:
@@ -74,7 +73,7 @@ def _pages(name: str) -> Trial:
         finally:
             samples = tracker.stop()
     finally:
-        binding.unmap_range(owned)
+        native_touch.unmap_range(owned)
     return _judged(name, samples, owned.start // PAGE_BYTES)
 
 
@@ -93,7 +92,7 @@ def _touch(owned: AddressRange) -> None:
         os.close(sink)
 
 
-def _judged(name: str, samples: PageSamples, first: int) -> Trial:
+def _judged(name: str, samples: PageSamples, first: int) -> SelfTest:
     quality, rows = samples.quality, samples.pages
     kernel = () if "accesses by system calls" in quality.blind_to else BY_SYSTEM_CALL
     expected = sorted((*READ, *WRITTEN, *kernel))
@@ -101,17 +100,17 @@ def _judged(name: str, samples: PageSamples, first: int) -> Trial:
     exact = quality.granularity_bytes == PAGE_BYTES
     if found != expected if exact else not set(expected) <= set(found):
         why = f"pages {expected} were touched, {found} were seen"
-        return Trial(name, False, why, "report this with the kernel's version; use another tracker")
+        return SelfTest(name, False, why, "report this with the kernel's version; use another tracker")
     if "writes" in quality.sees:
         written = sorted((rows["page"][rows["writes"] == 1] - first).tolist())
         if written != sorted((*WRITTEN, *kernel)):
             why = f"pages {sorted((*WRITTEN, *kernel))} were written, {written} were seen written"
-            return Trial(name, False, why, "report this with the kernel's version; use another tracker")
+            return SelfTest(name, False, why, "report this with the kernel's version; use another tracker")
     which = "exactly those" if exact else f"those and neighbours, {quality.granularity_bytes >> 10} KiB at a time,"
     return _seen(quality, f"{len(expected)} of {PAGES} pages were touched, {which} were seen")
 
 
-def _operators() -> Trial:
+def _operators() -> SelfTest:
     """One operator, which must be seen to read one tensor and write the other."""
     import importlib.util
 
@@ -129,16 +128,14 @@ def _operators() -> Trial:
     finally:
         operators.stop()
     rows = operators.log().events
-    found = {
-        kind: set(rows["address"][rows["kind"] == kind].tolist()) for kind in (operators.READ, operators.WRITE)
-    }
+    found = {kind: set(rows["address"][rows["kind"] == kind].tolist()) for kind in (operators.READ, operators.WRITE)}
     if not {source.data_ptr(), target.data_ptr()} <= found[operators.READ] or found[operators.WRITE] != {
         target.data_ptr()
     }:
         why = "an operator that reads two tensors and writes one was seen otherwise"
-        return Trial("ops", False, why, "report this with torch's version")
+        return SelfTest("ops", False, why, "report this with torch's version")
     return _seen(Quality("ops", "operator accesses", blind_to=BLIND_TO), "one operator was seen to read and write")
 
 
-def _seen(quality: Quality, why: str) -> Trial:
-    return Trial(quality.tracker, True, why, "", quality.sees, quality.blind_to)
+def _seen(quality: Quality, why: str) -> SelfTest:
+    return SelfTest(quality.tracker, True, why, "", quality.sees, quality.blind_to)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, parse_bytes
+from sentinel.profiler.pages.armed_tracker import GRANULE_BYTES, ArmedTracker
 from sentinel.profiler.pages.ebpf import ebpf_tracker
-from sentinel.profiler.pages.engine import GRANULE_BYTES, ArmedTracker
 from sentinel.profiler.pages.pagemap import pagemap_tracker
 from sentinel.profiler.pages.perf import perf_tracker
 from sentinel.profiler.pages.protocol import PageTracker

@@ -6,10 +6,19 @@ import datetime as dt
 import os
 from collections.abc import Callable, Sequence
 
-from sentinel.calibrate.figures import EMULATED, Calibration, Figure, MoveFigures, NodeFigures, figure_of
-from sentinel.calibrate.order import CACHES, Order
-from sentinel.calibrate.paces import Chase, Moving, Pace, Stream, latency_ns, move_rates, parts_of, stream_rate
+from sentinel.calibrate.measurement_plan import CACHES, MeasurementPlan
+from sentinel.calibrate.native_measure import (
+    Chase,
+    Moving,
+    Round,
+    Stream,
+    latency_ns,
+    move_rates,
+    parts_of,
+    stream_rate,
+)
 from sentinel.calibrate.regions import HUGE_BYTES, Region
+from sentinel.calibrate.results import EMULATED, Calibration, Figure, MoveFigures, NodeFigures, figure_of
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.system import processor
@@ -23,111 +32,111 @@ MOST_STAYED = 0.1
 """More of a region than this that does not move is no figure but an error."""
 
 
-def calibrate(order: Order, tell: Tell) -> Calibration:
-    """Measure what `order` says. Leaves nothing behind, however it ends.
+def calibrate(plan: MeasurementPlan, tell: Tell) -> Calibration:
+    """Measure what `plan` says. Leaves nothing behind, however it ends.
 
     Raises CapabilityError where memory finds no room on a node, or pages do not move.
     """
     began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    run = _Run(order, tell)
-    nodes = tuple(run.node(number) for number in (order.fast, *order.others))
-    moves = [move for other in order.others for move in run.moves(other)]
-    both = [run.both_ways(other) for other in order.others]
+    run = _Run(plan, tell)
+    nodes = tuple(run.node(number) for number in (plan.fast, *plan.others))
+    moves = [move for other in plan.others for move in run.moves(other)]
+    both = [run.both_ways(other) for other in plan.others]
     return Calibration(
         nodes=nodes,
         moves=tuple(moves),
         both_ways={pair: figure for found in both for pair, figure in found.items()},
-        cpus=order.cpus,
-        nbytes=order.nbytes,
-        rounds=order.rounds,
+        cpus=plan.cpus,
+        nbytes=plan.nbytes,
+        rounds=plan.rounds,
         processor=processor.model(),
         virtual=processor.is_virtual(),
         emulated=processor.is_emulated(),
         began=began,
-        notes=tuple(_notes(order, nodes, run)),
+        notes=tuple(_notes(plan, nodes, run)),
     )
 
 
 class _Run:
-    def __init__(self, order: Order, tell: Tell) -> None:
-        self.order, self._tell = order, tell
+    def __init__(self, plan: MeasurementPlan, tell: Tell) -> None:
+        self.plan, self._tell = plan, tell
         self.notes: list[str] = []
         self.busy = 1.0
-        self._part, others = 0, len(order.others)
+        self._part, others = 0, len(plan.others)
         self._parts = (1 + others) * (len(STREAMS) + 1) + 3 * others
 
     def _begin(self, what: str) -> None:
         self._part += 1
         self._tell(self._part, self._parts, what)
 
-    def _rounds(self, measure: Callable[[], Pace]) -> Figure:
-        paces = [measure() for _ in range(self.order.rounds)]
-        self.busy = min(self.busy, *(pace.busy for pace in paces))
-        return figure_of([pace.figure for pace in paces])
+    def _rounds(self, measure: Callable[[], Round]) -> Figure:
+        rounds = [measure() for _ in range(self.plan.rounds)]
+        self.busy = min(self.busy, *(one.busy for one in rounds))
+        return figure_of([one.figure for one in rounds])
 
     def _region(self, node: int, *, huge: bool) -> Region:
-        return Region(self.order.nbytes, node if self.order.on_nodes else None, huge=huge)
+        return Region(self.plan.nbytes, node if self.plan.on_nodes else None, huge=huge)
 
     def node(self, number: int) -> NodeFigures:
         """All figures of one node, threads on the fast one's CPUs."""
-        order = self.order
+        plan = self.plan
         self._begin(f"node {number}: {STREAMS[0]} bandwidth")
         with self._region(number, huge=True) as region:
             streams = {}
             for kind in STREAMS:
                 if kind != STREAMS[0]:
                     self._begin(f"node {number}: {kind} bandwidth")
-                streams[kind] = {n: self._stream(region, kind, order.cpus[:n]) for n in order.threads}
+                streams[kind] = {n: self._stream(region, kind, plan.cpus[:n]) for n in plan.threads}
             self._begin(f"node {number}: latency")
             with self._region(number, huge=True) as chased:
                 chase = Chase(chased)
-                first, readers = order.cpus[0], order.cpus[1 : order.threads[-1]]
-                idle = self._rounds(lambda: latency_ns(chase, first, order.duration_ns))
+                first, readers = plan.cpus[0], plan.cpus[1 : plan.threads[-1]]
+                idle = self._rounds(lambda: latency_ns(chase, first, plan.duration_ns))
                 loaded = None
                 if readers:
-                    loaded = self._rounds(lambda: latency_ns(chase, first, order.duration_ns, region, readers))
-                huge = min(region.huge_bytes(), chased.huge_bytes()) >= 0.9 * order.nbytes
+                    loaded = self._rounds(lambda: latency_ns(chase, first, plan.duration_ns, region, readers))
+                huge = min(region.huge_bytes(), chased.huge_bytes()) >= 0.9 * plan.nbytes
         return NodeFigures(
             number, streams["read"], streams["write"], streams["mixed"], idle, loaded, len(readers), huge
         )
 
     def _stream(self, region: Region, kind: Stream, cpus: Sequence[int]) -> Figure:
-        return self._rounds(lambda: stream_rate(region, kind, cpus, self.order.duration_ns))
+        return self._rounds(lambda: stream_rate(region, kind, cpus, self.plan.duration_ns))
 
     def moves(self, other: int) -> list[MoveFigures]:
         """Migration between the fast node and `other`, there and back, per page size and number of movers."""
         found = []
         for page_bytes in (PAGE_BYTES, HUGE_BYTES):
-            self._begin(f"nodes {self.order.fast} and {other}: moving pages of {format_bytes(page_bytes)}")
-            with self._region(self.order.fast, huge=page_bytes == HUGE_BYTES) as region:
+            self._begin(f"nodes {self.plan.fast} and {other}: moving pages of {format_bytes(page_bytes)}")
+            with self._region(self.plan.fast, huge=page_bytes == HUGE_BYTES) as region:
                 if page_bytes == HUGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
                     self.notes.append("pages of 2 MiB were not to be had (see transparent_hugepage/enabled)")
                     continue
                 there, back = {}, {}
-                for count in self.order.threads:
+                for count in self.plan.threads:
                     there[count], back[count] = self._there_and_back(region, count, page_bytes, other)
                 if page_bytes == HUGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
                     self.notes.append("the kernel split huge pages as they moved")
-            found.append(MoveFigures(self.order.fast, other, page_bytes, there))
-            found.append(MoveFigures(other, self.order.fast, page_bytes, back))
+            found.append(MoveFigures(self.plan.fast, other, page_bytes, there))
+            found.append(MoveFigures(other, self.plan.fast, page_bytes, back))
         return found
 
     def _there_and_back(self, region: Region, count: int, page_bytes: int, other: int) -> tuple[Figure, Figure]:
         there: list[float] = []
         back: list[float] = []
-        for _ in range(self.order.rounds):
-            for rates, node in ((there, other), (back, self.order.fast)):
+        for _ in range(self.plan.rounds):
+            for rates, node in ((there, other), (back, self.plan.fast)):
                 rates.append(self._moved([parts_of(region, count, page_bytes, node)])[0])
         return figure_of(there), figure_of(back)
 
     def both_ways(self, other: int) -> dict[tuple[int, int], Figure]:
         """(from, to) -> bytes/s of one mover each way, both at once, in pages of 4 KiB."""
-        fast = self.order.fast
+        fast = self.plan.fast
         self._begin(f"nodes {fast} and {other}: moving both ways at once")
         down: list[float] = []
         up: list[float] = []
         with self._region(fast, huge=False) as one, self._region(other, huge=False) as two:
-            for turn in range(self.order.rounds):
+            for turn in range(self.plan.rounds):
                 falling, rising = (one, two) if turn % 2 == 0 else (two, one)
                 parts = [parts_of(falling, 1, PAGE_BYTES, other), parts_of(rising, 1, PAGE_BYTES, fast)]
                 for rates, rate in zip((down, up), self._moved(parts), strict=True):
@@ -136,7 +145,7 @@ class _Run:
 
     def _moved(self, parts: list[list[Moving]]) -> list[float]:
         found = []
-        for group, (rate, moved, error) in zip(parts, move_rates(parts, self.order.cpus), strict=True):
+        for group, (rate, moved, error) in zip(parts, move_rates(parts, self.plan.cpus), strict=True):
             wanted = sum(part.nbytes for part in group)
             if moved < (1 - MOST_STAYED) * wanted:
                 raise CapabilityError(
@@ -148,7 +157,7 @@ class _Run:
         return found
 
 
-def _notes(order: Order, nodes: Sequence[NodeFigures], run: _Run) -> list[str]:
+def _notes(plan: MeasurementPlan, nodes: Sequence[NodeFigures], run: _Run) -> list[str]:
     notes = list(dict.fromkeys(run.notes))
     if processor.is_emulated():
         return [EMULATED, *notes]  # what else could be wrong does not matter then
@@ -163,9 +172,9 @@ def _notes(order: Order, nodes: Sequence[NodeFigures], run: _Run) -> list[str]:
     if small:
         notes.append(f"no huge pages on node {', '.join(small)}: its latency includes walks of page tables")
     cache = processor.last_cache_bytes()
-    if order.nbytes < CACHES * cache:
+    if plan.nbytes < CACHES * cache:
         notes.append(
-            f"{format_bytes(order.nbytes)} is less than {CACHES} times the cache of {format_bytes(cache)}:"
+            f"{format_bytes(plan.nbytes)} is less than {CACHES} times the cache of {format_bytes(cache)}:"
             " part of what was read came from the cache"
         )
     return notes

@@ -22,7 +22,7 @@ HEADROOM_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
-class Order:
+class MeasurementPlan:
     """`cpus`: of node `fast`, where all threads run. `others`: nodes measured from there and moved to and from.
 
     `duration_ns`: of a round of streaming or loads. `on_nodes`: there is more than one node to put memory on.
@@ -38,14 +38,14 @@ class Order:
     on_nodes: bool
 
 
-def order(
+def plan_measurements(
     host: Topology,
     *,
     nodes: Collection[int] | None = None,
     threads: Sequence[int] | None = None,
     nbytes: int | None = None,
     quick: bool = False,
-) -> Order:
+) -> MeasurementPlan:
     """What to measure on `host`. `nodes`: besides the fast one, by default all with memory. `threads`: numbers of
     threads, 0 for all CPUs; by default 1, 2, 4, ... and all. `nbytes`: of memory, by default what outgrows the cache.
 
@@ -56,7 +56,7 @@ def order(
     counts = _threads(threads, len(cpus), quick)
     size = _nbytes(host, (host.fast, *others), nbytes, counts[-1])
     rounds, duration_ns = (3, 20_000_000) if quick else (5, 100_000_000)
-    return Order(host.fast, others, cpus, counts, size, rounds, duration_ns, len(host.nodes) > 1)
+    return MeasurementPlan(host.fast, others, cpus, counts, size, rounds, duration_ns, len(host.nodes) > 1)
 
 
 def _others(host: Topology, nodes: Collection[int] | None) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class Moving:
     node: int
 
 
-class Pace(NamedTuple):
+class Round(NamedTuple):
     """What a round found, and the least share of its time that a thread had its CPU: less than 1 where other programs
     ran. Figures are per time on the CPU, so that those do not count."""
 
@@ -74,20 +74,20 @@ class Pace(NamedTuple):
     busy: float
 
 
-def stream_rate(region: Region, kind: Stream, cpus: Sequence[int], duration_ns: int) -> Pace:
+def stream_rate(region: Region, kind: Stream, cpus: Sequence[int], duration_ns: int) -> Round:
     """Bytes per second of one thread a CPU, each going over its own part of `region`."""
     paces = _measure(_streams(region, _STREAMS[kind], cpus), duration_ns)
-    return Pace(sum(float(pace.bytes) * 1e9 / pace.busy_ns for pace in paces), _busy(paces))
+    return Round(sum(float(pace.bytes) * 1e9 / pace.busy_ns for pace in paces), _busy(paces))
 
 
-def latency_ns(chase: Chase, cpu: int, duration_ns: int, load: Region | None = None, cpus: Sequence[int] = ()) -> Pace:
+def latency_ns(chase: Chase, cpu: int, duration_ns: int, load: Region | None = None, cpus: Sequence[int] = ()) -> Round:
     """Nanoseconds a dependent load on `cpu`, while a reader on each of `cpus` streams over `load`."""
     others = _streams(load, _READ, cpus) if load is not None and cpus else []
     region = chase.region
     work = _Work(base=region.address, nbytes=region.nbytes, start=chase.at, cpu=cpu, kind=_CHASE)
     paces = _measure([work, *others], duration_ns)
     chase.at = paces[0].at
-    return Pace(float(paces[0].busy_ns) / paces[0].loads, _busy(paces))
+    return Round(float(paces[0].busy_ns) / paces[0].loads, _busy(paces))
 
 
 def move_rates(parts: Sequence[Sequence[Moving]], cpus: Sequence[int]) -> list[tuple[float, int, int]]:
@@ -120,15 +120,11 @@ def _busy(paces: Sequence[_Pace]) -> float:
 
 def _streams(region: Region, kind: int, cpus: Sequence[int]) -> list[_Work]:
     part = region.nbytes // len(cpus) // PAGE_BYTES * PAGE_BYTES
-    return [
-        _Work(base=region.address + i * part, nbytes=part, cpu=cpu, kind=kind) for i, cpu in enumerate(cpus)
-    ]
+    return [_Work(base=region.address + i * part, nbytes=part, cpu=cpu, kind=kind) for i, cpu in enumerate(cpus)]
 
 
 def _measure(works: Sequence[_Work], duration_ns: int) -> list[_Pace]:
-    measure = native.function(
-        "sn_measure", ctypes.c_int, ctypes.POINTER(_Work), _U32, _U64, ctypes.POINTER(_Pace)
-    )
+    measure = native.function("sn_measure", ctypes.c_int, ctypes.POINTER(_Work), _U32, _U64, ctypes.POINTER(_Pace))
     paces = (_Pace * len(works))()
     done = measure((_Work * len(works))(*works), len(works), duration_ns, paces)
     if done < 0:
