@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -22,9 +23,11 @@ def say(sentence: str) -> None:
 def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
     """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
 
-    `state()`: how far it is, in few words.
+    `state()`: how far it is, in few words. Wherever an interrupt comes, the telling ends with the work.
     """
     done, began = threading.Event(), time.monotonic()
+    work = _Work()  # lives as long as this frame does
+    ended = weakref.finalize(work, done.set)
 
     def tell() -> None:
         wait = QUIET_SECONDS
@@ -38,5 +41,9 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        ended()
         teller.join()
+
+
+class _Work:
+    """Something that can be referred to weakly."""

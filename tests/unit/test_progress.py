@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -35,3 +39,40 @@ def test_what_fails_ends_the_telling(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError), progress.telling("failing"):
         raise ZeroDivisionError
     assert threading.active_count() == before
+
+
+LINES, FIRST = inspect.getsourcelines(progress.telling)
+CODE = inspect.unwrap(progress.telling).__code__
+
+
+def interrupted_at(number: int) -> bool:
+    """Whether an interrupt came at line `number` of `telling`."""
+    came = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not CODE:
+            return trace if event == "call" else None
+        if event == "line" and frame.f_lineno == number and not came:
+            came.append(True)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with progress.telling("being interrupted"):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return bool(came)
+
+
+def test_an_interrupt_at_any_line_leaves_no_thread_that_goes_on_telling() -> None:
+    before = set(threading.enumerate())
+    reached = [number for number in range(FIRST, FIRST + len(LINES)) if interrupted_at(number)]
+    assert len(reached) > 6
+    for left in set(threading.enumerate()) - before:
+        left.join(10)  # it may be on its way out
+    assert set(threading.enumerate()) <= before
