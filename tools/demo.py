@@ -35,8 +35,8 @@ def main() -> None:
 
     import sentinel
     from sentinel.cli.common import print_table
-    from sentinel.reports.in_short import in_short
-    from sentinel.reports.text import headline_rows
+    from sentinel.reports.sections.key_figures import headline_rows
+    from sentinel.reports.summary import summary
 
     train = runpy.run_path(str(ROOT / "examples" / "01_gpt2.py"))["train"]
     train(common.Options(steps=STEPS, fast="20%", slow=slow))
@@ -47,7 +47,7 @@ def main() -> None:
     print()
     print_table(headline_rows(report.headline))
     print()
-    print_table(in_short(report.headline))
+    print_table(summary(report.headline))
     print(os.path.relpath(path))
 
 

@@ -92,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError("no machine to simulate", "give --machine, such as --machine cxl-m5")
     from sentinel import files
     from sentinel.planner import comparison
-    from sentinel.reports.comparison import as_object, text
+    from sentinel.reports.policy_comparison import as_object, text
 
     policies = arguments.policies or comparison.DEFAULT_POLICIES
     comparison.check_policies(policies)
@@ -100,7 +100,7 @@ def execute(arguments: argparse.Namespace) -> int:
     profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
     found = _compared(profiles, machine, policies, arguments)
     if arguments.html:
-        from sentinel.reports.html.comparison import comparison_page
+        from sentinel.reports.html.policy_comparison_page import comparison_page
 
         Path(arguments.html).write_text(comparison_page(found), encoding="utf-8")
     if arguments.json:

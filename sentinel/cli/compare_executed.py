@@ -15,7 +15,7 @@ from sentinel.core.errors import UsageError
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.executed.child import ComparedJob
-    from sentinel.reports.executed import Comparison, Row
+    from sentinel.reports.placement_comparison import Comparison, Row
 
 DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
 
@@ -43,7 +43,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run every placement, write the page, print the table or the object; FAILED if bits differ anywhere."""
     from sentinel import need_torch
-    from sentinel.reports.executed import as_object, text
+    from sentinel.reports.placement_comparison import as_object, text
 
     names, slow = _checked(arguments)
     need_torch()
@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
         job = _job(arguments, slow)
     found = _compared(job, names, arguments)
     if arguments.html:
-        from sentinel.reports.html.executed import executed_page
+        from sentinel.reports.html.placement_comparison_page import executed_page
 
         Path(arguments.html).write_text(executed_page(found), encoding="utf-8")
     if arguments.json:
@@ -119,7 +119,7 @@ def _weights(bandwidths: list[int]) -> tuple[int, int]:
 
 def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
     from sentinel.executed import comparing
-    from sentinel.reports.executed import Comparison, cells
+    from sentinel.reports.placement_comparison import Comparison, cells
     from sentinel.system.processor import is_emulated
 
     found: list[Row] = []

@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def decisions(plan: Plan) -> dict[str, Any]:
     """What a plan decides, in numbers; null where it was not simulated or has no such thing."""
-    from sentinel.reports.ranges import shares
+    from sentinel.reports.headline import range_shares
 
     return {
         "policy": plan.policy,
@@ -83,7 +83,7 @@ def decisions(plan: Plan) -> dict[str, Any]:
         "mil": plan.details.get("mil"),
         "step_ns_predicted": plan.predicted_step_ns,
         "step_ns_bound": plan.bound_step_ns,
-        **shares(plan),
+        **range_shares(plan),
     }
 
 

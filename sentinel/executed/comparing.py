@@ -20,7 +20,7 @@ from sentinel.executed.node_memory import exact_free_counts, node_promotion_rese
 from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, kernel_settings
 from sentinel.executed.shared_imports import import_shared, pin_present_pages
 from sentinel.executed.touches import NOWHERE
-from sentinel.reports.executed import Ours, Row
+from sentinel.reports.placement_comparison import Ours, Row
 
 _LAST_LINES = 30
 _LOOK_EVERY_S = 0.05

@@ -31,7 +31,7 @@ def import_shared(script: str) -> None:
                     found = importlib.import_module(module)
                     for name in names:
                         getattr(found, name, None)  # a lazy module imports it now
-    for asked_later in ("torch._dynamo", "pandas", "sentinel.reports.text"):  # by the first optimizer, by a report
+    for asked_later in ("torch._dynamo", "pandas", "sentinel.reports.sections"):  # by the first optimizer, by a report
         importlib.import_module(asked_later)
     gc.collect()
     gc.freeze()  # what looks for references to tensors, or for garbage, need not look here, nor copy these pages

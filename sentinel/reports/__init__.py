@@ -4,7 +4,7 @@ Sums reconcile, or the report refuses with a ReportError that names both. Needs 
 """
 
 from sentinel.reports.reconcile import ReportError
-from sentinel.reports.report import Report, build_report
+from sentinel.reports.session_report import Report, build_report
 from sentinel.reports.setup import Done, InPlace, Setup
 
 __all__ = ["Done", "InPlace", "Report", "ReportError", "Setup", "build_report"]

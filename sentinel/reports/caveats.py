@@ -12,7 +12,6 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, TRIAL, Run
 from sentinel.core.trace import Quality
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.outcomes import kept_steps
 from sentinel.reports.setup import Setup
 
 MAX_EVENTS = 8
@@ -118,6 +117,17 @@ def _of_run(run: Run) -> list[str]:
     if more > 0:
         found.append(f"{more} more such events are in the JSON report.")
     return found
+
+
+def kept_steps(run: Run) -> str:
+    """Which steps the tables of a long run still hold; "" if all."""
+    total, kept = run.counters.get("steps", 0), len(run.steps)
+    if kept >= total:
+        return ""
+    steps = run.steps["step"].tolist()
+    first = next((i for i, step in enumerate(steps) if step != i), kept)
+    held = f"the first {first} and the last {kept - first} of {total:,} steps"
+    return f"Tables and medians cover {held}; counters cover all."
 
 
 def _of_profile(profile: Profile) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import os
@@ -14,46 +13,48 @@ from typing import TYPE_CHECKING, Any
 from sentinel.core.errors import UsageError
 from sentinel.files.disk import write_whole
 from sentinel.reports.html.page import page
-from sentinel.reports.perfetto import timeline
+from sentinel.reports.section import Document
+from sentinel.reports.text import text_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sentinel.reports.report import Report
 
 VERSION = 1
 """Of the JSON form."""
 
 
-def write_text(report: Report, path: Path) -> list[Path]:
+def write_text(document: Document[Any], path: Path) -> list[Path]:
     """The text."""
-    return _written(path, report.text())
+    return _written(path, text_of(document))
 
 
-def write_html(report: Report, path: Path) -> list[Path]:
+def write_html(document: Document[Any], path: Path) -> list[Path]:
     """One page that needs no network."""
-    return _written(path, page(report))
+    return _written(path, page(document))
 
 
-def write_json(report: Report, path: Path) -> list[Path]:
+def write_json(document: Document[Any], path: Path) -> list[Path]:
     """Headline, caveats, quality and all tables, each a list a column; unknown is null."""
-    return _written(path, json.dumps(as_json(report), allow_nan=False) + "\n")
+    return _written(path, json.dumps(as_json(document), allow_nan=False) + "\n")
 
 
-def write_csv(report: Report, path: Path) -> list[Path]:
+def write_csv(document: Document[Any], path: Path) -> list[Path]:
     """`NAME.csv` with the headline, `NAME-TABLE.csv` for each table; an unknown value is an empty cell."""
-    paths = _written(path, _headline_csv(report.headline))
-    for name, table in report.frames().items():
+    paths = _written(path, _headline_csv(document.values().get("headline", {})))
+    for name, table in document.tables.items():
         paths += _written(path.with_name(f"{path.stem}-{name}.csv"), table.to_csv(index=False))
     return paths
 
 
-def write_trace(report: Report, path: Path) -> list[Path]:
-    """Layers and migrations on a timeline for ui.perfetto.dev or chrome://tracing."""
-    return _written(path, json.dumps(timeline(report), allow_nan=False) + "\n")
+def write_trace(document: Document[Any], path: Path) -> list[Path]:
+    """A timeline for ui.perfetto.dev or chrome://tracing. Raises UsageError if the report has none."""
+    timeline = document.timeline()
+    if timeline is None:
+        raise UsageError(f"a {document.heading.name} has no timeline", "end the path in .html, .json, .csv or .txt")
+    return _written(path, json.dumps(timeline, allow_nan=False) + "\n")
 
 
-FORMS: dict[str, Callable[[Report, Path], list[Path]]] = {
+FORMS: dict[str, Callable[[Document[Any], Path], list[Path]]] = {
     ".txt": write_text,
     ".html": write_html,
     ".json": write_json,
@@ -62,7 +63,15 @@ FORMS: dict[str, Callable[[Report, Path], list[Path]]] = {
 }
 
 
-def form_of(path: str | os.PathLike[str]) -> Callable[[Report, Path], list[Path]]:
+def write(document: Document[Any], path: str | os.PathLike[str]) -> list[Path]:
+    """Write `document` in the form that the suffix names; returns the paths written.
+
+    Raises UsageError for another suffix, FormatError if the file cannot be written.
+    """
+    return form_of(path)(document, Path(path))
+
+
+def form_of(path: str | os.PathLike[str]) -> Callable[[Document[Any], Path], list[Path]]:
     """The form that the suffix of `path` names. Raises UsageError for another suffix."""
     target = Path(path)
     if target.suffix.lower() not in FORMS:
@@ -72,21 +81,13 @@ def form_of(path: str | os.PathLike[str]) -> Callable[[Report, Path], list[Path]
     return FORMS[target.suffix.lower()]
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(document: Document[Any]) -> dict[str, Any]:
     """The JSON form as a value; `pandas.DataFrame(value["frames"]["tensors"])` gives a table back."""
-    run = report.run
     return {
         "format": "sentinel-report",
         "version": VERSION,
-        "headline": report.headline,
-        "caveats": report.caveats,
-        "quality": dataclasses.asdict(report.profile.quality) if report.profile else None,
-        "provenance": [{"noun": a, "made_from": b, "proved": c} for a, b, c in report.provenance],
-        "counters": dict(sorted(run.counters.items())) if run else None,
-        "events": [{"step": step, "text": text} for step, text in run.events] if run else None,
-        "details": report.plan.details if report.plan else None,
-        "script": report.setup.script,
-        "frames": {name: _columns(table) for name, table in report.frames().items()},
+        **document.values(),
+        "frames": {name: _columns(table) for name, table in document.tables.items()},
     }
 
 

@@ -10,7 +10,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
-from sentinel.reports import ranges, who_moved
+from sentinel.reports import who_moved
 from sentinel.reports.setup import Done, Setup
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
@@ -50,7 +50,7 @@ def headline_of(
         "fast_served_fraction": served_fraction(run),
         "moved_pages": who_moved.claimed_pages(executed),
         "witness_pages": who_moved.witness_pages(executed),
-        **ranges.shares(plan),
+        **range_shares(plan),
         "migrated_bytes_per_step": _migrated(plan, run),
         "stall_ns_per_step": _stall(run),
         "step_ns_plain": profile.step_ns_plain if profile else None,
@@ -68,6 +68,21 @@ def headline_of(
         "layers": profile.n_layers if profile else plan.n_layers if plan else None,
         "tensors": len(profile.names) if profile else None,
     }
+
+
+def range_shares(plan: Plan | None) -> dict[str, float | None]:
+    """What page ranges serve from fast memory and what whole tensors would, both as planned.
+
+    None where the profile has no ranges, or all fits.
+    """
+    told = plan.details.get("page_ranges") if plan is not None else None
+    return {f"fast_served_fraction_{name}": _share(told, name) for name in ("ranged", "whole")}
+
+
+def _share(told: Any, name: str) -> float | None:
+    one = told.get(name) if isinstance(told, dict) else None
+    share = one.get("fast_served_fraction") if isinstance(one, dict) else None
+    return float(share) if isinstance(share, int | float) and not isinstance(share, bool) else None
 
 
 def quality_of(profile: Profile | None) -> dict[str, Any] | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
-
-if TYPE_CHECKING:
-    from sentinel.reports.report import Report
+from sentinel.reports.facts import Facts
 
 _LAYERS = 1
 _FIRST_MOVER = 2
@@ -18,23 +16,23 @@ _FIRST_MOVER = 2
 Event = dict[str, Any]
 
 
-def timeline(report: Report) -> dict[str, Any]:
+def timeline(facts: Facts) -> dict[str, Any]:
     """One process a run (and one for the profile if there is no run); times in µs, as the format wants them."""
-    ids = report.profile.layers if report.profile else report.plan.layers if report.plan else ()
+    ids = facts.layers
     events: list[Event] = []
     process = 0
-    first = "emulated" if _emulated(report) else "executed"
-    for run, word in ((report.executed, first), (report.simulated, "simulated")):
+    first = "emulated" if _emulated(facts) else "executed"
+    for run, word in ((facts.executed, first), (facts.simulated, "simulated")):
         if run is not None and len(run.steps):
             process += 1
-            events += _process(process, word) + _run(run, ids, report.plan, process)
-    if not process and report.profile is not None:
-        events += _process(1, "profiled, trackers' cost taken off") + _profiled(report.profile.layer_ns.tolist(), ids)
-    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": report.caveats}}
+            events += _process(process, word) + _run(run, ids, facts.plan, process)
+    if not process and facts.profile is not None:
+        events += _process(1, "profiled, trackers' cost taken off") + _profiled(facts.profile.layer_ns.tolist(), ids)
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": facts.caveats}}
 
 
-def _emulated(report: Report) -> bool:
-    return report.executed is not None and report.executed.emulated
+def _emulated(facts: Facts) -> bool:
+    return facts.executed is not None and facts.executed.emulated
 
 
 def _process(process: int, name: str) -> list[Event]:

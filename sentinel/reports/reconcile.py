@@ -9,6 +9,7 @@ from sentinel.core.errors import PlanError, SentinelError
 from sentinel.core.plan import Plan, ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, Run
+from sentinel.reports.section import Frames
 
 
 class ReportError(SentinelError):
@@ -36,6 +37,22 @@ def reconcile(profile: Profile | None, plan: Plan | None, runs: tuple[Run, ...])
             _run_of_plan(run, plan)
     if profile is not None and plan is not None:
         _of_profile(plan, profile)
+
+
+def tables_agree(frames: Frames, run: Run | None) -> None:
+    """Raise ReportError unless the tables of a session's report say the same as each other."""
+    moves, steps = frames["migrations"], frames["steps"]
+    once = moves["reason"].isin(["initial", "restore"])
+    ended = moves["step"].isin(steps["step"])
+    moved = int(moves["moved_bytes"][~once & ended].sum())
+    by_step = int(steps["migrated_bytes"].sum())
+    if run is not None and moved != by_step:
+        raise ReportError("migrated bytes", f"the migrations add up to {moved}", f"the steps to {by_step}")
+    if "footprint" in frames:
+        roles, rows = int(frames["footprint"]["nbytes"].sum()), frames["tensors"]
+        tensors = int((rows["nbytes"] * rows["lifetime_layers"]).sum())
+        if roles != tensors:
+            raise ReportError("byte-layers", f"the roles add up to {roles}", f"the tensors to {tensors}")
 
 
 def _of_profile(plan: Plan, profile: Profile) -> None:

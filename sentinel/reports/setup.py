@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from sentinel.reports.buckets import BucketRow
-
 Done = Literal["executed", "emulated", "simulated", "declared"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed, the slow tier's delays injected.
 `simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
@@ -20,6 +18,27 @@ class InPlace(NamedTuple):
     name: str
     nbytes: int
     reason: str
+
+
+class BucketRow(NamedTuple):
+    """One shape. `bucket`: its number, or "unknown" for steps of shapes that had no plan at the time. Bytes are those
+    that its steps asked for: all, those that found no slot, those served where another size was planned. What follows
+    is of its plan, and None where it is not known: times of a step, the median of those applied; the share of touched
+    bytes that fast memory served; the budget and the most that was held; migrated bytes of all its steps, and how often
+    its plan took over from another one within a step, which is part of them."""
+
+    bucket: str
+    steps: int
+    asked_bytes: int
+    missed_bytes: int
+    fitted_bytes: int
+    step_ns_predicted: int | None = None
+    step_ns_applied: int | None = None
+    fast_served_fraction: float | None = None
+    fast_capacity_bytes: int | None = None
+    fast_peak_bytes: int | None = None
+    migrated_bytes: int | None = None
+    taken_over: int | None = None
 
 
 @dataclass(frozen=True)

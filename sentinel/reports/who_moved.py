@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from sentinel.core.run import Run
-from sentinel.core.units import PAGE_BYTES, format_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-TITLE = "Who moved what (pages of managed memory, by an independent witness)"
+from sentinel.core.units import PAGE_BYTES
 
 COUNTER = "pages moved by {who} to node {node}"
 _PATTERN = re.compile(r"pages moved by (.+) to node (-?\d+)")
@@ -89,30 +83,3 @@ def _kind(run: Run, more: int) -> str:
     if more < 0 and others:
         return f"while others moved {others:,}: a page that is there when the engine looks counts as moved by it"
     return "which nothing that was counted explains"
-
-
-def text_rows(run: Run | None) -> list[tuple[str, str, str]]:
-    """(who, pages and bytes, node) for a table, with the verdict last; empty without a witness."""
-    said = verdict(run)
-    if not said:
-        return []
-    shown = [
-        (who, f"{pages:,} pages, {format_bytes(pages * PAGE_BYTES)}", f"to node {n}") for who, n, pages in rows(run)
-    ]
-    return [*shown, ("verdict", said, "")]
-
-
-def frame(run: Run | None) -> pd.DataFrame:
-    """who, node, pages, nbytes: a row each."""
-    import pandas as pd
-
-    found = rows(run)
-    table = pd.DataFrame(
-        {
-            "who": pd.array([who for who, _, _ in found], "string"),
-            "node": pd.array([node for _, node, _ in found], "Int64"),
-            "pages": pd.array([pages for _, _, pages in found], "Int64"),
-        }
-    )
-    table["nbytes"] = table["pages"] * PAGE_BYTES
-    return table

@@ -17,7 +17,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.migration.engine import Engine
-from sentinel.reports.buckets import BucketRow
+from sentinel.reports.setup import BucketRow
 from sentinel.session.binding import Homes
 from sentinel.session.planning import Dataflow
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel import tiers  # noqa: E402
-from sentinel.reports.buckets import TITLE  # noqa: E402
+from sentinel.reports.sections.shape_table import TITLE  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.binding import changed_homes  # noqa: E402
 from sentinel.session.buckets import IN_VAIN, MOST, Lookout  # noqa: E402

@@ -9,15 +9,9 @@ PACKAGE = Path(__file__).parents[2] / "sentinel"
 VERBS = "cli/"
 """Modules of the command line are named by their verb: cli/plan.py is `sentinel plan`, core/plan.py is Plan."""
 STILL_SHARED = {
-    ("core/false_sharing.py", "reports/false_sharing.py"),
     ("core/parts.py", "planner/parts.py"),
     ("core/units.py", "planner/units.py"),
-    ("planner/columns.py", "reports/html/columns.py"),
-    ("planner/comparison.py", "reports/comparison.py", "reports/html/comparison.py"),
-    ("planner/ranges.py", "reports/ranges.py"),
     ("planner/trial.py", "session/trial.py"),
-    ("reports/buckets.py", "session/buckets.py"),
-    ("reports/executed.py", "reports/html/executed.py"),
 }
 """Modules of one name that are not renamed yet. The list may only shrink."""
 

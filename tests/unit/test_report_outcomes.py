@@ -9,9 +9,9 @@ import pytest
 
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, TRIAL, Run
 from sentinel.reports import build_report
-from sentinel.reports.caveats import _of_run
+from sentinel.reports.caveats import _of_run, kept_steps
 from sentinel.reports.html.page import page
-from sentinel.reports.outcomes import TITLE, kept_steps, stayed, stayed_rows
+from sentinel.reports.sections.move_errors import TITLE, stayed, stayed_rows
 
 
 def run(numbers: list[int], **counters: int) -> Run:

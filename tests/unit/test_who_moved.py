@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.migration.sightings import MOVE_DTYPE, REASONS, Sightings
 from sentinel.reports import build_report, who_moved
+from sentinel.reports.sections.witness_table import TITLE
 from sentinel.session.witnessing import counted
 
 EMPTY = Run(
@@ -93,4 +94,4 @@ def test_the_report_has_it_in_every_form_and_null_without_a_witness() -> None:
     without = build_report(executed=EMPTY)
     assert without.headline["witness_pages"] is None
     assert "who_moved" not in without.frames()
-    assert who_moved.TITLE not in without.text()
+    assert TITLE not in without.text()

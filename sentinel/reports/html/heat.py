@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes
-from sentinel.reports.html.columns import Columns
+from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, text
 
 MAX_TENSORS = 40

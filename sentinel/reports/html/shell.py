@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 
 from sentinel.reports.html.svg import PATTERNS, escape, tag
@@ -30,3 +31,16 @@ def section(title: str, *parts: str, note: str = "") -> str:
         return ""
     said = tag("p", escape(note), class_="note") if note else ""
     return f"<section><h2>{escape(title)}</h2>{said}{content}</section>"
+
+
+def caveat_list(caveats: Sequence[str], shown: int | None = None) -> str:
+    """What to know before reading the numbers; those beyond the first `shown` are a click away. "" without any."""
+    if not caveats:
+        return ""
+    items = [tag("li", escape(caveat)) for caveat in caveats]
+    first, rest = "".join(items[:shown]), "" if shown is None else "".join(items[shown:])
+    more = f"<details><summary>{len(items) - (shown or 0)} more</summary><ul>{rest}</ul></details>" if rest else ""
+    return (
+        '<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2>'
+        f"<ul>{first}</ul>{more}</section>"
+    )

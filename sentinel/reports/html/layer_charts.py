@@ -8,7 +8,7 @@ import numpy as np
 
 from sentinel.core.trace import ROLES
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.html.columns import Columns, Floats
+from sentinel.reports.html.layer_axis import Columns, Floats
 from sentinel.reports.html.svg import WIDTH, Frame, byte_ticks, escape, figure, legend, tag, text, time_ticks, y_axis
 
 if TYPE_CHECKING:

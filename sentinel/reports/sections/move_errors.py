@@ -6,6 +6,9 @@ import errno
 import os
 
 from sentinel.core.run import Run
+from sentinel.reports.facts import Facts
+from sentinel.reports.html.tables import pairs
+from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "What stayed where it was, over all steps"
 _STAYED = "stayed_"
@@ -26,17 +29,6 @@ def stayed_rows(run: Run | None) -> list[tuple[str, str, str]]:
     return [("errno", unit, "meaning"), *rows] if rows else []
 
 
-def kept_steps(run: Run) -> str:
-    """Which steps the tables of a long run still hold; "" if all."""
-    total, kept = run.counters.get("steps", 0), len(run.steps)
-    if kept >= total:
-        return ""
-    steps = run.steps["step"].tolist()
-    first = next((i for i, step in enumerate(steps) if step != i), kept)
-    held = f"the first {first} and the last {kept - first} of {total:,} steps"
-    return f"Tables and medians cover {held}; counters cover all."
-
-
 _HERE = {
     "ENOMEM": "the node has no free page",
     "EBUSY": "in use by someone: pinned, or under I/O",
@@ -50,3 +42,15 @@ _HERE = {
 def _meaning(name: str) -> str:
     code = getattr(errno, name, None)
     return _HERE.get(name) or (os.strerror(code) if code is not None else "")
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    return TextTable(TITLE, stayed_rows(report.facts.executed))
+
+
+def _html(report: Document[Facts]) -> str:
+    rows = stayed_rows(report.facts.executed)
+    return pairs(rows, TITLE) if rows else ""
+
+
+MOVE_ERRORS = Section[Facts](TITLE, text=_text, html=_html)

@@ -6,10 +6,10 @@ import pandas as pd
 
 from sentinel.core.units import format_bytes
 from sentinel.planner.comparison import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
-from sentinel.reports.comparison import about, amount, answer, knee_of, knee_rule, refusals
-from sentinel.reports.html.shell import document, section
+from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, pairs, table
+from sentinel.reports.policy_comparison import about, amount, answer, knee_of, knee_rule, refusals
 
 _FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
 _APART = 64
@@ -33,12 +33,8 @@ def comparison_page(found: Comparison) -> str:
         "The bound is below every plan's time, and perhaps below what any plan can reach.",
         f"The knee is {knee_rule()}. It is no finer than the amounts tried.",
     )
-    items = "".join(tag("li", escape(caveat)) for caveat in caveats)
-    warning = (
-        f'<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2><ul>{items}</ul></section>'
-    )
     parts = [_profile(found, subject) for subject in found.profiles]
-    return document(f"Sentinel comparison · {found.machine} · simulated", "".join((head, warning, *parts)))
+    return document(f"Sentinel comparison · {found.machine} · simulated", "".join((head, caveat_list(caveats), *parts)))
 
 
 def _profile(found: Comparison, subject: Subject) -> str:

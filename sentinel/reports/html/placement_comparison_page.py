@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from sentinel.reports.executed import HEADS, Comparison, cells, notes, title
-from sentinel.reports.html.shell import document, section
+from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, escape, figure, tag, text
 from sentinel.reports.html.tables import pairs, table
+from sentinel.reports.placement_comparison import HEADS, Comparison, cells, notes, title
 
 _LEFT, _BAR, _GAP = 170, 20, 10
 
@@ -17,14 +17,10 @@ def executed_page(found: Comparison) -> str:
     kind = "executed, emulated machine" if found.emulated else "executed"
     badge = tag("span", kind, class_=f"badge {'emulated' if found.emulated else 'executed'}")
     head = f"<header><h1>Placements compared {badge}</h1>{tag('p', escape(title(found)), class_='script')}</header>"
-    items = "".join(tag("li", escape(note)) for note in notes(found))
-    before = (
-        f'<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2><ul>{items}</ul></section>'
-    )
     frame = pd.DataFrame([dict(zip(HEADS, cells(row), strict=True)) for row in found.rows], columns=list(HEADS))
     parts = (
         head,
-        before,
+        caveat_list(notes(found)),
         section("Touched bytes served by fast memory", _bars(found)),
         section("All placements", table(frame, [(name, name, str) for name in HEADS], "All placements")),
         section("Where", pairs(list(found.where.items()), "Where it ran")),

@@ -9,19 +9,19 @@ from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
 from sentinel.reports import Setup, build_report
 from sentinel.reports.html.lanes import lanes, typical_step
-from sentinel.reports.in_short import in_short
+from sentinel.reports.summary import summary
 from tests.builders import make_machine
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
 
 
 def said(**given) -> dict[str, str]:
     setup = given.pop("setup", Setup())
-    return dict(in_short(build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, setup=setup, **given).headline))
+    return dict(summary(build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, setup=setup, **given).headline))
 
 
 def test_memory_saved_and_what_it_costs_come_first() -> None:
     headline = full_report().headline
-    told = in_short(headline)
+    told = summary(headline)
     assert [what for what, _ in told] == ["memory", "speed", "once", "next"]
     footprint = headline["peak_bytes"]
     saved = round(100 * (footprint - headline["fast_capacity_bytes"]) / footprint)
@@ -52,8 +52,8 @@ def test_what_to_do_next_follows_from_what_was_done(given: dict, takes: str, adv
 
 
 def test_what_is_unknown_is_not_said() -> None:
-    assert in_short(build_report().headline) == []
-    assert "speed" not in dict(in_short(build_report(profile=PROFILE).headline))
+    assert summary(build_report().headline) == []
+    assert "speed" not in dict(summary(build_report(profile=PROFILE).headline))
     assert "In short" not in build_report().text()
 
 
@@ -72,8 +72,8 @@ def test_a_plan_with_room_for_all_saves_nothing() -> None:
 
     roomy = make_machine(1 << 30)
     report = build_report(profile=PROFILE, plan=planner.plan(PROFILE, roomy, "all-fast"), machine=roomy)
-    assert "all in fast memory" in dict(in_short(report.headline))["memory"]
-    assert "less" not in dict(in_short(report.headline))["memory"]
+    assert "all in fast memory" in dict(summary(report.headline))["memory"]
+    assert "less" not in dict(summary(report.headline))["memory"]
 
 
 def timed(durations: list[int], in_step: list[bool]) -> Run:

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
+from sentinel.reports.facts import Facts
+from sentinel.reports.frame_columns import whole, words
+from sentinel.reports.html.tables import pairs
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Page-level false sharing, had malloc placed the tensors"
 
 
-def by_layer(sharing: FalseSharing, layers: Sequence[LayerId]) -> pd.DataFrame:
+def _frame(facts: Facts) -> pd.DataFrame | None:
     """One row a layer: its falsely shared pages, and the bytes on them of tensors that the layer does not use."""
-    import pandas as pd
-
-    from sentinel.reports.frames import whole, words
-
+    sharing = facts.profile.sharing if facts.profile else None
+    if sharing is None:
+        return None
     return pd.DataFrame(
         {
-            "layer": whole(range(len(layers))),
-            "name": words(str(layer) for layer in layers),
+            "layer": whole(range(len(facts.layers))),
+            "name": words(str(layer) for layer in facts.layers),
             "pages": whole(sharing.layer_pages),
             "cold_bytes": whole(sharing.layer_cold_bytes),
         }
     )
 
 
-def rows(sharing: FalseSharing, layers: Sequence[LayerId]) -> list[tuple[str, str, str]]:
+def _rows(sharing: FalseSharing, layers: Sequence[LayerId]) -> list[tuple[str, str, str]]:
     """(what, value, remark)."""
     pages, cold = sharing.layer_pages, sharing.layer_cold_bytes
     most, coldest = max(range(len(pages)), key=pages.__getitem__), max(range(len(cold)), key=cold.__getitem__)
@@ -56,3 +57,16 @@ def _pages(count: int) -> str:
 
 def _named(layer: int, layers: Sequence[LayerId]) -> str:
     return f"layer {layer} · {layers[layer]}"
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    sharing = report.facts.profile.sharing if report.facts.profile else None
+    return TextTable(TITLE, _rows(sharing, report.facts.layers)) if sharing is not None else NO_TEXT
+
+
+def _html(report: Document[Facts]) -> str:
+    rows = _text(report).rows
+    return pairs(rows, TITLE) if rows else ""
+
+
+FALSE_SHARING = Section[Facts](TITLE, "false_sharing", _frame, _text, _html)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sentinel.core.parts import split
 from sentinel.core.plan import Plan
-from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES, format_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
+from sentinel.reports.facts import Facts
+from sentinel.reports.frame_columns import of_names, whole
+from sentinel.reports.html.tables import Column, of_bytes, of_share, plain, table
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Hot and cold ranges of large tensors"
 TEXT_TITLE = f"{TITLE} (those of most touches; density: of its pages, the share that a layer touches)"
@@ -20,40 +21,16 @@ TOP = 4
 """Tensors whose ranges the text shows, those of the most touches; the other forms show all."""
 
 
-def shares(plan: Plan | None) -> dict[str, float | None]:
-    """For the headline: what page ranges serve from fast memory and what whole tensors would, both as planned.
-
-    None where the profile has no ranges, or all fits.
-    """
-    told = plan.details.get("page_ranges") if plan is not None else None
-    return {f"fast_served_fraction_{name}": _share(told, name) for name in ("ranged", "whole")}
-
-
-def _share(told: Any, name: str) -> float | None:
-    one = told.get(name) if isinstance(told, dict) else None
-    share = one.get("fast_served_fraction") if isinstance(one, dict) else None
-    return float(share) if isinstance(share, int | float) and not isinstance(share, bool) else None
-
-
-def headline_row(headline: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The row of the headline table, if there is something to say."""
-    ranged, whole = headline["fast_served_fraction_ranged"], headline["fast_served_fraction_whole"]
-    if ranged is None or whole is None:
-        return []
-    return [("served, planned by", f"page ranges {ranged:.1%}", f"whole tensors {whole:.1%}, at equal fast memory")]
-
-
-def frame(profile: Profile, plan: Plan | None) -> pd.DataFrame | None:
+def _frame(facts: Facts) -> pd.DataFrame | None:
     """One row a range of a tensor that has several, by tensor and page; None if no tensor has.
 
     `density`: of its pages, the share that a layer touches, over the layers that touch the tensor.
     `share_of_touches`: of all touches of the tensor. `tier`: where most of it is as layer 0 begins; `fast_bytes`: how
     much of it is in the fast tier then; `migrations`: of its blocks, a step.
     """
-    import pandas as pd
-
-    from sentinel.reports.frames import of_names, whole
-
+    profile, plan = facts.profile, facts.plan
+    if profile is None:
+        return None
     parts = split(profile)
     if not parts.cut:
         return None
@@ -86,8 +63,6 @@ def frame(profile: Profile, plan: Plan | None) -> pd.DataFrame | None:
 
 
 def _real(values: Any) -> Any:
-    import pandas as pd
-
     return pd.array(values, dtype="Float64")
 
 
@@ -104,10 +79,11 @@ def _places(plan: Plan, n: int) -> tuple[Any, Any, Any]:
     return np.where(held.any(axis=0), held.argmax(axis=0), -1), held[0], moves
 
 
-def text_rows(table: pd.DataFrame | None) -> list[tuple[str, ...]]:
-    """Rows of the text: the tensors with the most touches, each with all its ranges."""
+def _text(report: Document[Facts]) -> TextTable:
+    """The tensors with the most touches, each with all its ranges."""
+    table = report.tables.get("ranges")
     if table is None:
-        return []
+        return NO_TEXT
     most = table.groupby("tensor", sort=False)["page_touches"].sum().sort_values(ascending=False, kind="stable")
     rows: list[tuple[str, ...]] = [("bytes", "pages", "density", "of its touches", "tier", "tensor")]
     for name in most.index[:TOP]:
@@ -115,13 +91,31 @@ def text_rows(table: pd.DataFrame | None) -> list[tuple[str, ...]]:
             figures = (f"{row['density']:.1%}", f"{row['share_of_touches']:.1%}")
             pages = f"[{row['first_page']}:{row['stop_page']}]"  # as blocks are named
             rows.append((format_bytes(row["nbytes"]), pages, *figures, _tier(row), str(name)))
-    return rows
+    return TextTable(TEXT_TITLE, rows)
 
 
 def _tier(row: Any) -> str:
-    import pandas as pd
-
     if pd.isna(row["tier"]):
         return "unknown"
     moves = row["migrations"]
     return f"{row['tier']}, moves" if moves else str(row["tier"])
+
+
+def _html(report: Document[Facts]) -> str:
+    if "ranges" not in report.tables:
+        return ""
+    columns: list[Column] = [
+        ("tensor", "tensor", str),
+        ("first_page", "first page", plain),
+        ("stop_page", "stop page", plain),
+        ("nbytes", "bytes", of_bytes),
+        ("density", "pages touched, a layer", of_share),
+        ("share_of_touches", "of the tensor's touches", of_share),
+        ("tier", "tier", str),
+        ("fast_bytes", "bytes in fast", of_bytes),
+        ("migrations", "migrations a step", plain),
+    ]
+    return table(report.tables["ranges"], columns, TITLE)
+
+
+PAGE_RANGES = Section[Facts](TITLE, "ranges", _frame, _text, _html)

@@ -10,7 +10,7 @@ from sentinel.reports.caveats import far_off
 TITLE = "In short"
 
 
-def in_short(h: dict[str, Any]) -> list[tuple[str, str]]:
+def summary(h: dict[str, Any]) -> list[tuple[str, str]]:
     """(what, sentence) for a headline, in the order of the questions that a reader has; what is unknown is left out."""
     rows = [("memory", _memory(h)), ("speed", _speed(h)), ("once", _once(h)), ("next", _next(h))]
     return [(what, sentence) for what, sentence in rows if sentence]

@@ -1,0 +1,43 @@
+"""SECTIONS: the parts of a session's report, in the order in which they are read.
+
+A new part is a file here that ends in a Section, and an entry in SECTIONS: text, page, `frames()`, JSON and CSV have
+it then.
+"""
+
+from sentinel.reports.facts import Facts
+from sentinel.reports.section import Section
+from sentinel.reports.sections.false_sharing_table import FALSE_SHARING
+from sentinel.reports.sections.footprint import FOOTPRINT, OCCUPANCY
+from sentinel.reports.sections.key_figures import KEY_FIGURES
+from sentinel.reports.sections.layer_times import LAYER_TIMES
+from sentinel.reports.sections.migrations import MIGRATIONS, TIMELINE
+from sentinel.reports.sections.move_errors import MOVE_ERRORS
+from sentinel.reports.sections.origin import ORIGIN
+from sentinel.reports.sections.page_range_table import PAGE_RANGES
+from sentinel.reports.sections.shape_table import SHAPES
+from sentinel.reports.sections.steps_and_blocks import BLOCKS, STEPS
+from sentinel.reports.sections.tensor_tables import ACCESSES, HEAT, TENSORS
+from sentinel.reports.sections.unmanaged_tables import IN_PLACE, UNMANAGED
+from sentinel.reports.sections.witness_table import WITNESS
+
+SECTIONS: tuple[Section[Facts], ...] = (
+    KEY_FIGURES,
+    FOOTPRINT,
+    OCCUPANCY,
+    TIMELINE,
+    LAYER_TIMES,
+    HEAT,
+    MIGRATIONS,
+    WITNESS,
+    MOVE_ERRORS,
+    TENSORS,
+    ACCESSES,
+    PAGE_RANGES,
+    FALSE_SHARING,
+    SHAPES,
+    IN_PLACE,
+    UNMANAGED,
+    STEPS,
+    BLOCKS,
+    ORIGIN,
+)

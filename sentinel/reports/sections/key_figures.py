@@ -1,0 +1,136 @@
+"""The headline: its figures as rows of text, and as cards on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.facts import Facts
+from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.tables import pairs
+from sentinel.reports.section import Document, Section, TextTable
+
+TITLE = "Headline"
+
+
+def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, value, remark) of the headline table; the first row says what was done."""
+    capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
+    share = f"{capacity / peak:.1%} of the footprint" if capacity is not None and peak else ""
+    live = h["live_bytes"]
+    managed = f"{h['managed_bytes'] / live:.1%}" if live else None
+    applied, plain = h["step_ns_applied"], h["step_ns_plain"]
+    versus = f"{applied / plain:.3f} of plain" if applied and plain else ""
+    ahead = f"{h['step_ns_predicted'] / applied:.3f} of applied" if h["step_ns_predicted"] and applied else ""
+    plain_kind = {True: "measured", False: "estimated", None: ""}[h["step_ns_plain_is_measured"]]
+    gap = f"{h['optimality_gap']:+.1%}" if h["optimality_gap"] is not None else None
+    served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
+    cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
+    rows: list[tuple[str, str | None, str]] = [
+        ("what was done", h["kind"] or "profiled and planned only", _in_words(h["kind"])),
+        ("slow tier", h["slow"], ""),
+        ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
+        ("tracker", h["tracker"], _counted_by(h["quality"])),
+        ("footprint, all fast", _b(peak), "packed in pages"),
+        ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
+        ("managed", managed, "of the bytes that the fullest layer needs at some time"),
+        ("unmanaged", _b(h["unmanaged_bytes"]), "fell back to malloc, at most at one time"),
+        ("falsely shared", _b(h["false_sharing_bytes"]), "pages of tensors of unlike hotness, had malloc placed them"),
+        ("fast budget", _b(capacity), share),
+        ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
+        ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
+        ("served from fast", served, "of the bytes touched"),
+        *_by_ranges(h),
+        ("migrated a step", _b(h["migrated_bytes_per_step"]), ""),
+        ("stall a step", _t(h["stall_ns_per_step"]), ""),
+        ("step, plain", _t(plain), plain_kind),
+        ("step, profiled", _t(h["step_ns_profiled"]), ""),
+        ("step, applied", _t(applied), versus),
+        ("step, predicted", _t(h["step_ns_predicted"]), ahead),
+        ("step, bound", _t(h["step_ns_bound"]), f"predicted {gap} above it" if gap else ""),
+        ("cases", cases, "promotions: 1 in time, 2 late for room, 3 late for time"),
+        ("set-up", _t(h["setup_ns"]), "planning apart"),
+        ("planning", _t(h["plan_ns"]), ""),
+    ]
+    return [(what, "unknown" if value is None else value, "" if value is None else note) for what, value, note in rows]
+
+
+def _by_ranges(h: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What page ranges serve from fast memory, beside what whole tensors would; empty where not both are known."""
+    ranged, whole = h["fast_served_fraction_ranged"], h["fast_served_fraction_whole"]
+    if ranged is None or whole is None:
+        return []
+    return [("served, planned by", f"page ranges {ranged:.1%}", f"whole tensors {whole:.1%}, at equal fast memory")]
+
+
+def _in_words(kind: str | None) -> str:
+    """The kind in a few words."""
+    return {
+        "executed": "on this host's memory",
+        "emulated": "executed with injected delays, not on slower memory",
+        "simulated": "computed, nothing was applied",
+        "declared": "this host has no slower memory: computed, nothing was applied",
+    }.get(kind or "", "nothing was applied or simulated")
+
+
+def _b(nbytes: int | None) -> str | None:
+    return None if nbytes is None else format_bytes(nbytes)
+
+
+def _t(ns: int | None) -> str | None:
+    return None if ns is None else format_ns(ns)
+
+
+def _counted_by(quality: dict[str, Any] | None) -> str:
+    if quality is None:
+        return ""
+    amiss = f"{quality['lost']:,} lost, {quality['late']:,} late"
+    return f"counts {quality['counts']} ({quality['sees']}); {amiss}; own time {format_ns(quality['tracker_ns'])}"
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    return TextTable(TITLE, headline_rows(report.facts.headline))
+
+
+def _html(report: Document[Facts]) -> str:
+    rows = headline_rows(report.facts.headline)
+    return (
+        f'<div class="cards">{"".join(_cards(report.facts.headline))}</div>'
+        f"<details><summary>All figures</summary>{pairs(rows, TITLE)}</details>"
+    )
+
+
+def _cards(h: dict[str, Any]) -> list[str]:
+    applied, plain_ns, predicted = h["step_ns_applied"], h["step_ns_plain"], h["step_ns_predicted"]
+    step = applied if applied is not None else predicted
+    what = "Step, applied" if applied is not None else "Step, predicted"
+    against = f"{step / plain_ns:.3f} × plain ({format_ns(plain_ns)})" if step and plain_ns else ""
+    capacity, peak, fast = h["fast_capacity_bytes"], h["peak_bytes"], h["fast_peak_bytes"]
+    share = f"{capacity / peak:.1%} of {format_bytes(peak)}" if capacity is not None and peak else ""
+    served = h["fast_served_fraction"]
+    live = h["live_bytes"]
+    managed = h["managed_bytes"] / live if live else None
+    near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied else ""
+    return [
+        _card("Fast budget", _b(capacity), share),
+        _card(what, None if step is None else format_ns(step), against),
+        _card("Served from fast", None if served is None else f"{served:.1%}", "of the bytes touched", served),
+        _card("Migrated a step", _b(h["migrated_bytes_per_step"]), "both ways"),
+        _card("Fast peak", _b(fast), "most held at one time", fast / capacity if fast and capacity else None),
+        _card("Predicted", None if predicted is None else format_ns(predicted), near),
+        _card("Managed", None if managed is None else f"{managed:.1%}", "of the fullest layer's bytes", managed),
+        _card("Stall a step", None if h["stall_ns_per_step"] is None else format_ns(h["stall_ns_per_step"]), ""),
+    ]
+
+
+def _card(name: str, value: str | None, remark: str, share: float | None = None) -> str:
+    number = value if value is not None else "unknown"
+    meter = ""
+    if share is not None:
+        meter = f'<div class="meter" aria-hidden="true"><i style="width:{min(max(share, 0), 1):.1%}"></i></div>'
+    low = ' class="unknown"' if value is None else ""
+    title, small = tag("h3", escape(name)), tag("small", escape(remark))
+    return f'<div class="card">{title}<p{low}>{escape(number)}</p>{small}{meter}</div>'
+
+
+KEY_FIGURES = Section[Facts](TITLE, text=_text, html=_html)

@@ -1,0 +1,81 @@
+"""The layers of a step: what each took, as profiled, predicted and run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sentinel.core.profile import Profile
+from sentinel.core.run import Run
+from sentinel.reports.facts import Facts
+from sentinel.reports.frame_columns import whole, words
+from sentinel.reports.headline import live_by_layer, steady_steps
+from sentinel.reports.html import layer_charts
+from sentinel.reports.html.layer_axis import Columns
+from sentinel.reports.section import Document, Section
+
+
+def _layers(facts: Facts) -> pd.DataFrame:
+    """One row a layer. Of a run: the median over the steps that ran as planned; without one, the profile's time."""
+    profile, ids = facts.profile, facts.layers
+    length = len(ids)
+    unknown = whole(np.zeros(length, np.int64), False)
+    plain = whole(profile.layer_ns) if profile else unknown
+    of_run = _medians(facts.run, length)
+    predicted = _medians(facts.simulated, length)
+    out: dict[str, Any] = {
+        "layer": whole(np.arange(length)),
+        "name": words(layer.name for layer in ids),
+        "phase": words(layer.phase for layer in ids),
+        "duration_ns": of_run.get("duration_ns", plain),
+        "flops": whole(profile.flops, profile.flops >= 0) if profile else unknown,
+        "nbytes_touched": _touched(profile) if profile else unknown,
+    }
+    for name in ("stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes"):
+        out[name] = of_run.get(name, unknown)
+    out["plain_ns"] = plain
+    taken = profile.quality.layer_overhead_ns if profile else ()
+    out["tracker_ns"] = whole(taken) if len(taken) == length else unknown
+    out["predicted_ns"] = predicted.get("duration_ns", unknown)
+    out["predicted_stall_ns"] = predicted.get("stall_ns", unknown)
+    managed, live = live_by_layer(profile) if profile else (np.zeros(length), np.zeros(length))
+    out["live_bytes"] = whole(live, profile is not None)
+    out["managed_bytes"] = whole(managed, profile is not None)
+    return pd.DataFrame(out)
+
+
+def _touched(profile: Profile) -> Any:
+    out = np.zeros(profile.n_layers, np.int64)
+    np.add.at(out, profile.accesses["layer"], profile.accesses["touched_bytes"])
+    return whole(out)
+
+
+def _medians(run: Run | None, length: int) -> dict[str, Any]:
+    """Column -> its median per layer over the steps that ran as planned; empty without such a step."""
+    if run is None:
+        return {}
+    rows = run.layers[np.isin(run.layers["step"], steady_steps(run)) & (run.layers["layer"] < length)]
+    if not len(rows):
+        return {}
+    order = np.argsort(rows["layer"], kind="stable")
+    present, first = np.unique(rows["layer"][order], return_index=True)
+    out: dict[str, Any] = {}
+    for name in ("duration_ns", "stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes"):
+        values, known = np.zeros(length, np.int64), np.zeros(length, np.bool_)
+        for layer, part in zip(present, np.split(rows[name][order], first[1:]), strict=True):
+            values[layer], known[layer] = int(np.median(part)), True
+        out[name] = whole(values, known)
+    return out
+
+
+def _html(report: Document[Facts]) -> str:
+    if report.facts.run is None or not report.facts.layers:
+        return ""
+    kind = report.facts.headline["kind"] or "profiled"
+    word = "simulated" if kind == "declared" else kind
+    return layer_charts.times(report.tables["layers"], Columns(report.facts.layers), word)
+
+
+LAYER_TIMES = Section[Facts]("Predicted and executed, by layer", "layers", _layers, html=_html)

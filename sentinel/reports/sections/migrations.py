@@ -1,0 +1,129 @@
+"""The migrations of the run, or of the plan where nothing ran: a table, sums by direction, one step on a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan
+from sentinel.core.run import OUTCOMES, REASONS
+from sentinel.core.units import format_bytes
+from sentinel.reports.caveats import counted
+from sentinel.reports.facts import Facts
+from sentinel.reports.frame_columns import of_names, whole, words
+from sentinel.reports.html.lanes import lanes
+from sentinel.reports.html.svg import tag
+from sentinel.reports.html.tables import Column, of_bytes, plain, table
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+
+TITLE = "Migrations"
+_KEYS = ["source", "target", "reason", "outcome"]
+
+
+def _frame(facts: Facts) -> pd.DataFrame:
+    """One row a migration of the run; without a run, the planned ones, times and outcome unknown."""
+    run, plan, names = facts.run, facts.plan, facts.names
+    if run is None:
+        return _planned(plan, names)
+    rows = run.migrations
+    return pd.DataFrame(
+        {
+            "step": whole(rows["step"]),
+            "layer": whole(rows["layer"]),
+            "block": whole(rows["block"]),
+            "tensor": _tensor_of(rows["block"], plan, names),
+            "source": of_names(run.tier_names, rows["source"]),
+            "target": of_names(run.tier_names, rows["target"]),
+            "nbytes": whole(rows["nbytes"]),
+            "moved_bytes": whole(rows["moved_bytes"]),
+            "reason": of_names(REASONS, rows["reason"].astype(np.int64)),
+            "start_ns": whole(rows["start_ns"]),
+            "stop_ns": whole(rows["stop_ns"]),
+            "outcome": of_names(OUTCOMES, rows["outcome"].astype(np.int64)),
+            "errno": whole(rows["errno"], rows["errno"] != 0),
+        }
+    )
+
+
+def _planned(plan: Plan | None, names: Sequence[str]) -> pd.DataFrame:
+    moves = plan.migrations if plan else ()
+    tiers = plan.tier_names if plan else ()
+    block = np.array([m.block for m in moves], np.int64)
+    unknown = whole(np.zeros(len(moves), np.int64), False)
+    return pd.DataFrame(
+        {
+            "step": unknown,
+            "layer": whole([m.start for m in moves]),
+            "block": whole(block),
+            "tensor": _tensor_of(block, plan, names),
+            "source": of_names(tiers, np.array([m.source for m in moves], np.int64)),
+            "target": of_names(tiers, np.array([m.target for m in moves], np.int64)),
+            "nbytes": whole([m.nbytes for m in moves]),
+            "moved_bytes": unknown,
+            "reason": words(m.reason for m in moves),
+            "start_ns": unknown,
+            "stop_ns": unknown,
+            "outcome": words(None for _ in moves),
+            "errno": unknown,
+        }
+    )
+
+
+def _tensor_of(block: NDArray[Any], plan: Plan | None, names: Sequence[str]) -> Any:
+    """The one tensor of each block; <NA> for a block of several."""
+    held = [b.tensors for b in plan.blocks] if plan else []
+    one = np.array([t[0] if len(t) == 1 and t[0] < len(names) else -1 for t in held] or [-1], np.int64)
+    return of_names(names, one[block] if held else np.full(len(block), -1, np.int64))
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    frame, steps = report.tables["migrations"], report.facts.headline["steps"]
+    if not len(frame):
+        return NO_TEXT
+    groups = frame.groupby(_KEYS, dropna=False, sort=True)["nbytes"].agg(["count", "sum"])
+    rows = [("direction", "reason", "outcome", "count", "bytes")]
+    for key, row in groups.iterrows():
+        source, target, reason, outcome = (str(part) for part in key)  # type: ignore[attr-defined]
+        word = "planned" if outcome == "<NA>" else outcome
+        rows.append((f"{source} → {target}", reason, word, str(int(row["count"])), format_bytes(float(row["sum"]))))
+    over = f"over {counted(steps, 'step')}" if steps else "planned for each step"
+    return TextTable(f"{TITLE}, {over}", rows)
+
+
+def _html(report: Document[Facts]) -> str:
+    frame = report.tables["migrations"]
+    if not len(frame):
+        return tag("p", "The plan has no migrations.", class_="note")
+    grouped = frame.groupby(_KEYS, dropna=False, sort=True)
+    summary = grouped.agg(
+        count=("nbytes", "size"), nbytes=("nbytes", "sum"), moved=("moved_bytes", "sum")
+    ).reset_index()
+    summary["count"] = summary["count"].astype("Int64")
+    if frame["moved_bytes"].isna().all():
+        summary["moved"] = summary["moved"].where(summary["moved"].isna())
+    columns: list[Column] = [
+        ("source", "from", str),
+        ("target", "to", str),
+        ("reason", "reason", str),
+        ("outcome", "outcome", str),
+        ("count", "count", plain),
+        ("nbytes", "bytes to move", of_bytes),
+        ("moved", "bytes moved", of_bytes),
+    ]
+    steps = frame["step"].nunique()
+    return table(
+        summary, columns, f"Migrations over {counted(steps, 'step')}" if steps else "Migrations planned for each step"
+    )
+
+
+def _timeline(report: Document[Facts]) -> str:
+    facts = report.facts
+    return lanes(facts.run, facts.plan, facts.layers) if facts.run is not None and facts.layers else ""
+
+
+MIGRATIONS = Section[Facts](TITLE, "migrations", _frame, _text, _html)
+TIMELINE = Section[Facts]("Migrations on a timeline", html=_timeline)

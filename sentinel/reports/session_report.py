@@ -1,0 +1,132 @@
+"""Report: everything that is shown of one session."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.run import Run
+from sentinel.reports import forms, perfetto
+from sentinel.reports.caveats import done_sentence
+from sentinel.reports.facts import Facts
+from sentinel.reports.html.page import page
+from sentinel.reports.reconcile import reconcile, tables_agree
+from sentinel.reports.section import Frames, Heading, Section, tables_of
+from sentinel.reports.setup import Setup
+from sentinel.reports.summary import summary
+from sentinel.reports.text import text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Facts):
+    """Drawn from the nouns by `build_report`; shows, and computes no physics. Its parts are SECTIONS.
+
+    `profile`, `plan`, `machine`, `executed`, `simulated` are what it was drawn from, None where missing.
+    """
+
+    def __repr__(self) -> str:
+        """One line, for prompts and notebooks."""
+        h = self.headline
+        kind, served = h["kind"] or "profiled and planned only", h["fast_served_fraction"]
+        share = "" if served is None else f", {served:.1%} served from fast memory"
+        return f"<Report {kind}{share}: print(report.text()), report.write('report.html')>"
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks."""
+        from html import escape
+
+        return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 48em; border: 0"></iframe>'
+
+    @cached_property
+    def heading(self) -> Heading:
+        """What was done, to which script, and the answer in short."""
+        badge = self.headline["kind"] or "profiled only"
+        script = self.setup.script or ""
+        return Heading("migration report", badge, done_sentence(self.headline), script, summary(self.headline))
+
+    @property
+    def facts(self) -> Facts:
+        """What its sections are drawn from: itself."""
+        return self
+
+    @cached_property
+    def sections(self) -> tuple[Section[Facts], ...]:
+        """Its parts, in the order in which they are read."""
+        from sentinel.reports.sections import SECTIONS  # imports pandas, which takes half a second
+
+        return SECTIONS
+
+    @cached_property
+    def tables(self) -> Frames:
+        """The tables by name, checked against each other. Raises ReportError if they disagree."""
+        found = tables_of(self.sections, self.facts)
+        tables_agree(found, self.run)
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """What the JSON form has beside the tables."""
+        run = self.run
+        return {
+            "headline": self.headline,
+            "caveats": self.caveats,
+            "quality": dataclasses.asdict(self.profile.quality) if self.profile else None,
+            "provenance": [{"noun": a, "made_from": b, "proved": c} for a, b, c in self.provenance],
+            "counters": dict(sorted(run.counters.items())) if run else None,
+            "events": [{"step": step, "text": text} for step, text in run.events] if run else None,
+            "details": self.plan.details if self.plan else None,
+            "script": self.setup.script,
+        }
+
+    def timeline(self) -> dict[str, Any]:
+        """Layers and migrations in the Trace Event Format."""
+        return perfetto.timeline(self)
+
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Tables by name: tensors, accesses, migrations, layers, footprint, occupancy, blocks, steps and more.
+
+        Columns are nullable: <NA> is unknown. `tensor` is the unique name. A table whose noun is missing is absent.
+        """
+        return dict(self.tables)
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        return text_of(self)
+
+    def write(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the report in the form that the suffix names; returns the paths written.
+
+        `.txt` the text; `.html` one page that needs nothing else; `.json` headline, caveats and all tables;
+        `.csv` one file a table, `NAME-tensors.csv` and so on beside `NAME.csv`, which holds the headline;
+        `.trace` a timeline for ui.perfetto.dev. Raises UsageError for another suffix, FormatError if the
+        file cannot be written.
+        """
+        return forms.write(self, path)
+
+
+def build_report(
+    *,
+    profile: Profile | None = None,
+    plan: Plan | None = None,
+    machine: Machine | None = None,
+    executed: Run | None = None,
+    simulated: Run | None = None,
+    setup: Setup | None = None,
+) -> Report:
+    """The Report of what there is. Raises ReportError if sums do not reconcile, UsageError if runs are swapped."""
+    if executed is not None and executed.kind != "executed":
+        raise UsageError(f"executed= got a {executed.kind} run", "pass it as simulated=")
+    if simulated is not None and simulated.kind != "simulated":
+        raise UsageError(f"simulated= got an {simulated.kind} run", "pass it as executed=")
+    reconcile(profile, plan, tuple(run for run in (executed, simulated) if run is not None))
+    return Report(profile, plan, machine, executed, simulated, setup or Setup())
