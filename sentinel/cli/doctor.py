@@ -13,7 +13,8 @@ from sentinel.core.units import format_bytes, format_ns
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine, TierSpec
     from sentinel.system.capabilities import Capability
-    from sentinel.system.topology import Node, Topology
+    from sentinel.system.nodes import Node
+    from sentinel.system.topology import Topology
 
 NEEDED = ("C++ compiler", "Python", "torch")
 """Without these, or without what tracker `ops` uses, no training step can be watched, and the exit code is 1."""

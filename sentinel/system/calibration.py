@@ -16,7 +16,7 @@ from sentinel.core.machine import Machine
 from sentinel.files import load_machine, save
 from sentinel.system import processor
 from sentinel.system.compiler import cache_folder
-from sentinel.system.topology import Node
+from sentinel.system.nodes import Node
 
 _GIB = 1 << 30
 

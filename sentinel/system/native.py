@@ -1,4 +1,5 @@
-"""The one binding of the native library (kernel_profiler/include/sentinel.h).
+"""Loads the native library (kernel_profiler/include/sentinel.h), once a process; each part of Sentinel declares the
+functions and structures that it calls.
 
 The library is `sentinel/_native*.so`, built with the package. A source checkout without one compiles
 kernel_profiler/ once into the user's cache.

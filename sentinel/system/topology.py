@@ -9,31 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sentinel.system.calibration import kept, latencies
+from sentinel.system.nodes import Node
 from sentinel.system.sysfs import entries, numbers, text
 
 MIB = 1 << 20
 NOTICEABLE = 1.1
 """A measured latency below so many times the fast node's is noise: the node is not slower."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One NUMA node. `distances`: node -> SLIT distance. Speeds as the firmware's HMAT tells, from the nearest
-    CPUs; None where it does not. `memory_tier`: the kernel's, larger is slower; None if it has none."""
-
-    number: int
-    cpus: tuple[int, ...] = ()
-    total_bytes: int = 0
-    free_bytes: int = 0
-    distances: dict[int, int] = field(default_factory=dict)
-    read_latency_ns: int | None = None
-    write_latency_ns: int | None = None
-    read_bytes_per_s: int | None = None
-    write_bytes_per_s: int | None = None
-    memory_tier: int | None = None
 
 
 @dataclass(frozen=True)
@@ -140,8 +125,6 @@ def _noticed(measured: Latencies, number: int, fast: int) -> float | None:
 
 
 def _kept(nodes: tuple[Node, ...], fast: int) -> Latencies:
-    from sentinel.system.calibration import kept, latencies  # it needs this module's nodes
-
     found = kept(nodes, fast)
     return latencies(found) if found is not None else {}
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.system.calibration import kept
-from sentinel.system.topology import Node, Topology, topology
+from sentinel.system.nodes import Node
+from sentinel.system.topology import Topology, topology
 from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRESETS, Preset, preset
 
 _WORDS = f'"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; presets: {", ".join(PRESETS)}'

@@ -14,7 +14,8 @@ import pytest
 from sentinel.cli import doctor
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import load_machine
-from sentinel.system.topology import Node, Topology, topology
+from sentinel.system.nodes import Node
+from sentinel.system.topology import Topology, topology
 from tests.processes import started
 
 GIB = 1 << 30

@@ -14,7 +14,8 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
 from sentinel.session import request
 from sentinel.session.request import Request, machine_of, notes_on
-from sentinel.system.topology import Node, Topology
+from sentinel.system.nodes import Node
+from sentinel.system.topology import Topology
 from sentinel.tiers import choice
 
 GIB, GB = 1 << 30, 10**9

@@ -10,7 +10,8 @@ import pytest
 
 from sentinel.core.errors import UsageError
 from sentinel.system.affinity import cpus_named, spanning
-from sentinel.system.topology import Node, Topology
+from sentinel.system.nodes import Node
+from sentinel.system.topology import Topology
 
 GIB = 1 << 30
 HOST = Topology(

@@ -14,7 +14,8 @@ from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.files import load_machine, save
 from sentinel.planner import plan
 from sentinel.system import calibration, limits, processor
-from sentinel.system.topology import Node, Topology
+from sentinel.system.nodes import Node
+from sentinel.system.topology import Topology
 from tests.builders import act, make_profile
 
 MIB, GIB, GB = 1 << 20, 1 << 30, 10**9
