@@ -54,10 +54,10 @@ def execute(arguments: argparse.Namespace) -> int:
     profile = files.load_profile(arguments.profile)
     machine = machine_named(arguments.machine)
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
+        limited = machine
         if arguments.fast is not None:
-            footprint = planner.footprint_bytes(profile)
-            machine = machine.with_fast_capacity(parse_budget(arguments.fast, footprint))
-        plan = planner.plan(profile, machine, policy=arguments.policy)
+            limited = machine.with_fast_capacity(parse_budget(arguments.fast, planner.footprint_bytes(profile)))
+        plan = planner.plan(profile, limited, policy=arguments.policy)
     if arguments.output:
         files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
     decided = decisions(plan)

@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
     plan = files.load_plan(arguments.plan)
-    machine = machine_named(arguments.machine).with_fast_capacity(plan.capacity_bytes[0])
+    machine = machine_named(arguments.machine)
     with telling(f"simulating {len(plan.migrations)} migrations over {plan.n_layers} layers"):
         run = simulate(plan, profile, machine, steps=arguments.steps)
     if arguments.output:

@@ -1,4 +1,5 @@
-"""Machine: the tiers of a host, their capacities and the links between them."""
+"""Machine: the tiers of a host, their capacities and the links between them. How much of them a job may use is its
+Budget."""
 
 from __future__ import annotations
 
@@ -92,10 +93,10 @@ class Machine:
         for link in self.links:
             if not (0 <= link.source < len(self.tiers) and 0 <= link.target < len(self.tiers)):
                 raise UsageError(f"machine {self.name}: a link names a tier that is not there", "use 0-based indexes")
-        for slow in range(1, len(self.tiers)):
-            if (0, slow) not in pairs or (slow, 0) not in pairs:
+        for slow in self.slower:
+            if (self.hub, slow) not in pairs or (slow, self.hub) not in pairs:
                 raise UsageError(
-                    f"machine {self.name}: no link both ways between {names[0]} and {names[slow]}",
+                    f"machine {self.name}: no link both ways between {self.fast.name} and {names[slow]}",
                     "link the fast tier with each slower one",
                 )
         if self.flops_per_s is not None and not 0 < self.flops_per_s < math.inf:
@@ -108,9 +109,20 @@ class Machine:
             )
 
     @property
+    def hub(self) -> int:
+        """Index of the fast tier, which has a link both ways with every other: tensors are used there, and every
+        migration begins or ends there."""
+        return 0  # tiers are listed fastest first
+
+    @property
+    def slower(self) -> tuple[int, ...]:
+        """Indexes of the other tiers, fastest first."""
+        return tuple(index for index in range(len(self.tiers)) if index != self.hub)
+
+    @property
     def fast(self) -> TierSpec:
-        """The first tier."""
-        return self.tiers[0]
+        """The fast tier."""
+        return self.tiers[self.hub]
 
     def link(self, source: int, target: int) -> Link:
         """The link from tier `source` to tier `target`; KeyError if there is none."""
@@ -120,5 +132,7 @@ class Machine:
         raise KeyError((source, target))
 
     def with_fast_capacity(self, nbytes: int) -> Machine:
-        """This machine with another fast-memory budget, in bytes."""
-        return replace(self, tiers=(replace(self.tiers[0], capacity_bytes=nbytes), *self.tiers[1:]))
+        """A machine like this one whose fast tier has `nbytes`: what policies see of it within a budget."""
+        tiers = list(self.tiers)
+        tiers[self.hub] = replace(self.fast, capacity_bytes=nbytes)
+        return replace(self, tiers=tuple(tiers))

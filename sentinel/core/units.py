@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from sentinel.core.errors import UsageError
 
@@ -36,8 +37,23 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match.group(1)) * _UNITS[unit])
 
 
-def parse_budget(text: str | int, footprint_bytes: int) -> int:
-    """Fast-memory budget in bytes: `"20%"` is a share of `footprint_bytes`; else as `parse_bytes`.
+@dataclass(frozen=True)
+class Amount:
+    """Memory as a user asks for it: `share` of a footprint, else `nbytes`. `text`: in the user's words."""
+
+    text: str | int
+    nbytes: int = 0
+    share: float | None = None
+
+    def of(self, footprint_bytes: int) -> int:
+        """In bytes; a share is rounded down to whole pages, for a budget is never exceeded."""
+        if self.share is None:
+            return self.nbytes
+        return int(self.share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES
+
+
+def parse_amount(text: str | int) -> Amount:
+    """`"20%"` is a share, all else as `parse_bytes` reads it.
 
     Raises UsageError for what is no amount, and for less than a page: 20 was to be a share.
     """
@@ -45,15 +61,19 @@ def parse_budget(text: str | int, footprint_bytes: int) -> int:
         match = _NUMBER.fullmatch(text)
         if match is None or match.group(2) != "%":
             raise UsageError(f"{text!r} is not a share of memory", 'write it as "20%"')
-        share = float(match.group(1)) / 100
-        return int(share * footprint_bytes) // PAGE_BYTES * PAGE_BYTES  # down: a budget is never exceeded
+        return Amount(text, share=float(match.group(1)) / 100)
     try:
         nbytes = parse_bytes(text)
     except UsageError as error:
         raise UsageError(error.what, _AMOUNTS) from None
     if 0 < nbytes < PAGE_BYTES:
         raise UsageError(f"{text!r} would be {format_bytes(nbytes)}, less than a page", _AMOUNTS)
-    return nbytes
+    return Amount(text, nbytes)
+
+
+def parse_budget(text: str | int, footprint_bytes: int) -> int:
+    """The bytes of an amount where the footprint is known. Raises what `parse_amount` raises."""
+    return parse_amount(text).of(footprint_bytes)
 
 
 def format_bytes(nbytes: float) -> str:

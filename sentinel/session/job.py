@@ -12,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.core.machine import Machine
+from sentinel.core.machine import TierSpec
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, hooks, names, ticks
@@ -58,15 +58,12 @@ class Job:
             annotate.watch_steps(optimizer, self)
             ticks.sink.step_boundary()
 
-    def counted_in(self, machine: Machine) -> Machine:
-        """`machine`, with what the job's tensors hold of its fast node as room on it.
+    def held_bytes_of(self, fast: TierSpec) -> int:
+        """What the job's tensors hold of the fast tier, if that is a node.
 
-        The node does not count it as free, but it is the plan's to place: the tensors move to managed memory.
+        The node does not count it as free, but plans may place it: the tensors move to managed memory.
         """
-        if machine.fast.kind != "node":
-            return machine
-        held = _bytes_on(machine.fast.node, self._storages())
-        return machine.with_fast_capacity(machine.fast.capacity_bytes + held)
+        return _bytes_on(fast.node, self._storages()) if fast.kind == "node" else 0
 
     def held_bytes(self) -> int:
         """What the tensors hold that are there now and outlive a step."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from sentinel import files, planner, simulator
 from sentinel.core.attribution import attribute
+from sentinel.core.budget import Budget, budget_within
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
-from sentinel.core.units import format_bytes, parse_budget
+from sentinel.core.units import format_bytes, parse_amount
 from sentinel.migration.rates import with_rates
 from sentinel.session.request import Request
 from sentinel.system.progress import telling
@@ -28,36 +29,40 @@ BOUND_SECONDS = 10.0
 @dataclass(frozen=True)
 class Dataflow:
     """One way that the step runs, as far as it is known: recorded, digested, planned. A saved plan has neither trace
-    nor profile. `machine` has the budget as its fast capacity; `simulated` is the run of `plan` on it."""
+    nor profile. `budget`: of fast memory, for `plan`; `simulated` is the run of `plan` on `machine`."""
 
     trace: Trace | None = None
     profile: Profile | None = None
     machine: Machine | None = None
+    budget: Budget | None = None
     plan: Plan | None = None
     simulated: Run | None = None
 
 
 class Planning:
-    """Plans by the policy and within the budget of `request`, on `machine`, whose fast capacity is the tier's own.
+    """Plans by the policy and within the budget of `request`, on `machine`.
 
-    `spent_ns`: time that planning has taken so far. `capped`: why the budget is less than was asked for, or "".
+    `available_bytes`: of the fast tier, for this job; what it holds there counts, for its plans may place that.
+    `spent_ns`: time that planning has taken so far. `capped`: why a budget is less than was asked for, or "".
+    Raises UsageError where the request's `fast` is no amount of memory.
     """
 
-    def __init__(self, request: Request, machine: Machine) -> None:
+    def __init__(self, request: Request, machine: Machine, available_bytes: int) -> None:
         self._request, self._machine = request, machine
+        self._asked = None if request.fast is None else parse_amount(request.fast)
+        self._available_bytes = available_bytes
         self.spent_ns = 0
         self.capped = ""
         self._footprint_bytes = 0  # the largest that was planned for
 
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
-        policy, fast = self._request.policy, self._request.fast
+        policy = self._request.policy
         if policy not in planner.POLICIES:
             raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}")
-        if fast is not None:
-            asked = parse_budget(fast, footprint_bytes=0)  # what a share comes to, only the footprint tells
-            if self._machine.fast.kind == "node" and asked > self._machine.fast.capacity_bytes:
-                raise UsageError(self._more_than_there_is(asked), "ask for less")
+        budget = self._budget(footprint_bytes=0)  # what a share comes to, only the footprint tells
+        if budget.capped:
+            raise UsageError(budget.capped, "ask for less")
 
     def profiled(self, trace: Trace, *, provisional: bool) -> Dataflow:
         """The digest of a recorded step. `provisional`: the steps to come will differ."""
@@ -66,8 +71,8 @@ class Planning:
 
     def outdated(self, flow: Dataflow) -> bool:
         """Whether `flow` was planned for another budget than there is now."""
-        assert flow.machine is not None
-        return self._with_budget(0).fast.capacity_bytes != flow.machine.fast.capacity_bytes
+        assert flow.budget is not None
+        return self._budget(self._footprint_bytes).fast_bytes != flow.budget.fast_bytes
 
     def planned(self, flow: Dataflow, *, anew: bool = False) -> Dataflow:
         """A plan for a profiled dataflow, within what fast memory this host has. `anew`: it takes the place of all that
@@ -76,18 +81,19 @@ class Planning:
         began = time.perf_counter_ns()
         if anew:
             self._footprint_bytes = 0
-        machine = self._with_budget(planner.footprint_bytes(flow.profile))
-        if flow.profile.provisional:
-            self._footprint_bytes = 0  # the steps to come decide
-        plan = self._plan(flow.profile, machine)
+        footprint_bytes = max(self._footprint_bytes, planner.footprint_bytes(flow.profile))
+        self._footprint_bytes = 0 if flow.profile.provisional else footprint_bytes  # else the steps to come decide
+        budget = self._budget(footprint_bytes)
+        self.capped = f"{budget.capped}: that is the budget" if budget.capped else self.capped
+        plan = self._plan(flow.profile, self._machine, budget)
         self.spent_ns += time.perf_counter_ns() - began
-        simulated = simulator.simulate(plan, flow.profile, machine, steps=2)
-        return replace(flow, machine=machine, plan=plan, simulated=simulated)
+        simulated = simulator.simulate(plan, flow.profile, self._machine, steps=2)
+        return replace(flow, machine=self._machine, budget=budget, plan=plan, simulated=simulated)
 
     def saved(self, plan: Plan) -> Dataflow:
         """The dataflow of a saved plan, held to the budget that is asked for."""
-        if self._request.fast is not None:
-            asked = parse_budget(self._request.fast, plan.footprint_bytes)
+        if self._asked is not None:
+            asked = self._asked.of(plan.footprint_bytes)
             if plan.fast_peak_bytes > asked:
                 raise UsageError(
                     f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
@@ -95,10 +101,10 @@ class Planning:
                     "ask for more, or profile anew without plan=",
                 )
             plan = replace(plan, capacity_bytes=(min(asked, plan.capacity_bytes[0]), *plan.capacity_bytes[1:]))
-        machine = self._machine.with_fast_capacity(plan.capacity_bytes[0])
-        if len(plan.tier_names) != len(machine.tiers):
-            raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {len(machine.tiers)}")
-        return Dataflow(machine=machine, plan=plan)
+        if len(plan.tier_names) != len(self._machine.tiers):
+            there = len(self._machine.tiers)
+            raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {there}")
+        return Dataflow(machine=self._machine, budget=Budget(plan.capacity_bytes[0]), plan=plan)
 
     def retimed(self, flow: Dataflow, executed: Run) -> Dataflow:
         """The dataflow with the layer times of `executed`, and its plan simulated with them; itself without any."""
@@ -121,11 +127,12 @@ class Planning:
         seen = flow
         if self._request.machine is None and flow.machine is not None:
             self._machine = with_rates(self._machine, executed)
-            seen = replace(flow, machine=self._machine.with_fast_capacity(flow.machine.fast.capacity_bytes))
+            seen = replace(flow, machine=self._machine)
         kept = self.retimed(seen, executed)
         if kept is seen or kept.profile is None or kept.machine is None or kept.simulated is None:
             return flow, False
-        better = self._plan(kept.profile, kept.machine)
+        assert kept.budget is not None  # who has a plan has a budget
+        better = self._plan(kept.profile, kept.machine, kept.budget)
         simulated = simulator.simulate(better, kept.profile, kept.machine, steps=2)
         switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
         self.spent_ns += time.perf_counter_ns() - began
@@ -134,31 +141,27 @@ class Planning:
     def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
         """The dataflow with the bound that no plan of it can pass, found once a plan; and why it is loose, or ""."""
         plan, profile, machine = flow.plan, flow.profile, flow.machine
-        if plan is None or profile is None or machine is None or plan.bound_step_ns is not None:
+        if plan is None or profile is None or machine is None or flow.budget is None or plan.bound_step_ns is not None:
             return flow, ""
+        limited = machine.with_fast_capacity(flow.budget.fast_bytes)
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
-            found = planner.bound(profile, machine, time_limit_s=BOUND_SECONDS)
+            found = planner.bound(profile, limited, time_limit_s=BOUND_SECONDS)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
-    def _plan(self, profile: Profile, machine: Machine) -> Plan:
+    def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
+        limited = machine.with_fast_capacity(budget.fast_bytes)
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            plan = planner.plan(profile, machine, policy=self._request.policy)  # checked, and with its uses
+            plan = planner.plan(profile, limited, policy=self._request.policy)  # checked, and with its uses
         return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
 
-    def _with_budget(self, footprint_bytes: int) -> Machine:
-        """A share means that of the largest footprint among the job's dataflows."""
-        if self._request.fast is None:
-            return self._machine
-        self._footprint_bytes = max(self._footprint_bytes, footprint_bytes)
-        budget, fast = parse_budget(self._request.fast, self._footprint_bytes), self._machine.fast
-        if fast.kind == "node" and budget > fast.capacity_bytes:
-            self.capped = f"{self._more_than_there_is(budget)}: that is the budget"
-            budget = fast.capacity_bytes
-        return self._machine.with_fast_capacity(budget)
+    def _budget(self, footprint_bytes: int) -> Budget:
+        """What was asked for, of what this host has; a share is one of `footprint_bytes`.
 
-    def _more_than_there_is(self, budget_bytes: int) -> str:
+        A described machine has as much fast memory as is asked for.
+        """
+        if self._asked is None:
+            return Budget(self._available_bytes)
         fast = self._machine.fast
-        return (
-            f"fast={self._request.fast!r}: {format_bytes(budget_bytes)} of fast memory are asked for,"
-            f" {fast.name} has {format_bytes(fast.capacity_bytes)}"
-        )
+        if fast.kind != "node":
+            return Budget(self._asked.of(footprint_bytes))
+        return budget_within(self._available_bytes, self._asked, footprint_bytes, fast.name)

@@ -100,9 +100,21 @@ def load_plan(request: Request) -> Plan | None:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine to plan for and to apply on, its links within the rate limit; its fast capacity is the tier's own,
-    not yet the budget."""
+    """The machine to plan for and to apply on, its links within the rate limit."""
     return _allowed(tiers.limited(_machine_of(request)))
+
+
+def available_bytes(request: Request, machine: Machine) -> int:
+    """What a job may have of the machine's fast tier beside what it holds there: what the node has free.
+
+    All of it where the user gave a machine that is planned for on paper only: this host's memory says nothing of it.
+    """
+    on_paper = request.machine is not None and any(tier.kind == "described" for tier in machine.tiers)
+    if on_paper or machine.fast.kind != "node":
+        return machine.fast.capacity_bytes
+    host = topology()
+    node = host.node(host.fast)
+    return machine.fast.capacity_bytes if node is None else node.free_bytes
 
 
 def _allowed(machine: Machine) -> Machine:

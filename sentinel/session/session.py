@@ -29,7 +29,7 @@ from sentinel.session.buckets import rows_of
 from sentinel.session.course import A_FORK, STATE_WAS_BORN, Course, State
 from sentinel.session.planning import Planning
 from sentinel.session.recording import Recording
-from sentinel.session.request import Request, load_plan, machine_of, notes_on
+from sentinel.session.request import Request, available_bytes, load_plan, machine_of, notes_on
 from sentinel.session.trainer import Trainer
 from sentinel.session.witnessing import Witnessing
 from sentinel.system.topology import topology
@@ -89,9 +89,10 @@ class Session(Course):
         """Begin. Whatever is wrong with the request is raised before anything is changed."""
         began = time.perf_counter_ns()
         given = load_plan(self.request)
-        machine = self._job.counted_in(machine_of(self.request))
+        machine = machine_of(self.request)
         self._notes += notes_on(machine, topology())
-        self._planning = Planning(self.request, machine)
+        available = available_bytes(self.request, machine) + self._job.held_bytes_of(machine.fast)
+        self._planning = Planning(self.request, machine, available)
         self._planning.check_words()
         self._memory = ManagedMemory.reserve()
         self._recording = Recording(self._memory, self._job)

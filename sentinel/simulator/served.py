@@ -79,7 +79,7 @@ def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
 def layer_extra_ns(profile: Profile, machine: Machine, shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """(L,) extra time of the accesses that slower tiers serve."""
     extra = np.zeros(profile.n_layers)
-    for tier in range(1, len(machine.tiers)):
+    for tier in machine.slower:
         if shares[tier].any():
             np.add.at(extra, profile.accesses["layer"], slow_extra_ns(profile, machine, tier) * shares[tier])
     return extra

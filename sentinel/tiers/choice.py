@@ -20,7 +20,7 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
 
     `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays. `PRESET`: described, nothing can be
     applied. `auto`: the nearest slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in
-    bytes, by default what the fast node has free. `fast`: preset of the fast tier where the host tells no speeds.
+    bytes, by default all that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
 
     Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's.
 
@@ -119,8 +119,8 @@ def _as_measured(machine: Machine, calibration: Machine | None) -> Machine:
 
 def _fast_tier(host: Topology, local: Preset, capacity: int | None) -> TierSpec:
     node = host.node(host.fast)
-    free = node.free_bytes if node is not None else host_bytes(host)
-    spec = local.spec("fast", "node", free if capacity is None else capacity, node=host.fast)
+    there = node.total_bytes if node is not None else host_bytes(host)
+    spec = local.spec("fast", "node", there if capacity is None else capacity, node=host.fast)
     return _as_told(spec, node)
 
 

@@ -16,6 +16,7 @@ from sentinel import files, machines, planner, tiers
 from sentinel.cli import main, parser
 from sentinel.cli.common import MACHINES, POLICIES, PRESETS
 from sentinel.core.profile import Profile
+from sentinel.reports import build_report
 from tests.builders import MIB, act, make_machine, make_profile, param
 
 VERBS = ("run", "plan", "simulate", "compare", "report", "doctor", "calibrate")
@@ -144,6 +145,18 @@ def test_plan_writes_the_plan_that_it_prints(saved: dict[str, str], capsys: pyte
     assert printed["footprint_bytes"] == plan.footprint_bytes
     assert printed["migrated_bytes_per_step"] == plan.migrated_bytes_per_step
     assert plan.origin["profile"] == files.digest(files.load_profile(saved["profile"]))
+
+
+def test_a_plan_within_a_budget_names_the_machine_of_the_file(saved: dict[str, str]) -> None:
+    """So a report proves that the plan was made for it, and a second plan for another budget names the same one."""
+    machine = files.load_machine(saved["machine"])
+    for fast in ("40MiB", "50%"):
+        assert main(planned(saved, "--fast", fast)) == 0
+        plan = files.load_plan(saved["plan"])
+        assert plan.capacity_bytes[0] < machine.fast.capacity_bytes
+        assert plan.origin["machine"] == files.digest(machine)
+        report = build_report(profile=files.load_profile(saved["profile"]), plan=plan, machine=machine)
+        assert ("plan", "machine", True) in report.provenance
 
 
 def test_a_share_is_of_the_footprint(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

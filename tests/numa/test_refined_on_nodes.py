@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 import torch  # noqa: E402
 
 import sentinel  # noqa: E402
+from sentinel.core.budget import Budget  # noqa: E402
 from sentinel.core.machine import Machine  # noqa: E402
 from sentinel.core.plan import Plan  # noqa: E402
 from sentinel.core.profile import Profile  # noqa: E402
@@ -60,8 +61,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     plans: list[Plan] = []
     plan = Planning._plan
 
-    def by_another_policy(self: Planning, profile: Profile, machine: Machine) -> Plan:
-        plans.append(plan(self, profile, machine))
+    def by_another_policy(self: Planning, profile: Profile, machine: Machine, budget: Budget) -> Plan:
+        plans.append(plan(self, profile, machine, budget))
         self._request = replace(self._request, policy="sentinel")
         return plans[-1]
 

@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
+from sentinel.files import digest
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.request import Request
 from tests.builders import GB, MIB, make_profile, param
@@ -48,7 +50,7 @@ def _layers(profile: Profile, step: int) -> np.ndarray:
 
 
 def refined(machine: Machine, request: Request, rate: int) -> tuple[Dataflow, Dataflow, bool]:
-    planning = Planning(request, machine)
+    planning = Planning(request, machine, machine.fast.capacity_bytes)
     flow = planning.planned(Dataflow(profile=TURNS))
     better, switched = planning.refined(flow, executed(flow, rate))
     return flow, better, switched
@@ -85,3 +87,18 @@ def test_links_as_fast_as_they_were_taken_to_be_change_no_plan() -> None:
     assert better.plan is not None
     assert flow.plan is not None
     assert better.plan.migrations == flow.plan.migrations
+
+
+def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> None:
+    for fast, nbytes in ((None, 12 * MIB), (8 * MIB, 8 * MIB), ("100%", 12 * MIB)):
+        planning = Planning(Request(fast=fast), NODE, 12 * MIB)
+        planning.check_words()
+        flow = planning.planned(Dataflow(profile=TURNS))
+        assert flow.budget is not None
+        assert (flow.machine, flow.budget.fast_bytes) == (NODE, nbytes)
+        assert bool(planning.capped) == (fast == "100%")
+        assert flow.plan is not None
+        assert flow.plan.capacity_bytes[0] == nbytes
+        assert flow.plan.origin["machine"] == digest(NODE)
+    with pytest.raises(UsageError, match=r"13\.00 MiB of fast memory are asked for, fast has 12\.00 MiB"):
+        Planning(Request(fast=13 * MIB), NODE, 12 * MIB).check_words()

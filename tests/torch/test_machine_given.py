@@ -13,7 +13,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
 from sentinel.session import request
-from sentinel.session.request import Request, machine_of, notes_on
+from sentinel.session.request import Request, available_bytes, machine_of, notes_on
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology
 from sentinel.tiers import choice
@@ -64,9 +64,25 @@ def test_a_calibrated_file_says_which_node_is_slow_and_what_it_costs(host: list[
     fast, slow = machine.tiers
     assert (fast.node, slow.node, slow.kind) == (0, 1, "node")  # though node 2 is nearer
     assert (slow.read_bytes_per_s, slow.measured, slow.capacity_bytes) == (GB, True, 5 * GIB)
-    assert fast.capacity_bytes == 4 * GIB
+    assert fast.capacity_bytes == 8 * GIB
     assert machine.link(1, 0).bandwidth_bytes_per_s == GB
     assert (machine.decided_by, machine.full_duplex) == ("user", False)
+
+
+def test_a_job_may_have_what_the_fast_node_has_free(host: list[Topology]) -> None:
+    for asked in (Request(), Request(machine=_calibrated(1)), Request(slow="emulated:cxl-asic-x8")):
+        assert available_bytes(asked, machine_of(asked)) == 4 * GIB
+
+
+def test_on_paper_a_job_may_have_what_the_given_machine_has(host: list[Topology]) -> None:
+    host[0] = ONE
+    for given in (_calibrated(1), replace(_calibrated(1), tiers=(_tier("fast", 0, 50 * GB), _described()))):
+        asked = Request(machine=given)
+        assert available_bytes(asked, machine_of(asked)) == given.fast.capacity_bytes == 123
+
+
+def _described() -> TierSpec:
+    return replace(_tier("cxl", 1, GB), kind="described", node=None)
 
 
 def test_of_a_machine_with_more_nodes_the_one_asked_for_is_taken(host: list[Topology]) -> None:
@@ -96,7 +112,7 @@ def test_an_emulated_tier_is_emulated_if_the_machine_says_so(host: list[Topology
     slow = replace(given.tiers[1], kind="emulated", node=None, name="cxl", measured=False)
     for host[0] in (ONE, TWO):
         machine = machine_of(Request(machine=replace(given, tiers=(given.tiers[0], slow))))
-        assert (machine.fast.kind, machine.fast.node, machine.fast.capacity_bytes) == ("node", 0, 4 * GIB)
+        assert (machine.fast.kind, machine.fast.node, machine.fast.capacity_bytes) == ("node", 0, 8 * GIB)
         assert machine.tiers[1] == slow
         assert machine.link(1, 0).bandwidth_bytes_per_s == GB
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
-from sentinel.tiers import choice  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -71,7 +71,7 @@ def test_more_fast_memory_than_there_is_is_refused_before_anything(fast: str | i
 
 
 def test_a_share_of_more_than_there_is_becomes_what_there_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fast_tier", _tier_of(0))
+    monkeypatch.setattr(session_module, "available_bytes", lambda request, machine: 0)
     work = job()
     with sentinel.annotate(work.models, work.optimizers):
         train(work, range(3), fast="100%")
@@ -83,18 +83,12 @@ def test_a_share_of_more_than_there_is_becomes_what_there_is_and_says_so(monkeyp
 
 
 def test_what_the_job_holds_of_the_fast_node_is_room_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fast_tier", _tier_of(0))
+    monkeypatch.setattr(session_module, "available_bytes", lambda request, machine: 0)
     work = job()
     nbytes = sum(param.nbytes for model in work.models for param in model.parameters())
     with sentinel.annotate(work.models, work.optimizers):
         train(work, range(2), fast=None)
     assert 0.9 * nbytes < sentinel.report().headline["fast_capacity_bytes"] <= nbytes
-
-
-def _tier_of(nbytes: int) -> Any:
-    """A fast node with so much free."""
-    real = choice._fast_tier
-    return lambda host, local, _capacity: real(host, local, nbytes)
 
 
 def test_a_profiled_step_that_nobody_ends_is_ended_with_one_warning() -> None:
@@ -255,6 +249,7 @@ def test_a_saved_plan_is_applied_without_profiling(tmp_path: Path) -> None:
         assert session is not None
         assert session.profile is None, "the saved plan was not applied: the step was profiled"
         assert len(sentinel.stop().steps) >= 4
+        assert ("plan", "machine", True) in sentinel.report().provenance  # whatever is free by now
     assert losses[:1] == stock
 
 

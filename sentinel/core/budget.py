@@ -1,0 +1,42 @@
+"""Budget: the fast memory that one job may use. What there is says the Machine; that is another fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sentinel.core.errors import UsageError
+from sentinel.core.units import PAGE_BYTES, Amount, format_bytes
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of the fast tier that one job may use. They may be fewer than the tier has: several processes on a node
+    have one Budget each, and one Machine.
+
+    `capped`: why they are fewer than was asked for; "" if they are not.
+    """
+
+    fast_bytes: int
+    capped: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fast_bytes < 0:
+            raise UsageError(f"a budget of {self.fast_bytes} bytes", "give 0 bytes of fast memory or more")
+
+    def share_of(self, processes: int) -> Budget:
+        """What each of so many processes may use, in whole pages. Raises UsageError for none."""
+        if processes < 1:
+            raise UsageError(f"a budget for {processes} processes", "give at least 1")
+        return replace(self, fast_bytes=self.fast_bytes // processes // PAGE_BYTES * PAGE_BYTES)
+
+
+def budget_within(available_bytes: int, asked: Amount, footprint_bytes: int, tier: str) -> Budget:
+    """The budget where `tier`, the fast one, has `available_bytes` for the job; `capped` names both amounts."""
+    nbytes = asked.of(footprint_bytes)
+    if nbytes <= available_bytes:
+        return Budget(nbytes)
+    return Budget(
+        available_bytes,
+        f"fast={asked.text!r}: {format_bytes(nbytes)} of fast memory are asked for,"
+        f" {tier} has {format_bytes(available_bytes)}",
+    )
