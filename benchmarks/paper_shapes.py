@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import traces
+from benchmarks.ladder import ladder
 from benchmarks.paper_shapes_page import page
 from sentinel import machines
 from sentinel.core.cost import base_ns, layer_time_ns, slow_extra_ns
@@ -28,8 +29,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.planner import bound, footprint_bytes, plan
-from sentinel.planner.ladder import ladder
-from sentinel.planner.published import Sentinel2021
+from sentinel.planner.paper import Sentinel2021
 
 FAST = ("10%", "20%", "40%", "60%")
 SLOW_COMPUTE, LADDER_ON = "slow-optane-mlink", "optane-m5"

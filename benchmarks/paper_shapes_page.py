@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sentinel.planner.ladder import RUNGS
+from benchmarks.ladder import RUNGS
 
 _TEXT = {
     "head": """# The shapes of the paper's figures

@@ -30,8 +30,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.files import digest
-from sentinel.planner import POLICIES, bound, footprint_bytes, plan
-from sentinel.planner.comparison import check_policies
+from sentinel.planner import POLICIES, bound, check_policies, footprint_bytes, plan
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
 MACHINES = ("optane-m5", "cxl-m5", "numa-m5")

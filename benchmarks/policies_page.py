@@ -23,11 +23,12 @@ Simulated, on {when}, by `benchmarks/policies.py` (numpy {numpy}, Python {python
 [policies.json](policies.json). The traces are full training steps of {n} models under fake tensors:
 {names}.
 The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s with DRAM as fast memory and
-migration at 5 GB/s each way. *Share of the bound*: the time that no plan of this kind can pass (`planner/bound.py`)
-over the plan's own; 1 is perfect. *Of this kind*: it obeys the model's laws, so that bytes that move hold room on both
-sides for whole layers; a plan that moves page by page within a layer could pass it. A bound that is not called loose
-is at most 0.005 below what the relaxation allows, most are within 0.0001 (decision 0069). *Of fast-only speed*: what
-is left of the speed with everything in fast memory. Percentages are fast memory as a share of the step's footprint.
+migration at 5 GB/s each way. *Share of the bound*: the time that no plan of this kind can pass
+(`planner/lower_bound.py`) over the plan's own; 1 is perfect. *Of this kind*: it obeys the model's laws, so that bytes
+that move hold room on both sides for whole layers; a plan that moves page by page within a layer could pass it. A bound
+that is not called loose is at most 0.005 below what the relaxation allows, most are within 0.0001 (decision 0069). *Of
+fast-only speed*: what is left of the speed with everything in fast memory. Percentages are fast memory as a share of
+the step's footprint.
 Means are over the paper's families: {paper}.
 
 **In this model migration is free of processor time**: it takes time of the link only, and slows neither compute nor

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sentinel import planner
 from sentinel.core.errors import Infeasible, SentinelError, UsageError
 from sentinel.core.units import parse_budget
 from sentinel.system.progress import telling as telling
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
     from sentinel.core.machine import Machine
 
 OK, FAILED, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
-POLICIES = (
-    "sentinel (default), sentinel-2021, autotm, capuchin, next-use, lru, static, interleave, weighted-interleave,"
-    " first-touch, all-fast, all-slow"
-)
-"""For the help, which imports no planner."""
+POLICIES = ", ".join(planner.POLICIES).replace(",", " (default),", 1)
+"""Their names, for the help."""
 MACHINES = """\
 described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores with that slow memory, migration
 at 2, 5, 10 GB/s or at link speed; slow-: a third of the compute. For others: a file of `sentinel calibrate -o`.

@@ -24,7 +24,7 @@ from sentinel.core.units import parse_budget
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.core.profile import Profile
-    from sentinel.planner.comparison import Cell, Comparison, Point, Subject
+    from sentinel.planner.sweep import Cell, Comparison, Point, Subject
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
 CURVE = ("5%", "10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "100%")
@@ -91,11 +91,12 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.machine is None:
         raise UsageError("no machine to simulate", "give --machine, such as --machine cxl-m5")
     from sentinel import files
-    from sentinel.planner import comparison
+    from sentinel.planner import check_policies
+    from sentinel.planner.sweep import DEFAULT_POLICIES
     from sentinel.reports.policy_comparison import as_object, text
 
-    policies = arguments.policies or comparison.DEFAULT_POLICIES
-    comparison.check_policies(policies)
+    policies = arguments.policies or DEFAULT_POLICIES
+    check_policies(policies)
     machine = machine_named(arguments.machine)
     profiles = {label: files.load_profile(path) for label, path in _labels(arguments.profiles).items()}
     found = _compared(profiles, machine, policies, arguments)
@@ -113,7 +114,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _compared(
     profiles: dict[str, Profile], machine: Machine, policies: tuple[str, ...], arguments: argparse.Namespace
 ) -> Comparison:
-    from sentinel.planner.comparison import Comparison, cells, curve, knee, make_subject, near_knee
+    from sentinel.planner.sweep import Comparison, cells, curve, knee, make_subject, near_knee
 
     subjects: list[Subject] = []
     table: list[Cell] = []

@@ -1,4 +1,4 @@
-"""Decision -> Plan: addresses, segments, blocks and migrations.
+"""Decision -> Plan: addresses, segments, blocks and migrations; and the check that every policy's plan passes last.
 
 Plan addresses, in this order: persistent units; per tier a pool (by events) and an arena (by layers); units
 whose parts are born in different tiers. Addresses cost nothing; pages do.
@@ -6,21 +6,24 @@ whose parts are born in different tiers. Addresses cost nothing; pages do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core import laws
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
+from sentinel.core.uses import block_uses
 from sentinel.planner.decision import Decision
-from sentinel.planner.homes import Housing
 from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
-from sentinel.planner.units import Units
+from sentinel.planner.slow_tier_assignment import SlowTierAssigner
+from sentinel.planner.workload import Units, make_units, short_peaks
+from sentinel.simulator import simulate_lawful
 
 
 @dataclass
@@ -59,8 +62,8 @@ def assemble(
     decision: Decision, units: Units, profile: Profile, machine: Machine, *, policy: str, footprint_bytes: int
 ) -> Plan:
     """The Plan of a decision. Does not check the laws. Slower tiers that it leaves open are filled as they come."""
-    if len(machine.tiers) > 2 and not decision.housed:
-        decision, _ = Housing(units, profile, machine, range(1, len(machine.tiers))).house(decision)
+    if len(machine.tiers) > 2 and not decision.slow_tiers_chosen:
+        decision, _ = SlowTierAssigner(units, profile, machine, range(1, len(machine.tiers))).assign(decision)
     draft = _Draft(0, np.full(len(profile.names), -1, np.int64), np.full(len(units), -1, np.int64), [], [])
     first = np.searchsorted(decision.parts["unit"], np.arange(len(units) + 1))
     _persistent(draft, decision, units, first)
@@ -234,4 +237,28 @@ def _slots(draft: _Draft, profile: Profile) -> tuple[Slot, ...]:
     return tuple(
         Slot(i, profile.names[i], None if persistent else (layer, ordinal), offset, nbytes)
         for i, persistent, layer, ordinal, offset, nbytes in zip(*columns, strict=True)
+    )
+
+
+def finalize(plan: Plan, profile: Profile, machine: Machine) -> Plan:
+    """`plan` complete and checked. Raises PlanError if it breaks a law."""
+    laws.check(plan, profile, machine)
+    predicted = plan.predicted_step_ns
+    if predicted is None:
+        predicted = simulate_lawful(plan, profile, machine).step_ns
+    short = max(min(plan.fast_needed_bytes, plan.footprint_bytes) - machine.fast.capacity_bytes, 0)
+    units = make_units(profile)
+    rs = int(short_peaks(profile, units.short).max(initial=0))
+    return replace(
+        plan,
+        predicted_step_ns=predicted,
+        uses=block_uses(plan, profile),
+        details={
+            "mil": None,
+            "intervals": None,
+            "cases": None,
+            **plan.details,
+            "rs_bytes": rs,
+            "shortfall_bytes": short,
+        },
     )

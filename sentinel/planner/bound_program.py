@@ -1,15 +1,23 @@
-"""The linear program of the bound: its columns and rows. What they mean is told in `bound`."""
+"""The linear program of the bound: its columns and rows. `lower_bound` says what they mean.
+
+With several slower tiers, slow memory is taken to cost what its last tier costs, and every tier before it saves some of
+that, layer by layer. What is used in a layer and alive all through it is somewhere, so a tier saves at most what the
+best use of its bytes saves: a fractional knapsack. What is born or dies in the layer counts as if it were alone.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.cost import slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.bound_tiers import most_saved_ns, saved_ns
-from sentinel.planner.relaxed import Groups, room_rows
+from sentinel.planner.relaxation import INSTANTS, Groups, alive_at, instants
 
 
 class Program:
@@ -33,7 +41,7 @@ class Program:
         self.first = self.begin + np.append(0, np.cumsum(width))  # y of group g in its life's j-th layer: first[g] + j
         self.n_y = int(width.sum())
         self.group_of = np.repeat(np.arange(len(width)), width)
-        self.age = np.arange(self.n_y) - np.repeat(self.first[:-1] - self.begin, width)
+        self.age = positions(width)
         self.layer_of = (groups.start[self.group_of] + self.age) % self.length
         self.gb = groups.nbytes / 1e9
         self._number_promotions()
@@ -173,3 +181,94 @@ class Program:
         out[self.room_row : self.room_row + self.n_rooms] = priced[self.length : rooms]
         out[self.link_row : self.link_row + links] = priced[rooms:]
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Rows of room, one an instant. Who holds some: (row, group, layers since the group's birth) of groups that may
+    move, which hold it in every layer of their life, and (row, group) of what never moves, which shares it by events.
+    """
+
+    n_rows: int
+    moving: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    staying: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def room_rows(profile: Profile, groups: Groups) -> Room:
+    """The room of every layer at its instants; layers without a birth have one. A group of one layer only stays."""
+    length = profile.n_layers
+    moments = instants(profile)
+    rows = np.full(moments.shape, -1, np.int64)
+    exists = moments >= 0
+    exists[:, 0] = True
+    rows[exists] = np.arange(int(exists.sum()))
+    t = profile.tensors
+    first = np.full(len(groups.nbytes), -1, np.int64)
+    members = np.flatnonzero(groups.of >= 0)
+    first[groups.of[members[::-1]]] = members[::-1]
+    width = groups.stop - groups.start
+    group = np.repeat(np.arange(len(width)), width)
+    age = positions(width)
+    layer = (groups.start[group] + age) % length
+    born, died = t["born_event"][first[group]], t["died_event"][first[group]]
+    edge = (age == 0) | (age == width[group] - 1)
+    moves, stays = groups.persistent | (width > 1), ~groups.persistent
+    moving, staying = [], []
+    for i in range(INSTANTS):
+        alive = alive_at(moments[layer, i], born, died, profile.n_events)
+        here = exists[layer, i]
+        held = here & moves[group]
+        moving.append(np.stack([rows[layer, i][held], group[held], age[held]]))
+        # away from the ends of its life a tensor is alive all through the layer
+        held = here & stays[group] & (~edge | alive)
+        staying.append(np.stack([rows[layer, i][held], group[held]]))
+    a, b = np.concatenate(moving, axis=1), np.concatenate(staying, axis=1)
+    return Room(int(exists.sum()), (a[0], a[1], a[2]), (b[0], b[1]))
+
+
+def least_extra_ns(profile: Profile, machine: Machine) -> list[NDArray[np.float64]]:
+    """By slower tier, (m,) the least extra time of each access in it or a tier behind it: never falls with the tier."""
+    extra = [slow_extra_ns(profile, machine, tier) for tier in range(1, len(machine.tiers))]
+    for tier in range(len(extra) - 2, -1, -1):
+        extra[tier] = np.minimum(extra[tier], extra[tier + 1])
+    return extra
+
+
+def saved_ns(
+    profile: Profile, groups: Groups, extra_ns: NDArray[np.float64], use_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(uses of `groups`,) `use_ns` less what a tier costs in which each access takes at least `extra_ns`."""
+    a = profile.accesses
+    group = groups.of[a["tensor"]]
+    rows = np.flatnonzero(group >= 0)
+    key = groups.use_group * profile.n_layers + groups.use_layer
+    mine = group[rows] * profile.n_layers + a["layer"][rows].astype(np.int64)
+    place = np.searchsorted(key, mine)
+    known = np.flatnonzero((place < len(key)) & (key[np.minimum(place, len(key) - 1)] == mine))
+    density = np.full(len(key), np.inf)
+    rows = rows[known]
+    np.minimum.at(density, place[known], extra_ns[rows] / profile.tensors["nbytes"][a["tensor"][rows]])
+    return np.asarray(np.maximum(use_ns - density * groups.nbytes[groups.use_group], 0.0), np.float64)
+
+
+def most_saved_ns(
+    profile: Profile, groups: Groups, saved: NDArray[np.float64], capacity_bytes: int
+) -> NDArray[np.float64]:
+    """(L,) most that so many bytes can save in each layer, of what all uses there would save together."""
+    group, layer, length = groups.use_group, groups.use_layer, profile.n_layers
+    members = np.flatnonzero(groups.of >= 0)
+    nbytes = profile.tensors["nbytes"][members]
+    fitting = np.bincount(groups.of[members], np.minimum(nbytes, capacity_bytes), len(groups.nbytes))
+    saved = saved * (fitting / groups.nbytes)[group]
+    age = (layer - groups.start[group]) % length
+    lives = groups.stop[group] - groups.start[group]
+    turns = ~groups.persistent[group] & ((age == 0) | (age == lives - 1))
+    out = np.bincount(layer[turns], saved[turns], length).astype(np.float64)
+    rows = np.flatnonzero(~turns & (saved > 0))
+    nbytes = np.maximum(fitting[group], 1.0)
+    rows = rows[np.lexsort((-saved[rows] / nbytes[rows], layer[rows]))]
+    first = np.searchsorted(layer[rows], layer[rows])
+    before = np.cumsum(nbytes[rows]) - nbytes[rows]
+    room = capacity_bytes - (before - before[first]) if len(rows) else before
+    share = np.clip(room / nbytes[rows], 0.0, 1.0)
+    return np.asarray(out + np.bincount(layer[rows], saved[rows] * share, length), np.float64)

@@ -58,6 +58,24 @@ def gaps(work: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
     return follower, layer[follower] + np.where(wraps, work.n_layers, 0), (row != last) | wraps
 
 
+def bridge_shortest_gaps(
+    work: Workload, parted: NDArray[np.bool_], free: NDArray[np.int64], inset: int
+) -> NDArray[np.bool_]:
+    """Of the gaps that are `parted`, those left after bridging them from the shortest on while there is room.
+
+    A bridged gap holds its unit's bytes of the (L,) `free` in all its layers but the first and last `inset`.
+    """
+    _, by, _ = gaps(work)
+    after = work.use_layer + 1
+    nbytes, left, parted = work.units.nbytes[work.use_unit], free.copy(), parted.copy()
+    for row in np.flatnonzero(parted)[np.argsort((by - after)[parted], kind="stable")].tolist():
+        layers = np.arange(after[row] + inset, by[row] - inset) % work.n_layers
+        if not len(layers) or left[layers].min() >= nbytes[row]:
+            left[layers] -= nbytes[row]
+            parted[row] = False
+    return parted
+
+
 def episodes_of(work: Workload, choice: Choice) -> Episodes:
     """The episodes of a choice for every unit."""
     length, units = work.n_layers, work.units

@@ -1,7 +1,7 @@
-"""The master program: how much of each column happens, so that room and links suffice and the step is shortest.
+"""The master program: how much of each timeline happens, so that room and links suffice and the step is shortest.
 
-Dantzig and Wolfe's decomposition: columns come from `timelines` at the prices that this program finds. The solver
-keeps its basis from one round to the next.
+Dantzig-Wolfe decomposition: columns are timelines of units that `pricing` found cheapest at prices of this program. The
+solver keeps its basis from one round to the next.
 """
 
 from __future__ import annotations
@@ -12,29 +12,100 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.planner.columns import Columns
-from sentinel.planner.shorts import Stays
-from sentinel.planner.windows import Prices
+from sentinel.planner.episodes import Choice, Episodes, episodes_of
+from sentinel.planner.pinned_candidates import PinnedCandidates, layer_base_ms
+from sentinel.planner.pricing import Prices
 from sentinel.planner.workload import Workload
 
+
+class Columns:
+    """A growing table. Column c is a timeline of unit `unit[c]`, with the episodes and fast uses that name it.
+
+    `use_column, use_row`: the uses that fast memory serves. `episodes` and `episode_column` likewise.
+    """
+
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self._seen: set[tuple[int, int]] = set()
+        self._units: list[NDArray[np.int64]] = []
+        self._uses: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        self._episodes: list[Episodes] = []
+        self._episode_columns: list[NDArray[np.int64]] = []
+        self.n = 0
+
+    def add(self, choice: Choice) -> int:
+        """Add what is new in a choice; returns how many columns were."""
+        episodes = episodes_of(self.work, choice)
+        marks = _marks(self.work, episodes, choice)
+        units = np.flatnonzero(np.bincount(episodes.unit, minlength=len(self.work.units)))
+        fresh = [u for u in units.tolist() if (u, int(marks[u])) not in self._seen]
+        self._seen.update((u, int(marks[u])) for u in fresh)
+        number = np.full(len(self.work.units), -1, np.int64)
+        number[fresh] = self.n + np.arange(len(fresh))
+        self.n += len(fresh)
+        rows = np.flatnonzero((number[episodes.unit] >= 0) if len(episodes) else np.zeros(0, bool))
+        self._units.append(np.array(fresh, np.int64))
+        self._episodes.append(_take(episodes, rows))
+        self._episode_columns.append(number[episodes.unit[rows]])
+        used = np.flatnonzero(choice.fast & (number[self.work.use_unit] >= 0))
+        self._uses.append((number[self.work.use_unit[used]], used))
+        return len(fresh)
+
+    @property
+    def unit(self) -> NDArray[np.int64]:
+        """(columns,) unit of each."""
+        return np.concatenate(self._units)
+
+    @property
+    def uses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(column, use row) of every use that fast memory serves."""
+        return tuple(np.concatenate(x) for x in zip(*self._uses, strict=True))  # type: ignore[return-value]
+
+    @property
+    def episodes(self) -> tuple[NDArray[np.int64], Episodes]:
+        """(column of each episode, the episodes)."""
+        names = Episodes.__dataclass_fields__
+        joined = {name: np.concatenate([getattr(e, name) for e in self._episodes]) for name in names}
+        return np.concatenate(self._episode_columns), Episodes(**joined)
+
+
+def _take(episodes: Episodes, rows: NDArray[np.int64]) -> Episodes:
+    return Episodes(**{name: getattr(episodes, name)[rows] for name in Episodes.__dataclass_fields__})
+
+
+def _marks(work: Workload, episodes: Episodes, choice: Choice) -> NDArray[np.uint64]:
+    """(units,) a fingerprint of each unit's timeline."""
+    out = np.zeros(len(work.units), np.uint64)
+    columns = (episodes.held_from, episodes.begin, episodes.end, episodes.held_until)
+    mark = np.zeros(len(episodes), np.uint64)
+    for column in columns:
+        mark = (mark ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        mark ^= mark >> np.uint64(29)
+    np.add.at(out, episodes.unit, mark)
+    served = np.flatnonzero(choice.fast)
+    np.add.at(out, work.use_unit[served], (served.astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9))
+    return out
+
+
 _MOVE_COST = 1e-3
-"""ms a GB moved, on top: solutions that shuffle bytes for nothing cost traffic."""
+"""ms a GB moved: a tie-breaker against moves that save no time."""
+
 _SLOW_COST = 1e-5
-"""ms a ms of slow accesses, on top, where they cost no time: what may as well be fast, is."""
+"""ms a ms of slow accesses: a tie-breaker, so that what does not matter for time is fast where there is room."""
 
 Entries = list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """`share`: (columns,) of each unit's bytes; `stay`: (groups,) of each group's of `Stays`.
+    """`share`: (columns,) of each class's bytes; `pinned`: (groups,) of each group's of `PinnedCandidates`.
 
     `prices`: what room, links and slow time are worth here. `step_ns`: time of the step. `duals`: the solver's own
     of the rows of time, room and links, in this order.
     """
 
     share: NDArray[np.float64]
-    stay: NDArray[np.float64]
+    pinned: NDArray[np.float64]
     prices: Prices
     step_ns: float
     duals: NDArray[np.float64]
@@ -43,21 +114,21 @@ class Mix:
 class Master:
     """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once.
 
-    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the `Stays`; the `Columns`.
+    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the `PinnedCandidates`; the `Columns`.
     """
 
-    def __init__(self, work: Workload, columns: Columns, stays: Stays, per_s: tuple[float, float]) -> None:
-        self.work, self.columns, self.stays, self.per_s = work, columns, stays, per_s
+    def __init__(self, work: Workload, columns: Columns, candidates: PinnedCandidates) -> None:
+        self.work, self.columns, self.candidates, self.per_s = work, columns, candidates, work.per_s
         self.length = length = work.n_layers
         self.links = 2 if work.machine.full_duplex else 1
-        self.n_rooms = int(stays.exists.sum())
+        self.n_rooms = int(candidates.exists.sum())
         self.link_row = length + self.n_rooms
         self.held_row = self.link_row + self.links * length
         self.unit_row = self.held_row + length
-        self.first = 2 * length + len(stays)
+        self.first = 2 * length + len(candidates)
         self.added = 0
         self._left = np.ones(len(work.units))
-        self._stay_limits = (np.zeros(len(stays)), np.ones(len(stays)))
+        self._pinned_limits = (np.zeros(len(candidates)), np.ones(len(candidates)))
         self.highs = highspy.Highs()
         for option, setting in (("output_flag", False), ("threads", 1), ("solver", "simplex")):
             self.highs.setOptionValue(option, setting)
@@ -65,23 +136,23 @@ class Master:
 
     def _frame(self) -> highspy.HighsLp:
         """The program without columns."""
-        length, stays, n_rows = self.length, self.stays, self.unit_row + len(self.work.units)
-        base, least = layer_base_ms(self.work, stays)
+        length, candidates, n_rows = self.length, self.candidates, self.unit_row + len(self.work.units)
+        base, least = layer_base_ms(self.work, candidates)
         layers = np.arange(length)
-        groups = np.arange(len(stays))
-        long = np.flatnonzero(stays.family >= 0)
+        groups = np.arange(len(candidates))
+        long = np.flatnonzero(candidates.unit_class >= 0)
         ones = np.ones(length)
         entries: Entries = [
             (layers, layers, ones),
-            (stays.use_layer, 2 * length + stays.use_group, stays.use_ns / 1e6),
-            (length + np.arange(self.n_rooms), length + stays.row_layer, np.ones(self.n_rooms)),
-            (length + stays.row, 2 * length + stays.row_group, stays.row_bytes / 1e9),
-            (self.unit_row + stays.family[long], 2 * length + long, np.ones(len(long))),
+            (candidates.use_layer, 2 * length + candidates.use_group, candidates.use_ns / 1e6),
+            (length + np.arange(self.n_rooms), length + candidates.row_layer, np.ones(self.n_rooms)),
+            (length + candidates.row, 2 * length + candidates.row_group, candidates.row_bytes / 1e9),
+            (self.unit_row + candidates.unit_class[long], 2 * length + long, np.ones(len(long))),
             (self.held_row + layers, length + layers, ones),
             (self.held_row + layers[1:], length + layers[:-1], -ones[1:]),
         ]
         entries += [(self.link_row + link * length + layers, layers, -ones) for link in range(self.links)]
-        saved = np.bincount(stays.use_group, stays.use_ns, len(stays))
+        saved = np.bincount(candidates.use_group, candidates.use_ns, len(candidates))
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.first, n_rows
         endless = np.full(length, np.inf)
@@ -98,23 +169,23 @@ class Master:
         lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = _colwise(entries, lp.num_col_, n_rows)
         return lp
 
-    def settle(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
-        """What stays is decided: `work.pool_ns` says what it costs, (L,) `free` what room it leaves to the rest, and
-        `left` what share of each family is not among it."""
-        nobody = np.zeros(len(self.stays))
-        self._bound_stays(nobody, nobody)
-        self._bound_layers(layer_base_ms(work, None), free[self.stays.row_layer] / 1e9)
-        self._bound_families(left)
+    def fix_pool(self, work: Workload, free: NDArray[np.float64], left: NDArray[np.float64]) -> None:
+        """Fix what is pinned. `work.pool_ns`: what that costs; `free`: (L,) bytes left to the rest; `left`: (classes,)
+        share of each class that is not pinned."""
+        nobody = np.zeros(len(self.candidates))
+        self._bound_pinned(nobody, nobody)
+        self._bound_layers(layer_base_ms(work, None), free[self.candidates.row_layer] / 1e9)
+        self._bound_classes(left)
 
-    def release(self) -> None:
-        """Undo `settle`."""
-        self._bound_stays(*self._stay_limits)
+    def release_pool(self) -> None:
+        """Undo `fix_pool`."""
+        self._bound_pinned(*self._pinned_limits)
         room = np.full(self.n_rooms, self.work.budget_bytes / 1e9)
-        self._bound_layers(layer_base_ms(self.work, self.stays), room)
-        self._bound_families(np.ones(len(self.work.units)))
+        self._bound_layers(layer_base_ms(self.work, self.candidates), room)
+        self._bound_classes(np.ones(len(self.work.units)))
 
-    def _bound_stays(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
-        columns = 2 * self.length + np.arange(len(self.stays), dtype=np.int32)
+    def _bound_pinned(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+        columns = 2 * self.length + np.arange(len(self.candidates), dtype=np.int32)
         self.highs.changeColsBounds(len(columns), columns, low, high)
 
     def _bound_layers(
@@ -127,17 +198,17 @@ class Master:
         rooms = self.length + np.arange(self.n_rooms, dtype=np.int32)
         self.highs.changeRowsBounds(self.n_rooms, rooms, np.full(self.n_rooms, -np.inf), room)
 
-    def _bound_families(self, left: NDArray[np.float64]) -> None:
+    def _bound_classes(self, left: NDArray[np.float64]) -> None:
         changed = np.flatnonzero(left != self._left)
         rows = (self.unit_row + changed).astype(np.int32)
         self.highs.changeRowsBounds(len(rows), rows, np.full(len(rows), -np.inf), left[changed])
         self._left = left
 
-    def limit_stays(self, groups: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+    def limit_pinned(self, groups: NDArray[np.int64], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
         """Bound the shares of these groups."""
-        for limits, given in zip(self._stay_limits, (low, high), strict=True):
+        for limits, given in zip(self._pinned_limits, (low, high), strict=True):
             limits[groups] = given
-        self._bound_stays(*self._stay_limits)
+        self._bound_pinned(*self._pinned_limits)
 
     def solve(self) -> Mix | None:
         """The best mix of all columns there are by now; None if the solver fails."""
@@ -148,8 +219,8 @@ class Master:
         found = self.highs.getSolution()
         x, dual = np.array(found.col_value), np.array(found.row_dual)
         length, links = self.length, self.links
-        moment = np.zeros(self.stays.exists.shape)
-        moment[self.stays.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
+        moment = np.zeros(self.candidates.exists.shape)
+        moment[self.candidates.exists] = np.maximum(-dual[length : self.link_row], 0.0) * 1e-3  # ms a GB -> ns a byte
         paid = [np.maximum(-dual[self.link_row + link * length :][:length], 0.0) for link in range(links)]
         move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
         slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
@@ -169,7 +240,7 @@ class Master:
         if not found.value_valid:
             return None
         x, nothing = np.array(found.col_value), np.zeros(self.length)
-        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.stays.exists.shape))
+        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.candidates.exists.shape))
         share = np.rint(x[self.first :])
         step_ns = float(x[: self.length].sum()) * 1e6
         return Mix(share, x[2 * self.length : self.first], prices, step_ns, np.zeros(self.held_row))
@@ -210,29 +281,12 @@ class Master:
         for way, (wanted, layer) in enumerate(ways):
             moving = np.flatnonzero(wanted)
             row = self.link_row + (way % self.links) * length + layer[moving] % length
-            dragged = gb[moving] * work.drag[way, episodes.unit[new][moving]]
-            entries.append((row, owner[moving], dragged * (1e12 / self.per_s[way])))
-            cost += np.bincount(owner[moving], dragged * _MOVE_COST, n - known)
+            slowed = gb[moving] * work.move_slowdown[way, episodes.unit[new][moving]]
+            entries.append((row, owner[moving], slowed * (1e12 / self.per_s[way])))
+            cost += np.bincount(owner[moving], slowed * _MOVE_COST, n - known)
         starts, index, value = _colwise(entries, n - known, self.unit_row + len(work.units))
         none, all_of_it = np.zeros(n - known), np.ones(n - known)
         self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)
-
-
-def layer_base_ms(work: Workload, stays: Stays | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(L,) ms of each layer with everything in slow memory, by traffic; and the least it takes whatever is where.
-
-    Small short-lived tensors count as fast (see `Stays`); without `stays` all of them are settled.
-    """
-    slow = np.bincount(work.use_layer % work.n_layers, work.use_ns, work.n_layers).astype(np.float64)
-    if stays is not None:
-        short = stays.family[stays.use_group] < 0
-        slow += np.bincount(stays.use_layer[short], stays.use_ns[short], work.n_layers)
-    roofline = work.machine.flops_per_s is not None
-    base = work.traffic_ns + work.pool_ns + slow
-    least = np.maximum(work.compute_ns, work.traffic_ns)
-    if not roofline:
-        base, least = base + work.compute_ns, work.compute_ns + work.traffic_ns
-    return base / 1e6, least / 1e6
 
 
 def _colwise(

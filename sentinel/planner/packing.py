@@ -13,10 +13,14 @@ from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 
 SMALL_ALIGN = 512
 """Slots below a page are packed at this alignment, in pages of their own."""
+
 _BUCKETS = 512
+
 _MANY = 20_000
+
 _ALIGNED_SHARE = 16
 """Aligning to huge pages may take one part in so many of memory more than packing without, and twice the addresses."""
+
 _FEW = 4
 """An arc of fewer buckets is kept in each of them, a longer one apart."""
 

@@ -1,4 +1,7 @@
-"""The blocks of a pool: what time-shares addresses and never migrates."""
+"""The reserved pool: tensors that share addresses by events and never migrate.
+
+`reserve` chooses the short-lived tensors that are in it; the rest turns a packed pool into blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from numpy.typing import NDArray
 
 from sentinel.core.plan import Block
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.packing import pack_slots
+from sentinel.planner.workload import Workload, short_peaks
 
 _ROWS = 1024
 """A layered pool is cut into at most so many page ranges."""
@@ -61,10 +66,10 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     first = np.searchsorted(high, pool.offsets, side="right")
     count = np.maximum(np.searchsorted(low, pool.offsets + t["nbytes"], side="left") - first, 0)
     tenant = np.repeat(np.arange(len(t)), count)
-    row = np.arange(len(tenant)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-    home = run[row, t["start"][tenant]]  # all of a tenant's life is in one run
-    order = np.lexsort((tenant, home))
-    cuts = np.searchsorted(home[order], np.arange(len(begin) + 1)).tolist()
+    row = positions(count) + np.repeat(first, count)
+    run_of = run[row, t["start"][tenant]]  # all of a tenant's life is in one run
+    order = np.lexsort((tenant, run_of))
+    cuts = np.searchsorted(run_of[order], np.arange(len(begin) + 1)).tolist()
     members = pool.tensors[tenant[order]].tolist()
     lows, highs = low[row_of].tolist(), high[row_of].tolist()
     return [
@@ -136,3 +141,99 @@ def _runs(
     number = np.where(ahead, last_of_row[:, None], number)
     width = np.bincount(number[used], minlength=len(row))
     return number, row, begin, width
+
+
+_ROUNDS = 6
+
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Reserve:
+    """`tier` of each short-lived tensor, the packed `pool` of what is in fast memory, the (L,) bytes it holds, and the
+    units that are in it as well."""
+
+    tier: NDArray[np.int64]
+    pool: Pool
+    held_bytes: NDArray[np.int64]
+    pooled: NDArray[np.int64]
+
+
+def reserve(
+    work: Workload,
+    budget: int,
+    slow: NDArray[np.bool_] | None = None,
+    others: NDArray[np.int64] | None = None,
+) -> Reserve:
+    """The reserve within `budget` bytes of fast memory; what packing puts above that is in slow memory.
+
+    `slow`: (short,) tensors that are not to be in it whatever the room. `others`: units that are to be in it too,
+    but for those of which most would lie above the budget.
+    """
+    units, tier = work.units, _chosen(work, budget, slow)
+    pooled = np.zeros(len(units), bool)
+    pooled[others if others is not None else []] = True
+    for _ in range(_ROUNDS):
+        inside = units.tensors[pooled[units.unit_of[units.tensors]]]
+        pool = make_pool(work.profile, np.append(units.short[tier == 0], inside), budget)
+        cut = _slow_units(work, pool)
+        lost = pooled & (cut > _MOSTLY)
+        if not lost.any():
+            break
+        pooled &= ~lost
+    return Reserve(tier, pool, held_bytes(pool, work.profile), np.flatnonzero(pooled))
+
+
+def _slow_units(work: Workload, pool: Pool) -> NDArray[np.float64]:
+    """(units,) share of each unit's bytes that lies above the pool's cap."""
+    units, nbytes = work.units, work.profile.tensors["nbytes"]
+    mine = units.unit_of[pool.tensors] >= 0
+    of, size = units.unit_of[pool.tensors[mine]], nbytes[pool.tensors[mine]]
+    over = np.bincount(of, size * pool.slow_share(work.profile)[mine], len(units))
+    return np.asarray(over / np.maximum(np.bincount(of, size, len(units)), 1))
+
+
+def pool_ns(work: Workload, short: Reserve) -> NDArray[np.float64]:
+    """(L,) extra time of short-lived tensors in slow memory, less what the units that stay in fast memory save."""
+    slow = (short.tier > 0).astype(np.float64)
+    place = np.full(len(work.profile.names), -1)
+    place[work.units.short] = np.arange(len(slow))
+    mine = place[short.pool.tensors] >= 0
+    slow[place[short.pool.tensors[mine]]] = short.pool.slow_share(work.profile)[mine]
+    layer = work.profile.tensors["start"][work.units.short]
+    out = np.bincount(layer, work.short_ns * slow, work.n_layers)
+    kept = np.zeros(len(work.units))
+    kept[short.pooled] = 1.0 - _slow_units(work, short.pool)[short.pooled]
+    saved = np.bincount(work.use_layer % work.n_layers, work.use_ns * kept[work.use_unit], work.n_layers)
+    return np.asarray(out - saved, np.float64)
+
+
+def _chosen(work: Workload, budget: int, slow: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """(short,) tier of each short-lived tensor, by live bytes.
+
+    All in fast if the fullest layer fits. Else, in each layer that does not fit, the tensors with the least
+    to gain a byte go to slow memory until it does.
+    """
+    units, t = work.units, work.profile.tensors
+    tier = np.zeros(len(units.short), np.int64)
+    peaks = work.short_bytes
+    if slow is not None:
+        tier[slow] = 1
+        peaks = short_peaks(work.profile, units.short[~slow])
+    if peaks.max(initial=0) <= budget:
+        return tier
+    nbytes = t["nbytes"][units.short].astype(np.int64)
+    layer = t["start"][units.short]
+    density = work.short_ns / nbytes
+    for full in np.flatnonzero(peaks > budget).tolist():
+        rows = np.flatnonzero((layer == full) & (tier == 0))
+        rows = rows[np.argsort(density[rows], kind="stable")]
+        low, high = 0, len(rows)  # the least number that must go, by bisection: the peak falls with each
+        while low < high:
+            middle = (low + high) // 2
+            if short_peaks(work.profile, units.short[rows[middle:]])[full] <= budget:
+                high = middle
+            else:
+                low = middle + 1
+        tier[rows[:low]] = 1
+    return tier

@@ -9,22 +9,29 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
-from sentinel.planner.by_worth import worth_tiers
+from sentinel.planner.column_generation import Effort, optimized
 from sentinel.planner.decision import Decision
-from sentinel.planner.fetched import all_addressable, fetched_plans
-from sentinel.planner.mixed import Effort, mixed
-from sentinel.planner.published import by_intervals, interval_cost_ns, lengths_to_try
-from sentinel.planner.reserve import reserve
-from sentinel.planner.simple import by_pages, first_touch_tiers, footprint_bytes, one_tier
-from sentinel.planner.tiered import has_room, tiered_plans
+from sentinel.planner.fixed_placement import (
+    first_touch_tiers,
+    footprint_bytes,
+    one_tier,
+    tiers_by_benefit,
+    with_page_tiers,
+)
+from sentinel.planner.paper import by_intervals, interval_cost_ns, lengths_to_try
+from sentinel.planner.pool import reserve
+from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
 _MIDDLING = 150_000
 """Units times layers up to which several roundings are tried."""
+
 _INTERVAL_CANDIDATES = 2
+
 _LARGE = 1_000_000
 """Units times layers from which on candidates that hardly ever win are left out, to plan in about a second."""
+
 _MANY = 20_000
 """Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
 
@@ -61,16 +68,16 @@ def _fixed(profile: Profile, machine: Machine, policy: str) -> list[tuple[str, P
     """Plans in which each page stays where it is for good."""
     all_fast = one_tier(profile, machine, 0, policy)
     by_touch = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
-    tiers = (("first-touch", by_touch), ("by worth", worth_tiers(all_fast, profile, machine)))
-    return [(label, by_pages(all_fast, profile, tier, policy)) for label, tier in tiers]
+    tiers = (("first-touch", by_touch), ("by worth", tiers_by_benefit(all_fast, profile, machine)))
+    return [(label, with_page_tiers(all_fast, profile, tier, policy)) for label, tier in tiers]
 
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     """Candidates with their labels, the likeliest best first."""
     found, near = False, False
     for effort in efforts_for(work):
-        for label, decision in mixed(work, effort):
-            found, near = True, near or bool(decision.details["near"])
+        for label, decision in optimized(work, effort):
+            found, near = True, near or decision.near
             yield label, decision
         if near:
             break
@@ -86,10 +93,10 @@ def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
 def efforts_for(work: Workload) -> tuple[Effort, ...]:
     """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
     if _is_large(work):
-        return (Effort(12, 2, 1, stays=0),)
+        return (Effort(12, 2, 1, pinned_entries=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
-        return (Effort(60, 4, 3, dives=(12,)), Effort(60, 4, 3, stays=0))
-    return (Effort(60, 4, 20, dives=(0, 6, 12, 24), trials=20), Effort(60, 4, 20, stays=0))
+        return (Effort(60, 4, 3, dives=(12,)), Effort(60, 4, 3, pinned_entries=0))
+    return (Effort(60, 4, 20, dives=(0, 6, 12, 24), trials=20), Effort(60, 4, 20, pinned_entries=0))
 
 
 def _is_large(work: Workload) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.planner.comparison import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
+from sentinel.planner.sweep import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
 
 BAR = 40
 """Characters of the bar that stands for all-fast speed."""

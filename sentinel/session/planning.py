@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from sentinel import files, planner, simulator
+from sentinel import files, simulator
 from sentinel.core.attribution import attribute
 from sentinel.core.budget import Budget, budget_within
 from sentinel.core.errors import PlanError, UsageError
@@ -16,6 +16,9 @@ from sentinel.core.run import Run
 from sentinel.core.trace import Trace
 from sentinel.core.units import format_bytes, parse_amount
 from sentinel.migration.rates import with_rates
+from sentinel.planner import bound, check_policies
+from sentinel.planner import footprint_bytes as footprint_of
+from sentinel.planner import plan as make_plan
 from sentinel.session.request import Request
 from sentinel.system.progress import telling
 
@@ -57,9 +60,7 @@ class Planning:
 
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
-        policy = self._request.policy
-        if policy not in planner.POLICIES:
-            raise UsageError(f"there is no policy {policy!r}", f"choose one of {', '.join(sorted(planner.POLICIES))}")
+        check_policies([self._request.policy])
         budget = self._budget(footprint_bytes=0)  # what a share comes to, only the footprint tells
         if budget.capped:
             raise UsageError(budget.capped, "ask for less")
@@ -81,7 +82,7 @@ class Planning:
         began = time.perf_counter_ns()
         if anew:
             self._footprint_bytes = 0
-        footprint_bytes = max(self._footprint_bytes, planner.footprint_bytes(flow.profile))
+        footprint_bytes = max(self._footprint_bytes, footprint_of(flow.profile))
         self._footprint_bytes = 0 if flow.profile.provisional else footprint_bytes  # else the steps to come decide
         budget = self._budget(footprint_bytes)
         self.capped = f"{budget.capped}: that is the budget" if budget.capped else self.capped
@@ -145,13 +146,13 @@ class Planning:
             return flow, ""
         limited = machine.with_fast_capacity(flow.budget.fast_bytes)
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
-            found = planner.bound(profile, limited, time_limit_s=BOUND_SECONDS)
+            found = bound(profile, limited, time_limit_s=BOUND_SECONDS)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
         limited = machine.with_fast_capacity(budget.fast_bytes)
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            plan = planner.plan(profile, limited, policy=self._request.policy)  # checked, and with its uses
+            plan = make_plan(profile, limited, policy=self._request.policy)  # checked, and with its uses
         return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
 
     def _budget(self, footprint_bytes: int) -> Budget:

@@ -12,7 +12,7 @@ from sentinel import files, tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
-from sentinel.planner.comparison import check_policies
+from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sentinel.core.laws import check
 from sentinel.planner import bound, footprint_bytes
 from sentinel.planner.assemble import assemble
+from sentinel.planner.decision import decide
 from sentinel.planner.episodes import Choice, episodes_of, gaps
-from sentinel.planner.intervals import decide
-from sentinel.planner.reserve import reserve
+from sentinel.planner.pool import reserve
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, machines, make_machine, make_profile, param, persistent_plan, profiles

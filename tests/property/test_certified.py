@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from sentinel.core.cost import base_ns
 from sentinel.planner import bound
-from sentinel.planner.bound import by_prices
-from sentinel.planner.bound_program import Program
-from sentinel.planner.bound_tiers import least_extra_ns
-from sentinel.planner.certified import Certifier
-from sentinel.planner.relaxed import make_groups
+from sentinel.planner.bound_program import Program, least_extra_ns
+from sentinel.planner.lagrangian_bound import Certifier
+from sentinel.planner.lower_bound import by_prices
+from sentinel.planner.relaxation import make_groups
 from tests.builders import MIB, machines, make_machine, profiles
 from tests.three_tiers import three_tiers
 from tests.unit.test_planner import network

@@ -13,12 +13,11 @@ from sentinel import files
 from sentinel.cli import main
 from sentinel.core.errors import UsageError
 from sentinel.core.profile import Profile
-from sentinel.planner import POLICIES, plan_curve
-from sentinel.planner.comparison import (
+from sentinel.planner import POLICIES, check_policies, plan_curve
+from sentinel.planner.sweep import (
     DEFAULT_POLICIES,
     Point,
     cells,
-    check_policies,
     curve,
     knee,
     make_subject,
@@ -213,7 +212,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
 def test_a_page_that_cannot_be_written_is_told_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sentinel.planner.comparison.make_subject", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr("sentinel.planner.sweep.make_subject", lambda *_: pytest.fail("work was done"))
     assert "no/folder" in compared(tmp_path, capsys, "--html", str(tmp_path / "no/folder/x.html"), code=1)
 
 

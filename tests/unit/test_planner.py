@@ -9,15 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.ladder import RUNGS, ladder, shared_pages
 from benchmarks.traces.synthetic import synthetic
 from sentinel.core.errors import Infeasible, PlanError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
-from sentinel.planner.ladder import RUNGS, ladder
 from sentinel.planner.packing import live_peak_bytes, pack, pack_pages, pack_slots
-from sentinel.planner.published import Sentinel2021
-from sentinel.planner.relaxed import instants
-from sentinel.planner.shared_pages import shared_pages
+from sentinel.planner.paper import Sentinel2021
+from sentinel.planner.relaxation import instants
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, TensorSpec, act, make_machine, make_profile, param, persistent_plan
 
@@ -293,7 +292,7 @@ def test_a_curve_takes_the_plan_for_less_memory_where_that_is_faster(monkeypatch
         plan = persistent_plan(profile, [0], fast_bytes=machine.fast.capacity_bytes)
         return replace(plan, predicted_step_ns=step_ns[pages], details={"made_for": pages})
 
-    monkeypatch.setattr("sentinel.planner.plan", made)
+    monkeypatch.setattr("sentinel.planner.make_plan.plan", made)
     curve = plan_curve(profile, make_machine(), [pages * 4096 for pages in (40, 20, 10, 30)])
     assert [plan.predicted_step_ns for plan in curve] == [600, 700, 700, 700]
     assert [plan.details["made_for"] for plan in curve] == [40, 10, 10, 30]

@@ -13,7 +13,7 @@ from sentinel.core.laws import check
 from sentinel.core.machine import Link, TierSpec
 from sentinel.core.uses import block_uses
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan
-from sentinel.planner.simple import filled
+from sentinel.planner.fixed_placement import fill_tiers
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import only, three_tiers
@@ -170,7 +170,7 @@ def test_interleaving_deals_to_all_tiers():
 
 
 def test_pages_fill_the_tiers_in_their_order():
-    assert filled(np.array([3, 0, 1, 2]), (4096, 2 * 4096, 0)).tolist() == [1, 1, 2, 0]
+    assert fill_tiers(np.array([3, 0, 1, 2]), (4096, 2 * 4096, 0)).tolist() == [1, 1, 2, 0]
 
 
 def test_page_ranges_find_homes_of_their_own():

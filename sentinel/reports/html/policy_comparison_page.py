@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from sentinel.core.units import format_bytes
-from sentinel.planner.comparison import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
+from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, pairs, table

@@ -1,0 +1,204 @@
+"""The core of `sentinel`: a linear program over timelines of units, solved by column generation.
+
+Per use, what fast memory saves is weighed against the room and the link time that it costs there and then. Prices of
+room and links by layer start from a subgradient descent. A master program then chooses among the timelines that were
+cheapest at some prices, and its duals are the next prices. Beyond the paper; see docs/how-it-works.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.planner.decision import Decision
+from sentinel.planner.master import Columns, Master, Mix
+from sentinel.planner.pinned_candidates import MOST_ENTRIES, find_candidates
+from sentinel.planner.pool import Reserve, pool_ns, reserve
+from sentinel.planner.prices import descend
+from sentinel.planner.pricing import Pricer
+from sentinel.planner.relaxation import merge_alike
+from sentinel.planner.rounding import Dive, pinned_units, round_to_pages, unpinned_shorts
+from sentinel.planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search.
+
+    `rounds` of the subgradient descent, of which the last `keep` give columns. At most `repriced` rounds of master and
+    pricing. `dives`: a mix is rounded after each of these numbers of LP diving rounds. `pinned_entries`: most (class,
+    instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only. `trials` of
+    repair of the best rounded mix. `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be
+    split.
+    """
+
+    rounds: int
+    keep: int
+    repriced: int
+    dives: tuple[int, ...] = (0,)
+    pinned_entries: int = MOST_ENTRIES
+    trials: int = 0
+    whole_nodes: int = 0
+
+
+_NEAR = 1.0005
+"""Stop when a rounded mix takes at most this many times as long as the relaxed one."""
+
+
+def optimized(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
+    """Decisions with their labels, one for each of `effort.dives`, and a repaired one; none if the solver fails.
+
+    Their details: `program_ns`, the step that the program predicts; `columns`.
+    """
+    generation = start_column_generation(work, effort)
+    relaxed = generation.solve(effort.repriced)
+    if relaxed is None:
+        return
+    enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
+    found = []
+    for label, rounded in _rounded(generation, relaxed, effort):
+        found.append((label, rounded))
+        yield label, _decision(generation, rounded, enough_ns)
+        if rounded.mix.step_ns <= enough_ns:
+            return
+    if found and effort.trials:
+        label, best = min(found, key=lambda pair: pair[1].mix.step_ns)
+        better = generation.repaired(best, effort.trials, enough_ns)
+        if better is not best:
+            yield f"{label}, repaired", _decision(generation, better, enough_ns)
+
+
+def start_column_generation(work: Workload, effort: Effort) -> ColumnGeneration:
+    """A relaxation whose master has the columns that were cheapest at the last prices of a descent."""
+    merged, of = merge_alike(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
+    pricer, columns = Pricer(merged), Columns(merged)
+    candidates = find_candidates(work, merged, of, most_entries=effort.pinned_entries)
+    descend(merged, pricer, columns, candidates, effort.rounds, effort.keep)
+    return ColumnGeneration(work, of, Master(merged, columns, candidates), pricer)
+
+
+def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator[tuple[str, PoolRounding]]:
+    """The relaxed mix rounded after each of `effort.dives` rounds of diving."""
+    master, of = generation.master, generation.of
+    dive, dived = Dive(master, mix, np.bincount(of, minlength=len(generation.merged.units))), 0
+    for dives in effort.dives:
+        master.release_pool()
+        went = dive.run(dives - dived)
+        if dives and not went:
+            return  # every share is whole already
+        dived = dives
+        slow = unpinned_shorts(generation.work, master.candidates, dive.mix)
+        units = pinned_units(generation.work, of, master.candidates, dive.mix)
+        rounded = generation.round_to_pool(slow, units, effort.repriced)
+        if rounded is not None and effort.whole_nodes:
+            whole = master.solve_whole(effort.whole_nodes)
+            rounded = None if whole is None else replace(rounded, mix=whole)
+        if rounded is not None:
+            yield f"optimized, {dived} dives" if effort.pinned_entries else "optimized by layers", rounded
+
+
+def _decision(generation: ColumnGeneration, rounded: PoolRounding, enough_ns: float) -> Decision:
+    decision = round_to_pages(generation.work, generation.of, generation.columns, rounded.mix.share, rounded.short)
+    step_ns = rounded.mix.step_ns
+    details = {"program_ns": int(step_ns), "columns": generation.columns.n}
+    return replace(decision, details=details, near=step_ns <= enough_ns)
+
+
+_ENOUGH = 2e-4
+"""Stop when a round of master and pricing shortens the step by less than this share."""
+
+_LEAST_NS = 1e3
+"""What promises to save less is not tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolRounding:
+    """`slow`: (short,) short-lived tensors that are to be in slow memory. `short`: what is packed, units among it.
+
+    `mix`: the best mix around that.
+    """
+
+    slow: NDArray[np.bool_]
+    short: Reserve
+    mix: Mix
+
+
+class ColumnGeneration:
+    """The relaxation of one workload. `merged`, `of`: the workload of its classes, and the class of each unit."""
+
+    def __init__(self, work: Workload, of: NDArray[np.int64], master: Master, pricer: Pricer) -> None:
+        self.work, self.merged, self.of = work, master.work, of
+        self.master, self.pricer, self.columns = master, pricer, master.columns
+        self.converged = False
+
+    def solve(self, rounds: int) -> Mix | None:
+        """The best mix after at most so many rounds of master and pricing; None if the solver fails.
+
+        `converged` says whether it ended because no new column helped.
+        """
+        mix, self.converged = self.master.solve(), True
+        for _ in range(rounds):
+            if mix is None or not self.columns.add(self.pricer.best(mix.prices)[0]):
+                break
+            better = self.master.solve()
+            if better is None:
+                break
+            gained, mix = mix.step_ns - better.step_ns, better
+            if gained < _ENOUGH * better.step_ns:
+                break
+        else:
+            self.converged = False
+        return mix
+
+    def round_to_pool(self, slow: NDArray[np.bool_], units: NDArray[np.int64], rounds: int) -> PoolRounding | None:
+        """Pack the short-lived tensors that are not `slow` and these units; the pool stays fixed in the master
+        until `release_pool`."""
+        work, merged = self.work, self.merged
+        short = reserve(work, work.budget_bytes, slow, units)
+        left = (work.budget_bytes - short.held_bytes).astype(np.float64)
+        inside = np.bincount(self.of[short.pooled], work.units.nbytes[short.pooled], len(merged.units))
+        fixed = replace(merged, pool_ns=pool_ns(work, short))
+        self.master.fix_pool(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
+        mix = self.solve(rounds)
+        return None if mix is None else PoolRounding(slow | (short.tier > 0), short, mix)
+
+    def repaired(self, best: PoolRounding, trials: int, enough_ns: float) -> PoolRounding:
+        """`best` after so many trials, fewer where the step takes no longer than `enough_ns`.
+
+        Who isn't worth the room that it holds, at the prices there, gives it up; who is worth more than its room gets
+        some. One at a time, each at most once, kept where the step gets shorter.
+        """
+        tried = np.zeros(len(self.work.units) + len(best.slow), bool)
+        for _ in range(trials):
+            if best.mix.step_ns <= enough_ns:
+                break
+            promised = np.where(tried, -np.inf, self._promises(best))
+            row = int(promised.argmax()) if len(promised) else -1
+            if row < 0 or promised[row] < _LEAST_NS:
+                break
+            tried[row] = True
+            pooled, slow = np.zeros(len(self.work.units), bool), best.slow.copy()
+            pooled[best.short.pooled] = True
+            if row < len(pooled):
+                pooled[row] ^= True
+            else:
+                slow[row - len(pooled)] ^= True
+            found = self.round_to_pool(slow, np.flatnonzero(pooled), 2)
+            if found is not None and found.mix.step_ns < best.mix.step_ns * (1 - 1e-6):
+                best = found
+        return best
+
+    def _promises(self, at: PoolRounding) -> NDArray[np.float64]:
+        """(units + short,) ns that changing sides would save each unit and short-lived tensor, by room prices."""
+        work, prices, units = self.work, at.mix.prices, self.work.units
+        room = np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
+        saved = np.bincount(work.use_unit, work.use_ns * prices.slow[work.use_layer % work.n_layers], len(units))
+        gain = saved - units.nbytes * (room[units.stop] - room[units.start])
+        gain[at.short.pooled] *= -1.0
+        gain[units.persistent] = -np.inf
+        t = work.profile.tensors[units.short]
+        short = work.short_ns * prices.slow[t["start"]] - t["nbytes"] * prices.room[t["start"]]
+        return np.append(gain, np.where(at.slow, short, -short))

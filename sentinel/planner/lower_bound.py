@@ -1,0 +1,148 @@
+"""A bound that no plan of this kind can pass: a linear relaxation, by its prices.
+
+Of this kind: a plan that keeps the laws of the model, whole layers and room on both sides of a move among them. A
+runtime that freed and served page by page within a layer could pass it.
+
+Relaxed: every tensor may be split at will, and each part has a fate of its own; births are wherever one likes. Kept:
+the laws of room, the links' bandwidth, the ring, and that a part in flight is held on both sides and served by the
+slower one (`simulator.served`). So what fast memory serves in layer k stays in it until layer k + 1 begins, and
+each part that moves is on its way in at least one layer. Its window may be cut down to the one layer in which
+its bytes cross the link: that frees room and serves no use worse.
+
+y[g, k] is the fraction of group g that may move and that fast memory serves all through layer k; p[g, k] is promoted
+from when layer k begins to compute until layer k + 1 does, T[k] the time that takes; d[g, k] = y[g, k - 1] +
+p[g, k - 1] - y[g, k] is demoted meanwhile. y + p + d hold room in layer k, so y[g, k - 1] + p[g, k - 1] + p[g, k] do.
+q[g] is born in fast memory and never moves. What may move holds room in all layers of its life (law 1), what never
+moves shares it by events. What a simulated run did is a solution; so the least sum of T is at most the time of
+any run. With several slower tiers see `bound_program`.
+
+Any prices prove a bound (`lagrangian_bound`). Those of the planner's own relaxation are nearly the best ones and take a
+fraction of the time; where they leave more than little open, HiGHS solves the program itself, by interior point
+without crossover (4-7 times faster than simplex). Its tolerances need no trust: its prices prove too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import highspy
+import numpy as np
+
+from sentinel.core.cost import base_ns
+from sentinel.core.machine import Machine
+from sentinel.core.parts import split
+from sentinel.core.profile import Profile
+from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.bound_program import Program, least_extra_ns
+from sentinel.planner.column_generation import start_column_generation
+from sentinel.planner.lagrangian_bound import Certifier
+from sentinel.planner.portfolio import efforts_for
+from sentinel.planner.relaxation import make_groups
+from sentinel.planner.workload import make_workload
+
+_ROUNDING = 1e-9
+"""Taken off a sum of floating-point numbers, as a share."""
+
+_CLOSED, _NEAR, _TIGHT = 1e-4, 1e-3, 5e-3
+"""Prices that leave so little of the step open are the last ones; are not handed on to the solver; are not loose."""
+
+_ROUNDS = 100
+"""Most rounds of master and pricing."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`step_ns`: no plan's step is shorter. `loose`: why it may be far below the best plan; empty if it is tight."""
+
+    step_ns: int
+    loose: str = ""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """`ms` that no plan stays below; `open`, the share by which the best relaxed mix known takes longer; `spent_s`."""
+
+    ms: float
+    open: float
+    spent_s: float
+
+
+def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> Bound:
+    """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer."""
+    profile = split(profile).profile
+    compute, traffic = base_ns(profile, machine)
+    floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
+    least = int(floor.sum() * (1 - _ROUNDING))
+    *middle, extra = least_extra_ns(profile, machine)
+    groups = make_groups(profile, extra, machine.fast.capacity_bytes)
+    if not len(groups.nbytes) or not extra.any():
+        return Bound(least)
+    program = Program(groups, profile, machine, compute, traffic)
+    for tier, (here, behind) in enumerate(pairwise([*middle, extra]), 1):
+        program.middle_tier(profile, sum(t.capacity_bytes for t in machine.tiers[1 : tier + 1]), here, behind)
+    certifier = Certifier(program)
+    proof = by_prices(certifier, profile, machine, time_limit_s)
+    found_ms, loose = proof.ms, ""
+    if proof.open > _NEAR:
+        solved = _solve(certifier, time_limit_s - proof.spent_s) if proof.spent_s < time_limit_s else None
+        late = f"the solver did not end within {time_limit_s:g} s; this is what the prices found by then prove"
+        solved_ms, why = solved or (0.0, late)
+        found_ms, loose = max(found_ms, solved_ms), why if proof.open > _TIGHT else ""
+    footprint = int(profile.tensors["nbytes"][profile.tensors["managed"]].sum())
+    if any(0 < tier.capacity_bytes < footprint for tier in machine.tiers[1:-1]) and not loose:
+        loose = "what a middle tier holds may change from layer to layer at no cost in it"
+    return Bound(max(int(found_ms * 1e6 * (1 - _ROUNDING)), least), loose)
+
+
+def by_prices(certifier: Certifier, profile: Profile, machine: Machine, limit_s: float) -> Proof:
+    """What the prices of the planner's own relaxation prove, round by round until they change little."""
+    slow = [tier for tier in range(1, len(machine.tiers)) if machine.tiers[tier].capacity_bytes >= PAGE_BYTES]
+    if len(slow) != 1 or not machine.tiers[slow[0]].addressable:
+        return Proof(0.0, np.inf, 0.0)  # that relaxation is of one slower tier
+    work = make_workload(profile, machine, 0, slow[0])
+    generation = start_column_generation(work, efforts_for(work)[0])
+    best, left = 0.0, np.inf
+    for _ in range(_ROUNDS):
+        mix = generation.master.solve()
+        if mix is None:
+            break
+        best = max(best, certifier.least_ms(certifier.program.spread(mix.duals)))
+        left = mix.step_ns / 1e6 / best - 1 if best > 0 else np.inf
+        done = left <= _CLOSED or generation.master.spent_s >= limit_s
+        if done or not generation.columns.add(generation.pricer.best(mix.prices)[0]):
+            break
+    return Proof(best, left, generation.master.spent_s)
+
+
+def _solve(certifier: Certifier, time_limit_s: float) -> tuple[float, str] | None:
+    """(ms that the solver's prices prove, why loose); None if it does not end in time."""
+    program = certifier.program
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = program.n_columns, program.n_rows
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = program.columns()
+    lp.row_lower_, lp.row_upper_ = certifier.low, certifier.high
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.searchsorted(certifier.row, np.arange(lp.num_row_ + 1)).astype(np.int32)
+    lp.a_matrix_.index_, lp.a_matrix_.value_ = certifier.column.astype(np.int32), certifier.value
+    solver = highspy.Highs()
+    for option, setting in (
+        ("output_flag", False),
+        ("solver", "ipm"),
+        ("run_crossover", "off"),
+        ("threads", 1),
+        ("time_limit", time_limit_s),
+        ("ipm_optimality_tolerance", 1e-6),
+    ):
+        solver.setOptionValue(option, setting)
+    solver.passModel(lp)
+    solver.run()
+    status = solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kTimeLimit:
+        return None
+    found = solver.getSolution()
+    proved = certifier.least_ms(np.array(found.row_dual)) if found.dual_valid else 0.0
+    told_ms = float(solver.getInfo().objective_function_value)
+    if proved >= told_ms * (1 - _TIGHT):
+        return proved, ""
+    return proved, f"the solver ended with {solver.modelStatusToString(status)}; its prices prove less than it says"

@@ -1,0 +1,110 @@
+"""Plans of any policy, checked against the laws; page ranges or whole tensors, whichever is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from sentinel.core.machine import Machine
+from sentinel.core.parts import Parts, split
+from sentinel.core.plan import Plan
+from sentinel.core.profile import RANGE_DTYPE, Profile
+from sentinel.planner import load_policy
+from sentinel.planner.assemble import finalize
+from sentinel.simulator import simulate_lawful
+
+
+class Policy(Protocol):
+    """Where bytes should live; pure."""
+
+    name: str
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """A Plan that keeps the laws within `machine.fast.capacity_bytes`."""
+        ...
+
+
+def plan(profile: Profile, machine: Machine, policy: str = "sentinel", *, whole_tensors: bool = False) -> Plan:
+    """The plan of a policy for one profile on one machine, checked against the laws.
+
+    Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
+    that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
+    Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
+    """
+    make, parts = load_policy(policy).plan, split(profile)
+    if not parts.cut:
+        return finalize(make(profile, machine), profile, machine)
+    # A policy that is not told of ranges thinks that a tensor is used evenly; the simulator is told.
+    whole = finalize(replace(make(without_ranges(profile), machine), predicted_step_ns=None), profile, machine)
+    fits = whole.footprint_bytes <= machine.fast.capacity_bytes
+    if whole_tensors or fits or not worth_planning(parts, profile):
+        return whole
+    ranged = replace(parts.fold(make(parts.profile, machine)), fast_needed_bytes=whole.fast_needed_bytes)
+    return better_of(finalize(ranged, profile, machine), whole, profile, machine)
+
+
+def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:
+    """The plans of one policy for several amounts of fast memory in bytes, one each, in the order given.
+
+    More fast memory never makes a plan slower: where it would, the plan of the next smaller budget is used again.
+    """
+    found: dict[int, Plan] = {}
+    best: Plan | None = None
+    for budget in sorted(set(budgets)):
+        made = plan(profile, machine.with_fast_capacity(budget), policy)
+        found[budget] = best = made if best is None else not_slower(made, best)
+    return [found[budget] for budget in budgets]
+
+
+def not_slower(made: Plan, smaller: Plan) -> Plan:
+    """`made`, or the plan for less fast memory with the capacities of `made`, where that is predicted to be faster."""
+    if (smaller.predicted_step_ns or 0) < (made.predicted_step_ns or 0):
+        return replace(smaller, capacity_bytes=made.capacity_bytes)
+    return made
+
+
+LEAST_UNEVEN = 1e-3
+"""Ranges are planned apart where this share of the touched bytes is elsewhere than even use would have it: planning
+them takes as long again, and below this it cannot show."""
+
+
+def worth_planning(parts: Parts, profile: Profile) -> bool:
+    """Whether the ranges of `profile`, whose parts these are, can matter to a plan."""
+    a, before = parts.profile.accesses, profile.accesses
+    length = profile.n_layers
+    whole = parts.whole[a["tensor"]]
+    key = before["tensor"].astype(np.int64) * length + before["layer"]
+    total = before["touched_bytes"][np.searchsorted(key, whole * length + a["layer"])]
+    even = total * (parts.profile.tensors["nbytes"][a["tensor"]] / profile.tensors["nbytes"][whole])
+    uneven = float(np.maximum(a["touched_bytes"] - even, 0).sum())
+    return uneven >= LEAST_UNEVEN * float(before["touched_bytes"].sum()) and uneven > 0
+
+
+def without_ranges(profile: Profile) -> Profile:
+    """`profile` without what it knows of parts of tensors: each is taken to be used evenly."""
+    return replace(profile, ranges=np.zeros(0, RANGE_DTYPE))
+
+
+def better_of(ranged: Plan, whole: Plan, profile: Profile, machine: Machine) -> Plan:
+    """The faster plan by prediction, and where they are as fast the one that serves more from fast memory.
+
+    `details["page_ranges"]` of it has, for `ranged` and `whole` under equal fast memory, `fast_served_fraction`,
+    `predicted_step_ns` and `migrated_bytes_per_step`; and `chosen`, one of the two names.
+    """
+    plans = {"ranged": ranged, "whole": whole}
+    told = {name: _told(plan, profile, machine) for name, plan in plans.items()}
+    name = min(plans, key=lambda n: (told[n]["predicted_step_ns"], -(told[n]["fast_served_fraction"] or 0)))
+    return replace(plans[name], details={**plans[name].details, "page_ranges": {**told, "chosen": name}})
+
+
+def _told(plan: Plan, profile: Profile, machine: Machine) -> dict[str, Any]:
+    layers = simulate_lawful(plan, profile, machine).layers
+    touched = int(layers["touched_bytes"].sum())
+    return {
+        "fast_served_fraction": int(layers["served_fast_bytes"].sum()) / touched if touched else None,
+        "predicted_step_ns": plan.predicted_step_ns,
+        "migrated_bytes_per_step": plan.migrated_bytes_per_step,
+    }

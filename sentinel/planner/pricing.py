@@ -1,0 +1,268 @@
+"""The pricing problem: the cheapest timeline of every unit at given prices, a shortest path over its uses.
+
+At each use a unit is fast or slow. Between two fast uses it stays, or leaves and comes back; between unlike ones it
+moves once. A unit is born in either tier at no cost, so born-in-slow and serve-from-slow come out by themselves.
+A demotion starts in the layer after a use at the earliest: one in the layer that uses it would make that use slow.
+A move takes one layer. What is too large for that moves in several layers, a part in each: the master mixes timelines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.planner.episodes import Choice
+from sentinel.planner.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """(L,) each. `room`: ns a byte held in the layer. `promote`, `demote`: ns a byte moved in it.
+
+    `slow`: what one ns of slow accesses in the layer lengthens the step by, in [0, 1]. `instants`: (L, k) ns a
+    byte alive at each instant at which the room of a layer is counted; their sum is `room`.
+    """
+
+    room: NDArray[np.float64]
+    promote: NDArray[np.float64]
+    demote: NDArray[np.float64]
+    slow: NDArray[np.float64]
+    instants: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Per gap: the unrolled layer of the move and the price of a byte, room held meanwhile included; inf if none."""
+
+    layer: NDArray[np.int64]
+    price: NDArray[np.float64]
+
+
+class Priced:
+    """Cheapest moves at given prices. Two turns of the ring are unrolled."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.room = np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
+        self._arrive = RangeMinimum(np.tile(prices.promote, 2) - self.room[:-1])
+        self._leave = RangeMinimum(np.tile(prices.demote, 2) + self.room[1:])
+
+    def arrive(self, after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
+        """Cheapest promotion in a layer of [after, by), the room held from then until layer `by` included."""
+        best = self._arrive.argmin(after, by)
+        return Window(best, np.where(best >= 0, self._arrive.values[best] + self.room[by], np.inf))
+
+    def leave(self, after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
+        """Cheapest demotion in a layer of [after, by), the room held from `after` until its end included."""
+        best = self._leave.argmin(after, by)
+        start = np.minimum(after, len(self.room) - 1)
+        return Window(best, np.where(best >= 0, self._leave.values[best] - self.room[start], np.inf))
+
+
+class RangeMinimum:
+    """Sparse table: n log n to build, constant time a query."""
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        self.values = values
+        best = np.arange(len(values))
+        self._levels = [best]
+        width = 1
+        while 2 * width <= len(values):
+            left, right = best[:-width], best[width:]
+            best = np.where(values[left] <= values[right], left, right)
+            self._levels.append(best)
+            width *= 2
+        rows = np.full((len(self._levels), len(values)), 0)
+        for level, row in enumerate(self._levels):
+            rows[level, : len(row)] = row
+        self._table = rows
+
+    def argmin(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Per range [low, high) the first index of the least value; -1 for an empty range."""
+        width = high - low
+        some = width > 0
+        safe = np.where(some, width, 1)
+        level = np.frexp(safe.astype(np.float64))[1] - 1
+        start = np.where(some, low, 0)
+        left = self._table[level, start]
+        right = self._table[level, start + safe - (1 << level)]
+        return np.where(some, np.where(self.values[left] <= self.values[right], left, right), -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """Uses in consecutive layers are one: `head` row, `unit`, layers [first, last], `next` run round the ring."""
+
+    of: NDArray[np.int64]
+    head: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    next_run: NDArray[np.int64]
+    next_layer: NDArray[np.int64]
+    has_gap: NDArray[np.bool_]
+    born: NDArray[np.bool_]
+    by_ordinal: list[NDArray[np.int64]]
+    end_run: NDArray[np.int64]
+
+
+class Pricer:
+    """Answers `best(prices)` for one workload."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self.runs = _make_runs(work)
+        self.nbytes = work.units.nbytes.astype(np.float64)
+        kinds, of = np.unique(work.move_slowdown[:, self.runs.unit], axis=1, return_inverse=True)
+        self._links = [(kind, np.flatnonzero(of.reshape(-1) == i)) for i, kind in enumerate(kinds.T)]
+
+    def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
+        """The cheapest timeline of each unit, and (units,) what it saves against slow memory throughout, in ns."""
+        work, runs = self.work, self.runs
+        priced = Priced(prices)
+        nbytes = self.nbytes[runs.unit]
+        here = np.zeros((len(runs.head), 2))  # cost of a run: fast, slow
+        here[:, 0] = nbytes * (priced.room[runs.last + 1] - priced.room[runs.first])
+        weighed = work.use_ns * prices.slow[work.use_layer % work.n_layers]
+        here[:, 1] = np.bincount(runs.of, weighed, len(runs.head))
+        all_slow = np.bincount(runs.unit, here[:, 1], len(self.nbytes))
+        stay, leave, arrive, out, back = self._gaps(prices)
+        gap = np.zeros((len(runs.head), 2, 2))  # [from, to]
+        parted = out.price + back.price < stay
+        gap[:, 0, 0] = np.where(runs.has_gap, nbytes * np.minimum(stay, out.price + back.price), 0.0)
+        gap[:, 0, 1] = np.where(runs.has_gap, _times(nbytes, leave.price), 0.0)
+        gap[:, 1, 0] = np.where(runs.has_gap, _times(nbytes, arrive.price), 0.0)
+        dying = ~runs.has_gap  # held until it is freed
+        death = work.units.stop[runs.unit[dying]]
+        here[dying, 0] += nbytes[dying] * (priced.room[death] - priced.room[runs.last[dying] + 1])
+        fast, cost = self._shortest(here, gap)
+        return self._choice(fast, parted, leave, arrive, out, back), all_slow - cost
+
+    def _gaps(self, prices: Prices) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
+        """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
+        if len(self._links) == 1:  # as ever with one slower tier: nothing to part and to join
+            up, down = self._links[0][0]
+            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            return self._gaps_over(priced, slice(None))
+        n = len(self.runs.head)
+        stay = np.zeros(n)
+        windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
+        for (up, down), rows in self._links:
+            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            stay[rows], *found = self._gaps_over(priced, rows)
+            for window, part in zip(windows, found, strict=True):
+                window.layer[rows], window.price[rows] = part.layer, part.price
+        leave, arrive, out, back = windows
+        return stay, leave, arrive, out, back
+
+    def _gaps_over(
+        self, priced: Priced, rows: NDArray[np.int64] | slice
+    ) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
+        """`_gaps` of runs whose units have one slow tier."""
+        runs = self.runs
+        after, by = runs.last[rows] + 1, runs.next_layer[rows]
+        stay = priced.room[by] - priced.room[after]
+        leave = priced.leave(after, by)
+        at_birth = runs.born[rows] & (runs.first[rows] == runs.last[rows])
+        arrive = priced.arrive(np.where(at_birth, after, runs.last[rows]), by)
+        back = priced.arrive(after + 1, by)
+        out = priced.leave(after, np.where(np.isfinite(back.price), back.layer, by))
+        return stay, leave, arrive, out, back
+
+    def _shortest(
+        self, here: NDArray[np.float64], gap: NDArray[np.float64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """(runs,) fast or not, and (units,) cost of the cheapest path; rings close."""
+        runs, n_units = self.runs, len(self.nbytes)
+        ring = self.work.units.persistent
+        best_fast = np.zeros(len(runs.head), bool)
+        best_cost = np.full(n_units, np.inf)
+        for opening in (0, 1):
+            cost = np.zeros((n_units, 2))
+            origin = np.zeros((len(runs.head), 2), np.int8)
+            for number, rows in enumerate(runs.by_ordinal):
+                unit = runs.unit[rows]
+                if number == 0:
+                    cost[unit] = here[rows]
+                    cost[unit[ring[unit]], 1 - opening] = np.inf
+                    continue
+                paths = cost[unit][:, :, None] + gap[rows - 1]
+                origin[rows] = paths.argmin(axis=1)
+                cost[unit] = paths.min(axis=1) + here[rows]
+            end = np.flatnonzero(runs.end_run >= 0)
+            closing = cost[end].copy()
+            closing[ring[end]] += gap[runs.end_run[end], :, opening][ring[end]]
+            final = closing.argmin(axis=1)
+            total = closing.min(axis=1)
+            better = np.zeros(n_units, bool)
+            better[end] = total < best_cost[end]
+            best_cost[end] = np.minimum(total, best_cost[end])
+            state = np.zeros(n_units, np.int64)
+            state[end] = final
+            for rows in reversed(runs.by_ordinal):
+                unit = runs.unit[rows]
+                chosen = state[unit]
+                best_fast[rows[better[unit]]] = chosen[better[unit]] == 0
+                state[unit] = origin[rows, chosen]
+        best_cost[~np.isfinite(best_cost)] = 0.0
+        return best_fast, best_cost
+
+    def _choice(
+        self,
+        fast: NDArray[np.bool_],
+        parted: NDArray[np.bool_],
+        leave: Window,
+        arrive: Window,
+        out: Window,
+        back: Window,
+    ) -> Choice:
+        """Runs back to uses: within a run a unit stays; behind its last use comes the run's gap."""
+        runs, m = self.runs, len(self.work.use_unit)
+        both = fast & fast[runs.next_run] & runs.has_gap & parted
+        choice = Choice(fast[runs.of], np.zeros(m, bool), *(np.zeros(m, np.int64) for _ in range(4)))
+        choice.parted[runs.tail] = both
+        choice.leave[runs.tail] = np.where(both, out.layer, leave.layer)
+        choice.arrive[runs.tail] = np.where(both, back.layer, arrive.layer)
+        choice.left[:], choice.arrived[:] = choice.leave + 1, choice.arrive + 1
+        return choice
+
+
+def _times(nbytes: NDArray[np.float64], price: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isfinite(price), nbytes * np.where(np.isfinite(price), price, 0.0), np.inf)
+
+
+def _make_runs(work: Workload) -> _Runs:
+    unit, layer = work.use_unit, work.use_layer
+    m = len(unit)
+    new = np.ones(m, bool)
+    new[1:] = (unit[1:] != unit[:-1]) | (layer[1:] - layer[:-1] > 1)
+    of = np.cumsum(new) - 1
+    head = np.flatnonzero(new)
+    tail = np.append(head[1:], m) - 1 if m else head
+    run_unit = unit[head]
+    first_run = np.searchsorted(run_unit, np.arange(len(work.units) + 1))
+    number = np.arange(len(head))
+    start, end = first_run[run_unit], first_run[run_unit + 1] - 1
+    persistent = work.units.persistent[run_unit]
+    wraps = (number == end) & persistent
+    next_run = np.where(number == end, start, number + 1)
+    ordinal = number - start
+    order = np.argsort(ordinal, kind="stable")
+    cuts = np.searchsorted(ordinal[order], np.arange(1, int(ordinal.max(initial=0)) + 1))
+    counted = np.diff(first_run)
+    return _Runs(
+        of=of,
+        head=head,
+        tail=tail,
+        unit=run_unit,
+        first=layer[head],
+        last=layer[tail],
+        next_run=next_run,
+        next_layer=layer[head][next_run] + np.where(wraps, work.n_layers, 0),
+        has_gap=(number != end) | wraps,
+        born=(number == start) & ~persistent,
+        by_ordinal=np.split(order, cuts) if len(head) else [],
+        end_run=np.where(counted > 0, first_run[1:] - 1, -1),
+    )

@@ -1,0 +1,223 @@
+"""Policies side by side: cells by amount of fast memory, the what-if curve, its knee. All of it simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes, parse_budget
+from sentinel.planner import POLICIES, bound, footprint_bytes, not_slower, plan
+
+CURVE_POLICY = "sentinel"
+"""The policy of the curve."""
+
+DEFAULT_POLICIES = tuple(name for name in POLICIES if name not in ("autotm", "all-fast"))
+"""All but `autotm`, which takes far longer, and `all-fast`, which the others are a share of."""
+
+KNEE_SHARE = 0.95
+"""Of all-fast speed; the knee is where the curve first reaches it."""
+
+HALVINGS = 2
+"""So often what lies between the knee and the next smaller amount is halved: a tenth to a fortieth of the footprint."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One profile on the machine: what its cells are shares of."""
+
+    profile: str
+    n_tensors: int
+    n_layers: int
+    footprint_bytes: int
+    all_fast_step_ns: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy with one amount of fast memory. What a refused cell cannot know is None.
+
+    `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
+    of this kind can pass. `of_bound`: the bound over its own time, at most 1.
+    `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
+    """
+
+    profile: str
+    fast: str
+    fast_bytes: int
+    policy: str
+    step_ns: int | None
+    speed: float | None
+    bound_step_ns: int
+    bound_speed: float
+    of_bound: float | None
+    loose: str
+    migrated_bytes_per_step: int | None
+    refused: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """The curve at one amount of fast memory, as asked for (`fast`) and in bytes; the rest as in a Cell."""
+
+    profile: str
+    fast: str
+    fast_bytes: int
+    step_ns: int | None
+    speed: float | None
+    migrated_bytes_per_step: int | None
+    refused: str
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The least amount on the curve with at least KNEE_SHARE of all-fast speed.
+
+    `too_little_bytes`: the next smaller amount on the curve, which is not enough; None if there is none.
+    """
+
+    profile: str
+    fast: str
+    fast_bytes: int
+    speed: float
+    too_little_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it on one machine. `knees` has no entry for a profile whose curve never reaches KNEE_SHARE."""
+
+    machine: str
+    policies: tuple[str, ...]
+    profiles: tuple[Subject, ...]
+    cells: tuple[Cell, ...]
+    curve: tuple[Point, ...]
+    knees: tuple[Knee, ...]
+
+
+def make_subject(name: str, profile: Profile, machine: Machine) -> Subject:
+    """What the step needs and how long it takes with everything in fast memory. Raises UsageError for an empty step."""
+    footprint = footprint_bytes(profile)
+    if not footprint:
+        raise UsageError(f"profile {name} has no managed tensor", "record a step that allocates some")
+    all_fast = plan(profile, machine.with_fast_capacity(footprint), "all-fast").predicted_step_ns
+    if not all_fast:
+        raise UsageError(f"profile {name} takes no time on {machine.name}", "record a step with times")
+    return Subject(name, len(profile.names), profile.n_layers, footprint, all_fast)
+
+
+def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping[str, int]) -> Iterator[Point]:
+    """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower, as in `plan_curve`.
+
+    Of two that are the same bytes the first is taken. An amount without a plan gives a refused point.
+    """
+    fast_of: dict[int, str] = {}
+    for fast, nbytes in amounts.items():
+        fast_of.setdefault(nbytes, fast)
+    best: Plan | None = None
+    for nbytes, fast in sorted(fast_of.items()):
+        try:
+            made = plan(profile, machine.with_fast_capacity(nbytes), CURVE_POLICY)
+        except PlanError as error:
+            yield Point(subject.profile, fast, nbytes, None, None, None, str(error))
+            continue
+        best = made if best is None else not_slower(made, best)
+        step_ns, moved = best.predicted_step_ns, best.migrated_bytes_per_step
+        yield Point(subject.profile, fast, nbytes, step_ns, _over(subject.all_fast_step_ns, step_ns), moved, "")
+
+
+def near_knee(subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point]) -> list[Point]:
+    """`points` of a curve, and one halfway between its knee and the next smaller amount, HALVINGS times in turn."""
+    found = list(points)
+    for _ in range(HALVINGS):
+        at = knee(found)
+        if at is None or at.too_little_bytes is None:
+            break
+        middle = (at.too_little_bytes + at.fast_bytes) / 2
+        share = round(100 * middle / subject.footprint_bytes, 1)
+        fast = f"{share:g}%" if at.fast.endswith("%") else format_bytes(int(middle))
+        nbytes = parse_budget(fast, subject.footprint_bytes)
+        if not at.too_little_bytes < nbytes < at.fast_bytes:
+            break
+        found += curve(subject, profile, machine, {fast: nbytes})
+        found = list(_never_slower(sorted(found, key=lambda point: point.fast_bytes)))
+    return found
+
+
+def _never_slower(points: Sequence[Point]) -> Iterator[Point]:
+    """`points` by bytes, each with the step of the best one up to it."""
+    best: Point | None = None
+    for point in points:
+        if point.step_ns is None:
+            yield point
+            continue
+        if best is not None and (best.step_ns or 0) < point.step_ns:
+            moved = best.migrated_bytes_per_step
+            point = replace(point, step_ns=best.step_ns, speed=best.speed, migrated_bytes_per_step=moved)
+        best = point
+        yield point
+
+
+def cells(
+    subject: Subject,
+    profile: Profile,
+    machine: Machine,
+    point: Point,
+    policies: Sequence[str],
+    *,
+    time_limit_s: float = 60.0,
+) -> list[Cell]:
+    """A cell for each policy at the amount of `point`, which is the cell of the curve's policy. Refusals are cells.
+
+    `time_limit_s`: for the bound.
+    """
+    machine = machine.with_fast_capacity(point.fast_bytes)
+    least = bound(profile, machine, time_limit_s=time_limit_s)
+    found = []
+    for policy in policies:
+        step_ns, moved, refused = point.step_ns, point.migrated_bytes_per_step, point.refused
+        if policy != CURVE_POLICY:
+            step_ns, moved, refused = _planned(profile, machine, policy)
+        found.append(
+            Cell(
+                profile=subject.profile,
+                fast=point.fast,
+                fast_bytes=point.fast_bytes,
+                policy=policy,
+                step_ns=step_ns,
+                speed=_over(subject.all_fast_step_ns, step_ns),
+                bound_step_ns=least.step_ns,
+                bound_speed=subject.all_fast_step_ns / least.step_ns,
+                of_bound=_over(least.step_ns, step_ns),
+                loose=least.loose,
+                migrated_bytes_per_step=moved,
+                refused=refused,
+            )
+        )
+    return found
+
+
+def knee(points: Sequence[Point]) -> Knee | None:
+    """The knee of one profile's curve, its points by bytes; None where no point reaches KNEE_SHARE."""
+    before: int | None = None
+    for point in points:
+        if point.speed is not None and point.speed >= KNEE_SHARE:
+            return Knee(point.profile, point.fast, point.fast_bytes, point.speed, before)
+        before = point.fast_bytes
+    return None
+
+
+def _planned(profile: Profile, machine: Machine, policy: str) -> tuple[int | None, int | None, str]:
+    """(step_ns, migrated bytes, why there is none) of a policy."""
+    try:
+        made = plan(profile, machine, policy)
+    except PlanError as error:
+        return None, None, str(error)
+    return made.predicted_step_ns, made.migrated_bytes_per_step, ""
+
+
+def _over(reference_ns: int, step_ns: int | None) -> float | None:
+    return reference_ns / step_ns if step_ns else None

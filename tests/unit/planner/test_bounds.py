@@ -1,0 +1,60 @@
+"""The bound where the least step is known without a program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.cost import base_ns, slow_extra_ns
+from sentinel.planner.bound_program import Program, least_extra_ns, most_saved_ns, room_rows
+from sentinel.planner.lagrangian_bound import Certifier
+from sentinel.planner.lower_bound import bound
+from sentinel.planner.relaxation import make_groups
+from tests.builders import act, make_machine, make_profile, param
+from tests.three_tiers import three_tiers
+
+LARGE = 1 << 20
+
+
+@pytest.mark.parametrize(("share", "served"), [(0, 0), (0.5, 0.5), (1, 1), (2, 1)])
+def test_a_tensor_that_cannot_move_is_served_by_fast_memory_as_far_as_it_fits(share, served):
+    profile = make_profile([param("p", LARGE, [0, 1, 2, 3])], 4)
+    least = bound(profile, make_machine(int(share * LARGE), promote=1, demote=1))
+    slow = slow_extra_ns(profile, make_machine(), 1).sum() * (1 - served)
+    assert least.loose == ""
+    assert least.step_ns == pytest.approx(profile.layer_ns.sum() + slow, rel=1e-3)
+
+
+def test_no_prices_at_all_prove_the_least_that_layers_take():
+    profile = make_profile([param("p", LARGE, [0, 2])], 4)
+    machine = make_machine(LARGE // 2)
+    groups = make_groups(profile, slow_extra_ns(profile, machine, 1), machine.fast.capacity_bytes)
+    program = Program(groups, profile, machine, *base_ns(profile, machine))
+    proved = Certifier(program).least_ms(np.zeros(program.n_rows))
+    assert proved == pytest.approx(program.least_ms.sum())
+
+
+def test_what_moves_holds_room_in_all_layers_of_its_life_and_what_stays_by_events():
+    profile = make_profile([act("t", LARGE, 1, 3, [2]), param("p", LARGE, [0])], 4)
+    machine = make_machine(LARGE)
+    groups = make_groups(profile, slow_extra_ns(profile, machine, 1), LARGE)
+    room = room_rows(profile, groups)
+    _, group, age = room.moving
+    alive = {(int(g), int(a)) for g, a in zip(group, age, strict=True)}
+    t, p = int(groups.of[0]), int(groups.of[1])
+    assert alive == {(t, 0), (t, 1), (p, 0), (p, 1), (p, 2), (p, 3)}
+    assert set(room.staying[1].tolist()) == {t}
+
+
+def test_a_tier_behind_never_costs_less_than_a_tier_before_it_is_taken_to():
+    profile = make_profile([param("p", LARGE, [0])], 2)
+    middle, last = least_extra_ns(profile, three_tiers(middle_bw=2 * 10**9, slow_bw=10**10))
+    assert middle.tolist() == last.tolist()  # the last tier is the faster one: what is behind the middle may be used
+
+
+def test_a_middle_tier_saves_no_more_than_its_bytes_do():
+    profile = make_profile([param("a", LARGE, [0]), param("b", LARGE, [0])], 2)
+    groups = make_groups(profile, slow_extra_ns(profile, make_machine(), 1), LARGE)
+    saved = np.array([8.0])  # both are alike: one group, used once
+    for capacity, most in ((0, 0.0), (LARGE, 4.0), (4 * LARGE, 8.0)):
+        assert most_saved_ns(profile, groups, saved, capacity).tolist() == pytest.approx([most, 0])

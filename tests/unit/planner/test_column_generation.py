@@ -1,0 +1,55 @@
+"""The relaxation and its rounding on steps whose best plan is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.planner.column_generation import Effort, optimized, start_column_generation
+from sentinel.planner.workload import make_workload
+from tests.builders import GB, act, make_machine, make_profile, param
+
+LARGE = 1 << 20
+EFFORT = Effort(60, 6, 10)
+
+
+def test_the_relaxed_step_is_that_of_the_hot_tensor_in_fast_memory():
+    """Links so slow that nothing can move: with room for one of two, the hot one has it."""
+    profile = make_profile([param("cold", LARGE, [0]), param("hot", LARGE, [0, 1, 2])], 4)
+    work = make_workload(profile, make_machine(LARGE, promote=1, demote=1), 0)
+    generation = start_column_generation(work, EFFORT)
+    mix = generation.solve(20)
+    assert generation.converged
+    assert mix.step_ns == pytest.approx(profile.layer_ns.sum() + work.use_ns[0], rel=1e-4)
+    (label, decision), *_ = optimized(work, EFFORT)
+    assert label == "optimized, 0 dives"
+    assert decision.near
+    assert dict(zip(decision.parts["unit"].tolist(), decision.parts["tier"].tolist(), strict=True)) == {0: 1, 1: 0}
+
+
+def test_pricing_finds_the_timelines_that_take_turns():
+    """Two tensors used in turn and links fast enough: each is promoted for its use into the room of the other."""
+    profile = make_profile([param("a", LARGE, [0]), param("b", LARGE, [3])], 6, layer_ns=10_000_000)
+    work = make_workload(profile, make_machine(LARGE, promote=100 * GB, demote=100 * GB), 0)
+    assert start_column_generation(work, EFFORT).solve(20).step_ns == pytest.approx(profile.layer_ns.sum(), rel=1e-3)
+    (_, decision), *_ = optimized(work, EFFORT)
+    assert np.bincount(decision.moves["part"]).tolist() == [2, 2]
+
+
+def test_a_pool_that_is_fixed_leaves_less_to_the_rest():
+    profile = make_profile([param("p", LARGE, [0, 1, 2]), act("t", LARGE, 0, 3, [2])], 4)
+    work = make_workload(profile, make_machine(LARGE, promote=1, demote=1), 0)
+    generation = start_column_generation(work, EFFORT)
+    nobody = np.zeros(0, bool)
+    pinned = generation.round_to_pool(nobody, np.array([1]), 10)
+    assert pinned.short.pooled.tolist() == [1]
+    without = generation.round_to_pool(nobody, np.zeros(0, np.int64), 10)
+    assert without.mix.step_ns < pinned.mix.step_ns  # `p` is worth more than `t`
+
+
+def test_a_search_that_splits_no_unit_keeps_them_whole():
+    profile = make_profile([param(name, LARGE, [0, 1]) for name in ("a", "b")], 4)
+    work = make_workload(profile, make_machine(LARGE * 3 // 2, promote=1, demote=1), 0)
+    (_, decision), *_ = optimized(work, Effort(60, 6, 2, whole_nodes=50))
+    assert decision.parts["pages"].tolist() == [LARGE // 4096] * 2
+    assert sorted(decision.parts["tier"].tolist()) == [0, 1]

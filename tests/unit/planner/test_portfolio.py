@@ -1,0 +1,26 @@
+"""Which candidate is taken, and how hard is searched."""
+
+from __future__ import annotations
+
+from benchmarks.traces.synthetic import synthetic
+from sentinel.planner.fixed_placement import footprint_bytes, one_tier
+from sentinel.planner.portfolio import best_of, efforts_for
+from sentinel.planner.workload import make_workload
+from tests.builders import make_machine, make_profile, param
+
+
+def test_the_candidate_that_is_simulated_fastest_is_taken_the_first_of_equals():
+    profile, machine = make_profile([param("p", 1 << 20, [0, 1])], 2), make_machine()
+    slow, fast = (one_tier(profile, machine, tier, "x") for tier in (1, 0))
+    made = best_of([("slow", slow), ("fast", fast), ("again", fast)], profile, machine, "test")
+    assert (made.policy, made.details["chosen"], made.blocks) == ("test", "fast", fast.blocks)
+    assert made.details["alternatives"]["fast"] == made.predicted_step_ns < made.details["alternatives"]["slow"]
+
+
+def test_large_steps_are_searched_less_hard():
+    rounds = []
+    for tensors, layers in ((100, 20), (3000, 200), (6000, 600)):
+        profile = synthetic(tensors, layers)
+        work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
+        rounds.append(sum(len(effort.dives) for effort in efforts_for(work)))
+    assert rounds[0] > rounds[1] > rounds[2] == 1

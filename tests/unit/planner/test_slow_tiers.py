@@ -1,0 +1,53 @@
+"""Plans for several slower tiers, and for one that cannot be used in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sentinel.core.errors import Infeasible
+from sentinel.core.laws import check
+from sentinel.planner.fixed_placement import footprint_bytes, one_tier
+from sentinel.planner.portfolio import best_of
+from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room
+from tests.builders import act, make_machine, make_profile, param
+from tests.three_tiers import three_tiers
+
+LARGE = 1 << 20
+
+
+def taking_turns():
+    return make_profile([param("a", LARGE, [0]), param("b", LARGE, [3])], 6)
+
+
+def test_from_a_tier_not_used_in_place_everything_is_fetched_for_its_use():
+    profile = taking_turns()
+    machine = make_machine(LARGE, addressable=False)
+    found = fetched_plans(profile, machine, "test", footprint_bytes(profile))
+    assert found[0][0] == "just in time"
+    for _, plan in found:
+        check(plan, profile, machine)  # the law of residence: no use of what is away
+        assert sorted((move.block, move.target) for move in plan.migrations) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert best_of(found, profile, machine, "test").policy == "test"
+
+
+def test_what_must_be_in_fast_memory_at_one_time_is_told_where_it_does_not_fit():
+    profile = make_profile([param("a", LARGE, [0]), param("b", LARGE, [0]), act("t", LARGE, 0, 1)], 4)
+    with pytest.raises(Infeasible) as caught:
+        fetched_plans(profile, make_machine(2 * LARGE, addressable=False), "test", footprint_bytes(profile))
+    assert caught.value.needed_bytes == 3 * LARGE
+    fetched_plans(profile, make_machine(3 * LARGE, addressable=False), "test", footprint_bytes(profile))
+
+
+def test_a_tier_that_holds_more_than_its_capacity_has_no_room():
+    profile = taking_turns()
+    assert not has_room(one_tier(profile, make_machine(LARGE), 0, "test"))
+    assert has_room(one_tier(profile, make_machine(2 * LARGE), 0, "test"))
+
+
+def test_every_slower_tier_counts():
+    machine = three_tiers()
+    assert all_addressable(machine)
+    file_like = replace(machine.tiers[2], addressable=False)
+    assert not all_addressable(replace(machine, tiers=(*machine.tiers[:2], file_like)))
