@@ -71,6 +71,48 @@ def faults_of(package: Path) -> list[str]:
     return found
 
 
+def modules_imported(path: Path, package: Path) -> set[Path]:
+    """The files of `package` that a file of it imports when it runs, within functions too; not for types only."""
+    found: set[Path | None] = set()
+    tree = ast.parse(path.read_text())
+    for branch in [node for node in ast.walk(tree) if isinstance(node, ast.If) and _for_types(node)]:
+        branch.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {
+                _file(package, f"{node.module}.{name.name}") or _file(package, node.module) for name in node.names
+            }
+        elif isinstance(node, ast.Import):
+            found |= {_file(package, name.name) for name in node.names}
+    return {file for file in found if file is not None and file != path}
+
+
+def _for_types(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _file(package: Path, module: str) -> Path | None:
+    """The file of a module of Sentinel below `package`; None for any other."""
+    first, *rest = module.split(".")
+    if first != "sentinel":
+        return None
+    folder = package.joinpath(*rest)
+    candidates = (folder.with_suffix(".py"), folder / "__init__.py")
+    return next((path for path in candidates if rest and path.exists()), None)
+
+
+def in_circles(package: Path) -> list[str]:
+    """The files that import each other in a circle: what is left once those that import, or are imported by, none of
+    the rest are taken away, again and again. Files between two circles are left too."""
+    imports = {path: modules_imported(path, package) for path in modules_of(package)}
+    while True:
+        imported = set().union(*imports.values())
+        kept = {path for path, those in imports.items() if those and path in imported}
+        if len(kept) == len(imports):
+            return sorted(path.relative_to(package).as_posix() for path in kept)
+        imports = {path: imports[path] & kept for path in kept}
+
+
 def third_party_faults(tree: ast.Module, box: str) -> Iterator[tuple[int, str]]:
     """Third-party modules that `box` may not import."""
     for module, line in imports_of(tree):
@@ -100,6 +142,26 @@ def impurities(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def test_imports_go_down_only() -> None:
     assert faults_of(ROOT / "sentinel") == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert in_circles(ROOT / "sentinel") == []
+
+
+def test_a_circle_is_found_where_a_function_imports(tmp_path: Path) -> None:
+    (tmp_path / "core").mkdir()
+    texts = {
+        "a": "from sentinel.core import b",
+        "b": "def f():\n    from sentinel.core.c import g",
+        "c": "import sentinel.core.a",
+        "user": "from sentinel.core.a import f",
+        "used": "import os",
+        "typed": "if TYPE_CHECKING:\n    from sentinel.core import typed_back",
+        "typed_back": "from sentinel.core import typed, used",
+    }
+    for name, text in texts.items():
+        (tmp_path / "core" / f"{name}.py").write_text(text)
+    assert in_circles(tmp_path) == ["core/a.py", "core/b.py", "core/c.py"]
 
 
 def test_the_table_names_only_what_is_there() -> None:
