@@ -8,12 +8,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "sentinel"
 VERBS = "cli/"
 """Modules of the command line are named by their verb: cli/plan.py is `sentinel plan`, core/plan.py is Plan."""
-STILL_SHARED = {
-    ("core/parts.py", "planner/parts.py"),
-    ("core/units.py", "planner/units.py"),
-    ("planner/trial.py", "session/trial.py"),
-}
-"""Modules of one name that are not renamed yet. The list may only shrink."""
 
 
 def modules_of_one_name(names: list[str]) -> set[tuple[str, ...]]:
@@ -27,8 +21,7 @@ def modules_of_one_name(names: list[str]) -> set[tuple[str, ...]]:
 
 def test_no_two_modules_have_one_name() -> None:
     found = modules_of_one_name([path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")])
-    assert found - STILL_SHARED == set(), "name each after what it owns"
-    assert STILL_SHARED - found == set(), "these have names of their own now: take them out of STILL_SHARED"
+    assert found == set(), "name each after what it owns"
 
 
 def test_two_modules_of_one_name_are_found() -> None:
