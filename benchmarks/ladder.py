@@ -22,7 +22,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision, choose, decide
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
-from sentinel.planner.paper import Sentinel2021, by_intervals, interval_cuts, lengths_to_try, make_episodes
+from sentinel.planner.paper import Sentinel2021, grant, interval_cuts, lengths_to_try, make_episodes
 from sentinel.planner.pool import reserve
 from sentinel.planner.portfolio import Sentinel
 from sentinel.planner.workload import LARGE_BYTES, Workload, make_workload
@@ -82,7 +82,8 @@ def _unreserved(work: Workload, mil: int) -> Decision:
 
 
 def _reserved(work: Workload, mil: int) -> Decision:
-    return by_intervals(work, mil, reserve(work, work.budget_bytes))
+    episodes, short = make_episodes(work, interval_cuts(work.n_layers, mil)), reserve(work, work.budget_bytes)
+    return decide(work, episodes, grant(work, episodes, short), short)
 
 
 def shared_pages(profile: Profile) -> Profile:

@@ -30,9 +30,8 @@ class Effort:
 
     `rounds` of the subgradient descent, of which the last `keep` give columns. At most `repriced` rounds of master and
     pricing. `dives`: a mix is rounded after each of these numbers of LP diving rounds. `pinned_entries`: most (class,
-    instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only. `trials` of
-    repair of the best rounded mix. `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be
-    split.
+    instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only.
+    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split.
     """
 
     rounds: int
@@ -40,7 +39,6 @@ class Effort:
     repriced: int
     dives: tuple[int, ...] = (0,)
     pinned_entries: int = MOST_ENTRIES
-    trials: int = 0
     whole_nodes: int = 0
 
 
@@ -49,7 +47,7 @@ _NEAR = 1.0005
 
 
 def optimized(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
-    """Decisions with their labels, one for each of `effort.dives`, and a repaired one; none if the solver fails.
+    """Decisions with their labels, one for each of `effort.dives`; none if the solver fails.
 
     Their details: `program_ns`, the step that the program predicts; `columns`.
     """
@@ -58,17 +56,10 @@ def optimized(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
     if relaxed is None:
         return
     enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
-    found = []
     for label, rounded in _rounded(generation, relaxed, effort):
-        found.append((label, rounded))
         yield label, _decision(generation, rounded, enough_ns)
         if rounded.mix.step_ns <= enough_ns:
             return
-    if found and effort.trials:
-        label, best = min(found, key=lambda pair: pair[1].mix.step_ns)
-        better = generation.repaired(best, effort.trials, enough_ns)
-        if better is not best:
-            yield f"{label}, repaired", _decision(generation, better, enough_ns)
 
 
 def start_column_generation(work: Workload, effort: Effort) -> ColumnGeneration:
@@ -110,18 +101,11 @@ def _decision(generation: ColumnGeneration, rounded: PoolRounding, enough_ns: fl
 _ENOUGH = 2e-4
 """Stop when a round of master and pricing shortens the step by less than this share."""
 
-_LEAST_NS = 1e3
-"""What promises to save less is not tried."""
-
 
 @dataclass(frozen=True, eq=False)
 class PoolRounding:
-    """`slow`: (short,) short-lived tensors that are to be in slow memory. `short`: what is packed, units among it.
+    """`short`: the packed pool, pinned units among it. `mix`: the best mix around that."""
 
-    `mix`: the best mix around that.
-    """
-
-    slow: NDArray[np.bool_]
     short: Reserve
     mix: Mix
 
@@ -163,42 +147,4 @@ class ColumnGeneration:
         fixed = replace(merged, pool_ns=pool_ns(work, short))
         self.master.fix_pool(fixed, left, 1.0 - inside / np.maximum(merged.units.nbytes, 1))
         mix = self.solve(rounds)
-        return None if mix is None else PoolRounding(slow | (short.tier > 0), short, mix)
-
-    def repaired(self, best: PoolRounding, trials: int, enough_ns: float) -> PoolRounding:
-        """`best` after so many trials, fewer where the step takes no longer than `enough_ns`.
-
-        Who isn't worth the room that it holds, at the prices there, gives it up; who is worth more than its room gets
-        some. One at a time, each at most once, kept where the step gets shorter.
-        """
-        tried = np.zeros(len(self.work.units) + len(best.slow), bool)
-        for _ in range(trials):
-            if best.mix.step_ns <= enough_ns:
-                break
-            promised = np.where(tried, -np.inf, self._promises(best))
-            row = int(promised.argmax()) if len(promised) else -1
-            if row < 0 or promised[row] < _LEAST_NS:
-                break
-            tried[row] = True
-            pooled, slow = np.zeros(len(self.work.units), bool), best.slow.copy()
-            pooled[best.short.pooled] = True
-            if row < len(pooled):
-                pooled[row] ^= True
-            else:
-                slow[row - len(pooled)] ^= True
-            found = self.round_to_pool(slow, np.flatnonzero(pooled), 2)
-            if found is not None and found.mix.step_ns < best.mix.step_ns * (1 - 1e-6):
-                best = found
-        return best
-
-    def _promises(self, at: PoolRounding) -> NDArray[np.float64]:
-        """(units + short,) ns that changing sides would save each unit and short-lived tensor, by room prices."""
-        work, prices, units = self.work, at.mix.prices, self.work.units
-        room = np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
-        saved = np.bincount(work.use_unit, work.use_ns * prices.slow[work.use_layer % work.n_layers], len(units))
-        gain = saved - units.nbytes * (room[units.stop] - room[units.start])
-        gain[at.short.pooled] *= -1.0
-        gain[units.persistent] = -np.inf
-        t = work.profile.tensors[units.short]
-        short = work.short_ns * prices.slow[t["start"]] - t["nbytes"] * prices.room[t["start"]]
-        return np.append(gain, np.where(at.slow, short, -short))
+        return None if mix is None else PoolRounding(short, mix)

@@ -41,18 +41,6 @@ def footprint_bytes(profile: Profile) -> int:
     return int(pages[t["persistent"]].sum()) + extent
 
 
-def first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> np.ndarray:
-    """(pages,) tier of each page of an all-fast plan if pages become fast in the order in which they are touched."""
-    pages = plan.extent_bytes // PAGE_BYTES
-    touched = np.full(pages, np.iinfo(np.int64).max)
-    for slot in sorted(plan.slots, key=lambda s: -int(profile.tensors["born_event"][s.tensor])):
-        persistent = bool(profile.tensors["persistent"][slot.tensor])
-        born = -1 if persistent else int(profile.tensors["born_event"][slot.tensor])
-        low, high = slot.offset // PAGE_BYTES, -(-(slot.offset + slot.nbytes) // PAGE_BYTES)
-        touched[low:high] = np.minimum(touched[low:high], born)
-    return fill_tiers(np.argsort(touched, kind="stable"), (budget, *plan.capacity_bytes[1:]))
-
-
 def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:
     """(pages,) tier of each page if they fill the tiers in this order; the last tier takes what is left."""
     tier = np.zeros(len(order), np.int64)

@@ -19,7 +19,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.planner.assemble import assemble
-from sentinel.planner.decision import Decision, choose, decide
+from sentinel.planner.decision import choose, decide
 from sentinel.planner.episodes import Choice, Episodes, episodes_of, gaps
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.pool import Reserve, reserve
@@ -87,12 +87,6 @@ def grant(work: Workload, episodes: Episodes, short: Reserve) -> NDArray[np.bool
     density = episodes.value_ns / work.units.nbytes[episodes.unit]
     order = np.lexsort((episodes.unit, -density, episodes.begin % work.n_layers))
     return choose(work, episodes, free, order)
-
-
-def by_intervals(work: Workload, mil: int, short: Reserve) -> Decision:
-    """The published decision for one interval length."""
-    episodes = make_episodes(work, interval_cuts(work.n_layers, mil))
-    return decide(work, episodes, grant(work, episodes, short), short)
 
 
 def interval_cost_ns(work: Workload, mil: int, short: Reserve) -> int:

@@ -12,14 +12,11 @@ from sentinel.planner.assemble import assemble
 from sentinel.planner.column_generation import Effort, optimized
 from sentinel.planner.decision import Decision
 from sentinel.planner.fixed_placement import (
-    first_touch_tiers,
     footprint_bytes,
     one_tier,
     tiers_by_benefit,
     with_page_tiers,
 )
-from sentinel.planner.paper import by_intervals, interval_cost_ns, lengths_to_try
-from sentinel.planner.pool import reserve
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
@@ -27,10 +24,8 @@ from sentinel.simulator import simulate_lawful
 _MIDDLING = 150_000
 """Units times layers up to which several roundings are tried."""
 
-_INTERVAL_CANDIDATES = 2
-
 _LARGE = 1_000_000
-"""Units times layers from which on candidates that hardly ever win are left out, to plan in about a second."""
+"""Units times layers from which on one rounding is tried, to plan in about a second."""
 
 _MANY = 20_000
 """Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
@@ -48,7 +43,7 @@ class Sentinel:
             return one_tier(profile, machine, 0, self.name)
         if len(machine.tiers) > 2:
             plans = tiered_plans(profile, machine, self.name, footprint, _decisions, large=_is_large)
-            plans += _fixed(profile, machine, self.name) if all_addressable(machine) else []
+            plans += [_fixed(profile, machine, self.name)] if all_addressable(machine) else []
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
                 return best_of(plans, profile, machine, self.name)
@@ -60,34 +55,25 @@ class Sentinel:
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
         if not plans or not _is_large(work):
-            plans += _fixed(profile, machine, self.name)
+            plans.append(_fixed(profile, machine, self.name))
         return best_of(plans, profile, machine, self.name)
 
 
-def _fixed(profile: Profile, machine: Machine, policy: str) -> list[tuple[str, Plan]]:
-    """Plans in which each page stays where it is for good."""
+def _fixed(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
+    """The plan in which each page stays for good where it saves most."""
     all_fast = one_tier(profile, machine, 0, policy)
-    by_touch = first_touch_tiers(all_fast, profile, machine.fast.capacity_bytes)
-    tiers = (("first-touch", by_touch), ("by worth", tiers_by_benefit(all_fast, profile, machine)))
-    return [(label, with_page_tiers(all_fast, profile, tier, policy)) for label, tier in tiers]
+    return "by benefit", with_page_tiers(all_fast, profile, tiers_by_benefit(all_fast, profile, machine), policy)
 
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     """Candidates with their labels, the likeliest best first."""
-    found, near = False, False
     for effort in efforts_for(work):
+        near = False
         for label, decision in optimized(work, effort):
-            found, near = True, near or decision.near
+            near = near or decision.near
             yield label, decision
         if near:
-            break
-    if found and _is_large(work):
-        return
-    short = reserve(work, work.budget_bytes)
-    ranked = sorted((interval_cost_ns(work, mil, short), mil) for mil in lengths_to_try(work.n_layers))
-    for _, mil in ranked[:_INTERVAL_CANDIDATES]:
-        details = {"mil": mil, "intervals": -(-work.n_layers // mil)}
-        yield f"mil={mil}", replace(by_intervals(work, mil, short), details=details)
+            return
 
 
 def efforts_for(work: Workload) -> tuple[Effort, ...]:
@@ -96,7 +82,7 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
         return (Effort(12, 2, 1, pinned_entries=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
         return (Effort(60, 4, 3, dives=(12,)), Effort(60, 4, 3, pinned_entries=0))
-    return (Effort(60, 4, 20, dives=(0, 6, 12, 24), trials=20), Effort(60, 4, 20, pinned_entries=0))
+    return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
 
 
 def _is_large(work: Workload) -> bool:

@@ -14,7 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.fixed_placement import fill_tiers, first_touch_tiers, footprint_bytes, one_tier, with_page_tiers
+from sentinel.planner.fixed_placement import fill_tiers, footprint_bytes, one_tier, with_page_tiers
 
 
 class AllFast:
@@ -54,11 +54,23 @@ class FirstTouch:
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """Persistent tensors first, then the pages of the packed transients in the order of their first tenant."""
         plan = one_tier(profile, machine, 0, self.name)
-        return with_page_tiers(plan, profile, first_touch_tiers(plan, profile, machine.fast.capacity_bytes), self.name)
+        return with_page_tiers(plan, profile, _first_touch_tiers(plan, profile, machine.fast.capacity_bytes), self.name)
 
 
 _STRIPES = 1024
 """Pages are dealt in runs, so that a plan has at most so many; a tensor much smaller than a run is in one tier."""
+
+
+def _first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> NDArray[np.int64]:
+    """(pages,) tier of each page of an all-fast plan if pages become fast in the order in which they are touched."""
+    pages = plan.extent_bytes // PAGE_BYTES
+    touched = np.full(pages, np.iinfo(np.int64).max)
+    for slot in sorted(plan.slots, key=lambda s: -int(profile.tensors["born_event"][s.tensor])):
+        persistent = bool(profile.tensors["persistent"][slot.tensor])
+        born = -1 if persistent else int(profile.tensors["born_event"][slot.tensor])
+        low, high = slot.offset // PAGE_BYTES, -(-(slot.offset + slot.nbytes) // PAGE_BYTES)
+        touched[low:high] = np.minimum(touched[low:high], born)
+    return fill_tiers(np.argsort(touched, kind="stable"), (budget, *plan.capacity_bytes[1:]))
 
 
 class Interleave:
