@@ -176,16 +176,18 @@ SN_API int64_t sn_placement_release(void);
 /* Bytes of the range that are taken now, by tenants or reservations; any thread. */
 SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 
-/* ---- mover.cpp: moves between two memory tiers, within a hard budget of fast bytes -------------------- */
+/* ---- mover.cpp: moves between memory tiers, within a hard budget of fast bytes ------------------------ */
 
-/* One worker a direction, each with a queue in the order of submission; node jobs of one node that are ready
+/* Tiers are numbered; tier 0 is the fast one, the only one with a budget here. A job whose target it is, is a promotion,
+ * any other a demotion, between two slower tiers too. One worker a direction, each with a queue in the order of submission; node jobs of one node that are ready
  * together and small are carried out in the same system calls. A promotion starts when the fast tier
  * has room for it and holds that room from then on; a demotion gives room back when it has ended: what is in
  * flight counts on both sides. Births (sn_mover_reserve) go before promotions that wait for room.
  * In a forked child a mover is inert: calls that return int give -ECHILD, others 0. */
 typedef struct sn_mover sn_mover;
 
-enum { SN_PROMOTE = 0, SN_DEMOTE = 1 };
+enum { SN_PROMOTE = 0, SN_DEMOTE = 1 }; /* directions */
+#define SN_TIERS 8 /* at most */
 enum { SN_MOVE_EMULATED = 0, SN_MOVE_NODE = 1 };
 enum { SN_MOVE_DONE = 0, SN_MOVE_PARTIAL, SN_MOVE_FAILED, SN_MOVE_CANCELLED, SN_MOVE_ALREADY };
 #define SN_ERRNO_COUNT 134
@@ -197,19 +199,19 @@ typedef struct sn_span {
 
 typedef struct sn_job {
   uint64_t nbytes;      /* the whole block */
-  uint64_t fast_bytes;  /* of them, what the fast tier holds already; after `after`: what it is expected to */
+  uint64_t held[SN_TIERS]; /* of them, what each tier holds now, in all `nbytes`; after `after`: what it is expected to */
   uint64_t duration_ns; /* emulated: on an idle link */
   uint64_t bytes_per_s; /* node: no faster than this; 0: as fast as it goes */
-  uint64_t after;       /* starts when this job has ended, with the fast_bytes that it left; 0: none. It
+  uint64_t after;       /* starts when this job has ended, with what it left held; 0: none. It
                          * must have started, or the two queues might wait for each other. */
   const sn_span *spans; /* node: copied */
   uint64_t span_count;
   int32_t node; /* node: where to */
-  uint8_t direction;
+  uint8_t source; /* tier in which bytes that stay are counted: another one than `target` */
+  uint8_t target; /* tier */
   uint8_t kind;
   uint8_t first; /* 1: a demotion of what the kernel put into fast memory by itself: promotions that have not
                   * started wait for its end, and what stays there is held but is no overflow */
-  uint8_t reserved;
 } sn_job;
 
 typedef struct sn_moved {
@@ -217,17 +219,16 @@ typedef struct sn_moved {
   uint64_t start_ns; /* 0 if it never started */
   uint64_t stop_ns;
   uint64_t moved_bytes; /* by this job; the rest was there, was never touched, or failed */
-  uint64_t fast_bytes;  /* of the block, held by the fast tier now */
+  uint64_t held[SN_TIERS]; /* of the block, by each tier, now */
   int32_t outcome;      /* SN_MOVE_DONE ... */
   int32_t error;        /* positive errno of what failed first */
 } sn_moved;
 
 typedef struct sn_held {
-  uint64_t fast_bytes; /* now */
-  uint64_t fast_high_bytes; /* most since the last mark */
-  uint64_t slow_bytes;
-  uint64_t slow_high_bytes;
-  uint64_t in_flight_bytes; /* counted in both */
+  uint64_t bytes[SN_TIERS]; /* by each tier, now */
+  uint64_t high_bytes[SN_TIERS]; /* most since the last mark */
+  uint64_t slow_high_bytes; /* of all tiers but the fast one together */
+  uint64_t in_flight_bytes; /* counted in two tiers */
   uint64_t most_fast_bytes; /* since it was created */
   uint64_t overflow_bytes;  /* taken by force beyond the capacity, added up */
   uint64_t overflows;
@@ -256,8 +257,8 @@ SN_API int sn_mover_reserve(sn_mover *mover, uint64_t nbytes, uint64_t timeout_n
 SN_API int sn_mover_force(sn_mover *mover, uint64_t nbytes);
 /* Gives fast room back. */
 SN_API int sn_mover_release(sn_mover *mover, uint64_t nbytes);
-/* Slow bytes born (positive) and dead (negative); no limit. */
-SN_API int sn_mover_hold_slow(sn_mover *mover, int64_t nbytes);
+/* Bytes born (positive) and dead (negative) in a slower tier; no limit. */
+SN_API int sn_mover_hold(sn_mover *mover, int tier, int64_t nbytes);
 /* What is held beyond a new capacity counts as overflow. */
 SN_API int sn_mover_set_capacity(sn_mover *mover, uint64_t fast_capacity_bytes);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */

@@ -77,11 +77,11 @@ void chase(const sn_work &work, uint64_t deadline_ns, sn_pace &pace) {
 void move(const sn_work &work, sn_mover *mover, sn_pace &pace) {
   const sn_span span{work.base, work.nbytes};
   sn_job job{};
-  job.nbytes = job.fast_bytes = work.nbytes;
+  job.nbytes = job.held[0] = work.nbytes;
   job.spans = &span;
   job.span_count = 1;
   job.node = work.node;
-  job.direction = SN_DEMOTE;  // which needs no room
+  job.target = 1;  // which needs no room
   job.kind = SN_MOVE_NODE;
   sn_moved moved{};
   const int64_t id = sn_mover_submit(mover, &job);

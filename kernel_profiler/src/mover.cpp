@@ -13,6 +13,7 @@ namespace {
 
 using sn::Job;
 using sn::Jobs;
+using sn::kFast;
 using sn::Lock;
 
 std::atomic<uint64_t> forks{0};  // of this process, seen from the parent
@@ -23,6 +24,16 @@ void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 int watch_forks() {
   static const int registered = pthread_atfork(nullptr, count_fork, note_fork);
   return -registered;
+}
+
+bool is_sound(const sn_job &job) {
+  if (job.source >= SN_TIERS || job.target >= SN_TIERS || job.source == job.target) return false;
+  uint64_t left = job.nbytes;
+  for (const uint64_t nbytes : job.held) {
+    if (nbytes > left) return false;
+    left -= nbytes;
+  }
+  return job.kind <= SN_MOVE_NODE && left == 0;
 }
 
 uint64_t deadline_in(uint64_t timeout_ns) {
@@ -80,7 +91,7 @@ extern "C" int sn_mover_close(sn_mover **mover) {
 
 extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
   if (m->inert()) return -ECHILD;
-  if (job->direction > SN_DEMOTE || job->kind > SN_MOVE_NODE || job->fast_bytes > job->nbytes) return -EINVAL;
+  if (!is_sound(*job)) return -EINVAL;
   return sn::guarded([&]() -> int64_t {
     Jobs fresh;
     Job &order = fresh.emplace_back(Job{*job, 0, sn_now_ns(), {}, {}});
@@ -90,12 +101,12 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
     if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
     if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
       for (const Job &ended : m->ended_jobs)
-        if (ended.id == job->after) order.spec.fast_bytes = ended.moved.fast_bytes;
+        if (ended.id == job->after) std::copy_n(ended.moved.held, SN_TIERS, order.spec.held);
     order.id = m->last_id + 1;
     m->unfinished.insert(order.id);  // the last that may throw
     m->last_id = order.id;
     m->goes_first += job->first != 0;
-    Jobs &queue = m->queue[job->direction];
+    Jobs &queue = m->queue[order.direction()];
     queue.splice(queue.end(), fresh);
     pthread_cond_broadcast(&m->changed);
     return static_cast<int64_t>(order.id);
@@ -109,7 +120,7 @@ extern "C" int sn_mover_cancel(sn_mover *m, uint64_t id) {
     for (auto job = queue.begin(); job != queue.end(); ++job) {
       if (job->id != id) continue;
       job->moved.stop_ns = sn_now_ns();
-      job->moved.fast_bytes = job->spec.fast_bytes;
+      std::copy_n(job->spec.held, SN_TIERS, job->moved.held);
       job->moved.outcome = SN_MOVE_CANCELLED;
       sn::finish(*m, queue, job);
       return 1;
@@ -162,7 +173,7 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
     }
   }
   m->births_waiting -= 1;
-  if (result == 0) m->accounts.take_fast(nbytes);
+  if (result == 0) m->accounts.take(kFast, nbytes);
   // Whoever let this birth go first may go on; a promotion may have lost its room. Else there is nobody to wake.
   if (waited || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
   return result;
@@ -172,7 +183,7 @@ extern "C" int sn_mover_force(sn_mover *m, uint64_t nbytes) {
   if (m->inert()) return -ECHILD;
   Lock lock(&m->mutex);
   const uint64_t already = m->accounts.over();
-  m->accounts.take_fast(nbytes);
+  m->accounts.take(kFast, nbytes);
   m->accounts.count_overflow(already);
   return 0;
 }
@@ -180,19 +191,20 @@ extern "C" int sn_mover_force(sn_mover *m, uint64_t nbytes) {
 extern "C" int sn_mover_release(sn_mover *m, uint64_t nbytes) {
   if (m->inert()) return -ECHILD;
   Lock lock(&m->mutex);
-  if (nbytes > m->accounts.held.fast_bytes) return -EINVAL;
-  m->accounts.give_fast(nbytes);
+  if (nbytes > m->accounts.held.bytes[kFast]) return -EINVAL;
+  m->accounts.give(kFast, nbytes);
   m->room_since_ns = sn_now_ns();
   if (m->births_waiting != 0 || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
   return 0;
 }
 
-extern "C" int sn_mover_hold_slow(sn_mover *m, int64_t nbytes) {
+extern "C" int sn_mover_hold(sn_mover *m, int tier, int64_t nbytes) {
   if (m->inert()) return -ECHILD;
+  if (tier <= kFast || tier >= SN_TIERS) return -EINVAL;
   Lock lock(&m->mutex);
-  if (nbytes < 0 && static_cast<uint64_t>(-nbytes) > m->accounts.held.slow_bytes) return -EINVAL;
-  if (nbytes < 0) m->accounts.give_slow(static_cast<uint64_t>(-nbytes));
-  else m->accounts.take_slow(static_cast<uint64_t>(nbytes));
+  if (nbytes < 0 && static_cast<uint64_t>(-nbytes) > m->accounts.held.bytes[tier]) return -EINVAL;
+  if (nbytes < 0) m->accounts.give(tier, static_cast<uint64_t>(-nbytes));
+  else m->accounts.take(tier, static_cast<uint64_t>(nbytes));
   return 0;
 }
 
@@ -212,8 +224,8 @@ extern "C" int sn_mover_held(sn_mover *m, sn_held *out, int restart) {
   *out = held;
   out->starved = sn::starved(*m);
   if (restart != 0) {
-    held.fast_high_bytes = held.fast_bytes;
-    held.slow_high_bytes = held.slow_bytes;
+    std::copy_n(held.bytes, SN_TIERS, held.high_bytes);
+    held.slow_high_bytes = m->accounts.slow_bytes();
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// A mover's state: two queues of jobs, and what they hold of either tier. Whoever looks at it holds its mutex.
+// A mover's state: two queues of jobs, and what they hold of each tier. Whoever looks at it holds its mutex.
 #pragma once
 
 #include <pthread.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <list>
+#include <numeric>
 #include <unordered_set>
 
 #include "move_pages.h"
@@ -19,6 +20,8 @@ namespace sn {
 // held by nobody.
 extern std::atomic<uint64_t> generation;
 
+constexpr int kFast = 0;  // the tier with a budget
+
 struct Job {
   sn_job spec;
   uint64_t id;
@@ -26,10 +29,9 @@ struct Job {
   PageOrder order;    // node: its pages, and what became of them
   sn_moved moved;     // once it has ended
 
-  uint64_t room_bytes() const { return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : 0; }
-  uint64_t flight_bytes() const {
-    return spec.direction == SN_PROMOTE ? spec.nbytes - spec.fast_bytes : spec.fast_bytes;
-  }
+  int direction() const { return spec.target == kFast ? SN_PROMOTE : SN_DEMOTE; }
+  uint64_t flight_bytes() const { return spec.nbytes - spec.held[spec.target]; }
+  uint64_t room_bytes() const { return direction() == SN_PROMOTE ? flight_bytes() : 0; }
 };
 
 // All the memory that a job needs it gets when it is submitted. From then on it goes from list to list, queue to worker
@@ -40,25 +42,21 @@ struct Accounts {
   uint64_t capacity = 0;
   sn_held held{};
 
-  bool has_room(uint64_t nbytes) const { return held.fast_bytes + nbytes <= capacity; }
-  void take_fast(uint64_t nbytes) {
-    held.fast_bytes += nbytes;
-    held.fast_high_bytes = std::max(held.fast_high_bytes, held.fast_bytes);
-    held.most_fast_bytes = std::max(held.most_fast_bytes, held.fast_bytes);
+  bool has_room(uint64_t nbytes) const { return held.bytes[kFast] + nbytes <= capacity; }
+  void take(int tier, uint64_t nbytes) {
+    held.bytes[tier] += nbytes;
+    held.high_bytes[tier] = std::max(held.high_bytes[tier], held.bytes[tier]);
+    if (tier == kFast) held.most_fast_bytes = std::max(held.most_fast_bytes, held.bytes[kFast]);
+    else held.slow_high_bytes = std::max(held.slow_high_bytes, slow_bytes());
   }
-  void give_fast(uint64_t nbytes) { held.fast_bytes -= std::min(nbytes, held.fast_bytes); }
-  void take_slow(uint64_t nbytes) {
-    held.slow_bytes += nbytes;
-    held.slow_high_bytes = std::max(held.slow_high_bytes, held.slow_bytes);
-  }
-  void give_slow(uint64_t nbytes) { held.slow_bytes -= std::min(nbytes, held.slow_bytes); }
+  void give(int tier, uint64_t nbytes) { held.bytes[tier] -= std::min(nbytes, held.bytes[tier]); }
+  uint64_t slow_bytes() const { return std::accumulate(held.bytes + kFast + 1, held.bytes + SN_TIERS, uint64_t{0}); }
   void count_overflow(uint64_t already) {  // `already`: held beyond the capacity before
-    const uint64_t over = held.fast_bytes > capacity ? held.fast_bytes - capacity : 0;
-    if (over <= already) return;
-    held.overflow_bytes += over - already;
+    if (over() <= already) return;
+    held.overflow_bytes += over() - already;
     held.overflows += 1;
   }
-  uint64_t over() const { return held.fast_bytes > capacity ? held.fast_bytes - capacity : 0; }
+  uint64_t over() const { return held.bytes[kFast] > capacity ? held.bytes[kFast] - capacity : 0; }
 };
 
 class Lock {

@@ -1,25 +1,20 @@
-// What may start, what it takes of either tier while it runs, and what it leaves when it ends.
+// What may start, what it takes of each tier while it runs, and what it leaves when it ends.
 #include "mover.h"
 
 namespace {
 
-// The accounts after a job: from both sides to where its bytes are.
+// The accounts after a job: from both sides to where its bytes are. Room is given back before any is taken.
 void settle(sn_mover &m, const sn::Job &job) {
   const sn_moved &moved = job.moved;
-  const uint64_t flight = job.flight_bytes();
-  m.accounts.held.in_flight_bytes -= flight;
-  const uint64_t before = job.spec.direction == SN_PROMOTE ? job.spec.nbytes : job.spec.fast_bytes;
-  if (moved.fast_bytes <= before) {
-    m.accounts.give_fast(before - moved.fast_bytes);
-  } else {  // a demotion found pages that nobody had counted, and they stayed
-    const uint64_t already = m.accounts.over();
-    m.accounts.take_fast(moved.fast_bytes - before);
-    if (job.spec.first == 0) m.accounts.count_overflow(already);  // else the kernel put them there, not we
-  }
-  const uint64_t slow_before = job.spec.direction == SN_PROMOTE ? flight : job.spec.nbytes;
-  const uint64_t slow_after = job.spec.nbytes - moved.fast_bytes;
-  if (slow_after <= slow_before) m.accounts.give_slow(slow_before - slow_after);
-  if (slow_after > slow_before) m.accounts.take_slow(slow_after - slow_before);
+  m.accounts.held.in_flight_bytes -= job.flight_bytes();
+  const auto counted = [&](int tier) { return tier == job.spec.target ? job.spec.nbytes : job.spec.held[tier]; };
+  for (int tier = 0; tier < SN_TIERS; ++tier)
+    if (moved.held[tier] < counted(tier)) m.accounts.give(tier, counted(tier) - moved.held[tier]);
+  const uint64_t already = m.accounts.over();
+  for (int tier = 0; tier < SN_TIERS; ++tier)
+    if (moved.held[tier] > counted(tier)) m.accounts.take(tier, moved.held[tier] - counted(tier));
+  // A demotion found pages that nobody had counted, and they stayed; or else the kernel put them there, not we.
+  if (job.spec.first == 0) m.accounts.count_overflow(already);
 }
 
 }  // namespace
@@ -28,7 +23,7 @@ namespace sn {
 
 bool ready(const sn_mover &m, const Job &job) {
   if (job.spec.after != 0 && m.unfinished.count(job.spec.after) != 0) return false;
-  if (job.spec.direction == SN_DEMOTE) return true;
+  if (job.direction() == SN_DEMOTE) return true;
   return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(job.room_bytes());
 }
 
@@ -50,7 +45,7 @@ void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
   m.goes_first -= job->spec.first != 0;
   for (Jobs &queue : m.queue)  // who waited for it finds the block as it left it
     for (Job &next : queue)
-      if (next.spec.after == job->id) next.spec.fast_bytes = job->moved.fast_bytes;
+      if (next.spec.after == job->id) std::copy_n(job->moved.held, SN_TIERS, next.spec.held);
   m.ended.fetch_add(1, std::memory_order_release);
   pthread_cond_broadcast(&m.changed);
 }
@@ -59,8 +54,7 @@ Job &depart(sn_mover &m, int direction, Jobs &away) {
   Jobs &queue = m.queue[direction];
   away.splice(away.end(), queue, queue.begin());
   Job &job = away.back();
-  m.accounts.take_fast(job.room_bytes());
-  if (direction == SN_DEMOTE) m.accounts.take_slow(job.flight_bytes());
+  m.accounts.take(job.spec.target, job.flight_bytes());
   m.accounts.held.in_flight_bytes += job.flight_bytes();
   return job;
 }

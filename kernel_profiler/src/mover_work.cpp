@@ -38,8 +38,8 @@ sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
   if (moved.error != 0) moved.stop_ns = sn_now_ns();
   moved.outcome = moved.error != 0 ? SN_MOVE_FAILED : SN_MOVE_DONE;
   moved.moved_bytes = moved.error != 0 ? 0 : job.flight_bytes();
-  const uint64_t arrived = job.spec.direction == SN_PROMOTE ? job.spec.nbytes : 0;
-  moved.fast_bytes = moved.error != 0 ? job.spec.fast_bytes : arrived;
+  if (moved.error != 0) std::copy_n(job.spec.held, SN_TIERS, moved.held);
+  else moved.held[job.spec.target] = job.spec.nbytes;
   return moved;
 }
 
@@ -49,7 +49,8 @@ sn_moved fate_of(const Job &job) {
   moved.moved_bytes = fate.moved_bytes;
   moved.error = fate.error;
   const uint64_t failed = std::min(fate.failed_bytes, job.spec.nbytes);
-  moved.fast_bytes = job.spec.direction == SN_PROMOTE ? job.spec.nbytes - failed : failed;
+  moved.held[job.spec.target] = job.spec.nbytes - failed;
+  moved.held[job.spec.source] = failed;
   if (failed == 0) {
     moved.outcome = fate.moved_bytes != 0 ? SN_MOVE_DONE : SN_MOVE_ALREADY;
   } else {

@@ -145,8 +145,8 @@ Result demote(uint64_t pages, int node = 1, uint64_t bytes_per_s = 0) {
   CHECK(sn_mover_reserve(mover, pages * kPage, 0) == 0);
   const sn_span spans[] = {{kBase, 7 * kPage}, {kBase + 7 * kPage, (pages - 7) * kPage}};
   sn_job job{};
-  job.nbytes = job.fast_bytes = pages * kPage;
-  job.direction = SN_DEMOTE;
+  job.nbytes = job.held[0] = pages * kPage;
+  job.target = 1;
   job.kind = SN_MOVE_NODE;
   job.node = node;
   job.spans = spans;
@@ -158,9 +158,9 @@ Result demote(uint64_t pages, int node = 1, uint64_t bytes_per_s = 0) {
   CHECK(sn_mover_errors(mover, result.errors.data()) == 0);
   sn_held held;
   CHECK(sn_mover_held(mover, &held, 0) == 0);
-  CHECK(held.fast_bytes == result.moved.fast_bytes && held.in_flight_bytes == 0);
-  CHECK(held.fast_bytes + held.slow_bytes == pages * kPage);
-  CHECK(held.fast_bytes == on(0) * kPage);
+  CHECK(held.bytes[0] == result.moved.held[0] && held.in_flight_bytes == 0);
+  CHECK(held.bytes[0] + held.bytes[1] == pages * kPage);
+  CHECK(held.bytes[0] == on(0) * kPage);
   sn_mover_destroy(mover);
   return result;
 }
@@ -209,7 +209,7 @@ void a_huge_page_that_stays_is_counted_page_by_page() {
   kernel.huge.insert(kBase);
   for (uint64_t i = 0; i < 512; ++i) kernel.busy[kBase + i * kPage] = 1000;  // pinned
   const Result result = demote(kPages);
-  CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.fast_bytes == 512 * kPage);
+  CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.held[0] == 512 * kPage);
   CHECK(result.errors[EBUSY] == 512 && on(1) == kPages - 512);
 }
 
@@ -229,7 +229,7 @@ void a_page_busy_for_a_while_comes_later() {
   kernel.busy[kBase + 5 * kPage] = 1000;
   const Result result = demote(kPages);
   CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.error == EBUSY);
-  CHECK(result.errors[EBUSY] == 1 && result.moved.fast_bytes == kPage);
+  CHECK(result.errors[EBUSY] == 1 && result.moved.held[0] == kPage);
 }
 
 void shared_pages_stay_without_the_right_and_are_not_asked_twice() {
@@ -237,7 +237,7 @@ void shared_pages_stay_without_the_right_and_are_not_asked_twice() {
   for (uint64_t i = 1; i < 18; ++i) kernel.shared.insert(kBase + i * 512 * kPage - kPage);
   const Result result = demote(kPages);
   CHECK(result.moved.outcome == SN_MOVE_PARTIAL && result.moved.error == EACCES);
-  CHECK(result.errors[EACCES] == 17 && result.errors[EPERM] == 0 && result.moved.fast_bytes == 17 * kPage);
+  CHECK(result.errors[EACCES] == 17 && result.errors[EPERM] == 0 && result.moved.held[0] == 17 * kPage);
   CHECK(kernel.batches.size() == 4 && kernel.refusals == 1);
 }
 
@@ -264,7 +264,7 @@ void untouched_pages_are_nowhere_in_every_kernels_words() {
     for (uint64_t i = 0; i < 23; ++i) kernel.node.erase(kBase + i * 3 * kPage);
     const Result result = demote(kPages);
     CHECK(result.moved.outcome == SN_MOVE_DONE && result.moved.error == 0);
-    CHECK(result.moved.moved_bytes == (kPages - 23) * kPage && result.moved.fast_bytes == 0);
+    CHECK(result.moved.moved_bytes == (kPages - 23) * kPage && result.moved.held[0] == 0);
   }
 }
 
@@ -274,7 +274,7 @@ void a_page_that_leaves_again_has_moved_twice() {
   for (uint64_t i = 0; i < 24; ++i) kernel.leaving.insert(kBase + (i * 300 + 1) * kPage);
   const Result result = demote(kPages);
   CHECK(result.moved.outcome == SN_MOVE_DONE && on(1) == kPages && kernel.moves == kPages + 24);
-  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.fast_bytes == 0);
+  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.held[0] == 0);
 }
 
 void a_page_whose_life_ends_has_moved() {
@@ -282,7 +282,7 @@ void a_page_whose_life_ends_has_moved() {
   for (uint64_t i = 0; i < 24; ++i) kernel.ending.insert(kBase + (i * 300 + 1) * kPage);
   const Result result = demote(kPages);
   CHECK(result.moved.outcome == SN_MOVE_DONE && on(1) == kPages - 24 && kernel.moves == kPages);
-  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.fast_bytes == 0);
+  CHECK(result.moved.moved_bytes == kernel.moves * kPage && result.moved.held[0] == 0);
 }
 
 void a_full_node_takes_what_it_can() {
@@ -338,8 +338,8 @@ void where_no_page_is_huge_none_goes_ahead() {
     if (i > 3) kernel.huge.insert(kBase);
     const sn_span span{kBase, 1024 * kPage};
     sn_job job{};
-    job.nbytes = job.fast_bytes = 1024 * kPage;
-    job.direction = SN_DEMOTE;
+    job.nbytes = job.held[0] = 1024 * kPage;
+    job.target = 1;
     job.kind = SN_MOVE_NODE;
     job.node = 1;
     job.spans = &span;
@@ -368,8 +368,8 @@ void small_jobs_travel_together() {
   for (uint64_t i = 0; i < kJobs; ++i) {
     const sn_span span{kBase + i * kEach * kPage, kEach * kPage};
     sn_job job{};
-    job.nbytes = job.fast_bytes = kEach * kPage;
-    job.direction = SN_DEMOTE;
+    job.nbytes = job.held[0] = kEach * kPage;
+    job.target = 1;
     job.kind = SN_MOVE_NODE;
     job.node = 1;
     job.spans = &span;
@@ -386,7 +386,7 @@ void small_jobs_travel_together() {
   }
   CHECK(kernel.batches.size() < 12 && on(1) == kJobs * kEach - 1);  // 512 pages together
   sn_held held;
-  CHECK(sn_mover_held(mover, &held, 0) == 0 && held.fast_bytes == kPage && held.in_flight_bytes == 0);
+  CHECK(sn_mover_held(mover, &held, 0) == 0 && held.bytes[0] == kPage && held.in_flight_bytes == 0);
   sn_mover_destroy(mover);
 }
 
@@ -399,12 +399,14 @@ void strays_leave_before_promotions() {
   kernel.barred[kBase] = EBUSY;
   sn_mover *mover = nullptr;
   CHECK(sn_mover_create(100 * kPage, 0, &mover) == 0);
-  CHECK(sn_mover_hold_slow(mover, 200 * kPage) == 0);
+  CHECK(sn_mover_hold(mover, 1, 200 * kPage) == 0);
   sn_job jobs[2] = {};
   const sn_span spans[2] = {{kBase, 100 * kPage}, {kBase + 100 * kPage, 99 * kPage}};
   for (int i = 0; i < 2; ++i) {
     jobs[i].nbytes = spans[i].nbytes;
-    jobs[i].direction = i == 0 ? SN_DEMOTE : SN_PROMOTE;
+    jobs[i].held[1] = spans[i].nbytes;
+    jobs[i].source = i == 0 ? 0 : 1;
+    jobs[i].target = i == 0 ? 1 : 0;
     jobs[i].kind = SN_MOVE_NODE;
     jobs[i].node = i == 0 ? 1 : 0;
     jobs[i].spans = &spans[i];
@@ -416,10 +418,10 @@ void strays_leave_before_promotions() {
   CHECK(sn_mover_wait(mover, up, UINT64_MAX) == 0);
   sn_moved all[2];
   CHECK(sn_mover_results(mover, all, 2) == 2 && all[0].id == down && all[1].id == up);
-  CHECK(all[1].start_ns >= all[0].stop_ns && all[0].moved_bytes == 10 * kPage && all[0].fast_bytes == kPage);
+  CHECK(all[1].start_ns >= all[0].stop_ns && all[0].moved_bytes == 10 * kPage && all[0].held[0] == kPage);
   sn_held held;
-  CHECK(sn_mover_held(mover, &held, 0) == 0 && held.overflows == 0 && held.fast_bytes == 100 * kPage);
-  CHECK(held.slow_bytes == 100 * kPage);
+  CHECK(sn_mover_held(mover, &held, 0) == 0 && held.overflows == 0 && held.bytes[0] == 100 * kPage);
+  CHECK(held.bytes[1] == 100 * kPage);
   sn_mover_destroy(mover);
 }
 

@@ -38,9 +38,10 @@ sn_mover *make(uint64_t capacity, int half_duplex = 0) {
 sn_job emulated(uint8_t direction, uint64_t nbytes, uint64_t duration_ns) {
   sn_job job{};
   job.nbytes = nbytes;
-  job.fast_bytes = direction == SN_DEMOTE ? nbytes : 0;
+  job.held[direction == SN_DEMOTE ? 0 : 1] = nbytes;
   job.duration_ns = duration_ns;
-  job.direction = direction;
+  job.source = direction == SN_DEMOTE ? 0 : 1;
+  job.target = direction == SN_DEMOTE ? 1 : 0;
   return job;
 }
 
@@ -86,7 +87,7 @@ void jobs_of_one_direction_queue_on_the_link() {
     CHECK(all[i].stop_ns - all[i].start_ns == 3 * kMs);
     if (i > 0) CHECK(all[i].start_ns >= all[i - 1].stop_ns);
   }
-  CHECK(held(mover).fast_bytes == 700 && held(mover).in_flight_bytes == 0);
+  CHECK(held(mover).bytes[0] == 700 && held(mover).in_flight_bytes == 0);
   sn_mover_destroy(mover);
 }
 
@@ -106,7 +107,7 @@ void a_half_duplex_link_carries_one_job_at_a_time() {
 
 void a_promotion_waits_for_the_room_that_a_demotion_frees() {
   sn_mover *mover = make(100);
-  CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold_slow(mover, 60) == 0);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold(mover, 1, 60) == 0);
   const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, kMs));
   CHECK(sn_mover_wait(mover, up, kForever) == -ENOSPC);  // and nothing will free it
   CHECK(held(mover).starved == 1);
@@ -116,7 +117,7 @@ void a_promotion_waits_for_the_room_that_a_demotion_frees() {
   CHECK(all.size() == 2 && all[0].id == down && all[1].id == up);
   CHECK(all[1].start_ns >= all[0].stop_ns);
   const sn_held now = held(mover);
-  CHECK(now.fast_bytes == 60 && now.most_fast_bytes == 100 && now.slow_bytes == 100);
+  CHECK(now.bytes[0] == 60 && now.most_fast_bytes == 100 && now.bytes[1] == 100);
   sn_mover_destroy(mover);
 }
 
@@ -148,7 +149,7 @@ bool births_take_room_and_go_first_while_a_demotion_takes(uint64_t demotion_ns) 
   CHECK(sn_mover_wait(mover, up, kForever) == 0);
   const std::vector<sn_moved> all = results(mover);
   CHECK(all.size() == 2 && all[1].outcome == SN_MOVE_CANCELLED && all[1].start_ns == 0);
-  CHECK(held(mover).fast_bytes == 50);
+  CHECK(held(mover).bytes[0] == 50);
   sn_mover_destroy(mover);
   return true;
 }
@@ -166,7 +167,7 @@ void a_job_starts_after_the_one_it_names() {
   CHECK(sn_mover_wait(mover, submit(mover, down), kForever) == 0);
   const std::vector<sn_moved> all = results(mover);
   CHECK(all.size() == 2 && all[0].id == up && all[1].start_ns >= all[0].stop_ns);
-  CHECK(held(mover).fast_bytes == 0 && held(mover).slow_bytes == 100);
+  CHECK(held(mover).bytes[0] == 0 && held(mover).bytes[1] == 100);
   sn_mover_destroy(mover);
 }
 
@@ -179,7 +180,7 @@ void the_budget_holds_under_random_load() {
   std::atomic<bool> done{false};
   std::thread watcher([&] {
     while (!done.load()) {
-      CHECK(held(mover).fast_bytes <= kCapacity);
+      CHECK(held(mover).bytes[0] <= kCapacity);
       usleep(50);
     }
   });
@@ -200,7 +201,7 @@ void the_budget_holds_under_random_load() {
         }
     }
     for (const sn_moved &moved : results(mover)) {
-      if (moved.fast_bytes != 0 && moved.outcome == SN_MOVE_DONE) resident += moved.fast_bytes;
+      if (moved.held[0] != 0 && moved.outcome == SN_MOVE_DONE) resident += moved.held[0];
       waiting_down += moved.outcome != SN_MOVE_DONE;
     }
   }
@@ -219,12 +220,12 @@ void a_failed_delay_leaves_the_bytes_where_they_were() {
   CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 100, 5 * kMs)), kForever) == 0);
   std::vector<sn_moved> all = results(mover);
   CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_FAILED && all[0].error == EIO);
-  CHECK(all[0].moved_bytes == 0 && all[0].fast_bytes == 100 && held(mover).fast_bytes == 100);
-  CHECK(held(mover).slow_bytes == 0);
+  CHECK(all[0].moved_bytes == 0 && all[0].held[0] == 100 && held(mover).bytes[0] == 100);
+  CHECK(held(mover).bytes[1] == 0);
   uint64_t errors[SN_ERRNO_COUNT];
   CHECK(sn_mover_errors(mover, errors) == 0 && errors[EIO] == 1);
   CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 100, kMs)), kForever) == 0);
-  CHECK(held(mover).fast_bytes == 0 && held(mover).slow_bytes == 100);
+  CHECK(held(mover).bytes[0] == 0 && held(mover).bytes[1] == 100);
   sn_mover_destroy(mover);
 }
 
@@ -251,9 +252,80 @@ void the_second_of_two_finds_the_block_where_the_first_left_it() {
   CHECK(sn_mover_wait(mover, second, kForever) == 0);  // else there were no room for it
   sn_system_replace(nullptr);
   const std::vector<sn_moved> all = results(mover);
-  CHECK(all.size() == 2 && all[0].outcome == SN_MOVE_FAILED && all[0].fast_bytes == 100);
-  CHECK(all[1].id == second && all[1].fast_bytes == 100 && all[1].moved_bytes == 0);
-  CHECK(held(mover).fast_bytes == 100 && held(mover).most_fast_bytes == 100 && held(mover).in_flight_bytes == 0);
+  CHECK(all.size() == 2 && all[0].outcome == SN_MOVE_FAILED && all[0].held[0] == 100);
+  CHECK(all[1].id == second && all[1].held[0] == 100 && all[1].moved_bytes == 0);
+  CHECK(held(mover).bytes[0] == 100 && held(mover).most_fast_bytes == 100 && held(mover).in_flight_bytes == 0);
+  sn_mover_destroy(mover);
+}
+
+// A block of 60 bytes in three tiers; `held_up` sleeps fail.
+sn_job in_three_parts(uint8_t source, uint8_t target) {
+  sn_job job{};
+  job.nbytes = 60;
+  job.held[0] = 10, job.held[2] = 20, job.held[SN_TIERS - 1] = 30;
+  job.source = source;
+  job.target = target;
+  return job;
+}
+
+void each_tier_has_accounts_of_its_own() {
+  sn_mover *mover = make(100);
+  const int last = SN_TIERS - 1;
+  const auto hold = [&] {
+    return sn_mover_force(mover, 10) == 0 && sn_mover_hold(mover, 2, 20) == 0 && sn_mover_hold(mover, last, 30) == 0;
+  };
+  CHECK(hold());
+  CHECK(held(mover).bytes[0] == 10 && held(mover).bytes[1] == 0 && held(mover).bytes[2] == 20);
+  CHECK(sn_mover_wait(mover, submit(mover, in_three_parts(0, 2)), kForever) == 0);
+  CHECK(results(mover)[0].held[2] == 60);
+  CHECK(held(mover).bytes[0] == 0 && held(mover).bytes[2] == 60 && held(mover).bytes[last] == 0);
+  sn_job across{};  // between two slower tiers: fast memory has no part in it
+  across.nbytes = across.held[2] = 60;
+  across.source = 2, across.target = 1;
+  CHECK(sn_mover_wait(mover, submit(mover, across), kForever) == 0);
+  CHECK(held(mover).bytes[1] == 60 && held(mover).bytes[2] == 0 && held(mover).most_fast_bytes == 10);
+  CHECK(held(mover).high_bytes[2] == 60 && held(mover).slow_high_bytes == 120);  // in flight it counts twice
+  CHECK(sn_mover_hold(mover, 1, -60) == 0 && hold());
+  CHECK(sn_mover_wait(mover, submit(mover, in_three_parts(last, 0)), kForever) == 0);
+  CHECK(held(mover).bytes[0] == 60 && held(mover).bytes[2] == 0 && held(mover).bytes[last] == 0);
+  CHECK(held(mover).in_flight_bytes == 0 && held(mover).overflows == 0);
+  sn_mover_destroy(mover);
+}
+
+void a_move_that_fails_leaves_every_part_where_it_was() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_force(mover, 10) == 0 && sn_mover_hold(mover, 2, 20) == 0);
+  CHECK(sn_mover_hold(mover, SN_TIERS - 1, 30) == 0);
+  const sn_held before = held(mover);
+  sn_system_replace(sleeps_fail);
+  held_up.store(false);
+  for (const uint8_t target : {0, 1, 2}) {
+    CHECK(sn_mover_wait(mover, submit(mover, in_three_parts(SN_TIERS - 1, target)), kForever) == 0);
+    const sn_moved moved = results(mover)[0];
+    CHECK(moved.outcome == SN_MOVE_FAILED && moved.moved_bytes == 0);
+    CHECK(moved.held[0] == 10 && moved.held[1] == 0 && moved.held[2] == 20 && moved.held[SN_TIERS - 1] == 30);
+    for (int tier = 0; tier < SN_TIERS; ++tier) CHECK(held(mover).bytes[tier] == before.bytes[tier]);
+  }
+  sn_system_replace(nullptr);
+  sn_mover_destroy(mover);
+}
+
+void a_job_whose_parts_are_not_the_whole_is_refused() {
+  sn_mover *mover = make(100);
+  const auto refused = [&](void (*spoil)(sn_job &)) {
+    sn_job job = in_three_parts(0, 2);
+    spoil(job);
+    return sn_mover_submit(mover, &job) == -EINVAL;
+  };
+  CHECK(refused([](sn_job &job) { job.held[1] = 1; }));
+  CHECK(refused([](sn_job &job) { job.held[0] = 9; }));
+  CHECK(refused([](sn_job &job) { job.held[1] = UINT64_MAX; }));
+  CHECK(refused([](sn_job &job) { job.target = job.source; }));
+  CHECK(refused([](sn_job &job) { job.target = SN_TIERS; }));
+  CHECK(refused([](sn_job &job) { job.source = SN_TIERS; }));
+  CHECK(refused([](sn_job &job) { job.kind = SN_MOVE_NODE + 1; }));
+  for (const int tier : {-1, 0, SN_TIERS}) CHECK(sn_mover_hold(mover, tier, 1) == -EINVAL);
+  CHECK(sn_mover_hold(mover, 1, -1) == -EINVAL);
   sn_mover_destroy(mover);
 }
 
@@ -307,15 +379,16 @@ void a_child_finds_the_mover_inert() {
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
   }
   CHECK(sn_mover_wait(mover, 5, kForever) == 0);
-  CHECK(held(mover).fast_bytes == 50);
+  CHECK(held(mover).bytes[0] == 50);
   sn_mover_destroy(mover);
 }
 
 sn_job to_node(uint8_t direction, const sn_span *spans, uint64_t count, int node) {
   sn_job job{};
   for (uint64_t i = 0; i < count; ++i) job.nbytes += spans[i].nbytes;
-  job.fast_bytes = direction == SN_DEMOTE ? job.nbytes : 0;
-  job.direction = direction;
+  job.held[direction == SN_DEMOTE ? 0 : 1] = job.nbytes;
+  job.source = direction == SN_DEMOTE ? 0 : 1;
+  job.target = direction == SN_DEMOTE ? 1 : 0;
   job.kind = SN_MOVE_NODE;
   job.spans = spans;
   job.span_count = count;
@@ -339,13 +412,13 @@ int pages_are_moved_or_accounted_for() {
   CHECK(sn_mover_wait(mover, submit(mover, to_node(SN_PROMOTE, spans, 2, node)), kForever) == 0);
   std::vector<sn_moved> all = results(mover);
   CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_ALREADY && all[0].moved_bytes == 0);
-  CHECK(all[0].fast_bytes == nbytes && held(mover).fast_bytes == nbytes);
+  CHECK(all[0].held[0] == nbytes && held(mover).bytes[0] == nbytes);
 
   // a node that is not there: all stays, all is accounted for, by errno
   CHECK(sn_mover_wait(mover, submit(mover, to_node(SN_DEMOTE, spans, 2, 1000)), kForever) == 0);
   all = results(mover);
   CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_PARTIAL && all[0].error == ENODEV);
-  CHECK(all[0].fast_bytes == 3000 * kPage);  // the untouched page is nowhere, so it left
+  CHECK(all[0].held[0] == 3000 * kPage);  // the untouched page is nowhere, so it left
   uint64_t errors[SN_ERRNO_COUNT];
   CHECK(sn_mover_errors(mover, errors) == 0 && errors[ENODEV] == 3000);
 
@@ -376,6 +449,9 @@ int main() {
   the_budget_holds_under_random_load();
   a_failed_delay_leaves_the_bytes_where_they_were();
   the_second_of_two_finds_the_block_where_the_first_left_it();
+  each_tier_has_accounts_of_its_own();
+  a_move_that_fails_leaves_every_part_where_it_was();
+  a_job_whose_parts_are_not_the_whole_is_refused();
   a_failed_delay_leaves_the_link_free();
   a_half_duplex_link_that_is_busy_keeps_jobs_where_they_are();
   a_child_finds_the_mover_inert();

@@ -93,17 +93,18 @@ sn_mover *make() {
 sn_job emulated(uint8_t direction, uint64_t nbytes) {
   sn_job job{};
   job.nbytes = nbytes;
-  job.fast_bytes = direction == SN_DEMOTE ? nbytes : 0;
+  job.held[direction == SN_DEMOTE ? 0 : 1] = nbytes;
+  job.source = direction == SN_DEMOTE ? 0 : 1;
   job.duration_ns = 1000;
-  job.direction = direction;
+  job.target = direction == SN_DEMOTE ? 1 : 0;
   return job;
 }
 
 sn_job to_node(const sn_span *spans, uint64_t count, int node) {
   sn_job job{};
   for (uint64_t i = 0; i < count; ++i) job.nbytes += spans[i].nbytes;
-  job.fast_bytes = job.nbytes;
-  job.direction = SN_DEMOTE;
+  job.held[0] = job.nbytes;
+  job.target = 1;
   job.kind = SN_MOVE_NODE;
   job.spans = spans;
   job.span_count = count;
@@ -171,7 +172,7 @@ void workers_need_no_memory() {
   sn_held held;
   CHECK(sn_mover_results(mover, moved, 256) == 200 && sn_mover_held(mover, &held, 1) == 0);
   CHECK(sn_mover_reserve(mover, 4096, 0) == 0 && sn_mover_release(mover, 4096) == 0);
-  CHECK(sn_mover_force(mover, 4096) == 0 && sn_mover_hold_slow(mover, 4096) == 0);
+  CHECK(sn_mover_force(mover, 4096) == 0 && sn_mover_hold(mover, 1, 4096) == 0);
   CHECK(sn_mover_set_capacity(mover, 1) == 0);
   uint64_t errors[SN_ERRNO_COUNT];
   CHECK(sn_mover_errors(mover, errors) == 0 && errors[ENODEV] == 5 * (nbytes / kPage + 17));

@@ -8,8 +8,7 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.system.sysfs import as_list
 from sentinel.system.topology import Topology, reordered
-from sentinel.tiers.choice import declared_words, host_bytes, links_between
-from sentinel.tiers.presets import preset
+from sentinel.tiers.choice import declared_words, host_bytes, links_among
 
 PLANNED_MOVERS = 1
 """Movers a direction that carry out a plan, in pages of 4 KiB: their figure is the link's."""
@@ -27,9 +26,9 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
     """
     fast = _tier(found, found.nodes[0], host, "fast")
     if slow is not None:
-        kind, name = declared_words(slow)
-        declared = preset(name).spec(name, kind, host_bytes(host))
-        return Machine(f"calibrated, {slow}", (fast, declared), links_between(fast, declared, 1), decided_by="user")
+        kind, tiers = declared_words(slow)
+        slower = tuple(tier.spec(kind, host) for tier in tiers)
+        return Machine(f"calibrated, {slow}", (fast, *slower), links_among(fast, slower), decided_by="user")
     if len(found.nodes) < 2:
         raise UsageError("a machine has two tiers, and only one node was measured", "name a declared tier with --slow")
     ordered = reordered(host, {} if found.emulated else {n.node: n.latency_ns.median for n in found.nodes})

@@ -48,7 +48,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument(
         "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
     )
-    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET, or a PRESET to plan for only")
+    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET[=8GiB+PRESET], or PRESET to plan")
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help=POLICIES)
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")

@@ -45,11 +45,13 @@ LAYER_DTYPE = np.dtype(
         ("stall_ns", "<i8"),  # waiting for migrations and for room
         ("slow_ns", "<i8"),  # delay of slow accesses: injected (emulated) or computed (simulated); 0 on real nodes
         ("fast_bytes", "<i8"),  # most held in the fast tier in this layer, transfers included
-        ("slow_bytes", "<i8"),
+        ("slow_bytes", "<i8"),  # in all slower tiers together
         ("served_fast_bytes", "<i8"),  # bytes touched in the fast tier
         ("touched_bytes", "<i8"),
     ]
 )
+HELD_DTYPE = np.dtype([("step", "<i4"), ("layer", "<i4"), ("tier", "<i4"), ("nbytes", "<i8")])
+"""The most that a slower tier held in a layer, transfers included."""
 STEP_DTYPE = np.dtype(
     [
         ("step", "<i4"),
@@ -65,7 +67,8 @@ STEP_DTYPE = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`emulated`: executed with injected delays. `counters`: name -> count, such as fallbacks by reason.
+    """`emulated`: executed with injected delays. `held`: each slower tier by itself, where there are several; see
+    `held_bytes`. `counters`: name -> count, such as fallbacks by reason.
 
     `events` are sentences: what happened that a user should know, each with the step it happened in.
     """
@@ -77,6 +80,7 @@ class Run:
     steps: NDArray[Any]
     layers: NDArray[Any]
     migrations: NDArray[Any]
+    held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))
     counters: dict[str, int] = field(default_factory=dict)
     events: tuple[tuple[int, str], ...] = ()
     origin: dict[str, str] = field(default_factory=dict)
@@ -86,6 +90,11 @@ class Run:
             raise UsageError("a run's tables have other dtypes", "use STEP_DTYPE and LAYER_DTYPE")
         if self.migrations.dtype != MIGRATION_DTYPE:
             raise UsageError("a run's migrations have another dtype", "use MIGRATION_DTYPE")
+        slower = max(len(self.tier_names) - 1, 0)
+        if self.held.dtype != HELD_DTYPE or len(self.held) not in (0, slower * len(self.layers)):
+            raise UsageError(
+                "a run tells of slower tiers in other layers than its own", "one row a layer and slower tier, or none"
+            )
         if self.kind == "simulated" and self.emulated:
             raise UsageError("a simulated run is not emulated", "only executed runs are")
 
@@ -100,3 +109,12 @@ class Run:
         """Median duration of the steps that ran as planned; None without one."""
         rows = self.steps["duration_ns"][self.steps["in_step"]]
         return int(np.median(rows)) if len(rows) else None
+
+    def held_bytes(self, tier: int) -> NDArray[np.int64] | None:
+        """The most that `tier` held in each of `layers`, transfers included; None if that was not written down."""
+        if tier == 0:
+            return self.layers["fast_bytes"].astype(np.int64)
+        if len(self.tier_names) == 2:
+            return self.layers["slow_bytes"].astype(np.int64)
+        rows = self.held["nbytes"][self.held["tier"] == tier]
+        return rows.astype(np.int64) if len(rows) == len(self.layers) else None

@@ -19,7 +19,7 @@ from sentinel.files.codec import Misfit, decode, encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
 from sentinel.files.disk import PathLike, read_exactly
 from sentinel.files.documents import parse_json, told_format
-from sentinel.files.formats import Format, written_by
+from sentinel.files.formats import BY_NAME, Format, written_by
 
 MAX_BYTES = 4 << 30
 MAX_INDEX_BYTES = 100_000_000
@@ -124,7 +124,8 @@ def _arrays(path: PathLike, form: Format, data: bytes) -> dict[str, NDArray[Any]
 
 
 def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDArray[Any]]) -> Noun:
-    tables: dict[str, Any] = {}
+    later = BY_NAME[form.name].tables
+    tables: dict[str, Any] = {name: np.zeros(0, dtype) for name, dtype in later.items() if name not in form.tables}
     for table, dtype in form.tables.items():
         if dtype.names is None:
             tables[table] = columns[table].copy()

@@ -126,7 +126,7 @@ def _no_constant(name: str) -> Any:
 
 
 def told_format(path: PathLike, name: Any, version: Any) -> Format:
-    """The format that a file says it has, if this program reads it."""
+    """The format that a file says it has, in the version that it says, if this program reads it."""
     form = BY_NAME.get(name) if isinstance(name, str) else None
     if form is None:
         known = ", ".join(BY_NAME)
@@ -139,4 +139,4 @@ def told_format(path: PathLike, name: Any, version: Any) -> Format:
             "version",
             f"is {str(version)[:20]}, this program reads {form.name} up to {form.version}; update sentinel-hm",
         )
-    return form
+    return form.of_version(version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from sentinel.core.machine import Machine
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, Trace
 
 _NS = np.dtype("<i8")
@@ -19,13 +19,20 @@ _NS = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Format:
-    """`tables`: the noun's fields that are arrays, with their dtypes. `text`: the file is JSON, else a container."""
+    """`tables`: the noun's fields that are arrays, with their dtypes. `added`: in which version a table came, if not in
+    the first; a file of an older one has none. `text`: the file is JSON, else a container."""
 
     noun: type[Any]
     name: str
     version: int
     tables: dict[str, np.dtype[Any]] = field(default_factory=dict)
+    added: dict[str, int] = field(default_factory=dict)
     text: bool = False
+
+    def of_version(self, version: int) -> Format:
+        """The format as it was in an older version."""
+        kept = {name: dtype for name, dtype in self.tables.items() if self.added.get(name, 1) <= version}
+        return self if version == self.version else replace(self, version=version, tables=kept)
 
     @property
     def short(self) -> str:
@@ -54,7 +61,13 @@ FORMATS = (
         2,
         {"layer_ns": _NS, "flops": _NS, "tensors": TENSOR_DTYPE, "accesses": ACCESS_DTYPE, "ranges": RANGE_DTYPE},
     ),
-    Format(Run, "sentinel-run", 1, {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE}),
+    Format(
+        Run,
+        "sentinel-run",
+        2,
+        {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE, "held": HELD_DTYPE},
+        added={"held": 2},
+    ),
 )
 BY_NAME = {form.name: form for form in FORMATS}
 BY_NOUN: dict[type[Any], Format] = {form.noun: form for form in FORMATS}

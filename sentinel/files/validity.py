@@ -129,6 +129,9 @@ def _run(run: Run) -> str:
             return "a migration has a negative layer, block or amount of memory"
     if len(run.layers) and min(run.layers[name].min() for name in ("layer", "fast_bytes", "touched_bytes")) < 0:
         return "a layer has a negative number or amount of memory"
+    held = run.held
+    if len(held) and (held["nbytes"].min() < 0 or held["tier"].min() < 1 or held["tier"].max() >= tiers):
+        return "a slower tier that is not there held something, or one held less than nothing"
     if len(run.layers) and run.layers["layer"].max() > 1 << 24:
         return "a layer's number is too high"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
@@ -19,6 +19,7 @@ from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
 from sentinel.core.uses import block_uses
 from sentinel.migration.agenda import Agenda
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.clock import MONOTONIC, Clock
 from sentinel.migration.flights import Flight, Flights
 from sentinel.migration.handover import Handover, Pieces
@@ -26,11 +27,11 @@ from sentinel.migration.keeping import kept_pieces
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.lives import Lives
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.residence import Residence
 from sentinel.migration.rows import Rows
 from sentinel.migration.strays import Strays
 from sentinel.migration.trials import Trials
 from sentinel.tiers import open_tiers
+from sentinel.tiers.tier import FAST, MOST_TIERS
 
 _UNLIMITED = 1 << 62
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -71,16 +72,16 @@ class Engine:
             self._mover.close()  # lest its workers stay
             raise
         uses = plan.uses if len(plan.uses) or profile is None else block_uses(plan, profile)
-        self._where = Residence(plan, uses, self._tiers)
+        self._table = BlockTable(plan, uses, self._tiers)
         self._ledger = Ledger(before)
         self._flights = Flights(
-            plan.blocks, self._mover, self._tiers, self._where, self._ledger, ranges, warn, strict
+            plan.blocks, self._mover, self._tiers, self._table, self._ledger, ranges, warn, strict
         )
         self._emulated = any(tier is not None and tier.spec.kind == "emulated" for tier in self._tiers)
         self._lives = Lives(
             plan.blocks,
             self._mover,
-            self._where,
+            self._table,
             self._flights,
             self._ledger,
             emulated=self._emulated,
@@ -89,12 +90,12 @@ class Engine:
             discard=discard,
             keeps={} if self._emulated or discard is None else kept_pieces(plan),
         )
-        self._strays = Strays(plan, uses, self._where, self._flights, self._ledger, self._mover.forks)
+        self._strays = Strays(plan, uses, self._table, self._flights, self._ledger, self._mover.forks)
         self._agenda = Agenda(plan, uses)
         self._pieces = functools.cache(lambda: Pieces(self._agenda.lasting, ranges))
         self._trials = Trials(self._agenda.boundaries, self._note_decision)
         self._by_move: dict[int, Flight] = {}  # migration -> what is under way for it, until it is due
-        self._rows = Rows(self._mover, self._where, self._flights, self._ledger, unmanaged_bytes, clock)
+        self._rows = Rows(self._mover, self._table, self._flights, self._ledger, unmanaged_bytes, clock)
         self._layer = 0
         self._in_step = self._applying = False
         self._forked = False
@@ -184,10 +185,9 @@ class Engine:
         if not self._emulated:
             self._mover.set_capacity(_UNLIMITED)
             for index, block in enumerate(self._plan.blocks):
-                if not block.fixed and self._where.held[index] and self._where.fast_bytes[index] < block.nbytes:
-                    source = self._where.tier[index] or 1
-                    self._where.tier[index] = source
-                    self._flights.submit(index, source, 0, "restore", self._rows.step, self._layer)
+                if not block.fixed and self._table.held[index] and self._table.fast_bytes[index] < block.nbytes:
+                    source = self._table.tier[index] = self._table.slower_tier(index)
+                    self._flights.submit(index, source, FAST, "restore", self._rows.step, self._layer)
             self._finish_flights()
         self._count_accounts()
         for tier in self._tiers:
@@ -197,23 +197,16 @@ class Engine:
     # ---- from one plan to another -----------------------------------------------------------------------
 
     def hand_over(self) -> Handover:
-        """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step.
-
-        Raises UsageError for a plan of more than two tiers, as `take_over` does, with nothing changed.
-        """
-        _require_two_tiers(self._plan)
+        """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step."""
         self.out_of_step()
         self._applying = False
         for flight in reversed(self._flights.all()):
             self._mover.cancel(flight.job)  # gone if it had not started
         self._finish_flights()
-        where, blocks = self._where, self._plan.blocks
-        spans = self._pieces().tell(where.tier, where.fast_bytes, [block.nbytes for block in blocks])
+        spans = self._pieces().tell(self._table.bytes_in, self._table.nbytes)
         self._lives.bury((*self._agenda.passing, *self._agenda.wrapping))
-        held = self._mover.held()
-        self._mover.release(held.fast_bytes)
-        self._mover.hold_slow(-held.slow_bytes)
-        where.held[:] = [False] * len(blocks)
+        self._lives.give_back(self._mover.held().bytes_in)
+        self._table.held[:] = [False] * len(self._table.held)
         self._ledger.no_step()
         return Handover(self._rows.layer_began_ns, spans)
 
@@ -232,7 +225,7 @@ class Engine:
         self._send(demoting=True)
         self._finish_flights()
         for index, block in enumerate(self._plan.blocks):
-            if block.fixed and not self._where.held[index]:
+            if block.fixed and not self._table.held[index]:
                 self._hold(index, block.tier)
         for index in self._agenda.wrapping:
             self._hold(index, self._agenda.wanted[index])
@@ -249,17 +242,22 @@ class Engine:
 
     def _count_in(self, given: Handover, now: int) -> None:
         """Persistent blocks are where `given` says, and in the accounts."""
-        _require_two_tiers(self._plan)
         self._flights.began_ns = self._flights.began_ns or given.began_ns or now
-        for index, (tier, fast_bytes) in self._pieces().read(given.spans).items():
-            nbytes = self._plan.blocks[index].nbytes
-            self._mover.force(fast_bytes)
-            self._mover.hold_slow(nbytes - fast_bytes)
-            self._where.held[index] = True
-            # Of a block in parts, those that are not where they are wanted follow the others: it counts as there.
-            in_parts = 0 < fast_bytes < nbytes
-            slow = self._agenda.wanted[index] == 0 if in_parts else fast_bytes < nbytes
-            self._where.settle(index, max(tier, 1) if slow else 0, fast_bytes)
+        for index, spread in self._pieces().read(given.spans, len(self._tiers)).items():
+            self._mover.force(spread[FAST])
+            for tier, nbytes in enumerate(spread[FAST + 1 :], FAST + 1):
+                self._mover.hold(tier, nbytes)
+            self._table.held[index] = True
+            self._table.put(index, self._to_leave(index, spread), spread)
+
+    def _to_leave(self, index: int, spread: Sequence[int]) -> int:
+        """The tier in which a block of such a spread counts as being: of one in parts, those that are not where they
+        are wanted follow the others, so it is elsewhere."""
+        wanted = self._agenda.wanted[index]
+        elsewhere = [tier for tier, nbytes in enumerate(spread) if nbytes and tier != wanted]
+        if not elsewhere:
+            return wanted
+        return FAST if FAST in elsewhere else max(elsewhere, key=lambda tier: spread[tier])
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -361,12 +359,12 @@ class Engine:
 
     def _hold(self, index: int, tier: int) -> None:
         nbytes = self._plan.blocks[index].nbytes
-        if tier == 0:
+        if tier == FAST:
             self._mover.force(nbytes)
         else:
-            self._mover.hold_slow(nbytes)
-        self._where.held[index] = True
-        self._where.settle(index, tier, 0 if tier else nbytes)
+            self._mover.hold(tier, nbytes)
+        self._table.held[index] = True
+        self._table.place(index, tier)
 
     def _resume(self) -> int:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""
@@ -374,7 +372,7 @@ class Engine:
         self._by_move.clear()
         stall = self._lives.bury(self._agenda.passing)
         self._send(demoting=True)
-        stall += self._lives.bear_each([b for b in self._agenda.wrapping if not self._where.held[b]])
+        stall += self._lives.bear_each([b for b in self._agenda.wrapping if not self._table.held[b]])
         self._send(demoting=False)  # births go before promotions
         self._submit(self._agenda.crossing, 0)
         return stall
@@ -382,8 +380,8 @@ class Engine:
     def _send(self, *, demoting: bool) -> None:
         """Blocks that are elsewhere than they should be in layer 0 are sent there, out of fast memory or into it."""
         for block, wanted in self._agenda.wanted.items():
-            here = self._where.tier[block]
-            if not self._where.held[block] or self._flights.of(block) or here == wanted:
+            here = self._table.tier[block]
+            if not self._table.held[block] or self._flights.of(block) or here == wanted:
                 continue
             if (wanted != 0) == demoting:
                 reason: Reason = "evict" if demoting else "prefetch"
@@ -414,21 +412,16 @@ def _require_fit(plan: Plan, machine: Machine) -> None:
             f"the plan has {len(plan.tier_names)} tiers, machine {machine.name} has {len(machine.tiers)}",
             "plan for this machine",
         )
+    if len(machine.tiers) > MOST_TIERS:
+        raise UsageError(
+            f"machine {machine.name} has {len(machine.tiers)} tiers, and plans are applied to {MOST_TIERS} at most",
+            "leave out those that are used least",
+        )
     for move in plan.migrations:
         if move.source and move.target:
             raise UsageError(
                 f"block {move.block} moves between two slow tiers", "plan moves to or from the fast tier only"
             )
-
-
-def _require_two_tiers(plan: Plan) -> None:
-    """A block has one tier beside the fast one, and a span of another plan may lie across blocks of several; nor does
-    the mover keep accounts of slower tiers apart."""
-    if len(plan.tier_names) > 2:
-        raise UsageError(
-            f"a plan of {len(plan.tier_names)} tiers cannot give way to another, nor take over from one",
-            "plan for two tiers, or run steps of one shape",
-        )
 
 
 def _quieten() -> None:

@@ -10,11 +10,11 @@ from typing import Literal
 from sentinel.core.errors import NativeError, TierError
 from sentinel.core.plan import Block, Reason
 from sentinel.core.run import OUTCOMES, REASONS
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import Moved, NativeMover, Outcome
 from sentinel.migration.patience import FAILURES, HOLD_STEPS, Patience
-from sentinel.migration.residence import Residence
-from sentinel.tiers.tier import HeldBlock, Tier
+from sentinel.tiers.tier import FAST, HeldBlock, Tier
 
 Why = Reason | Literal["stray"]
 
@@ -46,14 +46,14 @@ class Flights:
         blocks: Sequence[Block],
         mover: NativeMover,
         tiers: Sequence[Tier | None],
-        residence: Residence,
+        table: BlockTable,
         ledger: Ledger,
         ranges: Callable[[int], list[tuple[int, int]]],
         warn: Callable[[str], None],
         strict: bool,
     ) -> None:
         self._blocks, self._mover, self._tiers = blocks, mover, tiers
-        self._residence, self._ledger = residence, ledger
+        self._table, self._ledger = table, ledger
         self._ranges, self._warn, self._strict = ranges, warn, strict
         self._by_job: dict[int, Flight] = {}
         self._by_block: dict[int, list[Flight]] = {}
@@ -74,30 +74,30 @@ class Flights:
             self._mover.cancel(pending[-1].job)  # gone if it had not started
             self.collect()
             pending = self._by_block.get(block)
-        here = pending[-1].target if pending else self._residence.tier[block]
-        if here != source or not self._residence.held[block]:
+        here = pending[-1].target if pending else self._table.tier[block]
+        if here != source or not self._table.held[block]:
             self._book(flight, 0, 0, 0, "already there" if here == target else "skipped", 0)
             return pending[-1] if pending and here == target else None
         if self._patience.holds(block, target, step) and reason != "restore":
             self._book(flight, 0, 0, 0, "skipped", 0)
             self._ledger.totals["held_back"] += 1
             return None
-        away = self._tiers[max(source, target)]
+        away = self._tiers[target or source]
         assert away is not None
-        after, fast_bytes = 0, self._residence.fast_bytes[block]
+        after, spread = 0, self._table.spread(block)
         if pending:
-            after, fast_bytes = pending[-1].job, 0 if here else flight.nbytes
-        held = HeldBlock(block, flight.nbytes, fast_bytes, lambda: self._ranges(block))
+            after, spread = pending[-1].job, self._table.whole_in(block, here)
+        held = HeldBlock(block, flight.nbytes, spread, lambda: self._ranges(block))
         try:
-            flight.job = away.recall(held, after) if target == 0 else away.admit(held, after)
+            flight.job = away.recall(held, after) if target == FAST else away.admit(held, after, source=source)
         except NativeError as refusal:
             self._refused(flight, refusal)
             return None
         if away.spec.kind == "emulated":  # of a block that another plan had cut otherwise, a part may be there
-            flight.nbytes = fast_bytes if target else flight.nbytes - fast_bytes
+            flight.nbytes -= spread[target]
         self._by_job[flight.job] = flight
         self._by_block.setdefault(block, []).append(flight)
-        self._residence.serve(block, max(source, target))
+        self._table.serve(block, max(source, target))
         return flight
 
     def sweep(self, block: int, step: int, layer: int, *, first: bool = True) -> None:
@@ -105,11 +105,11 @@ class Flights:
 
         `first`: they leave fast memory before anything is promoted. See `take_strays`.
         """
-        here, home = self._residence.tier[block], self._blocks[block].tier
+        here, home = self._table.tier[block], self._blocks[block].tier
         away = self._tiers[max(here, home, 1)]
         assert away is not None
         spec = self._blocks[block]
-        held = HeldBlock(block, spec.nbytes, self._residence.fast_bytes[block], lambda: self._ranges(block))
+        held = HeldBlock(block, spec.nbytes, self._table.spread(block), lambda: self._ranges(block))
         source = 0 if here else max(home, 1)
         flight = Flight(0, step, layer, block, source, here, spec.nbytes, "stray")
         try:
@@ -165,10 +165,10 @@ class Flights:
         pending.remove(flight)
         if not pending:
             del self._by_block[flight.block]
-        before = self._residence.fast_bytes[flight.block]
-        self._residence.settle(flight.block, self._place(flight, moved), moved.fast_bytes)
+        before = self._table.fast_bytes[flight.block]
+        self._table.put(flight.block, self._place(flight, moved), moved.held[: len(self._tiers)])
         if pending:
-            self._residence.serve(flight.block, max(pending[-1].source, pending[-1].target))
+            self._table.serve(flight.block, max(pending[-1].source, pending[-1].target))
         if flight.reason == "stray":
             self._book_stray(flight, moved, before)
             return None
@@ -186,7 +186,8 @@ class Flights:
             return flight.target  # it was there before
         arrived = moved.outcome in (Outcome.DONE, Outcome.ALREADY)
         if moved.outcome is Outcome.PARTIAL:
-            arrived = (2 * moved.fast_bytes >= flight.nbytes) == (flight.target == 0)
+            here = moved.held[flight.target]
+            arrived = 2 * here >= flight.nbytes if flight.target == FAST else 2 * here > flight.nbytes
         return flight.target if arrived else flight.source
 
     def _book_stray(self, flight: Flight, moved: Moved, before: int) -> None:
@@ -219,8 +220,8 @@ class Flights:
         if refusal.errno != errno.ENOMEM:
             raise refusal
         self._book(flight, 0, 0, 0, "failed", refusal.errno)
-        here = self._residence.fast_bytes[flight.block]
-        error = self._failed(flight, Moved(0, 0, 0, 0, here, Outcome.FAILED, refusal.errno))
+        spread = self._table.spread(flight.block)
+        error = self._failed(flight, Moved(0, 0, 0, 0, spread, Outcome.FAILED, refusal.errno))
         if self._strict:
             raise error
 
@@ -245,4 +246,4 @@ class Flights:
 
     @staticmethod
     def _stayed(flight: Flight, moved: Moved) -> int:
-        return flight.nbytes - moved.fast_bytes if flight.target == 0 else moved.fast_bytes
+        return sum(moved.held) - moved.held[flight.target]

@@ -1,7 +1,7 @@
 """Handover: where persistent bytes are, by address, as the engine of one plan gives way to that of another.
 
 Steps of several shapes have a plan each, and each plan cuts the same parameters into other blocks. So one engine
-tells the next how many bytes of which address ranges are in fast memory, and the next reads off its own blocks.
+tells the next how many bytes of which address ranges are in which tier, and the next reads off its own blocks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.units import PAGE_BYTES
+from sentinel.tiers.tier import FAST, MOST_TIERS
 
-SPAN_DTYPE = np.dtype([("address", "<i8"), ("nbytes", "<i8"), ("fast_bytes", "<i8"), ("tier", "<i4")])
-"""Address ranges that do not overlap, sorted: how much of each is in fast memory, and where the rest is."""
+SPAN_DTYPE = np.dtype([("address", "<i8"), ("nbytes", "<i8"), ("bytes_in", "<i8", (MOST_TIERS,))])
+"""Address ranges that do not overlap, sorted: how many bytes of each are in which tier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,28 +36,30 @@ class Pieces:
         rows = np.array(found, np.int64).reshape(len(found), 3)
         self.address, self.nbytes, self.block = rows[:, 0], rows[:, 1], rows[:, 2]
 
-    def tell(self, tier: Sequence[int], fast_bytes: Sequence[int], block_nbytes: Sequence[int]) -> NDArray[Any]:
-        """Spans of what is where, given `tier` and `fast_bytes` of each block; a block in parts is so evenly."""
+    def tell(self, bytes_in: Sequence[Sequence[int]], block_nbytes: Sequence[int]) -> NDArray[Any]:
+        """Spans of what is where, given the bytes of each block in each tier; a block in parts is so evenly."""
         spans = np.zeros(len(self.address), SPAN_DTYPE)
         spans["address"], spans["nbytes"] = self.address, self.nbytes
-        spans["tier"] = np.asarray(tier, np.int64)[self.block]
-        share = np.asarray(fast_bytes, np.float64) / np.maximum(np.asarray(block_nbytes, np.float64), 1)
-        spans["fast_bytes"] = np.rint(self.nbytes * share[self.block])
+        for tier, held in enumerate(bytes_in):
+            share = np.asarray(held, np.float64) / np.maximum(np.asarray(block_nbytes, np.float64), 1)
+            spans["bytes_in"][:, tier] = np.rint(self.nbytes * share[self.block])
         return spans
 
-    def read(self, spans: NDArray[Any]) -> dict[int, tuple[int, int]]:
-        """Block -> (tier of what is not in fast memory, its bytes that are), whole pages. What no span covers is in
-        fast memory, where bytes are born that no plan knows."""
+    def read(self, spans: NDArray[Any], tiers: int) -> dict[int, list[int]]:
+        """Block -> its bytes in each of so many tiers, whole pages. What no span covers is in fast memory, where bytes
+        are born that no plan knows."""
         starts, stops = self.address, self.address + self.nbytes
-        fast = _within(spans, spans["fast_bytes"], starts, stops)
-        fast += self.nbytes - _within(spans, spans["nbytes"], starts, stops)
-        at = np.clip(np.searchsorted(spans["address"], starts, "right") - 1, 0, None)
-        tier = spans["tier"][at] if len(spans) else np.zeros(len(starts), np.int64)
-        sums: dict[int, tuple[int, int]] = {}
-        for block, slow, nbytes in zip(self.block.tolist(), tier.tolist(), fast.tolist(), strict=True):
-            before, total = sums.get(block, (0, 0))
-            sums[block] = max(before, slow), total + round(nbytes / PAGE_BYTES) * PAGE_BYTES
-        return sums
+        found: dict[int, list[int]] = {block: [0] * tiers for block in self.block.tolist()}
+        left = self.nbytes.copy()
+        for tier in range(FAST + 1, tiers):
+            within = _within(spans, spans["bytes_in"][:, tier], starts, stops)
+            pages = np.minimum(np.rint(within / PAGE_BYTES).astype(np.int64) * PAGE_BYTES, left)
+            left -= pages
+            for block, nbytes in zip(self.block.tolist(), pages.tolist(), strict=True):
+                found[block][tier] += nbytes
+        for block, nbytes in zip(self.block.tolist(), left.tolist(), strict=True):
+            found[block][FAST] += nbytes
+        return found
 
 
 def _within(

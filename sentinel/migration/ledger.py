@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 
 FIRST_STEPS = 4
 LAST_STEPS = 64
@@ -28,17 +29,18 @@ _TROUBLES |= {"overflows", "overflow_bytes", "born_slow"}
 
 
 class _Step:
-    """Rows of one step: as of STEP_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE."""
+    """Rows of one step: as of STEP_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, HELD_DTYPE."""
 
-    __slots__ = ("layers", "migrations", "row")
+    __slots__ = ("held", "layers", "migrations", "row")
 
     def __init__(self) -> None:
         self.row: Row | None = None
         self.layers: list[Row] = []
         self.migrations: list[Row] = []
+        self.held: list[Row] = []
 
     def __len__(self) -> int:
-        return len(self.layers) + len(self.migrations)
+        return len(self.layers) + len(self.migrations) + len(self.held)
 
 
 class Ledger:
@@ -62,9 +64,10 @@ class Ledger:
         self._last_rows = 0
         self._now = _Step()
 
-    def layer(self, row: Row) -> None:
-        """A layer has ended; `row` as of LAYER_DTYPE."""
+    def layer(self, row: Row, held: Iterable[Row] = ()) -> None:
+        """A layer has ended; `row` as of LAYER_DTYPE, `held` as of HELD_DTYPE."""
         self._now.layers.append(row)
+        self._now.held.extend(held)
 
     def migration(self, row: Row, outcome: str) -> None:
         """A migration has ended; `row` as of MIGRATION_DTYPE."""
@@ -85,6 +88,7 @@ class Ledger:
         """The step under way is none: its layers have no rows. Its migrations keep theirs, MAX_ROWS at most: an
         engine may give way in every step, and so never end one."""
         self._now.layers.clear()
+        self._now.held.clear()
         del self._now.migrations[:-MAX_ROWS]
 
     def end_step(self, row: Row) -> None:
@@ -117,6 +121,7 @@ class Ledger:
             steps=_table([step.row for step in steps if step.row is not None], STEP_DTYPE),
             layers=_table([row for step in steps for row in step.layers], LAYER_DTYPE),
             migrations=_table([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
+            held=_table([row for step in steps for row in step.held], HELD_DTYPE),
             counters={name: int(count) for name, count in sorted(self._counters().items())},
             events=tuple(self.events),
         )

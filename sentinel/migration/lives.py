@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sentinel.core.errors import TierError
 from sentinel.core.plan import Block
 from sentinel.core.units import format_bytes
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.flights import Flights
 from sentinel.migration.keeping import Piece, without
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.residence import Residence
+from sentinel.tiers.tier import FAST
 
 
 class Lives:
@@ -27,7 +29,7 @@ class Lives:
         self,
         blocks: Sequence[Block],
         mover: NativeMover,
-        where: Residence,
+        table: BlockTable,
         flights: Flights,
         ledger: Ledger,
         *,
@@ -37,7 +39,7 @@ class Lives:
         discard: Callable[[int, int], None] | None,
         keeps: Mapping[int, tuple[Piece, ...]],
     ) -> None:
-        self._blocks, self._mover, self._where, self._flights, self._ledger = blocks, mover, where, flights, ledger
+        self._blocks, self._mover, self._table, self._flights, self._ledger = blocks, mover, table, flights, ledger
         self._emulated, self._warn, self._strict, self._discard = emulated, warn, strict, discard
         self._keeps = keeps
         self._kept: dict[int, list[Piece]] = {}  # heir -> what is held for it
@@ -45,42 +47,43 @@ class Lives:
 
     def bear(self, born: Sequence[int], fast_bytes: int) -> int:
         """The blocks `born` take their room, at once if there is enough for their `fast_bytes`. Returns ns waited."""
-        if any(self._where.held[block] or block in self._displaced for block in born):
+        if any(self._table.held[block] or block in self._displaced for block in born):
             return self.bear_each(born)
         inherited = self._inherit(born) if self._kept else 0
         had_room, waited = self._reserve(fast_bytes - inherited)
         if not had_room:
             self._mover.release(inherited)
             return waited + self.bear_each(born)
-        slow_bytes = 0
+        in_slower: Counter[int] = Counter()
         for block in born:
             spec = self._blocks[block]
-            self._where.held[block] = True
-            self._where.settle(block, spec.tier, 0 if spec.tier else spec.nbytes)
-            slow_bytes += spec.nbytes if spec.tier else 0
-        if slow_bytes:
-            self._mover.hold_slow(slow_bytes)
+            self._table.held[block] = True
+            self._table.place(block, spec.tier)
+            if spec.tier != FAST:
+                in_slower[spec.tier] += spec.nbytes
+        for tier, nbytes in in_slower.items():
+            self._mover.hold(tier, nbytes)
         return waited
 
     def bear_each(self, born: Iterable[int]) -> int:
         """One by one: where the plan says, where the pages are, or elsewhere for want of room. Returns ns waited."""
         waited = 0
         for block in born:
-            if self._where.held[block]:  # it outlived its death: the ticks were cut short
+            if self._table.held[block]:  # it outlived its death: the ticks were cut short
                 waited += self.bury((block,))
             if block in self._kept:
                 self._mover.release(self._inherit((block,)))
             nbytes = self._blocks[block].nbytes
-            tier = self._where.tier[block] if block in self._displaced else self._blocks[block].tier
+            tier = self._table.tier[block] if block in self._displaced else self._blocks[block].tier
             self._displaced.discard(block)
-            if tier:
-                self._mover.hold_slow(nbytes)
+            if tier != FAST:
+                self._mover.hold(tier, nbytes)
             else:
                 had_room, waited_for_it = self._reserve(nbytes)
                 waited += waited_for_it
-                tier = 0 if had_room else self._overflow(block)
-            self._where.held[block] = True
-            self._where.settle(block, tier, 0 if tier else nbytes)
+                tier = FAST if had_room else self._overflow(block)
+            self._table.held[block] = True
+            self._table.place(block, tier)
         return waited
 
     def bury(self, blocks: Iterable[int], *, keep: bool = False) -> int:
@@ -88,29 +91,34 @@ class Lives:
 
         `keep`: the plan goes on in its order, so what it has room for may stay for the next tenants.
         """
-        waited = fast_bytes = slow_bytes = 0
+        waited, given = 0, [0] * len(self._table.bytes_in)
         for block in blocks:
-            if not self._where.held[block]:
+            if not self._table.held[block]:
                 continue
             if self._flights.of(block):
                 began = time.monotonic_ns()
                 self._flights.end(block)
                 waited += time.monotonic_ns() - began
-            spec, fast = self._blocks[block], self._where.fast_bytes[block]
-            fast_bytes += fast
-            slow_bytes += spec.nbytes - fast
-            self._where.held[block] = False
+            spec = self._blocks[block]
+            for tier, held in enumerate(self._table.bytes_in):
+                given[tier] += held[block]
+            self._table.held[block] = False
             if not self._emulated:
-                if fast != (0 if spec.tier else spec.nbytes):
+                if self._table.bytes_in[spec.tier][block] != spec.nbytes:
                     self._send_home(block)
-                elif fast and self._discard is not None:
-                    fast_bytes -= self._keep(block) if keep else self._drop(spec.offset, spec.nbytes)
-        if fast_bytes:
-            self._mover.release(fast_bytes)
-        if slow_bytes:
-            self._mover.hold_slow(-slow_bytes)
+                elif spec.tier == FAST and self._discard is not None:
+                    given[FAST] -= self._keep(block) if keep else self._drop(spec.offset, spec.nbytes)
+        self.give_back(given)
         self._mover.held(restart=True)  # the layer that begins never held them
         return waited
+
+    def give_back(self, bytes_in: Sequence[int]) -> None:
+        """So many bytes of each tier are held no more."""
+        for tier, nbytes in enumerate(bytes_in):
+            if nbytes and tier == FAST:
+                self._mover.release(nbytes)
+            elif nbytes:
+                self._mover.hold(tier, -nbytes)
 
     def _reserve(self, nbytes: int) -> tuple[bool, int]:
         """Whether there was room in fast memory, which is taken then; and the ns waited for it. Room that is there at
@@ -166,8 +174,8 @@ class Lives:
             if not totals["born_slow"]:
                 self._ledger.event(f"{name} was born in slow memory: {format_bytes(nbytes)} had no room")
             totals["born_slow"] += 1
-            self._mover.hold_slow(nbytes)
-            return 1
+            self._mover.hold(FAST + 1, nbytes)
+            return FAST + 1
         self._mover.force(nbytes)
         sentence = f"{name} was born in fast memory with no room for {format_bytes(nbytes)}: the budget was exceeded"
         if not totals["overflows"]:
@@ -176,4 +184,4 @@ class Lives:
         self._ledger.event(sentence)
         if self._strict:
             raise TierError(sentence, tier="fast", block=block)
-        return 0
+        return FAST

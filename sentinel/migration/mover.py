@@ -1,4 +1,5 @@
-"""The native mover (kernel_profiler/src/mover.cpp): two queues of transfers within a hard budget of fast bytes."""
+"""The native mover (kernel_profiler/src/mover.cpp): two queues of transfers between tiers, within a hard budget of
+fast bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sentinel.core.errors import NativeError
 from sentinel.system import native
-from sentinel.tiers.tier import Job
+from sentinel.tiers.tier import FAST, MOST_TIERS, Job
 
 _U64, _I64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
 _ERRNO_COUNT = 134
@@ -25,30 +26,50 @@ class Outcome(IntEnum):
 
 
 class Moved(NamedTuple):
-    """An ended job. `fast_bytes`: of its block, in the fast tier now. `start_ns` is 0 if it never started."""
+    """An ended job. `held`: of its block, in each of MOST_TIERS tiers now. `start_ns` is 0 if it never started."""
 
     job: int
     start_ns: int
     stop_ns: int
     moved_bytes: int
-    fast_bytes: int
+    held: tuple[int, ...]
     outcome: Outcome
     errno: int
 
+    @property
+    def fast_bytes(self) -> int:
+        """Of its block, in the fast tier now."""
+        return self.held[FAST]
+
 
 class Held(NamedTuple):
-    """The accounts. `*_high_bytes`: most since they were last restarted. `overflow_bytes`: taken by force beyond
-    the capacity, added up. `starved`: a promotion waits for room."""
+    """The accounts. `bytes_in`: of each of MOST_TIERS tiers. `*high_bytes*`: most since they were last restarted, also
+    of all slower tiers together. `overflow_bytes`: taken by force beyond the capacity, added up. `starved`: a
+    promotion waits for room."""
 
-    fast_bytes: int
-    fast_high_bytes: int
-    slow_bytes: int
+    bytes_in: tuple[int, ...]
+    high_bytes_in: tuple[int, ...]
     slow_high_bytes: int
     in_flight_bytes: int
     most_fast_bytes: int
     overflow_bytes: int
     overflows: int
     starved: int
+
+    @property
+    def fast_bytes(self) -> int:
+        """In the fast tier now."""
+        return self.bytes_in[FAST]
+
+    @property
+    def fast_high_bytes(self) -> int:
+        """Most in the fast tier."""
+        return self.high_bytes_in[FAST]
+
+    @property
+    def slow_bytes(self) -> int:
+        """In all slower tiers now."""
+        return sum(self.bytes_in) - self.bytes_in[FAST]
 
 
 class _Span(ctypes.Structure):
@@ -58,17 +79,17 @@ class _Span(ctypes.Structure):
 class _Job(ctypes.Structure):
     _fields_ = (
         ("nbytes", _U64),
-        ("fast_bytes", _U64),
+        ("held", _U64 * MOST_TIERS),
         ("duration_ns", _U64),
         ("bytes_per_s", _U64),
         ("after", _U64),
         ("spans", ctypes.POINTER(_Span)),
         ("span_count", _U64),
         ("node", ctypes.c_int32),
-        ("direction", ctypes.c_uint8),
+        ("source", ctypes.c_uint8),
+        ("target", ctypes.c_uint8),
         ("kind", ctypes.c_uint8),
         ("first", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8),
     )
 
 
@@ -78,13 +99,13 @@ class _Moved(ctypes.Structure):
         ("start_ns", _U64),
         ("stop_ns", _U64),
         ("moved_bytes", _U64),
-        ("fast_bytes", _U64),
+        ("held", _U64 * MOST_TIERS),
         ("outcome", ctypes.c_int32),
         ("error", ctypes.c_int32),
     )
 
 
-_Held = _U64 * len(Held._fields)
+_Held = _U64 * (2 * MOST_TIERS + len(Held._fields) - 2)
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_create": (_INT, (_U64, _INT, ctypes.POINTER(_PTR))),
@@ -97,7 +118,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_reserve": (_INT, (_PTR, _U64, _U64)),
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
-    "sn_mover_hold_slow": (_INT, (_PTR, _I64)),
+    "sn_mover_hold": (_INT, (_PTR, _INT, _I64)),
     "sn_mover_set_capacity": (_INT, (_PTR, _U64)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
@@ -137,14 +158,15 @@ class NativeMover:
         spans = (_Span * len(job.spans))(*[_Span(address, nbytes) for address, nbytes in job.spans])
         order = _Job(
             nbytes=job.nbytes,
-            fast_bytes=job.fast_bytes,
+            held=tuple(job.held),
             duration_ns=job.duration_ns,
             bytes_per_s=job.bytes_per_s,
             after=job.after,
             spans=spans,
             span_count=len(job.spans),
             node=job.node,
-            direction=job.direction,
+            source=job.source,
+            target=job.target,
             kind=int(job.node >= 0),
             first=int(job.first),
         )
@@ -177,9 +199,9 @@ class NativeMover:
         """Give fast room back."""
         self._check("sn_mover_release", nbytes)
 
-    def hold_slow(self, nbytes: int) -> None:
-        """Count slow bytes born, or dead where negative."""
-        self._check("sn_mover_hold_slow", nbytes)
+    def hold(self, tier: int, nbytes: int) -> None:
+        """Count bytes born in a slower tier, or dead where negative."""
+        self._check("sn_mover_hold", tier, nbytes)
 
     def set_capacity(self, nbytes: int) -> None:
         """Change the budget; what is held beyond it counts as overflow."""
@@ -197,7 +219,7 @@ class NativeMover:
             for row in self._rows[:count]:
                 outcome = Outcome(row.outcome)
                 found.append(
-                    Moved(row.id, row.start_ns, row.stop_ns, row.moved_bytes, row.fast_bytes, outcome, row.error)
+                    Moved(row.id, row.start_ns, row.stop_ns, row.moved_bytes, tuple(row.held), outcome, row.error)
                 )
             if count < _BATCH:
                 return found
@@ -207,11 +229,12 @@ class NativeMover:
         result = self._held_call(self._open("sn_mover_held"), self._accounts_at, restart)
         if result:
             raise NativeError("sn_mover_held", -result)
-        return Held._make(self._accounts)
+        told = self._accounts[:]
+        return Held(tuple(told[:MOST_TIERS]), tuple(told[MOST_TIERS : 2 * MOST_TIERS]), *told[2 * MOST_TIERS :])
 
-    def slow_bytes(self) -> int:
-        """Bytes that the slow side holds now."""
-        return self.held().slow_bytes
+    def bytes_in(self, tier: int) -> int:
+        """Bytes that `tier` holds now."""
+        return self.held().bytes_in[tier]
 
     def errors(self) -> dict[str, int]:
         """Pages (or emulated jobs) that stayed, by the name of the errno."""

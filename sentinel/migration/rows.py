@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.clock import Clock
 from sentinel.migration.delay import Delay
 from sentinel.migration.flights import Flights
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.residence import Residence
+from sentinel.tiers.tier import FAST
 
 
 class Rows:
@@ -21,13 +22,13 @@ class Rows:
     def __init__(
         self,
         mover: NativeMover,
-        where: Residence,
+        table: BlockTable,
         flights: Flights,
         ledger: Ledger,
         unmanaged_bytes: Callable[[], int] | None,
         clock: Clock,
     ) -> None:
-        self._mover, self._where, self._flights, self._ledger = mover, where, flights, ledger
+        self._mover, self._table, self._flights, self._ledger = mover, table, flights, ledger
         self._unmanaged = unmanaged_bytes
         self._now_ns = clock.now_ns
         self._delay = Delay(clock)
@@ -48,9 +49,9 @@ class Rows:
 
     def open_layer(self, layer: int, now: int, stall: int) -> None:
         """`layer` began at `now`, and waited for `stall` ns already."""
-        where = self._where
-        self._layer, self.layer_began_ns, self._stall_ns, self._slow_ns = layer, now, stall, where.slow_ns.item(layer)
-        self._served = (where.served_fast_bytes.item(layer), where.touched_bytes.item(layer))
+        table = self._table
+        self._layer, self.layer_began_ns, self._stall_ns, self._slow_ns = layer, now, stall, table.slow_ns.item(layer)
+        self._served = (table.served_fast_bytes.item(layer), table.touched_bytes.item(layer))
 
     def close_layer(self) -> int:
         """The layer under way has ended: inject its delay, write its row. Returns the time now."""
@@ -59,7 +60,9 @@ class Rows:
         held = self._mover.held(restart=True)
         times = (start - self._flights.began_ns, now - start, self._stall_ns, slow)
         high = held.fast_high_bytes, held.slow_high_bytes
-        self._ledger.layer((self.step, self._layer, *times, *high, *self._served))
+        slower = range(FAST + 1, len(self._table.bytes_in))
+        each = [(self.step, self._layer, tier, held.high_bytes_in[tier]) for tier in slower] if len(slower) > 1 else ()
+        self._ledger.layer((self.step, self._layer, *times, *high, *self._served), each)
         self._step_stall_ns += self._stall_ns
         self._step_peak_bytes = max(self._step_peak_bytes, held.fast_high_bytes)
         return now

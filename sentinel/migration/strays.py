@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan
 from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.flights import Flights
 from sentinel.migration.ledger import Ledger
-from sentinel.migration.residence import Residence
 
 AUDIT_STEPS = 64
 """All blocks are looked at once in so many steps, by bytes about as much in each."""
@@ -45,12 +45,12 @@ class Strays:
         self,
         plan: Plan,
         uses: NDArray[Any],
-        where: Residence,
+        table: BlockTable,
         flights: Flights,
         ledger: Ledger,
         forks: Callable[[], int],
     ) -> None:
-        self._where, self._flights, self._ledger, self._forks = where, flights, ledger, forks
+        self._table, self._flights, self._ledger, self._forks = table, flights, ledger, forks
         self._forked = forks()
         self._movable = [index for index, block in enumerate(plan.blocks) if not block.fixed]
         self._nbytes = [block.nbytes for block in plan.blocks]
@@ -110,8 +110,8 @@ class Strays:
         room = -(-self._total // HURRIED_STEPS)
         waiting, seen = {}, {}
         for block, checks in self._suspects.items():
-            away = self._where.tier[block] != self._home[block]
-            if not self._where.held[block]:
+            away = self._table.tier[block] != self._home[block]
+            if not self._table.held[block]:
                 continue
             if away and (room <= 0 or self._flights.of(block)):
                 waiting[block] = checks
@@ -133,10 +133,10 @@ class Strays:
 
     def _sweep(self, blocks: list[int], step: int, layer: int, *, audit: bool = False) -> None:
         """Look at those that are held, not under way, and (but for an `audit`) elsewhere than a new page would be."""
-        where = self._where
+        table = self._table
         for block in blocks:
-            away = audit or where.tier[block] != self._home[block]
-            if away and where.held[block] and not self._flights.of(block):
+            away = audit or table.tier[block] != self._home[block]
+            if away and table.held[block] and not self._flights.of(block):
                 self._flights.sweep(block, step, layer, first=not audit)
 
     def _tell(self) -> None:

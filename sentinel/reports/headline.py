@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
@@ -135,6 +136,19 @@ def steady_steps(run: Run) -> list[int]:
     """Numbers of the steps that ran as planned."""
     found: list[int] = run.steps["step"][run.steps["in_step"]].tolist()
     return found
+
+
+def median_by_layer(run: Run, values: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(n_layers,) median of `values`, one a row of `run.layers`, over the steps that ran as planned; and whether there
+    was one."""
+    chosen = np.isin(run.layers["step"], steady_steps(run)) & (run.layers["layer"] < length)
+    layers, values = run.layers["layer"][chosen], values[chosen]
+    medians, known = np.zeros(length, np.int64), np.zeros(length, np.bool_)
+    order = np.argsort(layers, kind="stable")
+    present, first = np.unique(layers[order], return_index=True)
+    for layer, part in zip(present, np.split(values[order], first[1:]), strict=False):  # no layer: one empty part
+        medians[layer], known[layer] = int(np.median(part)), True
+    return medians, known
 
 
 def migrated_by_step(run: Run) -> dict[int, int]:

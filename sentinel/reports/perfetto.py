@@ -50,12 +50,13 @@ def _span(process: int, thread: int, name: str, start_ns: int, duration_ns: int,
 
 def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int) -> list[Event]:
     events: list[Event] = []
-    for row in run.layers:
+    held_in = {name: run.held_bytes(tier) for tier, name in enumerate(run.tier_names)}
+    for index, row in enumerate(run.layers):
         layer, start = int(row["layer"]), int(row["start_ns"])
         label = str(ids[layer]) if layer < len(ids) else f"layer {layer}"
         args: Event = {name: int(row[name]) for name in ("step", "layer", "stall_ns", "slow_ns", "touched_bytes")}
         events.append(_span(process, _LAYERS, label, start, int(row["duration_ns"]), args))
-        held = {"fast": int(row["fast_bytes"]), "slow": int(row["slow_bytes"])}
+        held = {name: int(nbytes[index]) for name, nbytes in held_in.items() if nbytes is not None}
         events.append({"ph": "C", "pid": process, "name": "bytes held", "ts": start / 1000, "args": held})
     lanes: dict[tuple[int, int], int] = {}
     for row in run.migrations:

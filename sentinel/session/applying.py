@@ -98,11 +98,6 @@ class Applying:
         """The bucket of most steps."""
         return max(self.buckets, key=lambda bucket: bucket.served.steps)
 
-    @property
-    def may_change(self) -> bool:
-        """Whether one plan can give way to another: engines hand over what lies in two tiers, not in more."""
-        return len(self._machine.tiers) == 2
-
     def run(self) -> Run | None:
         """What the plan of most steps did; its counters tell how much the others moved too. None if nothing ran."""
         if not self.buckets or (run := self.main.run()) is None:

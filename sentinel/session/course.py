@@ -245,7 +245,7 @@ class Course:
         if self.state is State.RING:
             return  # a step is recorded just now
         if not self._learning:
-            if self._learnt == MOST_RINGS or not self._applying.may_change:
+            if self._learnt == MOST_RINGS:
                 self._notes.append("the job goes through other layers than those planned for, and keeps its plan")
                 self._rings = None
                 return
@@ -322,13 +322,12 @@ class Course:
             self._time_layers(self._applying.current)
         if not self._lookout.ended(self._steps, unknown=not known):
             return
-        most = MOST if self._applying.may_change else 1
-        if len(self._applying.buckets) < most:
+        if len(self._applying.buckets) < MOST:
             self._applying.rest()
             self._begin_ring()
         elif not self._full:
             self._full = True
-            shapes = counted(most, "shape")
+            shapes = counted(MOST, "shape")
             self._notes.append(f"steps came in more than {shapes}; those beyond were served where they fit")
 
     def _time_layers(self, bucket: Bucket) -> None:
@@ -336,7 +335,7 @@ class Course:
         executed = bucket.run() if bucket.served.steps in (REFINE_STEPS, RETIME_STEPS) else None
         if executed is None:
             return
-        if bucket.served.steps == RETIME_STEPS or not self._applying.may_change:
+        if bucket.served.steps == RETIME_STEPS:
             bucket.flow = self._planning.retimed(bucket.flow, executed)
             return
         flow, switch = self._planning.refined(bucket.flow, executed)

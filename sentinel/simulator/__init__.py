@@ -12,7 +12,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.parts import split
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
+from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.simulator.loop import Record, play
 from sentinel.simulator.observed import Observed, observed
 from sentinel.simulator.plain import plain_layer_ns
@@ -59,6 +59,7 @@ def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: in
         steps=_steps(durations, record, profile),
         layers=_layers(record, full, slow, served, profile.n_layers),
         migrations=_migrations(plan, record),
+        held=_held(record, profile.n_layers),
         counters=_cases(plan, record),
     )
 
@@ -68,7 +69,7 @@ def _steps(durations: list[int], record: Record, profile: Profile) -> NDArray[np
     out = np.zeros(len(durations), STEP_DTYPE)
     for step, duration in enumerate(durations):
         rows = slice(step * length, (step + 1) * length)
-        peak = max(held for held, _ in record.layer_held_bytes[rows])
+        peak = max(held[0] for held in record.layer_held_bytes[rows])
         start, stall = record.layer_start_ns[step * length], sum(record.layer_stall_ns[rows])
         out[step] = (step, start, duration, stall, peak, profile.unmanaged_peak_bytes, True)
     return out
@@ -84,13 +85,24 @@ def _layers(
     rows = len(record.layer_start_ns)
     out = np.zeros(rows, LAYER_DTYPE)
     layer = np.arange(rows) % length
-    held = np.array(record.layer_held_bytes, np.int64).reshape(rows, 2)
     out["step"], out["layer"] = np.arange(rows) // length, layer
     out["start_ns"], out["stall_ns"] = record.layer_start_ns, record.layer_stall_ns
     out["duration_ns"] = np.rint(full).astype(np.int64)[layer] + out["stall_ns"]
     out["slow_ns"] = np.rint(slow).astype(np.int64)[layer]
-    out["fast_bytes"], out["slow_bytes"] = held[:, 0], held[:, 1]
+    out["fast_bytes"], out["slow_bytes"] = [held[0] for held in record.layer_held_bytes], record.layer_slow_bytes
     out["touched_bytes"], out["served_fast_bytes"] = served[0][layer], served[1][layer]
+    return out
+
+
+def _held(record: Record, length: int) -> NDArray[np.void]:
+    """Rows of HELD_DTYPE, where there are several slower tiers."""
+    held = np.array(record.layer_held_bytes, np.int64)[:, 1:]
+    rows, slower = held.shape
+    out = np.zeros(rows * slower if slower > 1 else 0, HELD_DTYPE)
+    if len(out):
+        row = np.repeat(np.arange(rows), slower)
+        out["step"], out["layer"] = row // length, row % length
+        out["tier"], out["nbytes"] = np.tile(np.arange(1, slower + 1), rows), held.ravel()
     return out
 
 

@@ -17,7 +17,8 @@ class Record:
 
     layer_start_ns: list[int] = field(default_factory=list)
     layer_stall_ns: list[int] = field(default_factory=list)
-    layer_held_bytes: list[tuple[int, int]] = field(default_factory=list)  # most in fast, in all slower ones at the end
+    layer_held_bytes: list[list[int]] = field(default_factory=list)  # most in each tier
+    layer_slow_bytes: list[int] = field(default_factory=list)  # in all slower ones at the end
     jobs: list[tuple[int, int, int, int, int, bool, bool]] = field(default_factory=list)
     """(step, layer submitted, job, start_ns, stop_ns, late, waited for room)"""
 
@@ -58,13 +59,15 @@ def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None
             while born[layer] > movers.free_bytes[tier]:
                 movers.step(f"a birth in layer {layer}")
             movers.take(tier, born[layer])
-        movers.least_free_bytes = movers.free_bytes[0]
+        movers.least_free_bytes = list(movers.free_bytes)
         stall = movers.now - tick
         movers.advance(movers.now + duration)
         record.layer_start_ns.append(tick)
         record.layer_stall_ns.append(stall)
         slow = sum(c - f for c, f in zip(line.capacity_bytes[1:], movers.free_bytes[1:], strict=True))
-        record.layer_held_bytes.append((line.capacity_bytes[0] - movers.least_free_bytes, slow))
+        most = [capacity - free for capacity, free in zip(line.capacity_bytes, movers.least_free_bytes, strict=True)]
+        record.layer_held_bytes.append(most)
+        record.layer_slow_bytes.append(slow)
 
 
 def _await_due(line: Timeline, movers: Movers, record: Record, step: int, layer: int, tick: int) -> None:

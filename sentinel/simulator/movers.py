@@ -27,7 +27,7 @@ class Movers:
         self._queues: tuple[deque[int], deque[int]] = (deque(), deque())
         self._active = [-1, -1]
         self._ends = [0, 0]
-        self.least_free_bytes = self.free_bytes[0]
+        self.least_free_bytes = list(self.free_bytes)  # of each tier, since it was last set
 
     def submit(self, job: int) -> None:
         """Queue a job now."""
@@ -42,8 +42,7 @@ class Movers:
     def take(self, tier: int, nbytes: int) -> None:
         """Take room in a tier for births; the caller has made sure that there is enough."""
         self.free_bytes[tier] -= nbytes
-        if tier == 0:
-            self.least_free_bytes = min(self.least_free_bytes, self.free_bytes[0])
+        self.least_free_bytes[tier] = min(self.least_free_bytes[tier], self.free_bytes[tier])
 
     def give(self, tier: int, nbytes: int) -> None:
         """Give back the room of the dead."""

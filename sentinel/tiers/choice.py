@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
+from sentinel.core.units import parse_bytes
 from sentinel.system.calibration import kept
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRESETS, Preset, preset
 
-_WORDS = f'"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; presets: {", ".join(PRESETS)}'
+_WORDS = (
+    '"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; of several tiers "PRESET=SIZE+PRESET", the'
+    f' fastest first; presets: {", ".join(PRESETS)}'
+)
+
+
+class DeclaredTier(NamedTuple):
+    """A slower tier that is described by `preset`; of `capacity_bytes`, if that was said."""
+
+    preset: str
+    capacity_bytes: int | None = None
+
+    def spec(self, kind: TierKind, host: Topology) -> TierSpec:
+        """It holds as much as the host has, unless it was said how much."""
+        capacity = host_bytes(host) if self.capacity_bytes is None else self.capacity_bytes
+        return PRESETS[self.preset].spec(self.preset, kind, capacity)
 
 
 def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT_FAST) -> Machine:
-    """Fast memory of this host and the slow tier that `slow` names.
+    """Fast memory of this host and the slower tiers that `slow` names.
 
     `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays. `PRESET`: described, nothing can be
-    applied. `auto`: the nearest slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in
-    bytes, by default all that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
+    applied. `PRESET=SIZE+PRESET`, emulated or described: several slower tiers, the fastest first. `auto`: the nearest
+    slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in bytes, by default all
+    that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
 
     Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's.
 
@@ -31,7 +50,8 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
     if slow == "auto":
         if host.slower:
             return _with_node(host, host.slower[0], local, fast_capacity)
-        return replace(_described(host, DEFAULT_SLOW, "described", local, fast_capacity), decided_by="declared")
+        default = (DeclaredTier(DEFAULT_SLOW),)
+        return replace(_described(host, default, "described", local, fast_capacity), decided_by="declared")
     if kind == "numa" and name.isdigit():
         return _with_node(host, int(name), local, fast_capacity, decided_by="user")
     if kind == "file" and name:
@@ -44,14 +64,28 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
     return _described(host, named, declared, local, fast_capacity)
 
 
-def declared_words(slow: str) -> tuple[TierKind, str]:
-    """(kind, preset) of `emulated:PRESET` or `PRESET`; UsageError for any other word."""
-    kind, _, name = slow.partition(":")
-    if kind == "emulated" and name in PRESETS:
-        return "emulated", name
-    if slow in PRESETS:
-        return "described", slow
-    raise UsageError(f"slow={slow!r} names no slow tier", f"use {_WORDS}")
+def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
+    """(kind, tiers) of `emulated:PRESET`, `PRESET` or `PRESET=SIZE`, or several of them with + between.
+
+    Raises UsageError for any other word, and for tiers of which one would never be used: named twice, after a slower
+    one, or after one of unlimited size.
+    """
+    kind, colon, rest = slow.partition(":")
+    parts = [part.partition("=") for part in (rest if colon else slow).split("+")]
+    names = [name for name, _, _ in parts]
+    if kind not in ("emulated", slow) or any(name not in PRESETS for name in names):
+        raise UsageError(f"slow={slow!r} names no slow tier", f"use {_WORDS}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"slow={slow!r} names a tier twice", "name each once")
+    if names != sorted(names, key=lambda name: PRESETS[name].latency_ns):
+        raise UsageError(f"slow={slow!r} names a tier after a slower one", "put the one of the lowest latency first")
+    if unlimited := [name for name, equals, _ in parts[:-1] if not equals]:
+        raise UsageError(
+            f"slow={slow!r}: {unlimited[0]} may hold everything, so {names[-1]} would hold nothing",
+            f'say how much it holds: "{unlimited[0]}=4GiB"',
+        )
+    tiers = (DeclaredTier(name, parse_bytes(size) if equals else None) for name, equals, size in parts)
+    return "emulated" if colon else "described", tuple(tiers)
 
 
 def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Link]:
@@ -62,12 +96,18 @@ def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Lin
     return Link(index, 0, up, latency_ns), Link(0, index, down, latency_ns)
 
 
+def links_among(fast: TierSpec, slower: Sequence[TierSpec]) -> tuple[Link, ...]:
+    """Both ways between the fast tier and each slower one."""
+    return tuple(link for index, tier in enumerate(slower, 1) for link in links_between(fast, tier, index))
+
+
 def _described(
-    host: Topology, name: str, kind: TierKind, local: Preset, fast_capacity: int | None
+    host: Topology, tiers: Sequence[DeclaredTier], kind: TierKind, local: Preset, fast_capacity: int | None
 ) -> Machine:
-    slow = PRESETS[name].spec(name, kind, host_bytes(host))
     fast = _fast_tier(host, local, fast_capacity)
-    return Machine(f"{kind}:{name}", (fast, slow), links_between(fast, slow, 1), decided_by="user")
+    slower = tuple(tier.spec(kind, host) for tier in tiers)
+    name = f"{kind}:{'+'.join(tier.preset for tier in tiers)}"
+    return Machine(name, (fast, *slower), links_among(fast, slower), decided_by="user")
 
 
 def _with_node(

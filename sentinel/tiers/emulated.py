@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import transfer_ns
-from sentinel.core.machine import Link, Machine, TierSpec
-from sentinel.tiers.tier import DEMOTE, PROMOTE, HeldBlock, Job, Mover, Transfer
+from sentinel.core.machine import Machine, TierSpec
+from sentinel.tiers.tier import FAST, HeldBlock, Job, Mover, Transfer
 
 
 class EmulatedTier:
@@ -20,8 +20,6 @@ class EmulatedTier:
         self._machine = machine
         self._index = index
         self._mover = mover
-        self._up = machine.link(index, 0)
-        self._down = machine.link(0, index)
 
     @property
     def spec(self) -> TierSpec:
@@ -30,15 +28,15 @@ class EmulatedTier:
 
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
-        return max(self.spec.capacity_bytes - self._mover.slow_bytes(), 0)
+        return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)
 
-    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
-        """Begin to move `block` from fast memory to here."""
-        return self._submit(DEMOTE, block, block.fast_bytes, self._down, after, first=first)
+    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
+        """Begin to move `block` to here."""
+        return self._submit(source, self._index, block, after, first=first)
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """Begin to move `block` from here to fast memory."""
-        return self._submit(PROMOTE, block, block.nbytes - block.fast_bytes, self._up, after)
+        """Begin to move `block` to fast memory."""
+        return self._submit(self._index, FAST, block, after)
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) what each use costs here beyond the fast tier, at least 0."""
@@ -55,9 +53,14 @@ class EmulatedTier:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _submit(
-        self, direction: int, block: HeldBlock, nbytes: int, link: Link, after: int, *, first: bool = False
-    ) -> Transfer:
-        duration_ns = transfer_ns(link, nbytes)
-        job = Job(direction, block.nbytes, block.fast_bytes, after, duration_ns, first=first)
+    def _submit(self, source: int, target: int, block: HeldBlock, after: int, *, first: bool = False) -> Transfer:
+        away = [(tier, held) for tier, held in enumerate(block.held) if held and tier != target]
+        duration_ns = sum(self._journey_ns(tier, target, held) for tier, held in away or [(source, 0)])
+        job = Job(source, target, block.nbytes, block.held, after, duration_ns, first=first)
         return Transfer(self._mover.submit(job))
+
+    def _journey_ns(self, source: int, target: int, nbytes: int) -> int:
+        """How long `nbytes` take; between two slower tiers as long as through fast memory."""
+        if FAST in (source, target):
+            return transfer_ns(self._machine.link(source, target), nbytes)
+        return self._journey_ns(source, FAST, nbytes) + self._journey_ns(FAST, target, nbytes)

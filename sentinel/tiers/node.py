@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.system import numa
-from sentinel.tiers.tier import DEMOTE, PROMOTE, HeldBlock, Job, Mover, Transfer
+from sentinel.tiers.tier import FAST, HeldBlock, Job, Mover, Transfer
 
 
 class NodeTier:
@@ -33,15 +33,17 @@ class NodeTier:
 
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
-        return max(self.spec.capacity_bytes - self._mover.slow_bytes(), 0)
+        return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)
 
-    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
-        """Begin to move the pages of `block` from the fast node to this one."""
-        return self._submit(DEMOTE, block, self._here, after, first=first)
+    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
+        """Begin to move the pages of `block` to this node."""
+        job = self._job(block, self._here, after)
+        return Transfer(self._mover.submit(job._replace(source=source, target=self._index, first=first)))
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """Begin to move the pages of `block` from this node to the fast one."""
-        return self._submit(PROMOTE, block, self._fast, after)
+        """Begin to move the pages of `block` to the fast node."""
+        job = self._job(block, self._fast, after)
+        return Transfer(self._mover.submit(job._replace(source=self._index, target=FAST)))
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) zeros: this memory takes its own time."""
@@ -54,15 +56,14 @@ class NodeTier:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _submit(self, direction: int, block: HeldBlock, node: int, after: int, *, first: bool = False) -> Transfer:
-        job = Job(
-            direction,
+    def _job(self, block: HeldBlock, node: int, after: int) -> Job:
+        """To `node`, between tiers that the caller tells."""
+        return Job(
+            *(FAST, FAST),
             block.nbytes,
-            block.fast_bytes,
+            block.held,
             after,
             node=node,
             spans=block.ranges(),
             bytes_per_s=self._bytes_per_s,
-            first=first,
         )
-        return Transfer(self._mover.submit(job))

@@ -10,34 +10,39 @@ from numpy.typing import NDArray
 
 from sentinel.core.machine import TierSpec
 
-PROMOTE, DEMOTE = 0, 1
-"""Directions of a job: to the fast tier, away from it."""
+FAST = 0
+"""The number of the fast tier, the only one whose bytes have a budget here."""
+MOST_TIERS = 8
+"""Tiers that a mover keeps apart."""
 
 Transfer = NewType("Transfer", int)
 """A migration under way, as the mover numbers it."""
 
 
 class HeldBlock(NamedTuple):
-    """Block number `number` as the engine holds it. `fast_bytes`: of it, in the fast tier (as the transfer before
-    leaves it, if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for
-    only where addresses matter."""
+    """Block number `number` as the engine holds it. `held`: its bytes in each tier (as the transfer before leaves them,
+    if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for only where
+    addresses matter."""
 
     number: int
     nbytes: int
-    fast_bytes: int
+    held: Sequence[int]
     ranges: Callable[[], Sequence[tuple[int, int]]]
 
 
 class Job(NamedTuple):
-    """What a mover does. On a NUMA node: `spans` go to `node`. Else it takes `duration_ns` on an idle link.
+    """What a mover does: a block of `nbytes`, of which each tier has what `held` says, goes to tier `target`. What
+    stays is counted in tier `source`. On a NUMA node: `spans` go to `node`. Else it takes `duration_ns` on an idle
+    link.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end.
     """
 
-    direction: int
+    source: int
+    target: int
     nbytes: int
-    fast_bytes: int
+    held: Sequence[int]
     after: int = 0
     duration_ns: int = 0
     node: int = -1
@@ -53,13 +58,14 @@ class Mover(Protocol):
         """Queue `job`; returns its id."""
         ...
 
-    def slow_bytes(self) -> int:
-        """Bytes that the slow side holds now."""
+    def bytes_in(self, tier: int) -> int:
+        """Bytes that `tier` holds now."""
         ...
 
 
 class Tier(Protocol):
-    """Where bytes can live beside the fast tier. Movement is hub and spoke: between host memory and here."""
+    """Where bytes can live beside the fast tier. Plans move them between fast memory and here; only where one plan
+    gives way to another a block may come from another slower tier."""
 
     @property
     def spec(self) -> TierSpec:
@@ -70,8 +76,9 @@ class Tier(Protocol):
         """Bytes that it could still take in."""
         ...
 
-    def admit(self, block: HeldBlock, after: int = 0, *, first: bool = False) -> Transfer:
-        """Begin to move `block` from fast memory to here, once transfer `after` (0: none) has ended.
+    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
+        """Begin to move `block` to here, wherever its bytes are, once transfer `after` (0: none) has ended. What stays
+        is counted in tier `source`.
 
         `first`: it is here already, by the books; what the kernel has put into fast memory by itself comes back, and
         no promotion begins before.
@@ -79,7 +86,7 @@ class Tier(Protocol):
         ...
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """Begin to move `block` from here to fast memory."""
+        """Begin to move `block` to fast memory, wherever its bytes are; what stays is counted here."""
         ...
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:

@@ -51,7 +51,7 @@ class Case:
         half, address = self.memory.nbytes // 2, self.memory.address
         pieces = [(address, half), (address + half, half)]
         held = self.memory.nbytes if fast_bytes is None else fast_bytes
-        return HeldBlock(0, self.memory.nbytes, held, lambda: pieces)
+        return HeldBlock(0, self.memory.nbytes, (held, self.memory.nbytes - held), lambda: pieces)
 
     def ended(self, job: int) -> Moved:
         assert self.mover.wait(job)
@@ -129,7 +129,7 @@ def test_bytes_stay_right_wherever_they_are(case: Case) -> None:
 
 def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
     assert case.mover.reserve(3 * MIB)
-    case.mover.hold_slow(2 * MIB)
+    case.mover.hold(1, 2 * MIB)
     job = case.tier.recall(case.block(0))
     assert not case.mover.wait(job)
     assert case.mover.held().starved

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sentinel.core.errors import NativeError
-from sentinel.migration.mover import NativeMover, Outcome, sleep_until
-from sentinel.tiers.tier import DEMOTE, PROMOTE, Job
+from sentinel.migration.mover import Held, NativeMover, Outcome, sleep_until
+from sentinel.tiers.tier import MOST_TIERS, Job
 
 pytestmark = pytest.mark.needs("native")
 
 MS = 1_000_000
+UP, DOWN = (1, 0), (0, 1)  # source and target
 
 
 @pytest.fixture
@@ -32,19 +33,19 @@ def test_a_mover_that_was_given_nothing_has_done_nothing(mover: NativeMover) -> 
     assert mover.ended() == 0
     assert mover.results() == []
     assert mover.errors() == {}
-    assert set(mover.held()) == {0}
+    assert mover.held() == Held((0,) * MOST_TIERS, (0,) * MOST_TIERS, *[0] * 6)
 
 
 def test_more_results_than_fit_a_batch_come_all_in_order(mover: NativeMover) -> None:
-    jobs = [mover.submit(Job(DEMOTE, 0, 0)) for _ in range(211)]
+    jobs = [mover.submit(Job(*DOWN, 0, ())) for _ in range(211)]
     assert mover.wait(jobs[-1])
     assert [moved.job for moved in mover.results()] == jobs
     assert mover.ended() == 211
 
 
 def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMover) -> None:
-    mover.hold_slow(60)
-    job = mover.submit(Job(PROMOTE, 60, 0, duration_ns=30 * MS))
+    mover.hold(1, 60)
+    job = mover.submit(Job(*UP, 60, (0, 60), duration_ns=30 * MS))
     while not mover.held().in_flight_bytes and not mover.ended():
         time.sleep(0.0002)
     if not mover.ended():
@@ -54,12 +55,13 @@ def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMove
     (moved,) = mover.results()
     assert moved.outcome is Outcome.DONE
     assert moved.stop_ns - moved.start_ns == 30 * MS
-    assert mover.held()[:3] == (60, 60, 0)
+    held = mover.held()
+    assert (held.fast_bytes, held.fast_high_bytes, held.slow_bytes) == (60, 60, 0)
 
 
 def test_a_promotion_that_was_dropped_never_ran(mover: NativeMover) -> None:
     assert mover.reserve(100)
-    job = mover.submit(Job(PROMOTE, 10, 0))
+    job = mover.submit(Job(*UP, 10, (0, 10)))
     assert not mover.wait(job)
     assert mover.cancel(job)
     assert not mover.cancel(job)
@@ -76,7 +78,7 @@ def test_pages_for_a_node_that_is_not_there_stay_and_say_why(mover: NativeMover,
     first = -(-memory.ctypes.data // 4096) * 4096
     mover.set_capacity(1 << 20)
     assert mover.reserve(8192)
-    job = mover.submit(Job(DEMOTE, 8192, 8192, node=node, spans=[(first, 8192)]))
+    job = mover.submit(Job(*DOWN, 8192, (8192,), node=node, spans=[(first, 8192)]))
     assert mover.wait(job)
     (moved,) = mover.results()
     assert moved.outcome is Outcome.FAILED
@@ -100,7 +102,7 @@ def test_force_is_counted_where_reserve_is_refused(mover: NativeMover) -> None:
 def test_room_is_taken_at_once_or_not_at_all(mover: NativeMover) -> None:
     capacity = 100
     assert mover.take(60)
-    mover.submit(Job(DEMOTE, 60, 60, duration_ns=10_000 * MS))  # would free it, in ten seconds
+    mover.submit(Job(*DOWN, 60, (60,), duration_ns=10_000 * MS))  # would free it, in ten seconds
     assert not mover.take(capacity)
     assert mover.held().fast_bytes == 60
     assert mover.take(40)
@@ -121,7 +123,7 @@ def test_a_wait_lets_signals_through(mover: NativeMover) -> None:
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        job = mover.submit(Job(PROMOTE, 10, 0, duration_ns=3_600_000 * MS))
+        job = mover.submit(Job(*UP, 10, (0, 10), duration_ns=3_600_000 * MS))
         with pytest.raises(Alarm):
             rung(lambda: mover.wait(job))
         with pytest.raises(Alarm):
@@ -139,7 +141,7 @@ def test_a_closed_mover_says_so(mover: NativeMover) -> None:
 
 
 def test_a_child_finds_it_inert_and_the_parent_goes_on(mover: NativeMover) -> None:
-    job = mover.submit(Job(PROMOTE, 10, 0, duration_ns=20 * MS))
+    job = mover.submit(Job(*UP, 10, (0, 10), duration_ns=20 * MS))
     child = os.fork()
     if child == 0:
         try:
@@ -162,16 +164,16 @@ def test_a_sleep_is_never_short() -> None:
 NO_MEMORY = """
 import ctypes, errno, resource
 from sentinel.migration.mover import NativeMover, _Job, _Span
-from sentinel.tiers.tier import DEMOTE, Job
+from sentinel.tiers.tier import Job
 
 mover = NativeMover(100)
 count = 1 << 22
 spans = (_Span * count)()
-order = _Job(direction=DEMOTE, kind=1, spans=spans, span_count=count)
+order = _Job(source=0, target=1, kind=1, spans=spans, span_count=count)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
 print(mover._call["sn_mover_submit"](mover._handle, ctypes.byref(order)) == -errno.ENOMEM)
-job = mover.submit(Job(DEMOTE, 0, 0))
+job = mover.submit(Job(0, 1, 0, ()))
 print(job, mover.wait(job), [moved.job for moved in mover.results()])
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.planner import plan as make_plan
 from sentinel.simulator import simulate
 from tests.builders import GB, profiles
+from tests.three_tiers import three_tiers
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, migrating_plans
 
 pytestmark = pytest.mark.needs("native")
@@ -103,3 +105,36 @@ def test_whatever_ticks_come_the_budget_holds_and_the_books_balance(
     # back in step: the last step is the plan's
     said = simulate(plan, profile, machine)
     agrees(plan, did.layers[did.layers["step"] == did.layers["step"].max()], said.layers)
+
+
+@FEW
+@given(profiles(), st.data(), st.sampled_from(["sentinel", "sentinel-2021", "interleave"]))
+def test_three_tiers_hold_what_is_planned_and_never_more_than_they_have(
+    profile: Profile, data: st.DataObject, policy: str
+) -> None:
+    rooms = [data.draw(st.integers(0, 200)) * PAGE_BYTES for _ in range(2)]
+    machine = three_tiers(*rooms, middle_bw=SLOW, slow_bw=SLOW // 2, middle_link=INSTANT, slow_link=INSTANT)
+    emulated = tuple(replace(tier, kind="emulated") for tier in machine.tiers[1:])
+    machine = replace(machine, tiers=(machine.fast, *emulated))
+    plan = make_plan(profile, machine, policy)
+    said = simulate(plan, profile, machine)
+    with applied(plan, profile, machine, strict=True) as running:
+        running.let_land()
+        for _ in range(3):
+            walk(running, [*range(1, plan.n_layers), 0])
+        did = running.engine.end_run()
+        held = running.engine._mover.held()
+    last = did.layers["step"] == 2
+    for tier, capacity in enumerate(plan.capacity_bytes):
+        executed, simulated = did.held_bytes(tier), said.held_bytes(tier)
+        assert executed is not None
+        assert simulated is not None
+        assert executed.max() <= capacity
+        # a transfer that has several layers for it ends here in the first, and there when the link is done with it
+        assert (executed[last] <= plan.held_bytes[tier]).all()
+        assert (simulated <= plan.held_bytes[tier]).all()
+        if all(move.due == move.start + 1 for move in plan.migrations):
+            assert executed[last].tolist() == simulated.tolist()
+    alive = sum(b.nbytes for b in plan.blocks if b.persistent or b.fixed or b.start == 0 or b.stop > plan.n_layers)
+    assert sum(held.bytes_in) == alive
+    agrees(plan, did.layers[last], said.layers)

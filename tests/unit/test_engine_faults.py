@@ -238,8 +238,8 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
         engine._mover.wait(look.job)
         engine._flights.collect()
         assert [flight.reason for flight in engine._flights.of(0)] == ["evict"]
-        assert engine._where.served_fast_bytes.tolist() == [0] * 8
-        assert (engine._where.slow_ns > 0).all()
+        assert engine._table.served_fast_bytes.tolist() == [0] * 8
+        assert (engine._table.slow_ns > 0).all()
         running.let_land()
         engine._flights.collect()
-        assert engine._where.tier[0] == 1
+        assert engine._table.tier[0] == 1

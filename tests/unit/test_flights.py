@@ -11,11 +11,11 @@ import pytest
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.flights import Flights
 from sentinel.migration.ledger import Ledger
 from sentinel.migration.mover import Moved, Outcome
 from sentinel.migration.patience import FAILURES
-from sentinel.migration.residence import Residence
 from tests.builders import make_profile, param, persistent_plan
 
 FAST, SLOW = 0, 1
@@ -33,7 +33,7 @@ class Script:
         self._ended: list[Moved] = []
         self._taken = 0
 
-    def admit(self, held: object, after: int = 0, *, first: bool = False) -> int:
+    def admit(self, held: object, after: int = 0, *, source: int = FAST, first: bool = False) -> int:
         self.jobs += 1
         return self.jobs
 
@@ -43,7 +43,8 @@ class Script:
         return np.full(len(rows), EXTRA_NS, np.int64)
 
     def end(self, job: int, outcome: Outcome, fast_bytes: int, moved_bytes: int, error: int = 0) -> None:
-        self._ended.append(Moved(job, 11, 13, moved_bytes, fast_bytes, outcome, error))
+        held = (fast_bytes, NBYTES - fast_bytes)
+        self._ended.append(Moved(job, 11, 13, moved_bytes, held, outcome, error))
 
     def ended(self) -> int:
         return self._taken + len(self._ended)
@@ -67,8 +68,9 @@ class Stage:
         uses["layer"], uses["touched_bytes"] = LAYER, NBYTES
         self.script, self.ledger, self.said = Script(), Ledger(), list[str]()
         tiers = [None, self.script]
-        self.where = Residence(plan, uses, tiers)  # type: ignore[arg-type]
-        self.where.held[0], self.where.fast_bytes[0] = True, ALL if tier == FAST else NONE
+        self.where = BlockTable(plan, uses, tiers)  # type: ignore[arg-type]
+        self.where.held[0] = True
+        self.where.place(0, tier)
         self.flights = Flights(
             *(plan.blocks, self.script, tiers, self.where, self.ledger),  # type: ignore[arg-type]
             ranges=lambda block: [],

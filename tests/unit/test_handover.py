@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sentinel.core.errors import UsageError
+from sentinel.core.machine import Link, Machine
+from sentinel.core.plan import Plan
 from sentinel.core.run import REASONS
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Pieces
 from sentinel.reports import build_report
-from tests.builders import MIB, act, make_profile, param
+from sentinel.tiers.tier import MOST_TIERS
+from tests.builders import GB, MIB, act, make_profile, param
 from tests.three_tiers import three_tiers
 from tests.unit.engine_builders import applied, emulated_machine, transient_plan
 
@@ -122,21 +125,90 @@ def test_what_ends_brings_home_what_is_away_and_moves_nothing_else(slow_node: in
     assert moves == ([] if slow_node is None else [(1, 0, "restore")])
 
 
-@pytest.mark.needs("native")
-def test_plans_of_three_tiers_do_not_give_way_and_say_so() -> None:
+def three_emulated() -> Machine:
     machine = three_tiers(BUDGET)
-    machine = replace(machine, tiers=(machine.fast, *(replace(t, kind="emulated") for t in machine.tiers[1:])))
-    plan = replace(FIRST, tier_names=("fast", "middle", "slow"), capacity_bytes=(BUDGET, 1 << 30, 1 << 40))
-    one, _ = engines()
-    with applied(plan, SHORT, machine, ranges=where) as third, one as first:
-        with pytest.raises(UsageError, match=r"a plan of 3 tiers cannot give way to another.*two tiers"):
-            third.engine.hand_over()
-        with pytest.raises(UsageError, match="a plan of 3 tiers"):
-            third.engine.take_over(first.engine.hand_over(), in_step=True)
-        third.step(2)  # nothing has changed: it goes on
-        run = third.engine.end_run()
-    assert run.steps["in_step"].tolist() == [True, True]
-    assert (run.layers["fast_bytes"] == [5 * MIB, 6 * MIB, 5 * MIB, 5 * MIB] * 2).all()
+    return replace(machine, tiers=(machine.fast, *(replace(tier, kind="emulated") for tier in machine.tiers[1:])))
+
+
+def of_three_tiers(plan: Plan, tiers: list[int]) -> Plan:
+    """`plan` for three tiers, each block in its own from the start."""
+    blocks = tuple(replace(block, tier=tier) for block, tier in zip(plan.blocks, tiers, strict=True))
+    return replace(
+        plan, blocks=blocks, tier_names=("fast", "middle", "slow"), capacity_bytes=(BUDGET, 1 << 30, 1 << 40)
+    )
+
+
+@pytest.mark.needs("native")
+def test_plans_of_three_tiers_give_way_and_bytes_go_from_one_slower_tier_to_another() -> None:
+    """`a` goes from the middle tier to the slow one, `b` from the slow one to fast memory, `c` stays."""
+    one, two = of_three_tiers(FIRST, [1, 2, 0, 0]), of_three_tiers(OTHER, [2, 0, 0, 0, 0])
+    machine = three_emulated()
+    with (
+        applied(one, SHORT, machine, ranges=where) as first,
+        applied(two, LONG, machine, ranges=where) as second,
+    ):
+        second.engine.hand_over()
+        assert second.engine._mover.held().bytes_in == (0,) * MOST_TIERS
+        first.step(2)
+        assert first.engine._mover.held().bytes_in[:3] == (MIB, 4 * MIB, 4 * MIB)
+        second.engine.take_over(first.engine.hand_over(), in_step=True)
+        second.let_land()
+        second.step(2)
+        assert second.engine._mover.held().bytes_in[:3] == (5 * MIB, 0, 4 * MIB)
+        run = second.engine.end_run()
+        first.engine.take_over(second.engine.hand_over(), in_step=True)
+        first.let_land()
+        assert first.engine._mover.held().bytes_in[:3] == (MIB, 4 * MIB, 4 * MIB)
+    moved = run.migrations[run.migrations["moved_bytes"] > 0]
+    ways = sorted(zip(*(moved[name].tolist() for name in ("block", "source", "target", "moved_bytes")), strict=True))
+    assert ways == [(0, 1, 2, 4 * MIB), (1, 2, 0, 4 * MIB)]
+    assert (run.layers["fast_bytes"] <= BUDGET).all()
+    assert run.steps["in_step"].all()
+
+
+@pytest.mark.needs("native")
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_a_block_that_lay_in_three_tiers_is_made_whole_in_any(wanted: int) -> None:
+    a, b, c, x = FIRST.blocks
+    parts = tuple(replace(a, offset=a.offset + at * MIB, nbytes=size * MIB) for at, size in ((0, 1), (1, 1), (2, 2)))
+    cut = of_three_tiers(replace(FIRST, blocks=(*parts, b, c, x)), [0, 1, 2, 1, 0, 0])
+    whole = of_three_tiers(transient_plan(SHORT, [wanted, 1, 0, 0], fast_bytes=BUDGET), [wanted, 1, 0, 0])
+
+    def where_cut(block: int) -> list[tuple[int, int]]:
+        return [(BASE + (0, 1, 2)[block] * MIB, (1, 1, 2)[block] * MIB)] if block < 3 else where(block - 2)
+
+    machine = three_emulated()
+    with (
+        applied(cut, SHORT, machine, ranges=where_cut) as first,
+        applied(whole, SHORT, machine, ranges=where) as second,
+    ):
+        second.engine.hand_over()
+        first.step(2)
+        assert first.engine._mover.held().bytes_in[:3] == (2 * MIB, 5 * MIB, 2 * MIB)
+        second.engine.take_over(first.engine.hand_over(), in_step=True)
+        second.let_land()
+        second.step(2)
+        held = second.engine._mover.held().bytes_in[:3]
+        run = second.engine.end_run()
+    there = [MIB, 4 * MIB, 0]  # c; and b, which both want in the middle
+    there[wanted] += 4 * MIB
+    assert list(held) == there
+    (move,) = run.migrations[run.migrations["moved_bytes"] > 0]
+    assert (move["block"], move["target"]) == (0, wanted)
+    assert move["moved_bytes"] == move["nbytes"] == (4 - (1, 1, 2)[wanted]) * MIB
+
+
+@pytest.mark.needs("native")
+def test_more_tiers_than_a_mover_keeps_apart_are_refused() -> None:
+    machine = three_emulated()
+    extra = tuple(replace(machine.tiers[2], name=f"slower {index}") for index in range(MOST_TIERS))
+    links = (Link(index, 0, GB) for index in range(3, 3 + MOST_TIERS))
+    back = (Link(0, index, GB) for index in range(3, 3 + MOST_TIERS))
+    large = replace(machine, tiers=(*machine.tiers, *extra), links=(*machine.links, *links, *back))
+    names = tuple(tier.name for tier in large.tiers)
+    plan = replace(FIRST, tier_names=names, capacity_bytes=tuple(tier.capacity_bytes for tier in large.tiers))
+    with pytest.raises(UsageError, match=rf"has 11 tiers, and plans are applied to {MOST_TIERS} at most"):
+        Engine(plan, SHORT, large, ranges=where, warn=print)
 
 
 @pytest.mark.needs("native")
@@ -172,13 +244,15 @@ def test_a_block_that_the_other_plan_had_cut_is_made_whole(wanted: int) -> None:
 
 def test_blocks_that_are_cut_otherwise_are_read_off_by_address() -> None:
     cuts = Pieces([0, 1], lambda block: [(BASE + 8 * PAGE_BYTES * block, 8 * PAGE_BYTES)])
-    spans = cuts.tell([1, 0], [0, 8 * PAGE_BYTES], [8 * PAGE_BYTES] * 2)  # the first half slow, the second fast
+    eight = 8 * PAGE_BYTES
+    spans = cuts.tell([[0, eight], [eight, 0]], [eight, eight])  # the first half slow, the second fast
     quarters = Pieces(range(4), lambda block: [(BASE + 4 * PAGE_BYTES * block, 4 * PAGE_BYTES)])
-    assert quarters.read(spans) == {0: (1, 0), 1: (1, 0), 2: (0, 4 * PAGE_BYTES), 3: (0, 4 * PAGE_BYTES)}
+    four = 4 * PAGE_BYTES
+    assert quarters.read(spans, 2) == {0: [0, four], 1: [0, four], 2: [four, 0], 3: [four, 0]}
     whole = Pieces([0], lambda _: [(BASE, 16 * PAGE_BYTES)])
-    assert whole.read(spans) == {0: (1, 8 * PAGE_BYTES)}
+    assert whole.read(spans, 2) == {0: [eight, eight]}
     beyond = Pieces([0], lambda _: [(BASE + 64 * PAGE_BYTES, PAGE_BYTES)])
-    assert beyond.read(spans)[0][1] == PAGE_BYTES  # nobody told of it: it was born in fast memory
+    assert beyond.read(spans, 2) == {0: [PAGE_BYTES, 0]}  # nobody told of it: it was born in fast memory
 
 
 @given(st.data())
@@ -190,18 +264,18 @@ def test_reading_off_agrees_with_counting_pages(data: st.DataObject) -> None:
         return list(zip([0, *ends], [*ends, 61], strict=True))
 
     ours, theirs = cut(), cut()
-    tiers = data.draw(st.lists(st.integers(0, 1), min_size=len(ours), max_size=len(ours)))
+    tiers = data.draw(st.lists(st.integers(0, 3), min_size=len(ours), max_size=len(ours)))
     pages = np.concatenate([[tier] * (stop - start) for (start, stop), tier in zip(ours, tiers, strict=True)])
 
     def ranges(cuts):
         return lambda block: [(BASE + cuts[block][0] * PAGE_BYTES, (cuts[block][1] - cuts[block][0]) * PAGE_BYTES)]
 
     nbytes = [(stop - start) * PAGE_BYTES for start, stop in ours]
-    fast = [0 if tier else room for tier, room in zip(tiers, nbytes, strict=True)]
-    spans = Pieces(range(len(ours)), ranges(ours)).tell(tiers, fast, nbytes)
-    read = Pieces(range(len(theirs)), ranges(theirs)).read(spans)
-    assert {block: found for block, (_, found) in read.items()} == {
-        block: int((pages[start:stop] == 0).sum()) * PAGE_BYTES for block, (start, stop) in enumerate(theirs)
+    held = [[room if tier == each else 0 for tier, room in zip(tiers, nbytes, strict=True)] for each in range(4)]
+    spans = Pieces(range(len(ours)), ranges(ours)).tell(held, nbytes)
+    assert Pieces(range(len(theirs)), ranges(theirs)).read(spans, 4) == {
+        block: [int((pages[start:stop] == tier).sum()) * PAGE_BYTES for tier in range(4)]
+        for block, (start, stop) in enumerate(theirs)
     }
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
+from sentinel.migration.block_table import BlockTable
 from sentinel.migration.ledger import Ledger
-from sentinel.migration.residence import Residence
 from sentinel.migration.strays import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Strays
 from sentinel.tiers import open_tiers
 from sentinel.tiers.tier import Job
@@ -51,7 +51,7 @@ class NoMover:
     def submit(self, job: Job) -> int:
         raise AssertionError
 
-    def slow_bytes(self) -> int:
+    def bytes_in(self, tier: int) -> int:
         return 0
 
 
@@ -63,7 +63,7 @@ class Stage:
         tiers = [1, 0, 1] if profile is PROFILE else [int(slow)] * len(profile.names)
         self.plan: Plan = transient_plan(profile, tiers, fast_bytes=4 * MIB)
         uses = np.array([(A, 1, 1, 1, 0, MIB, MIB), (A, 2, 1, 0, MIB, 0, MIB), (B, 1, 0, 1, 0, MIB, MIB)], USE_DTYPE)
-        self.where = Residence(self.plan, uses, open_tiers(emulated_machine(4 * MIB), NoMover()))
+        self.where = BlockTable(self.plan, uses, open_tiers(emulated_machine(4 * MIB), NoMover()))
         self.where.held[:] = [True] * len(tiers)
         self.asked, self.ledger = Asked(), Ledger()
         self.strays = Strays(self.plan, uses, self.where, self.asked, self.ledger, lambda: self.forks)  # type: ignore[arg-type]

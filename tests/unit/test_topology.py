@@ -181,6 +181,32 @@ def test_a_word_that_means_nothing_lists_those_that_do(host: Tree, word: str) ->
         machine_for(word)
 
 
+def test_several_presets_make_a_machine_of_so_many_tiers(host: Tree) -> None:
+    three = machine_for("emulated:cxl-asic-x8=4GiB+cxl-worst", 1 << 30)
+    assert [tier.name for tier in three.tiers] == ["fast", "cxl-asic-x8", "cxl-worst"]
+    assert [tier.kind for tier in three.tiers[1:]] == ["emulated", "emulated"]
+    assert [tier.capacity_bytes for tier in three.tiers[:2]] == [1 << 30, 4 << 30]
+    assert three.link(2, 0).bandwidth_bytes_per_s == three.tiers[2].read_bytes_per_s
+    alone = machine_for("cxl-worst=2GiB")
+    assert (alone.tiers[1].kind, alone.tiers[1].capacity_bytes) == ("described", 2 << 30)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("cxl-asic-x8+cxl-worst", r"cxl-asic-x8 may hold everything, so cxl-worst would hold nothing; say how much"),
+        ("emulated:cxl-worst=1GiB+cxl-asic-x8", "names a tier after a slower one; put the one of the lowest latency"),
+        ("cxl-worst=1GiB+cxl-worst", "names a tier twice"),
+        ("emulated:cxl-asic-x8=much+cxl-worst", "'much' is not an amount of memory"),
+        ("numa:1+cxl-worst", "names no slow tier"),
+        ("emulated:cxl-worst+", "names no slow tier"),
+    ],
+)
+def test_tiers_that_would_not_be_used_are_refused(host: Tree, word: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        machine_for(word)
+
+
 def test_the_node_it_runs_on_is_not_slower(host: Tree) -> None:
     with pytest.raises(UsageError, match="is the node that this process runs on"):
         machine_for("numa:0")

@@ -69,15 +69,14 @@ def _labels(frame: Frame, wanted: list[tuple[str, float]]) -> str:
     return "".join(parts)
 
 
-def occupancy(plan: Plan, layers: pd.DataFrame, columns: Columns) -> str:
-    """What each tier holds in each layer, as planned and as run, against its budget."""
-    return "".join(_tier(plan, tier, layers, columns) for tier in range(len(plan.tier_names)))
+def occupancy(plan: Plan, table: pd.DataFrame, columns: Columns) -> str:
+    """What each tier holds in each layer, as planned and as run, against its budget. `table`: that of this name."""
+    ran = known(table, "ran_bytes").reshape(plan.held_bytes.shape)
+    return "".join(_tier(plan, tier, ran[tier], columns) for tier in range(len(plan.tier_names)))
 
 
-def _tier(plan: Plan, tier: int, layers: pd.DataFrame, columns: Columns) -> str:
+def _tier(plan: Plan, tier: int, measured: Floats, columns: Columns) -> str:
     name, capacity, held = plan.tier_names[tier], plan.capacity_bytes[tier], plan.held_bytes[tier]
-    ran = {0: "fast_bytes", 1: "slow_bytes"}.get(tier) if len(plan.tier_names) == 2 or tier == 0 else None
-    measured = known(layers, ran) if ran else np.full(plan.n_layers, np.nan)
     top = max(float(held.max()), np.nanmax(measured, initial=0.0))
     near = capacity <= 2 * top
     frame = frame_of(max(top, capacity if near else 0.0) * 1.08, 130)

@@ -9,6 +9,7 @@ from sentinel.core.trace import ROLES
 from sentinel.core.units import format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole
+from sentinel.reports.headline import median_by_layer
 from sentinel.reports.html import layer_charts
 from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.section import Document, Section, TextTable
@@ -33,17 +34,24 @@ def _footprint(facts: Facts) -> pd.DataFrame | None:
 
 
 def _occupancy(facts: Facts) -> pd.DataFrame | None:
-    """Bytes that the plan holds in each tier in each layer, migrations in flight counted on both sides."""
-    plan = facts.plan
+    """Bytes that the plan holds in each tier in each layer, migrations in flight counted on both sides; `ran_bytes`:
+    what the run held there, the median over the steps that ran as planned."""
+    plan, run = facts.plan, facts.run
     if plan is None:
         return None
     tiers, length = plan.held_bytes.shape
+    ran, known = np.zeros((tiers, length), np.int64), np.zeros((tiers, length), np.bool_)
+    for tier in range(tiers if run is not None and run.tier_names == plan.tier_names else 0):
+        held = run.held_bytes(tier) if run is not None else None
+        if run is not None and held is not None:
+            ran[tier], known[tier] = median_by_layer(run, held, length)
     return pd.DataFrame(
         {
             "layer": whole(np.tile(np.arange(length), tiers)),
             "tier": of_names(plan.tier_names, np.repeat(np.arange(tiers), length)),
             "held_bytes": whole(plan.held_bytes.reshape(-1)),
             "capacity_bytes": whole(np.repeat(np.array(plan.capacity_bytes, np.int64), length)),
+            "ran_bytes": whole(ran.reshape(-1), known.reshape(-1)),
         }
     )
 
@@ -76,7 +84,7 @@ def _footprint_chart(report: Document[Facts]) -> str:
 def _occupancy_charts(report: Document[Facts]) -> str:
     if report.facts.plan is None or not report.facts.layers:
         return ""
-    return layer_charts.occupancy(report.facts.plan, report.tables["layers"], Columns(report.facts.layers))
+    return layer_charts.occupancy(report.facts.plan, report.tables["occupancy"], Columns(report.facts.layers))
 
 
 FOOTPRINT = Section[Facts]("Footprint", "footprint", _footprint, _text, _footprint_chart)

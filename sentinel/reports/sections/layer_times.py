@@ -11,7 +11,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
-from sentinel.reports.headline import live_by_layer, steady_steps
+from sentinel.reports.headline import live_by_layer, median_by_layer
 from sentinel.reports.html import layer_charts
 from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.section import Document, Section
@@ -56,18 +56,9 @@ def _medians(run: Run | None, length: int) -> dict[str, Any]:
     """Column -> its median per layer over the steps that ran as planned; empty without such a step."""
     if run is None:
         return {}
-    rows = run.layers[np.isin(run.layers["step"], steady_steps(run)) & (run.layers["layer"] < length)]
-    if not len(rows):
-        return {}
-    order = np.argsort(rows["layer"], kind="stable")
-    present, first = np.unique(rows["layer"][order], return_index=True)
-    out: dict[str, Any] = {}
-    for name in ("duration_ns", "stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes"):
-        values, known = np.zeros(length, np.int64), np.zeros(length, np.bool_)
-        for layer, part in zip(present, np.split(rows[name][order], first[1:]), strict=True):
-            values[layer], known[layer] = int(np.median(part)), True
-        out[name] = whole(values, known)
-    return out
+    names = ("duration_ns", "stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes")
+    found = {name: median_by_layer(run, run.layers[name], length) for name in names}
+    return {name: whole(*medians) for name, medians in found.items() if medians[1].any()}
 
 
 def _html(report: Document[Facts]) -> str:

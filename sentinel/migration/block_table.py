@@ -1,0 +1,86 @@
+"""Where each block really is, in any number of tiers, and what its accesses cost each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan
+from sentinel.tiers.tier import FAST, Tier
+
+
+class BlockTable:
+    """Per block: `bytes_in[tier][block]`, `tier` (the one in which it counts as being: all of it, or, of a block in
+    parts, the one that it is to leave) and `held` (it counts in the accounts). Per layer: what its accesses cost extra
+    and how many bytes the fast tier serves, given where blocks are now.
+
+    A block in flight is served by the slower of its two tiers: `serve` says by which. `tiers[FAST]` is None.
+    """
+
+    def __init__(self, plan: Plan, uses: NDArray[Any], tiers: Sequence[Tier | None]) -> None:
+        count = len(plan.blocks)
+        self.nbytes = [block.nbytes for block in plan.blocks]
+        self.tier = [block.tier for block in plan.blocks]
+        self.bytes_in = [[0] * count for _ in tiers]
+        self.held = [False] * count
+        self._served_by = [FAST] * count
+        rows = np.sort(uses, order=["block", "layer"])
+        self._bounds = np.searchsorted(rows["block"], np.arange(count + 1)).tolist()
+        self._layers = rows["layer"].astype(np.int64)
+        self._touched = rows["touched_bytes"].astype(np.int64)
+        self._extra = [np.zeros(len(rows), np.int64) if tier is None else tier.delay_ns(rows) for tier in tiers]
+        self.slow_ns = np.zeros(plan.n_layers, np.int64)
+        self.touched_bytes = np.zeros(plan.n_layers, np.int64)
+        np.add.at(self.touched_bytes, self._layers, self._touched)
+        self.served_fast_bytes = self.touched_bytes.copy()
+        for index, tier_index in enumerate(self.tier):
+            self.serve(index, tier_index)
+
+    @property
+    def fast_bytes(self) -> list[int]:
+        """Of each block, in the fast tier."""
+        return self.bytes_in[FAST]
+
+    def spread(self, block: int) -> tuple[int, ...]:
+        """The bytes of `block` in each tier."""
+        return tuple([held[block] for held in self.bytes_in])
+
+    def whole_in(self, block: int, tier: int) -> tuple[int, ...]:
+        """What `spread` is where all of `block` is in `tier`."""
+        return tuple([self.nbytes[block] if index == tier else 0 for index in range(len(self.bytes_in))])
+
+    def slower_tier(self, block: int) -> int:
+        """The tier beside the fast one that holds most of `block`."""
+        return max(range(FAST + 1, len(self.bytes_in)), key=lambda tier: self.bytes_in[tier][block])
+
+    def place(self, block: int, tier: int) -> None:
+        """All of `block` is in `tier` now."""
+        for index, held in enumerate(self.bytes_in):
+            held[block] = self.nbytes[block] if index == tier else 0
+        self.tier[block] = tier
+        self.serve(block, tier)
+
+    def put(self, block: int, tier: int, spread: Iterable[int]) -> None:
+        """`block` counts as being in `tier` now, and of its bytes these are in each tier."""
+        for held, nbytes in zip(self.bytes_in, spread, strict=True):
+            held[block] = nbytes
+        self.tier[block] = tier
+        self.serve(block, tier)
+
+    def serve(self, block: int, tier: int) -> None:
+        """From now on accesses to `block` are served by `tier`."""
+        before = self._served_by[block]
+        if before == tier:
+            return
+        self._served_by[block] = tier
+        low, high = self._bounds[block], self._bounds[block + 1]
+        if low == high:
+            return
+        layers = self._layers[low:high]  # each layer once, so += adds each row
+        self.slow_ns[layers] += self._extra[tier][low:high] - self._extra[before][low:high]
+        if (before == FAST) != (tier == FAST):
+            sign = 1 if tier == FAST else -1
+            self.served_fast_bytes[layers] += sign * self._touched[low:high]
