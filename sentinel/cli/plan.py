@@ -18,6 +18,7 @@ from sentinel.cli.common import (
     print_table,
     telling,
 )
+from sentinel.core.budget import Budget
 from sentinel.core.units import format_bytes, format_ns, parse_budget
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ def execute(arguments: argparse.Namespace) -> int:
     profile = files.load_profile(arguments.profile)
     machine = machine_named(arguments.machine)
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-        limited = machine
+        budget = None
         if arguments.fast is not None:
-            limited = machine.with_fast_capacity(parse_budget(arguments.fast, planner.footprint_bytes(profile)))
-        plan = planner.plan(profile, limited, policy=arguments.policy)
+            budget = Budget(parse_budget(arguments.fast, planner.footprint_bytes(profile)))
+        plan = planner.plan(profile, machine, arguments.policy, budget=budget)
     if arguments.output:
         files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
     decided = decisions(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
 from sentinel.core.units import PAGE_BYTES, Amount, format_bytes
 
 
@@ -22,6 +23,10 @@ class Budget:
     def __post_init__(self) -> None:
         if self.fast_bytes < 0:
             raise UsageError(f"a budget of {self.fast_bytes} bytes", "give 0 bytes of fast memory or more")
+
+    def reach(self, machine: Machine) -> Machine:
+        """The machine as far as a job may use it: what a policy plans for."""
+        return machine.with_fast_capacity(self.fast_bytes)
 
     def share_of(self, processes: int) -> Budget:
         """What each of so many processes may use, in whole pages. Raises UsageError for none."""

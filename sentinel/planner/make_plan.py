@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sentinel.core.budget import Budget
 from sentinel.core.machine import Machine
 from sentinel.core.parts import Parts, split
 from sentinel.core.plan import Plan
@@ -27,13 +28,22 @@ class Policy(Protocol):
         ...
 
 
-def plan(profile: Profile, machine: Machine, policy: str = "sentinel", *, whole_tensors: bool = False) -> Plan:
+def plan(
+    profile: Profile,
+    machine: Machine,
+    policy: str = "sentinel",
+    *,
+    budget: Budget | None = None,
+    whole_tensors: bool = False,
+) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
+    `budget`: of fast memory; without one, all that the machine has.
     Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
     that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
     Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
     """
+    machine = machine if budget is None else budget.reach(machine)
     make, parts = load_policy(policy).plan, split(profile)
     if not parts.cut:
         return finalize(make(profile, machine), profile, machine)
@@ -53,10 +63,10 @@ def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], polic
     """
     found: dict[int, Plan] = {}
     best: Plan | None = None
-    for budget in sorted(set(budgets)):
-        made = plan(profile, machine.with_fast_capacity(budget), policy)
-        found[budget] = best = made if best is None else not_slower(made, best)
-    return [found[budget] for budget in budgets]
+    for nbytes in sorted(set(budgets)):
+        made = plan(profile, machine, policy, budget=Budget(nbytes))
+        found[nbytes] = best = made if best is None else not_slower(made, best)
+    return [found[nbytes] for nbytes in budgets]
 
 
 def not_slower(made: Plan, smaller: Plan) -> Plan:

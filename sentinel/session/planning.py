@@ -144,15 +144,13 @@ class Planning:
         plan, profile, machine = flow.plan, flow.profile, flow.machine
         if plan is None or profile is None or machine is None or flow.budget is None or plan.bound_step_ns is not None:
             return flow, ""
-        limited = machine.with_fast_capacity(flow.budget.fast_bytes)
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
-            found = bound(profile, limited, time_limit_s=BOUND_SECONDS)
+            found = bound(profile, flow.budget.reach(machine), time_limit_s=BOUND_SECONDS)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
-        limited = machine.with_fast_capacity(budget.fast_bytes)
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            plan = make_plan(profile, limited, policy=self._request.policy)  # checked, and with its uses
+            plan = make_plan(profile, machine, self._request.policy, budget=budget)  # checked, and with its uses
         return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
 
     def _budget(self, footprint_bytes: int) -> Budget:

@@ -287,9 +287,9 @@ def test_a_curve_takes_the_plan_for_less_memory_where_that_is_faster(monkeypatch
     profile = make_profile([param("a", 4096, [0])], 2)
     step_ns = {10: 700, 20: 900, 30: 700, 40: 600}
 
-    def made(profile, machine, policy):
-        pages = machine.fast.capacity_bytes // 4096
-        plan = persistent_plan(profile, [0], fast_bytes=machine.fast.capacity_bytes)
+    def made(profile, machine, policy, *, budget):
+        pages = budget.fast_bytes // 4096
+        plan = persistent_plan(profile, [0], fast_bytes=budget.fast_bytes)
         return replace(plan, predicted_step_ns=step_ns[pages], details={"made_for": pages})
 
     monkeypatch.setattr("sentinel.planner.make_plan.plan", made)
