@@ -130,10 +130,10 @@ def test_three_tiers_hold_what_is_planned_and_never_more_than_they_have(
         assert executed is not None
         assert simulated is not None
         assert executed.max() <= capacity
-        # a transfer that has several layers for it ends here in the first, and there when the link is done with it
+        # a transfer that ends before what else begins in its layer is not held beside it: so it may be less
         assert (executed[last] <= plan.held_bytes[tier]).all()
         assert (simulated <= plan.held_bytes[tier]).all()
-        if all(move.due == move.start + 1 for move in plan.migrations):
+        if not plan.migrations:
             assert executed[last].tolist() == simulated.tolist()
     alive = sum(b.nbytes for b in plan.blocks if b.persistent or b.fixed or b.start == 0 or b.stop > plan.n_layers)
     assert sum(held.bytes_in) == alive
