@@ -63,9 +63,9 @@ def misplaced_bytes(applying: Applying) -> int:
     if bucket.engine is None or bucket.ranges is None:
         return 0
     engine, node_of, found = bucket.engine, {0: 1, 1: 0}, 0
-    for index, held in enumerate(engine._where.held):
+    for index, held in enumerate(engine._table.held):
         if held and not engine._flights.of(index):
-            found += numa.bytes_on(node_of[engine._where.tier[index]], bucket.ranges(index))
+            found += numa.bytes_on(node_of[engine._table.tier[index]], bucket.ranges(index))
     return found
 
 
