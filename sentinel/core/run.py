@@ -80,10 +80,10 @@ class Run:
     steps: NDArray[Any]
     layers: NDArray[Any]
     migrations: NDArray[Any]
-    held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))
     counters: dict[str, int] = field(default_factory=dict)
     events: tuple[tuple[int, str], ...] = ()
     origin: dict[str, str] = field(default_factory=dict)
+    held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))
 
     def __post_init__(self) -> None:
         if self.steps.dtype != STEP_DTYPE or self.layers.dtype != LAYER_DTYPE:

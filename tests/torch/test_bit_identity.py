@@ -13,6 +13,9 @@ import sentinel  # noqa: E402
 from tests.torch.bit_identity_cases import CASES  # noqa: E402
 
 STEPS = 10
+QUICK = ("plain",)
+"""Cases of `make test`, beside all of them with pages watched; the others take as long again."""
+FEW = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +57,7 @@ def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
         assert (a == b).all() if hasattr(a, "all") else a == b
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("profile_at", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_at: int) -> None:
     stock = _train(name, profile_at=None)
@@ -70,7 +73,7 @@ def test_training_is_bit_identical_with_pages_watched(name: str) -> None:
     _assert_same(stock, ours)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
     stock = _train(name, profile_at=None)
     ours = _train(name, profile_at=1, stop_at=5, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
