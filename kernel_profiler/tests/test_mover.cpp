@@ -258,7 +258,7 @@ void the_second_of_two_finds_the_block_where_the_first_left_it() {
   sn_mover_destroy(mover);
 }
 
-// A block of 60 bytes in three tiers; `held_up` sleeps fail.
+// A block of 60 bytes in three tiers, to be moved in no time.
 sn_job in_three_parts(uint8_t source, uint8_t target) {
   sn_job job{};
   job.nbytes = 60;

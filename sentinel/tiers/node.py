@@ -37,13 +37,11 @@ class NodeTier:
 
     def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
         """Begin to move the pages of `block` to this node."""
-        job = self._job(block, self._here, after)
-        return Transfer(self._mover.submit(job._replace(source=source, target=self._index, first=first)))
+        return self._submit(source, self._index, block, after, first=first)
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """Begin to move the pages of `block` to the fast node."""
-        job = self._job(block, self._fast, after)
-        return Transfer(self._mover.submit(job._replace(source=self._index, target=FAST)))
+        return self._submit(self._index, FAST, block, after)
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) zeros: this memory takes its own time."""
@@ -56,14 +54,16 @@ class NodeTier:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _job(self, block: HeldBlock, node: int, after: int) -> Job:
-        """To `node`, between tiers that the caller tells."""
-        return Job(
-            *(FAST, FAST),
+    def _submit(self, source: int, target: int, block: HeldBlock, after: int, *, first: bool = False) -> Transfer:
+        job = Job(
+            source,
+            target,
             block.nbytes,
             block.held,
             after,
-            node=node,
+            node=self._fast if target == FAST else self._here,
             spans=block.ranges(),
             bytes_per_s=self._bytes_per_s,
+            first=first,
         )
+        return Transfer(self._mover.submit(job))

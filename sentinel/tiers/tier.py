@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentinel.core.machine import TierSpec
 
 FAST = 0
-"""The number of the fast tier, the only one whose bytes have a budget here."""
+"""The number of the fast tier, `Machine.hub`: the only one whose bytes have a budget here."""
 MOST_TIERS = 8
 """Tiers that a mover keeps apart."""
 
