@@ -1,8 +1,4 @@
-"""Placements in which every page stays in one tier for good.
-
-`tiers_by_benefit` gives the fast tier to the pages that save most time in it. A short-lived tensor is one thing to the
-rest of the planner, fast or slow. Here a part of it may be fast, and so may the next tensor that uses those pages.
-"""
+"""Placements in which every page stays in one tier for good. Which tier is best for each: `best_fixed`."""
 
 from __future__ import annotations
 
@@ -11,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sentinel.core.cost import slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Plan, Segment
 from sentinel.core.profile import Profile
@@ -72,38 +66,3 @@ def with_page_tiers(plan: Plan, profile: Profile, tier: np.ndarray, policy: str)
         Segment(low * PAGE_BYTES, (high - low) * PAGE_BYTES, int(tier[low])) for low, high in itertools.pairwise(cuts)
     )
     return replace(plan, policy=policy, blocks=tuple(blocks), segments=segments)
-
-
-_RUNS = 1024
-"""Pages are placed in runs, at most so many: a plan has a block for each at most."""
-
-_ALIKE = 1e-9
-"""Runs whose worth differs by less, as a share of the greatest, count as alike."""
-
-
-def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.int64]:
-    """(pages,) tier of each page of an all-fast plan if the pages that save most time are fast."""
-    pages = plan.extent_bytes // PAGE_BYTES
-    run = max(-(-pages // _RUNS), 1)
-    heads = np.arange(0, pages, run)
-    if not pages:
-        return heads
-    worth = np.add.reduceat(_page_ns(plan, profile, machine), heads) / np.diff(heads, append=pages)
-    grade = np.rint(worth / max(float(worth.max()), 1e-300) / _ALIKE)
-    order = np.argsort(-np.repeat(grade, run)[:pages], kind="stable")
-    return fill_tiers(order, (machine.fast.capacity_bytes, *plan.capacity_bytes[1:]))
-
-
-def _page_ns(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.float64]:
-    """(pages,) extra time of a step if only this page is in the slowest tier; a tensor's is spread over its pages."""
-    extra = slow_extra_ns(profile, machine, len(machine.tiers) - 1)
-    of_tensor = np.bincount(profile.accesses["tensor"], extra, len(profile.names))
-    tensor, offset, nbytes = (
-        np.array([getattr(slot, name) for slot in plan.slots], np.int64) for name in ("tensor", "offset", "nbytes")
-    )
-    low, high = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
-    each = of_tensor[tensor] / (high - low)
-    change = np.zeros(plan.extent_bytes // PAGE_BYTES + 1)
-    np.add.at(change, low, each)
-    np.add.at(change, high, -each)
-    return change.cumsum()[:-1]

@@ -9,12 +9,12 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
+from sentinel.planner.best_fixed import tiers_by_benefit
 from sentinel.planner.column_generation import Effort, optimized
 from sentinel.planner.decision import Decision
 from sentinel.planner.fixed_placement import (
     footprint_bytes,
     one_tier,
-    tiers_by_benefit,
     with_page_tiers,
 )
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
