@@ -280,6 +280,7 @@ class Writers:
         return {way: int((getattr(self._model, way) != made).sum()) for way, made in self.made.items()}
 
 
+@pytest.mark.slow
 def test_no_update_is_lost_while_profiling_starts() -> None:
     for _ in range(10):
         model = Written()

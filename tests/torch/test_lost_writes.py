@@ -25,7 +25,9 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("tracker", ["ops", "ebpf", "perf", "pagemap", "uffd"])
+@pytest.mark.parametrize(
+    "tracker", ["ops", "ebpf", *(pytest.param(name, marks=pytest.mark.slow) for name in ("perf", "pagemap", "uffd"))]
+)
 def test_no_update_of_another_thread_is_lost(tracker: str) -> None:
     refused = None if tracker == "ops" else obstacle(tracker)
     if refused is not None:

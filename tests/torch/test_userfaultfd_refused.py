@@ -94,6 +94,7 @@ def test_once_that_thread_has_ended_it_watches(tracker: str) -> None:
     assert told("holds", "rights", "auto", *allowed())["seen"][tracker]["after"] == tracker
 
 
+@pytest.mark.slow
 def test_a_thread_that_can_reach_no_tensor_does_not_keep_from_watching_and_loses_nothing(tracker: str) -> None:
     """It writes by an address that nobody can see in it, and keeps the GIL as it does."""
     answer = told("address", "rights", *allowed())
