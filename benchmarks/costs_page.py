@@ -190,6 +190,39 @@ def _overhead(told: Told) -> Iterator[str]:
     yield f"An `add_layer()` without a session takes {idle_ns:.0f} ns, the loop around it included."
 
 
+def _ticks(told: Told) -> Iterator[str]:
+    settings, found = told["settings"], told["results"]
+    commits = found["commits"]
+    against = (
+        f" Compared with commit {commits['before']}: fresh processes of both take turns." if "before" in commits else ""
+    )
+    yield (
+        f"`python -m benchmarks.ticks`, {_where(told)} A small job of {settings['layers']} layers, every second one"
+        f" empty, the others with {settings['allocations']} tensors of {settings['numel'] * 4:,} bytes;"
+        f" {settings['steps']} applied steps, everything in fast memory, one thread, medians of {settings['rounds']}"
+        f" processes.{against}"
+    )
+    yield ""
+    yield from _columns("what", "time", *(["before", "over before"] if "before" in commits else []))
+    names = {
+        "empty_tick_ns": "`add_layer()` where nothing is due",
+        "full_tick_ns": "`add_layer()` after a layer of tensors that were born and died",
+        "allocation_ns": "an allocation from the plan's slots, the list around it included",
+        "stock_allocation_ns": "the same by malloc, before the session",
+    }
+    for kind, what in names.items():
+        cells = [f"{found['median'][name][kind] / 1e3:.2f} µs" for name in found["median"]]
+        if "before" in commits:
+            cells.append(_ratio(found["now_over_before"][kind]) if kind in found["now_over_before"] else "")
+        yield f"| {' | '.join([what, *cells])} |"
+    yield ""
+    goals = [_goal("`add_layer()` where nothing is due at most 5 µs", found["median"]["now"]["empty_tick_ns"] <= 5000)]
+    if "before" in commits:
+        most = max(each["median"] for each in found["now_over_before"].values())
+        goals.append(_goal(f"no dearer than before ({most:.2f})", most < 1.005))
+    yield f"Goals: {'; '.join(goals)}."
+
+
 def _lost_writes(told: Told) -> Iterator[str]:
     trackers = told["results"]["trackers"]
     rounds = {seen["rounds"] for seen in trackers.values()}
@@ -225,6 +258,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
     "lost-writes": ("What other threads write meanwhile", _lost_writes),
+    "ticks": ("A tick and an allocation", _ticks),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),
     "scale": ("128 GiB", _scale),
     "scale-1tib": ("1 TiB", _scale),
