@@ -65,12 +65,52 @@ STEP_DTYPE = np.dtype(
 )
 
 
+SYSCALL = "syscall"
+"""Of the kernel's reasons to migrate pages, the one that a process asks for: move_pages or migrate_pages."""
+
+
+@dataclass(frozen=True)
+class MovedBy:
+    """Pages of 4 KiB of managed memory that changed nodes.
+
+    `reason`: the kernel's word, SYSCALL or one such as "numa_misplaced" (include/linux/migrate_mode.h). `own`: a thread
+    of this process asked for it. `node`: where they went; -1 where the memory's node is not listed.
+    """
+
+    reason: str
+    own: bool
+    node: int
+    pages: int
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """What an independent witness saw of page migrations, whoever asked for them.
+
+    `lost`: records that found no room in its log. `unmatched`: records without a beginning. `huge_pages`: of the pages
+    that this process moved, those that went along in huge pages. `watching`: the session runs on, and the engine has
+    not counted the step under way yet.
+    """
+
+    moved_by: tuple[MovedBy, ...] = ()
+    lost: int = 0
+    unmatched: int = 0
+    huge_pages: int = 0
+    watching: bool = False
+
+    @property
+    def own_pages(self) -> int:
+        """Pages that this process moved."""
+        return sum(row.pages for row in self.moved_by if row.own and row.reason == SYSCALL)
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """`emulated`: executed with injected delays. `held`: each slower tier by itself, where there are several; see
     `held_bytes`. `counters`: name -> count, such as fallbacks by reason.
 
-    `events` are sentences: what happened that a user should know, each with the step it happened in.
+    `events` are sentences: what happened that a user should know, each with the step it happened in. `witnessed`: None
+    where no witness ran.
     """
 
     kind: Kind
@@ -84,6 +124,7 @@ class Run:
     events: tuple[tuple[int, str], ...] = ()
     origin: dict[str, str] = field(default_factory=dict)
     held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))
+    witnessed: Witnessed | None = None
 
     def __post_init__(self) -> None:
         if self.steps.dtype != STEP_DTYPE or self.layers.dtype != LAYER_DTYPE:

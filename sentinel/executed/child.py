@@ -33,7 +33,7 @@ from sentinel.executed.stock import StockSession
 from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
 from sentinel.profiler import annotate, names
-from sentinel.reports import who_moved
+from sentinel.reports.headline import claimed_pages, witness_pages
 from sentinel.session import Overrides, observing
 from sentinel.session.request import Request
 from sentinel.session.session import Session
@@ -192,8 +192,8 @@ class _Kept:
             "live_peak_bytes": profile.live_peak_bytes if profile else None,
             "tracker": profile.quality.tracker if profile else None,
             "counters": run.counters,
-            "claimed_pages": who_moved.claimed_pages(run),
-            "witness_pages": who_moved.witness_pages(run),
+            "claimed_pages": claimed_pages(run),
+            "witness_pages": witness_pages(run),
             "events": [text for _, text in run.events],
             "notes": last.notes,
             "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),

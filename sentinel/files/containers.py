@@ -19,6 +19,7 @@ from sentinel.files.codec import Misfit, decode, encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
 from sentinel.files.disk import PathLike, read_exactly
 from sentinel.files.documents import parse_json, told_format
+from sentinel.files.earlier_versions import upgraded
 from sentinel.files.formats import BY_NAME, Format, written_by
 
 MAX_BYTES = 4 << 30
@@ -135,7 +136,7 @@ def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDA
             array[name] = columns[f"{table}.{name}"]
         tables[table] = array
     try:
-        noun: Noun = decode(form.noun, header, tables)
+        noun: Noun = decode(form.noun, upgraded(form, header), tables)
     except Misfit as error:
         raise FormatError(path, error.within("header").field, f"{error.rule}; write the file anew") from error
     return noun

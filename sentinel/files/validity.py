@@ -134,6 +134,12 @@ def _run(run: Run) -> str:
         return "a slower tier that is not there held something, or one held less than nothing"
     if len(run.layers) and run.layers["layer"].max() > 1 << 24:
         return "a layer's number is too high"
+    seen = run.witnessed
+    if (
+        seen is not None
+        and min([seen.lost, seen.unmatched, seen.huge_pages, *(row.pages for row in seen.moved_by)]) < 0
+    ):
+        return "the witness counted less than nothing"
     return ""
 
 

@@ -11,7 +11,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
-from sentinel.reports import who_moved
+from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.setup import Done, Setup
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
@@ -49,8 +49,8 @@ def headline_of(
         "fast_peak_bytes": _fast_peak(plan, run),
         "fast_needed_bytes": plan.fast_needed_bytes if plan else None,
         "fast_served_fraction": served_fraction(run),
-        "moved_pages": who_moved.claimed_pages(executed),
-        "witness_pages": who_moved.witness_pages(executed),
+        "moved_pages": claimed_pages(executed),
+        "witness_pages": witness_pages(executed),
         **range_shares(plan),
         "migrated_bytes_per_step": _migrated(plan, run),
         "stall_ns_per_step": _stall(run),
@@ -84,6 +84,20 @@ def _share(told: Any, name: str) -> float | None:
     one = told.get(name) if isinstance(told, dict) else None
     share = one.get("fast_served_fraction") if isinstance(one, dict) else None
     return float(share) if isinstance(share, int | float) and not isinstance(share, bool) else None
+
+
+def claimed_pages(run: Run | None) -> int | None:
+    """Pages that the engine says it moved, in all steps and at the beginning and end, by whatever plan of the session;
+    None without an executed run."""
+    if run is None or run.kind != "executed":
+        return None
+    by_others = run.counters.get("migrated_bytes_by_other_plans", 0)
+    return (run.counters.get("migrated_bytes", 0) + by_others) // PAGE_BYTES
+
+
+def witness_pages(run: Run | None) -> int | None:
+    """Pages that the witness saw this process move; None where there was no witness."""
+    return run.witnessed.own_pages if run is not None and run.witnessed is not None else None
 
 
 def quality_of(profile: Profile | None) -> dict[str, Any] | None:

@@ -76,13 +76,14 @@ class Report(Facts):
 
     def values(self) -> dict[str, Any]:
         """What the JSON form has beside the tables."""
-        run = self.run
+        run, seen = self.run, self.executed.witnessed if self.executed else None
         return {
             "headline": self.headline,
             "caveats": self.caveats,
             "quality": dataclasses.asdict(self.profile.quality) if self.profile else None,
             "provenance": [{"noun": a, "made_from": b, "proved": c} for a, b, c in self.provenance],
             "counters": dict(sorted(run.counters.items())) if run else None,
+            "witnessed": dataclasses.asdict(seen) if seen else None,
             "events": [{"step": step, "text": text} for step, text in run.events] if run else None,
             "details": self.plan.details if self.plan else None,
             "script": self.setup.script,

@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from sentinel.core.errors import SentinelError
-from sentinel.core.run import Run
+from sentinel.core.run import SYSCALL, MovedBy, Run, Witnessed
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.sightings import REASONS, Sightings
 from sentinel.migration.witness import MigrationWitness
-from sentinel.reports.who_moved import ANOTHER, COUNTER, HUGE, LOST, MOVERS, OWN, RUNNING, UNMATCHED
 
 READ_SHARE = 0.25
 """A quarter of the log is left to fill while what is in it is read: a step may bring many records at once."""
@@ -29,7 +28,7 @@ class Witnessing:
         self._wanted = False
         self._witness = MigrationWitness(log_entries)
         self._read_above = int(log_entries * READ_SHARE)
-        self._seen: Counter[str] = Counter()
+        self._seen: Witnessed | None = None
 
     def begin(self, memory: ManagedMemory) -> None:
         """Watch both arenas of `memory` from now on."""
@@ -43,7 +42,7 @@ class Witnessing:
 
     def notes(self) -> list[str]:
         """Why migrations on real nodes were not witnessed, as a sentence; empty where they were."""
-        if not self._wanted or not self.why or self._seen:
+        if not self._wanted or not self.why or self._seen is not None:
             return []
         return [f"page migrations were counted by the engine alone: {self.why}"]
 
@@ -53,13 +52,12 @@ class Witnessing:
             self._read()
 
     def told(self, run: Run) -> Run:
-        """`run` with what was seen until now among its counters: pages by who moved them and where to."""
+        """`run` with what was seen until now."""
         if not self.why:
             self._read()
-        if not self._seen:
+        if self._seen is None:
             return run
-        running = {} if self.why else {RUNNING: 1}
-        return replace(run, counters={**run.counters, **self._seen, **running})
+        return replace(run, witnessed=replace(self._seen, watching=not self.why))
 
     def end(self) -> None:
         """Watch no longer; what was seen stays."""
@@ -75,20 +73,35 @@ class Witnessing:
             self.why = str(error)
             self._witness.stop()
             return
-        self._seen[LOST] = seen.lost
-        self._seen[UNMATCHED] += seen.unmatched
-        self._seen.update(counted(seen))
+        before = self._seen or Witnessed()
+        self._seen = Witnessed(
+            moved_by=added(before.moved_by, moved_by(seen)),
+            lost=seen.lost,
+            unmatched=before.unmatched + seen.unmatched,
+            huge_pages=before.huge_pages + huge_pages(seen),
+        )
 
 
-def counted(seen: Sightings) -> Counter[str]:
-    """Counter name -> pages, by who moved them and the node that they moved to."""
+def moved_by(seen: Sightings) -> tuple[MovedBy, ...]:
+    """The pages that moved, by who moved them and the node that they moved to."""
     moves = seen.moves[seen.moves["moved"]]
-    found: Counter[str] = Counter()
-    for reason, own, node in {tuple(row) for row in np.unique(moves[["reason", "own", "to_node"]]).tolist()}:
-        chosen = (moves["reason"] == reason) & (moves["own"] == own) & (moves["to_node"] == node)
-        name = REASONS[reason]
-        who = MOVERS.get(name, name) if name != "syscall" else OWN if own else ANOTHER
-        found[COUNTER.format(who=who, node=node)] += int(moves["n_pages"][chosen].sum())
-        if who == OWN:
-            found[HUGE] += int(moves["n_pages"][chosen & (moves["n_pages"] > 1)].sum())
-    return +found
+    kinds, kind_of = np.unique(moves[["reason", "own", "to_node"]], return_inverse=True)
+    pages = np.zeros(len(kinds), np.int64)
+    np.add.at(pages, kind_of, moves["n_pages"])
+    rows = zip(kinds.tolist(), pages.tolist(), strict=True)
+    return tuple(MovedBy(REASONS[reason], own, node, n) for (reason, own, node), n in rows)
+
+
+def added(before: tuple[MovedBy, ...], now: tuple[MovedBy, ...]) -> tuple[MovedBy, ...]:
+    """The pages of both, a row for each reason, asker and node."""
+    pages: Counter[tuple[str, bool, int]] = Counter()
+    for row in (*before, *now):
+        pages[row.reason, row.own, row.node] += row.pages
+    return tuple(MovedBy(*kind, n) for kind, n in sorted(pages.items()))
+
+
+def huge_pages(seen: Sightings) -> int:
+    """Of the pages that this process moved, those that went along in huge pages."""
+    moves = seen.moves
+    chosen = moves["moved"] & moves["own"] & (moves["reason"] == REASONS.index(SYSCALL)) & (moves["n_pages"] > 1)
+    return int(moves["n_pages"][chosen].sum())

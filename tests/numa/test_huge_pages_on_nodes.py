@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from sentinel.core.run import Run  # noqa: E402
 from sentinel.core.units import HUGE_PAGE_BYTES  # noqa: E402
 from sentinel.migration.witness import MigrationWitness  # noqa: E402
-from sentinel.reports import build_report, who_moved  # noqa: E402
+from sentinel.reports.sections import witness_table  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.applying import Applying  # noqa: E402
 from sentinel.system import numa  # noqa: E402
@@ -105,7 +105,7 @@ def test_blocks_in_huge_pages_move_alone_and_every_page_is_accounted_for() -> No
         return train(model, batches(), steps=STEPS, ours=ours, report=verdict)
 
     def verdict(run: Run | None) -> str:
-        return who_moved.verdict(build_report(executed=run).executed)
+        return witness_table.verdict(run)
 
     stock = trained(None)
     witness = MigrationWitness()

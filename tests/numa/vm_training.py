@@ -9,7 +9,7 @@ from torch import nn
 
 import sentinel
 from sentinel.migration.witness import MigrationWitness
-from sentinel.reports import who_moved
+from sentinel.reports.sections.witness_table import verdict
 
 STEPS = 7
 PROOF_PAGES = 2
@@ -59,6 +59,6 @@ if __name__ == "__main__":
         "seen_to_node_1": seen.pages(reason="syscall", to_node=1),
         "unaccounted": [seen.lost, seen.unmatched],
         "report": {name: report.headline[name] for name in ("moved_pages", "witness_pages")},
-        "verdict": who_moved.verdict(report.executed),
+        "verdict": verdict(report.executed),
     }
     print(json.dumps(told))

@@ -15,7 +15,17 @@ from sentinel.core.errors import FormatError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
+from sentinel.core.run import (
+    HELD_DTYPE,
+    LAYER_DTYPE,
+    MIGRATION_DTYPE,
+    OUTCOMES,
+    REASONS,
+    STEP_DTYPE,
+    MovedBy,
+    Run,
+    Witnessed,
+)
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
 from sentinel.core.uses import block_uses
 from sentinel.files import digest, load, save, with_origin
@@ -140,11 +150,25 @@ def runs(draw: st.DrawFn) -> Run:
     moves["reason"] %= len(REASONS)
     counters = draw(st.dictionaries(TEXTS, st.integers(0, 1 << 60), max_size=3))
     events = tuple(draw(st.lists(st.tuples(st.integers(0, 99), TEXTS), max_size=2)))
+    moved_by = st.builds(MovedBy, TEXTS, st.booleans(), st.integers(-1, 9), st.integers(0, 1 << 40))
+    seen = st.builds(Witnessed, st.lists(moved_by, max_size=2).map(tuple), *[st.integers(0, 99)] * 3, st.booleans())
     tiers = ("fast", "middle", "slow")[: draw(st.integers(2, 3))]
     held = np.zeros(2 * len(layers) if len(tiers) == 3 else 0, HELD_DTYPE)
     held["tier"] = 1 + np.arange(len(held)) % 2
     held["nbytes"] = draw(st.integers(0, 1 << 60))
-    return Run("executed", draw(st.booleans()), tiers, 1 << 30, steps, layers, moves, counters, events, held=held)
+    return Run(
+        "executed",
+        draw(st.booleans()),
+        tiers,
+        1 << 30,
+        steps,
+        layers,
+        moves,
+        counters=counters,
+        events=events,
+        held=held,
+        witnessed=draw(st.none() | seen),
+    )
 
 
 ANY_NOUN = st.one_of(described_machines(), profiles(), ranged_profiles(), plans(), traces(), runs())

@@ -19,10 +19,11 @@ import pytest
 import safetensors.numpy
 
 from sentinel.core.errors import FormatError, UsageError
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, MovedBy, Run, Witnessed
 from sentinel.core.trace import EVENT_DTYPE, ROLES
 from sentinel.files import digest, load, load_machine, load_plan, load_profile, load_run, load_trace, save
-from sentinel.files.formats import FORMATS
+from sentinel.files.digests import canonical, checksum
+from sentinel.files.formats import BY_NAME, FORMATS
 from tests.builders import make_machine, make_profile, param, persistent_plan
 
 PROFILE = make_profile([param("weight", 5000, [0, 1]), param("bias", 17, [2])], 3)
@@ -458,6 +459,43 @@ def test_tables_of_words_only_grow_at_the_end() -> None:
     assert OUTCOMES[:6] == ("done", "late", "failed", "skipped", "partial", "already there")
     assert REASONS[:5] == ("prefetch", "evict", "mid-interval", "initial", "restore")
     assert EVENT_DTYPE.names is not None
+
+
+def test_a_run_of_version_1_is_read_and_its_sentences_become_rows(tmp_path: Path) -> None:
+    """Written by the program as it was when what the witness saw stood among the counters, in words."""
+    old = Path(__file__).parent / "files_of_before" / "run-1.safetensors"
+    run = load_run(old)
+    assert run.witnessed == Witnessed(
+        (
+            MovedBy("demotion", False, -1, 17),
+            MovedBy("numa_misplaced", False, 0, 13),
+            MovedBy("syscall", False, 0, 11),
+            MovedBy("syscall", True, 1, 2),
+        ),
+        unmatched=1,
+        huge_pages=512,
+    )
+    assert run.witnessed.own_pages == 2
+    assert not [name for name in run.counters if " " in name]
+    assert run.counters["migrated_bytes"] == 8192
+    save(run, tmp_path / "new")
+    assert load_run(tmp_path / "new").witnessed == run.witnessed
+    damaged = old.read_bytes().replace(b"node 1", b"node 2")
+    assert "damaged" in refused(tmp_path / "damaged", damaged).rule
+
+
+@pytest.mark.parametrize(
+    "counters", [7, {"witness records lost": "x"}, {"pages moved by DAMON to node 1": -5}, {"": {}}]
+)
+def test_a_hostile_run_of_version_1_is_refused(tmp_path: Path, counters: Any) -> None:
+    old = safetensors.numpy.load((Path(__file__).parent / "files_of_before" / "run-1.safetensors").read_bytes())
+    form = BY_NAME["sentinel-run"].of_version(1)
+    header = {"kind": "executed", "emulated": False, "tier_names": ["a", "b"], "fast_capacity_bytes": 1}
+    header["counters"] = {"witness records lost": 0, **counters} if isinstance(counters, dict) else counters
+    told = {"format": form.name, "version": 1, "header": header, "checksum": checksum(form, canonical(header), old)}
+    (tmp_path / "run").write_bytes(safetensors.numpy.save(old, {"sentinel": canonical(told)}))
+    with pytest.raises(FormatError):
+        load(tmp_path / "run")
 
 
 def test_every_format_is_described() -> None:

@@ -36,6 +36,14 @@ def _html(report: Document[Facts]) -> str:
         ]
     if report.facts.run is not None:
         rows += [(*_counter(name, n), "counted in the run") for name, n in sorted(report.facts.run.counters.items())]
+    executed = report.facts.executed
+    if executed is not None and (seen := executed.witnessed) is not None:
+        counts = [
+            ("records lost", seen.lost),
+            ("records unmatched", seen.unmatched),
+            ("pages in huge pages", seen.huge_pages),
+        ]
+        rows += [(f"witness, {what}", f"{n:,}", "counted in the run") for what, n in counts]
     return pairs(rows, TITLE) if rows else ""
 
 
