@@ -91,7 +91,7 @@ def _told(run: Run, flow: Dataflow, judged: int) -> dict[str, Any]:
         "ahead_ns": flow.simulated.step_ns if flow.simulated is not None else None,
         "executed_steps_ns": steady["duration_ns"][-judged:].tolist(),
         "stall_ns_per_step": int(np.median(steady["stall_ns"][-judged:])),
-        "planned_anew": bool(run.counters.get("steps_before", 0)),
+        "planned_anew": bool(run.counters.steps_before),
     }
 
 

@@ -83,9 +83,9 @@ def _of_run(run: Run) -> dict[str, Any]:
     moves = run.migrations
     moving = {step for step in every if (moves["moved_bytes"][moves["step"] == step] > 0).any()}
     return {
-        "steps": run.counters["steps"],
-        "migrations": run.counters["migrations"],
-        "migrated_bytes": run.counters["migrated_bytes"],
+        "steps": run.counters.steps,
+        "migrations": run.counters.migrations,
+        "migrated_bytes": run.counters.migrated_bytes,
         "kept_steps": len(every),
         "kept_steps_with_migrations": len(moving),
         "rows_kept": {name: len(getattr(run, name)) for name in ("steps", "layers", "migrations", "events")},

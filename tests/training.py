@@ -75,7 +75,7 @@ def assert_same(stock: Trained, ours: Trained) -> Run:
     assert stock.losses == ours.losses
     assert all(map(torch.equal, stock.parameters, ours.parameters))
     assert ours.run is not None
-    assert ours.run.counters["migrated_bytes"] > 0
+    assert ours.run.counters.migrated_bytes > 0
     return ours.run
 
 

@@ -76,5 +76,5 @@ def numbers(run: Run) -> dict[str, Any]:
         "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max()) if len(run.steps) else None,
         "migrations_per_step": len(last),
         "migrated_bytes_per_step": int(last["moved_bytes"].sum()),
-        **run.counters,
+        **{f"case{case}": count for case, count in run.counters.cases.items()},
     }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.counters import Counters
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_ns
 
@@ -107,7 +108,7 @@ class Witnessed:
 @dataclass(frozen=True, eq=False)
 class Run:
     """`emulated`: executed with injected delays. `held`: each slower tier by itself, where there are several; see
-    `held_bytes`. `counters`: name -> count, such as fallbacks by reason.
+    `held_bytes`.
 
     `events` are sentences: what happened that a user should know, each with the step it happened in. `witnessed`: None
     where no witness ran.
@@ -120,7 +121,7 @@ class Run:
     steps: NDArray[Any]
     layers: NDArray[Any]
     migrations: NDArray[Any]
-    counters: dict[str, int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     events: tuple[tuple[int, str], ...] = ()
     origin: dict[str, str] = field(default_factory=dict)
     held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))

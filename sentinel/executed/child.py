@@ -191,7 +191,7 @@ class _Kept:
             "planned_per_step_bytes": plan.migrated_bytes_per_step if plan else None,
             "live_peak_bytes": profile.live_peak_bytes if profile else None,
             "tracker": profile.quality.tracker if profile else None,
-            "counters": run.counters,
+            "counters": run.counters.counted(),
             "claimed_pages": claimed_pages(run),
             "witness_pages": witness_pages(run),
             "events": [text for _, text in run.events],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
+from sentinel.core.counters import Counters
 from sentinel.core.run import SYSCALL
 from sentinel.files.formats import Format
 
@@ -29,6 +31,8 @@ _WITNESSED = {
     "witness still watches": "watching",
 }
 
+_COUNTED = {f.name for f in fields(Counters)} - {"stayed"}
+
 
 def upgraded(form: Format, header: Any) -> Any:
     """`header` of a file in the format `form`, its version included, as the present version has it.
@@ -45,8 +49,12 @@ def upgraded(form: Format, header: Any) -> Any:
 
 
 def _run_counters_1(counters: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(counters, witnessed) out of the counters of sentinel-run 1, some of which were sentences."""
-    rest: dict[str, Any] = {}
+    """(counters, witnessed) out of the counters of sentinel-run 1, some of which were sentences.
+
+    A counter that is not counted any more is left out.
+    """
+    stayed: dict[str, Any] = {}
+    rest: dict[str, Any] = {"stayed": stayed}
     moved_by: list[dict[str, Any]] = []
     witnessed: dict[str, Any] = {"moved_by": moved_by}
     for name, count in counters.items():
@@ -56,7 +64,9 @@ def _run_counters_1(counters: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
             moved_by.append({"reason": _REASONS.get(who, who), "own": own, "node": node, "pages": count})
         elif name in _WITNESSED:
             witnessed[_WITNESSED[name]] = count
-        else:
+        elif name.startswith("stayed_"):
+            stayed[name.removeprefix("stayed_")] = count
+        elif name in _COUNTED:
             rest[name] = count
     moved_by.sort(key=lambda row: (row["reason"], row["own"], row["node"]))
     if "watching" in witnessed:

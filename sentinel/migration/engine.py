@@ -300,12 +300,14 @@ class Engine:
         if not self._agenda.expects[layer]:
             return 0
         if not late:
-            self._ledger.totals["case1"] += 1
+            self._ledger.totals.case1 += 1
             return 0
         starved = bool(self._mover.held().starved)
         if starved:
             self._lives.let_go()
-        self._ledger.totals["case2" if starved else "case3"] += 1
+            self._ledger.totals.case2 += 1
+        else:
+            self._ledger.totals.case3 += 1
         stall = 0
         if self._must_wait(late) or self._trials.wait(layer):
             stall = self._await(late)
@@ -331,7 +333,7 @@ class Engine:
 
     def _note_decision(self, layer: int, sentence: str) -> None:
         self._ledger.event(f"{sentence} ({self._plan.layers[layer]})")
-        self._ledger.totals["trials"] += 1
+        self._ledger.totals.trials += 1
 
     # ---- where blocks are as layer 0 begins -------------------------------------------------------------
 
@@ -386,7 +388,7 @@ class Engine:
             if (wanted != 0) == demoting:
                 reason: Reason = "evict" if demoting else "prefetch"
                 self._flights.submit(block, here, wanted, reason, self._rows.step, 0)
-                self._ledger.totals["sent_back"] += 1
+                self._ledger.totals.sent_back += 1
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -400,10 +402,9 @@ class Engine:
         if self._inert:
             return
         totals = self._ledger.totals
-        totals["overflow_bytes"] = self._mover.held().overflow_bytes
-        totals["injected_ns"] = self._rows.injected_ns
-        for name, pages in self._mover.errors().items():
-            totals[f"stayed_{name}"] = pages
+        totals.overflow_bytes = self._mover.held().overflow_bytes
+        totals.injected_ns = self._rows.injected_ns
+        totals.stayed = self._mover.errors()
 
 
 def _require_fit(plan: Plan, machine: Machine) -> None:

@@ -63,9 +63,7 @@ class Flights:
         self._warned = False
         self.began_ns = 0
 
-    def submit(
-        self, block: int, source: int, target: int, reason: Reason, step: int, layer: int
-    ) -> Flight | None:
+    def submit(self, block: int, source: int, target: int, reason: Reason, step: int, layer: int) -> Flight | None:
         """Begin to move `block`. None if it is not (or not to be) at `source`, or is under way to `target` already, or
         there is no memory for one job more: that is a failed migration like others."""
         flight = Flight(0, step, layer, block, source, target, self._blocks[block].nbytes, reason)
@@ -80,7 +78,7 @@ class Flights:
             return pending[-1] if pending and here == target else None
         if self._patience.holds(block, target, step) and reason != "restore":
             self._book(flight, 0, 0, 0, "skipped", 0)
-            self._ledger.totals["held_back"] += 1
+            self._ledger.totals.held_back += 1
             return None
         away = self._tiers[target or source]
         assert away is not None
@@ -193,7 +191,7 @@ class Flights:
     def _book_stray(self, flight: Flight, moved: Moved, before: int) -> None:
         """Book a look that found pages elsewhere; `before`: fast bytes of the block as far as was known."""
         stayed = max(moved.fast_bytes - before if flight.target else before - moved.fast_bytes, 0)
-        self._ledger.totals["swept"] += 1
+        self._ledger.totals.swept += 1
         if not moved.moved_bytes and not stayed:
             return  # all was where it belongs: no migration
         flight.nbytes = moved.moved_bytes + stayed

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.counters import Counters
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 
 FIRST_STEPS = 4
@@ -18,14 +20,7 @@ MAX_ROWS = 50_000
 LEAST_STEPS = 2
 MAX_EVENTS = 256
 
-MOVED_BY_OTHERS = "migrated_bytes_by_other_plans"
-"""Counter of what plans of the same session moved beside this one: the witness sees the pages of all."""
-
 Row = tuple[Any, ...]
-
-_TROUBLES = {"failed", "partial", "held_back", "kernel_placed_pages", "swept"}
-_TROUBLES |= {"overflows", "overflow_bytes", "born_slow"}
-"""Counters of what went wrong; and all that begin with `stayed_`."""
 
 
 class _Step:
@@ -51,14 +46,9 @@ class Ledger:
     """
 
     def __init__(self, before: Run | None = None) -> None:
-        self.totals: Counter[str] = Counter()
+        self.totals = Counters()
         self.events: list[tuple[int, str]] = [] if before is None else list(before.events)
-        self._before: Counter[str] = Counter()
-        if before is not None:
-            kept = {n: c for n, c in before.counters.items() if n in _TROUBLES or n.startswith("stayed_")}
-            self._before.update(kept)
-            for name, now in (("steps_before", "steps"), (MOVED_BY_OTHERS, "migrated_bytes")):
-                self._before[name] = before.counters.get(name, 0) + before.counters.get(now, 0)
+        self._before = Counters() if before is None else before.counters.of_another_plan()
         self._first: list[_Step] = []
         self._last: deque[_Step] = deque()
         self._last_rows = 0
@@ -73,16 +63,16 @@ class Ledger:
         """A migration has ended; `row` as of MIGRATION_DTYPE."""
         self._now.migrations.append(row)
         totals = self.totals
-        totals["migrations"] += 1
-        totals["migrated_bytes"] += row[6]
-        totals[outcome.replace(" ", "_")] += 1
+        totals.migrations += 1
+        totals.migrated_bytes += row[6]
+        totals.add_outcome(outcome)
 
     def event(self, sentence: str) -> None:
         """Something happened, in the step under way, that a user should know. Beyond MAX_EVENTS only counted."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append((self._before["steps_before"] + self.totals["steps"], sentence))
+            self.events.append((self._before.steps_before + self.totals.steps, sentence))
         else:
-            self.totals["events_dropped"] += 1
+            self.totals.events_dropped += 1
 
     def no_step(self) -> None:
         """The step under way is none: its layers have no rows. Its migrations keep theirs, MAX_ROWS at most: an
@@ -95,13 +85,13 @@ class Ledger:
         """The step has ended; `row` as of STEP_DTYPE."""
         now, self._now = self._now, _Step()
         now.row = row
-        self.totals["steps"] += 1
-        self.totals["steps_out_of_step"] += not row[6]
-        self.totals["stall_ns"] += row[3]
+        self.totals.steps += 1
+        self.totals.steps_out_of_step += not row[6]
+        self.totals.stall_ns += row[3]
         for entry in now.layers:
-            self.totals["slow_ns"] += entry[5]
-            self.totals["served_fast_bytes"] += entry[8]
-            self.totals["touched_bytes"] += entry[9]
+            self.totals.slow_ns += entry[5]
+            self.totals.served_fast_bytes += entry[8]
+            self.totals.touched_bytes += entry[9]
         if len(self._first) < FIRST_STEPS:
             self._first.append(now)
         else:
@@ -122,18 +112,16 @@ class Ledger:
             layers=_table([row for step in steps for row in step.layers], LAYER_DTYPE),
             migrations=_table([row for step in [*steps, self._now] for row in step.migrations], MIGRATION_DTYPE),
             held=_table([row for step in steps for row in step.held], HELD_DTYPE),
-            counters={name: int(count) for name, count in sorted(self._counters().items())},
+            counters=self._counters(),
             events=tuple(self.events),
         )
 
-    def _counters(self) -> Counter[str]:
-        counts = Counter(self.totals)
-        if counts["discarded_bytes"] and counts["steps"]:
-            counts["discarded_bytes_per_step"] = counts["discarded_bytes"] // counts["steps"]
-        counts.update(self._before)
-        return counts
+    def _counters(self) -> Counters:
+        counts = replace(self.totals)
+        if counts.steps:
+            counts.discarded_bytes_per_step = counts.discarded_bytes // counts.steps
+        return counts.plus(self._before)
 
 
 def _table(rows: list[Row], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.array(rows, dtype)
-

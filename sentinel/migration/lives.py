@@ -139,7 +139,7 @@ class Lives:
         """Drops pages; what stays of them: nothing."""
         assert self._discard is not None
         self._discard(offset, nbytes)
-        self._ledger.totals["discarded_bytes"] += nbytes
+        self._ledger.totals.discarded_bytes += nbytes
         return 0
 
     def _keep(self, block: int) -> int:
@@ -155,7 +155,7 @@ class Lives:
         """Bytes that are held for these blocks, and theirs from now on."""
         pieces = [piece for heir in born for piece in self._kept.pop(heir, ())]
         inherited = sum(piece.nbytes for piece in pieces)
-        self._ledger.totals["kept_bytes"] += inherited
+        self._ledger.totals.kept_bytes += inherited
         return inherited
 
     def let_go(self) -> bool:
@@ -171,16 +171,16 @@ class Lives:
         nbytes, totals = self._blocks[block].nbytes, self._ledger.totals
         name = self._blocks[block].name or f"block {block}"
         if self._emulated:
-            if not totals["born_slow"]:
+            if not totals.born_slow:
                 self._ledger.event(f"{name} was born in slow memory: {format_bytes(nbytes)} had no room")
-            totals["born_slow"] += 1
+            totals.born_slow += 1
             self._mover.hold(FAST + 1, nbytes)
             return FAST + 1
         self._mover.force(nbytes)
         sentence = f"{name} was born in fast memory with no room for {format_bytes(nbytes)}: the budget was exceeded"
-        if not totals["overflows"]:
+        if not totals.overflows:
             self._warn(f"{sentence}; the report says how often and by how much")
-        totals["overflows"] += 1
+        totals.overflows += 1
         self._ledger.event(sentence)
         if self._strict:
             raise TierError(sentence, tier="fast", block=block)

@@ -79,6 +79,6 @@ class Rows:
         row = (self.step, began - self._flights.began_ns, now - began, self._step_stall_ns)
         self._ledger.end_step((*row, self._step_peak_bytes, unmanaged, in_step))
         totals = self._ledger.totals
-        totals["fast_peak_bytes"] = max(totals["fast_peak_bytes"], self._step_peak_bytes)
+        totals.fast_peak_bytes = max(totals.fast_peak_bytes, self._step_peak_bytes)
         self.step += 1
         self.begin_step(now)

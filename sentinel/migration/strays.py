@@ -125,7 +125,7 @@ class Strays:
 
     def _fails(self) -> bool:
         """Whether at least twice as many migrations have failed as when this was last true."""
-        failures = self._ledger.totals["failed"] + self._ledger.totals["partial"]
+        failures = self._ledger.totals.failed + self._ledger.totals.partial
         if failures < self._next_failures:
             return False
         self._next_failures = 2 * failures
@@ -146,7 +146,7 @@ class Strays:
             return
         down, up, stayed = (sum(amounts) for amounts in zip(*(stray[1:] for stray in found), strict=True))
         pages = (down + up + stayed) // PAGE_BYTES
-        self._ledger.totals["kernel_placed_pages"] += pages
+        self._ledger.totals.kernel_placed_pages += pages
         sent = [f"{format_bytes(down)} were demoted again"] if down else []
         sent += [f"{format_bytes(up)} were promoted again"] if up else []
         sent += [f"{format_bytes(stayed)} could not be moved"] if stayed else []

@@ -51,7 +51,7 @@ class Sentinel2021:
         tried = [(interval_cost_ns(work, mil, short), mil) for mil in lengths]
         found = [self._tested(work, mil, short) for _, mil in sorted(tried)[:_TESTED]]
         run, plan = min(found, key=lambda pair: int(pair[0].step_ns or 0))
-        cases = {key.removeprefix("case"): n for key, n in run.counters.items()}
+        cases = run.counters.cases
         told = {**plan.details, "cases": cases, "mil_cost_ns": {str(mil): cost for cost, mil in tried}}
         return replace(plan, predicted_step_ns=run.step_ns, details=told)
 

@@ -99,6 +99,6 @@ def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machi
         **plan.details,
         "chosen": name,
         "alternatives": {label: time for (label, _), time in zip(candidates, times, strict=True)},
-        "cases": {key.removeprefix("case"): n for key, n in runs[best].counters.items()},
+        "cases": runs[best].counters.cases,
     }
     return replace(plan, policy=policy, predicted_step_ns=times[best], details=details)

@@ -95,7 +95,7 @@ def _of_run(run: Run) -> list[str]:
     over = run.layers["fast_bytes"].max(initial=0) - run.fast_capacity_bytes
     if over > 0:
         found.append(f"The fast tier held up to {format_bytes(int(over))} more than its budget.")
-    placed = run.counters.get("kernel_placed_pages", 0)
+    placed = run.counters.kernel_placed_pages
     if placed:
         found.append(f"The kernel placed {counted(placed, 'page')} against the plan; events say what was done.")
     if cut := kept_steps(run):
@@ -113,7 +113,7 @@ def _of_run(run: Run) -> list[str]:
             " slow memory."
         )
     found += told[:MAX_EVENTS]
-    more = len(told) - MAX_EVENTS + run.counters.get("events_dropped", 0)
+    more = len(told) - MAX_EVENTS + run.counters.events_dropped
     if more > 0:
         found.append(f"{more} more such events are in the JSON report.")
     return found
@@ -121,7 +121,7 @@ def _of_run(run: Run) -> list[str]:
 
 def kept_steps(run: Run) -> str:
     """Which steps the tables of a long run still hold; "" if all."""
-    total, kept = run.counters.get("steps", 0), len(run.steps)
+    total, kept = run.counters.steps, len(run.steps)
     if kept >= total:
         return ""
     steps = run.steps["step"].tolist()

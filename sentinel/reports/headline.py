@@ -91,8 +91,7 @@ def claimed_pages(run: Run | None) -> int | None:
     None without an executed run."""
     if run is None or run.kind != "executed":
         return None
-    by_others = run.counters.get("migrated_bytes_by_other_plans", 0)
-    return (run.counters.get("migrated_bytes", 0) + by_others) // PAGE_BYTES
+    return (run.counters.migrated_bytes + run.counters.migrated_bytes_by_other_plans) // PAGE_BYTES
 
 
 def witness_pages(run: Run | None) -> int | None:
@@ -210,7 +209,7 @@ def _unmanaged(profile: Profile | None, executed: Run | None) -> int | None:
 
 def _fast_peak(plan: Plan | None, run: Run | None) -> int | None:
     if run is not None and len(run.steps):
-        return max(int(run.steps["fast_peak_bytes"].max()), run.counters.get("fast_peak_bytes", 0))
+        return max(int(run.steps["fast_peak_bytes"].max()), run.counters.fast_peak_bytes)
     return plan.fast_peak_bytes if plan else None
 
 
@@ -241,8 +240,8 @@ def _gap(plan: Plan | None, predicted: int | None) -> float | None:
 
 
 def _cases(plan: Plan | None, run: Run | None) -> dict[str, int] | None:
-    if run is not None and any(f"case{case}" in run.counters for case in (1, 2, 3)):
-        return {str(case): int(run.counters.get(f"case{case}", 0)) for case in (1, 2, 3)}
+    if run is not None and (run.kind == "simulated" or any(run.counters.cases.values())):
+        return run.counters.cases
     told = plan.details.get("cases") if plan else None
     if not isinstance(told, dict):
         return None

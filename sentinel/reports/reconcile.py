@@ -145,7 +145,7 @@ def _run_alone(run: Run) -> None:
 
 def _capacity_of_run(run: Run) -> None:
     """No layer holds more than the budget, unless the run itself tells of it (then it is a caveat)."""
-    told = any(run.counters.get(name, 0) for name in ("overflows", "overflow_bytes", "kernel_placed_pages"))
+    told = run.counters.overflows or run.counters.overflow_bytes or run.counters.kernel_placed_pages
     over = np.flatnonzero(run.layers["fast_bytes"] > run.fast_capacity_bytes)
     if len(over) and not told:
         row = run.layers[over[0]]

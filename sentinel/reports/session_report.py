@@ -82,7 +82,7 @@ class Report(Facts):
             "caveats": self.caveats,
             "quality": dataclasses.asdict(self.profile.quality) if self.profile else None,
             "provenance": [{"noun": a, "made_from": b, "proved": c} for a, b, c in self.provenance],
-            "counters": dict(sorted(run.counters.items())) if run else None,
+            "counters": run.counters.counted() if run else None,
             "witnessed": dataclasses.asdict(seen) if seen else None,
             "events": [{"step": step, "text": text} for step, text in run.events] if run else None,
             "details": self.plan.details if self.plan else None,

@@ -20,7 +20,6 @@ from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
 from sentinel.migration.huge_pages import Placed, huge_ranges
-from sentinel.migration.ledger import MOVED_BY_OTHERS
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
 from sentinel.session.binding import Addresses, Homes, SlotTable, arena_start, changed_homes, slot_table
@@ -103,15 +102,16 @@ class Applying:
         if not self.buckets or (run := self.main.run()) is None:
             return None
         others = [other for bucket in self.buckets if bucket is not self.main and (other := bucket.run()) is not None]
-        counts = [run.counters.get(MOVED_BY_OTHERS, 0)]
-        counts += [other.counters.get(name, 0) for other in others for name in ("migrated_bytes", MOVED_BY_OTHERS)]
-        return replace(run, counters={**run.counters, MOVED_BY_OTHERS: sum(counts)}) if sum(counts) else run
+        nbytes = run.counters.migrated_bytes_by_other_plans
+        nbytes += sum(o.counters.migrated_bytes + o.counters.migrated_bytes_by_other_plans for o in others)
+        return replace(run, counters=replace(run.counters, migrated_bytes_by_other_plans=nbytes))
 
     def notes(self) -> list[str]:
         """What a report must say of slots beyond the arena and, unless they are few, of steps that no plan follows."""
         told = [*([self._left_out] if self._left_out else []), *self._said]
         runs = [run for bucket in self.buckets if (run := bucket.run()) is not None]
-        steps, astray = (sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "steps_out_of_step"))
+        steps = sum(run.counters.steps for run in runs)
+        astray = sum(run.counters.steps_out_of_step for run in runs)
         if astray <= max(FEW_STEPS, steps * ASTRAY_SHARE):
             return told
         others = f"{astray} of {steps} applied steps did not tick like the profiled one"

@@ -100,12 +100,12 @@ def _row(bucket: Bucket) -> BucketRow:
     )
     if run is None:
         return row
-    touched = run.counters.get("touched_bytes", 0)
+    touched = run.counters.touched_bytes
     return row._replace(
         step_ns_applied=run.step_ns,
-        fast_served_fraction=run.counters.get("served_fast_bytes", 0) / touched if touched else None,
-        fast_peak_bytes=run.counters.get("fast_peak_bytes"),
-        migrated_bytes=run.counters.get("migrated_bytes", 0),
+        fast_served_fraction=run.counters.served_fast_bytes / touched if touched else None,
+        fast_peak_bytes=run.counters.fast_peak_bytes,
+        migrated_bytes=run.counters.migrated_bytes,
     )
 
 

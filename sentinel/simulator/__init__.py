@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sentinel.core import laws
 from sentinel.core.cost import base_ns, layer_time_ns
+from sentinel.core.counters import Counters
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.parts import split
@@ -118,7 +119,7 @@ def _migrations(plan: Plan, record: Record) -> NDArray[np.void]:
     return out
 
 
-def _cases(plan: Plan, record: Record) -> dict[str, int]:
+def _cases(plan: Plan, record: Record) -> Counters:
     """Counts of layers before which promotions were due: all arrived; late for room; late for time."""
     worst: dict[tuple[int, int], int] = {}
     for step, _, job, _, _, late, waited in record.jobs:
@@ -127,4 +128,5 @@ def _cases(plan: Plan, record: Record) -> dict[str, int]:
             case = 1 if not late else 2 if waited else 3
             key = (step, move.due % plan.n_layers)
             worst[key] = max(worst.get(key, 1), case)
-    return {f"case{case}": sum(1 for found in worst.values() if found == case) for case in (1, 2, 3)}
+    found = list(worst.values())
+    return Counters(case1=found.count(1), case2=found.count(2), case3=found.count(3))

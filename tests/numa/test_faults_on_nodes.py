@@ -37,8 +37,8 @@ def test_without_a_fault_nothing_is_told() -> None:
     run = same(stock(), ours)
     assert not failed(run)
     assert [s for _, s in run.events if "test and trial" not in s] == []
-    assert "kernel_placed_pages" not in run.counters
-    assert run.counters["overflow_bytes"] == 0
+    assert not run.counters.kernel_placed_pages
+    assert run.counters.overflow_bytes == 0
     assert sentinel.report().headline["kind"] == "executed"  # and its sums reconcile
 
 
@@ -47,7 +47,7 @@ def test_a_full_node(node: int) -> None:
     ours = train(ours=True, fault=lambda model: faults.full(node))
     run = same(stock(), ours)
     assert failed(run) == {errno.ENOMEM}
-    assert run.counters["stayed_ENOMEM"] > 0
+    assert run.counters.stayed["ENOMEM"] > 0
     assert ours.told("Cannot allocate memory")
 
 
@@ -74,7 +74,7 @@ def test_a_call_that_fails(nth: int) -> None:
     ours = train(ours=True, fault=failing)
     run = same(stock(), ours)
     assert failed(run) <= {errno.ENOMEM}
-    assert bool(failed(run)) == bool(run.counters.get("stayed_ENOMEM", 0))
+    assert bool(failed(run)) == bool(run.counters.stayed.get("ENOMEM", 0))
 
 
 @pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
@@ -91,8 +91,8 @@ def test_a_fork_in_the_middle_of_a_migration(by: str) -> None:
     ours = train(ours=True, fault=forking)
     run = same(stock(), ours)
     assert children == [0] * 3
-    assert run.counters["swept"] > 0
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.swept > 0
+    assert run.counters.overflow_bytes == 0
 
 
 class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -116,9 +116,9 @@ def test_workers_forked_again_every_epoch() -> None:
     ours = train(by_workers, ours=True)
     run = same(train(by_workers, ours=False), ours)
     assert not failed(run)
-    assert run.counters["kernel_placed_pages"] > 0
+    assert run.counters.kernel_placed_pages > 0
     assert ours.told("copy-on-write after a fork")
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
     assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
 
 
@@ -127,7 +127,7 @@ def test_pages_that_workers_share_wait_without_the_right_to_move_them() -> None:
         ours = train(by_workers, ours=True)
     run = same(train(by_workers, ours=False), ours)
     assert failed(run) == {errno.EACCES}
-    assert run.counters["stayed_EACCES"] > 0
+    assert run.counters.stayed["EACCES"] > 0
     assert ours.told("Permission denied")
     assert "shared with a forked child" in ours.text
 
@@ -189,6 +189,6 @@ def test_a_node_outside_the_cpuset() -> None:
     run = same(stock(), ours)
     assert errno.EACCES in failed(run)
     assert ours.told("Permission denied")
-    assert run.counters["kernel_placed_pages"] > 0  # it brought them to node 0, whatever the plan said
+    assert run.counters.kernel_placed_pages > 0  # it brought them to node 0, whatever the plan said
     assert any("the kernel placed" in sentence for _, sentence in run.events)
     assert "The kernel placed" in ours.text

@@ -122,5 +122,5 @@ def test_blocks_in_huge_pages_move_alone_and_every_page_is_accounted_for() -> No
     assert (
         seen.pages(reason="syscall", own=True) - 2 == claimed_pages
     )  # the session's own witness moved a page to and fro
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
     assert ours.text.startswith("engine and witness agree")

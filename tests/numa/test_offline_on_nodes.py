@@ -60,7 +60,7 @@ def test_a_node_taken_offline(back: bool) -> None:
     assert errno.ENODEV in failed(run)
     assert ours.told("No such device")
     assert seen[0].pages(reason="memory_hotplug", to_node=0) > 0
-    assert run.counters["kernel_placed_pages"] > 0  # it brought them to node 0, whatever the plan said
+    assert run.counters.kernel_placed_pages > 0  # it brought them to node 0, whatever the plan said
     assert any("the kernel placed" in sentence for _, sentence in run.events)
     assert "The kernel placed" in ours.text
     assert run.witnessed is not None

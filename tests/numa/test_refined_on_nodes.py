@@ -84,7 +84,7 @@ def test_another_plan_takes_over(made: list[Plan], monkeypatch: pytest.MonkeyPat
     assert len(found[0]) == REFINE_STEPS
     assert len(found[1]) >= 4
     assert max(each.fast_peak_bytes for steps in found for each in steps) <= run.fast_capacity_bytes
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
     for plan, audits in zip(made, onlooker.audits, strict=True):
         # The first step of a plan still sends there what it wants elsewhere. Pages that tensors kept meanwhile, of
         # transient blocks, are dropped in the second.
@@ -92,5 +92,5 @@ def test_another_plan_takes_over(made: list[Plan], monkeypatch: pytest.MonkeyPat
         assert [audit.worst for audit in audits[2:]] == [{}] * (len(audits) - 2)
 
     headline = sentinel.report().headline
-    assert run.counters["migrated_bytes_by_other_plans"] > 0
-    assert headline["moved_pages"] == headline["witness_pages"] > run.counters["migrated_bytes"] // 4096
+    assert run.counters.migrated_bytes_by_other_plans > 0
+    assert headline["moved_pages"] == headline["witness_pages"] > run.counters.migrated_bytes // 4096

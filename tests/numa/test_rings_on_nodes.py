@@ -45,9 +45,9 @@ def test_unfrozen_layers_are_planned_for_within_the_budget() -> None:
     assert session.plan is not None
     assert {layer.name for layer in session.plan.layers if layer.phase == "backward"} >= {"0", "2", "4", "6", "8"}
     assert run.steps["in_step"].all()
-    assert run.counters["steps"] >= 4
-    assert run.counters["steps_before"] >= ROUNDS
-    assert run.counters["migrated_bytes_by_other_plans"] > 0
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.steps >= 4
+    assert run.counters.steps_before >= ROUNDS
+    assert run.counters.migrated_bytes_by_other_plans > 0
+    assert run.counters.overflow_bytes == 0
     assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
     assert len(run.migrations)

@@ -60,7 +60,7 @@ def test_two_shapes_that_take_turns_have_a_plan_each() -> None:
     assert max(bucket.taken_over for bucket in applying.buckets) >= 2
     for bucket in applying.buckets:
         assert bucket.executed is not None
-        assert bucket.executed.counters["overflow_bytes"] == 0
+        assert bucket.executed.counters.overflow_bytes == 0
         assert bucket.executed.steps["in_step"].all()
 
 

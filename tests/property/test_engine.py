@@ -68,8 +68,8 @@ def test_executed_equals_simulated_where_time_plays_no_part(profile: Profile, da
             walk(running, [*range(1, length), 0])
         did = running.engine.end_run()
     assert did.layers["fast_bytes"].max() <= plan.capacity_bytes[0]
-    assert did.counters["overflow_bytes"] == 0
-    assert "born_slow" not in did.counters
+    assert did.counters.overflow_bytes == 0
+    assert not did.counters.born_slow
     # in the first step a move that crosses the step's end may find its block where it was to go
     moves = did.migrations[did.migrations["step"] == 2]
     assert {OUTCOMES[row] for row in moves["outcome"]} <= {"done", "late"}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Plan
@@ -148,7 +149,9 @@ def runs(draw: st.DrawFn) -> Run:
                     row[name] = draw(st.integers(0, 1 << 20))
     moves["outcome"] %= len(OUTCOMES)
     moves["reason"] %= len(REASONS)
-    counters = draw(st.dictionaries(TEXTS, st.integers(0, 1 << 60), max_size=3))
+    names = st.sampled_from([f.name for f in dataclasses.fields(Counters) if f.name != "stayed"])
+    counters = Counters(**draw(st.dictionaries(names, st.integers(0, 1 << 60), max_size=3)))
+    counters.stayed = draw(st.dictionaries(TEXTS, st.integers(0, 1 << 60), max_size=3))
     events = tuple(draw(st.lists(st.tuples(st.integers(0, 99), TEXTS), max_size=2)))
     moved_by = st.builds(MovedBy, TEXTS, st.booleans(), st.integers(-1, 9), st.integers(0, 1 << 40))
     seen = st.builds(Witnessed, st.lists(moved_by, max_size=2).map(tuple), *[st.integers(0, 99)] * 3, st.booleans())

@@ -85,7 +85,7 @@ def train(
 def test_without_a_fault_nothing_is_told() -> None:
     ours = train()
     run = assert_same(train(ours=False), ours)
-    assert "failed" not in run.counters
+    assert not run.counters.failed
     assert not any("left" in sentence for _, sentence in run.events)
 
 
@@ -102,9 +102,9 @@ def test_a_transfer_that_fails(nth: int) -> None:
     ours = train(before_step=fail)
     run = assert_same(train(ours=False), ours)
     assert left == [0]  # it came to that
-    assert run.counters["failed"] == run.counters["stayed_EIO"] == 1
+    assert run.counters.failed == run.counters.stayed["EIO"] == 1
     assert ours.told("Input/output error")
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
 
 
 @pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
@@ -119,8 +119,8 @@ def test_a_child_forked_in_the_middle_of_a_migration(by: str) -> None:
     ours = train(before_step=hook)
     run = assert_same(train(ours=False), ours)
     assert ended == [0] * (STEPS - 3)
-    assert run.counters["overflow_bytes"] == 0
-    assert "failed" not in run.counters
+    assert run.counters.overflow_bytes == 0
+    assert not run.counters.failed
 
 
 def test_a_child_that_trains_on_by_itself_changes_nothing_here() -> None:
@@ -154,8 +154,8 @@ def test_workers_forked_again_every_epoch(tracker: str) -> None:
     except sentinel.CapabilityError as error:
         pytest.skip(f"needs tracker {tracker}: {error}")
     run = assert_same(train(by_workers, ours=False), ours)
-    assert run.counters["overflow_bytes"] == 0
-    assert "failed" not in run.counters
+    assert run.counters.overflow_bytes == 0
+    assert not run.counters.failed
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)

@@ -138,7 +138,7 @@ def test_a_child_that_trains_on_and_exits_tells_nothing(fork_in: int) -> None:
             if step == 0:
                 sentinel.end_profile()
         assert os.waitpid(children[0], 0)[1] == 0
-        print(sentinel.stop().counters["steps"] > 0)
+        print(sentinel.stop().counters.steps > 0)
         """,
         PYTHONWARNINGS="error:sentinel:RuntimeWarning",
     )

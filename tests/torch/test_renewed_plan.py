@@ -53,8 +53,8 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
     run = sentinel.stop()
     assert losses == expected
     assert run.steps["in_step"].all()
-    after = run.counters["steps"]
-    assert run.counters.get("steps_before", 0) == (0 if fails else REFINE_STEPS)
+    after = run.counters.steps
+    assert run.counters.steps_before == (0 if fails else REFINE_STEPS)
     assert after > (REFINE_STEPS if fails else 0)
     notes = " / ".join(session._notes)
     assert ("keeps its plan: sn_mover_create" in notes) == fails

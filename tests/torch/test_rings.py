@@ -87,7 +87,7 @@ def test_steps_in_another_order_run_without_migrations_and_are_told() -> None:
     assert bucket.plan.layers == session._clock.ring
     run = sentinel.stop()
     assert STRAY in sentinel.report().text()
-    assert run.counters["steps_out_of_step"] >= 3
+    assert run.counters.steps_out_of_step >= 3
     for step in run.steps["step"][~run.steps["in_step"]]:
         assert (run.layers["step"] == step).sum() < bucket.plan.n_layers  # until they went another way
 
@@ -117,9 +117,9 @@ def test_another_order_for_good_is_profiled_and_planned() -> None:
     assert bucket.plan.layers == session._clock.ring
     assert blocks_of(session) == list(few)
     run = sentinel.stop()
-    assert run.counters["steps_out_of_step"] == 0
-    assert run.counters["steps"] >= 8
-    assert run.counters["steps_before"] >= ROUNDS
+    assert run.counters.steps_out_of_step == 0
+    assert run.counters.steps >= 8
+    assert run.counters.steps_before >= ROUNDS
     assert (run.layers["fast_bytes"] <= run.fast_capacity_bytes).all()
     assert len(run.migrations)
     text = sentinel.report().text()

@@ -46,9 +46,9 @@ def test_a_plan_without_migrations_moves_delays_and_stalls_nothing() -> None:
         running.step(3)
         run = running.engine.end_run()
     assert len(run.migrations) == 0
-    assert run.layers["slow_ns"].sum() == run.counters["injected_ns"] == 0
-    assert run.counters["steps"] == len(run.steps) == 3
-    assert run.counters["served_fast_bytes"] == run.counters["touched_bytes"] == 3 * 2 * MIB
+    assert run.layers["slow_ns"].sum() == run.counters.injected_ns == 0
+    assert run.counters.steps == len(run.steps) == 3
+    assert run.counters.served_fast_bytes == run.counters.touched_bytes == 3 * 2 * MIB
     assert run.layers["fast_bytes"].reshape(3, 4).tolist() == [[MIB, 2 * MIB, MIB, MIB]] * 3
     assert running.said == []
     assert run.events == ()
@@ -67,9 +67,9 @@ def test_what_lives_in_slow_memory_is_delayed_by_what_its_accesses_cost() -> Non
     took = time.monotonic_ns() - began
     cost = round(8 * MIB * (1 - 0.01))
     assert run.layers["slow_ns"].reshape(3, 5).tolist() == [[0, cost, 0, cost, 0]] * 3
-    assert took >= run.counters["injected_ns"] >= 3 * 2 * cost
+    assert took >= run.counters.injected_ns >= 3 * 2 * cost
     assert run.layers["duration_ns"].sum() >= 3 * 2 * cost
-    assert run.counters["served_fast_bytes"] == 0
+    assert run.counters.served_fast_bytes == 0
 
 
 def test_short_delays_add_up_and_none_is_lost() -> None:
@@ -79,9 +79,9 @@ def test_short_delays_add_up_and_none_is_lost() -> None:
     with applied(plan, profile, emulated_machine(64 * MIB, slow_bw=4096 * 10**9 // 3145), strict=True) as running:
         running.step(2)
         run = running.engine.end_run()
-    owed = run.counters["slow_ns"]
+    owed = run.counters.slow_ns
     assert owed == 2 * 1009 * 3104
-    assert run.counters["injected_ns"] >= owed - 50_000
+    assert run.counters.injected_ns >= owed - 50_000
 
 
 def test_tensors_take_turns_in_a_budget_that_is_never_exceeded() -> None:
@@ -92,13 +92,13 @@ def test_tensors_take_turns_in_a_budget_that_is_never_exceeded() -> None:
         running.step(3)
         run = running.engine.end_run()
     assert run.layers["fast_bytes"].max() == run.steps["fast_peak_bytes"].max() == 5 * MIB
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
     moves = run.migrations[run.migrations["moved_bytes"] > 0]
     down = {row["stop_ns"] for row in moves[moves["target"] == 1]}
     for row in moves[moves["target"] == 0][1:]:  # the first one found the tier empty
         assert any(stop <= row["start_ns"] for stop in down)
     assert (moves["stop_ns"] - moves["start_ns"] == -(-4 * MIB * 10**9 // (4 * GB))).all()
-    assert run.counters["served_fast_bytes"] == run.counters["touched_bytes"] == 3 * (4 * 4 + 8) * MIB
+    assert run.counters.served_fast_bytes == run.counters.touched_bytes == 3 * (4 * 4 + 8) * MIB
     assert run.layers["slow_bytes"].max() <= 8 * MIB
 
 
@@ -151,7 +151,7 @@ def run_until_decided(clock: HandClock | None, *, slow_bw: float) -> Run:
     with applied(LATE_PLAN, SWAP, machine, strict=True, **more) as running:
         if clock is not None:
             running.each_wait_takes(LATE_NS, clock)
-        while "trials" not in running.engine.so_far().counters:  # a busy host may let a promotion arrive in time
+        while not running.engine.so_far().counters.trials:  # a busy host may let a promotion arrive in time
             steps(running, 1)
         steps(running, 3)
         return running.engine.end_run()
@@ -159,7 +159,7 @@ def run_until_decided(clock: HandClock | None, *, slow_bw: float) -> Run:
 
 def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
     run = run_until_decided(HandClock(), slow_bw=50 * GB)  # leaving costs 83 us for each read of 4 MiB
-    assert run.counters["trials"] == 1
+    assert run.counters.trials == 1
     ((step, sentence),) = run.events
     assert step >= BETWEEN + 2 * TRIES - 1
     assert "leaves the rest in slow memory" in sentence
@@ -172,7 +172,7 @@ def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
 
 def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
     run = run_until_decided(HandClock(), slow_bw=GB // 50)  # each of two slow reads of 4 MiB takes as long as the wait
-    assert run.counters["trials"] == 1
+    assert run.counters.trials == 1
     assert "waits for them" in run.events[0][1]
     stall, served = run.steps["stall_ns"], run.layers["served_fast_bytes"].reshape(-1, 8)[:, 1]
     assert set(stall.tolist()) == {0, LATE_NS}
@@ -184,7 +184,7 @@ def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
 def test_a_trial_on_the_real_clock_comes_to_a_decision() -> None:
     """Which one is for the host to say: how long its waits take."""
     run = run_until_decided(None, slow_bw=50 * GB)
-    assert run.counters["trials"] == 1
+    assert run.counters.trials == 1
     assert "migrations due before layer 1 come late: waiting takes" in run.events[0][1]
 
 
@@ -211,10 +211,10 @@ def test_what_the_slow_tier_cannot_serve_in_place_is_always_waited_for() -> None
     plan = persistent_plan(SWAP, [1, 1, 0], [(0, 0, 1, 3, 4), (0, 1, 0, 0, 1)], fast_bytes=5 * MIB)
     with applied(plan, SWAP, machine, strict=True) as running:
         running.late_promotions(waited_for=False)  # where there is a choice
-        while running.engine.so_far().counters.get("case3", 0) < 4:  # late, unless this thread had to wait for a CPU
+        while running.engine.so_far().counters.case3 < 4:  # late, unless this thread had to wait for a CPU
             steps(running, 1)
         run = running.engine.end_run()
-    assert "trials" not in run.counters
+    assert not run.counters.trials
     assert (run.layers["served_fast_bytes"].reshape(-1, 8)[:, 1] == 5 * MIB).all()
 
 
@@ -227,8 +227,8 @@ def test_transients_take_room_at_birth_and_give_it_back_at_death() -> None:
     fast, slow = (run.layers[name].reshape(3, 6)[1].tolist() for name in ("fast_bytes", "slow_bytes"))
     assert fast == [0, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 0]
     assert slow == [0, 0, MIB, MIB, 0, 0]
-    assert run.counters["overflow_bytes"] == 0
-    assert "born_slow" not in run.counters
+    assert run.counters.overflow_bytes == 0
+    assert not run.counters.born_slow
     assert not run.layers["stall_ns"].any()  # what room that is there takes to be taken is no wait
 
 
@@ -238,8 +238,8 @@ def test_a_birth_without_room_is_born_slow_and_said() -> None:
     with applied(plan, profile, emulated_machine(3 * MIB, slow_bw=GB)) as running:
         running.step(3)
         run = running.engine.end_run()
-    assert run.counters["born_slow"] == 3
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.born_slow == 3
+    assert run.counters.overflow_bytes == 0
     assert run.steps["fast_peak_bytes"].max() == 2 * MIB
     assert len(run.events) == 1
     assert "y was born in slow memory" in run.events[0][1]
@@ -266,7 +266,7 @@ def test_a_saved_plan_needs_no_profile() -> None:
             running.late_promotions(waited_for=True)
             running.step(2)
             runs.append(running.engine.end_run())
-    assert runs[0].counters["touched_bytes"] == runs[1].counters["touched_bytes"] > 0
+    assert runs[0].counters.touched_bytes == runs[1].counters.touched_bytes > 0
     assert np.array_equal(runs[0].layers["served_fast_bytes"], runs[1].layers["served_fast_bytes"])
 
 
@@ -276,11 +276,11 @@ def test_a_long_run_keeps_the_first_and_last_steps_and_totals_of_all() -> None:
     with applied(plan, profile, emulated_machine(MIB, promote=INSTANT, demote=INSTANT)) as running:
         running.step(199)
         run = running.engine.end_run()
-    assert run.counters["steps"] == 199
+    assert run.counters.steps == 199
     assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(199 - LAST_STEPS, 199)]
     assert len(run.layers) == 2 * len(run.steps)
-    assert run.counters["migrations"] >= 199 > len(run.steps)
-    assert run.counters["touched_bytes"] == 199 * 2 * 4096
+    assert run.counters.migrations >= 199 > len(run.steps)
+    assert run.counters.touched_bytes == 199 * 2 * 4096
 
 
 def test_a_forked_child_ticks_without_an_effect() -> None:
@@ -294,7 +294,7 @@ def test_a_forked_child_ticks_without_an_effect() -> None:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         running.tick(3, 4, 5, 6, 7, 0)
-        assert running.engine.end_run().counters["steps"] == 1
+        assert running.engine.end_run().counters.steps == 1
 
 
 def test_a_described_tier_cannot_be_applied_and_no_thread_stays() -> None:

@@ -56,13 +56,13 @@ def test_a_failed_demotion_leaves_its_block_fast_and_the_plan_recovers() -> None
         run = running.engine.end_run()
     assert rows(run, "failed") == [(0, 0, 1)]
     assert (0, 1, 0) in rows(run, "skipped")
-    assert run.counters["case2"] == 1
+    assert run.counters.case2 == 1
     assert run.layers["fast_bytes"].max() <= 5 * MIB
-    assert run.counters["overflow_bytes"] == 0
+    assert run.counters.overflow_bytes == 0
     assert len(running.said) == 1
     assert "Input/output error" in running.said[0]
     assert "a (4194304 bytes)" in running.said[0]
-    assert run.counters["stayed_EIO"] == 1
+    assert run.counters.stayed["EIO"] == 1
     # the next step is as planned again: b arrives
     assert (1, 1, 0) in rows(run, "done")
     assert (2, 1, 0) in rows(run, "done")
@@ -130,9 +130,7 @@ def test_in_tests_a_failure_raises() -> None:
 
 @pytest.mark.parametrize("nth", range(1, 12))
 def test_whichever_transfer_fails_the_budget_holds_and_accounts_balance(nth: int) -> None:
-    profile = make_profile(
-        [param("a", 4 * MIB, [1, 2]), param("b", 4 * MIB, [5, 6]), act("x", MIB, 2, 7, [6])], 8
-    )
+    profile = make_profile([param("a", 4 * MIB, [1, 2]), param("b", 4 * MIB, [5, 6]), act("x", MIB, 2, 7, [6])], 8)
     moves = [(0, 0, 1, 3, 4), (2, 0, 1, 3, 4), (1, 1, 0, 4, 5), (2, 1, 0, 5, 6), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)]
     plan = transient_plan(profile, [1, 1, 0], moves, fast_bytes=5 * MIB)
     with applied(plan, profile, MACHINE) as running:
@@ -144,7 +142,7 @@ def test_whichever_transfer_fails_the_budget_holds_and_accounts_balance(nth: int
         stepwise(running, fail_in=-1)
         run = running.engine.end_run()
         held = running.engine._mover.held()
-    assert run.counters.get("failed", 0) == 1
+    assert run.counters.failed == 1
     assert run.layers["fast_bytes"].max() <= 5 * MIB
     assert held.overflows == 0
     assert held.in_flight_bytes == 0
@@ -169,7 +167,7 @@ def test_out_of_step_nothing_starts_and_afterwards_blocks_drift_back() -> None:
             stepwise(running, fail_in=-1)
         run = running.engine.end_run()
     assert run.steps["in_step"].tolist() == [False, True, True]
-    assert run.counters["steps_out_of_step"] == 1
+    assert run.counters.steps_out_of_step == 1
     assert run.layers["fast_bytes"].max() <= 5 * MIB
     back = run.layers[run.layers["step"] == 2]
     assert (back["served_fast_bytes"] == back["touched_bytes"]).all()
@@ -185,7 +183,7 @@ def test_a_step_cut_short_while_a_block_was_fast_sends_it_back() -> None:
         running.let_land()
         stepwise(running, fail_in=-1)
         run = running.engine.end_run()
-    assert run.counters["sent_back"] == 1
+    assert run.counters.sent_back == 1
     assert run.steps["in_step"].tolist() == [False, True]
     assert run.layers["fast_bytes"].max() <= 5 * MIB
     last = run.layers[run.layers["step"] == 1]
@@ -200,8 +198,8 @@ def test_a_step_cut_short_buries_its_transients() -> None:
         assert running.engine._mover.held().fast_bytes == MIB  # g, which wraps, from the step before
         running.step(2)
         run = running.engine.end_run()
-    assert run.counters["overflow_bytes"] == 0
-    assert "born_slow" not in run.counters
+    assert run.counters.overflow_bytes == 0
+    assert not run.counters.born_slow
     assert run.steps["in_step"].tolist() == [False, False, True, True]
 
 
@@ -217,7 +215,7 @@ def test_a_death_in_flight_is_waited_for_and_leaves_no_account() -> None:
         held = running.engine._mover.held()
         run = running.engine.end_run()
     assert (held.fast_bytes, held.slow_bytes, held.in_flight_bytes) == (0, 0, 0)
-    assert run.counters["late"] == 3
+    assert run.counters.late == 3
     assert (run.layers["stall_ns"].reshape(3, 6)[:, 3] > 0).all()
     assert running.discarded == []  # nothing real moved
 

@@ -137,7 +137,7 @@ def test_a_block_is_where_most_of_it_is_and_booked_as_it_went(case: str) -> None
     assert (row["source"], row["target"], row["nbytes"]) == (1 - end.target, end.target, NBYTES)
     assert row["moved_bytes"] == abs(end.fast_bytes - started_in)
     assert row["errno"] == (errno.EBUSY if failed else 0)
-    assert run.counters[end.word.replace(" ", "_")] == 1
+    assert run.counters.counted()[end.word.replace(" ", "_")] == 1
     stayed = NBYTES - end.fast_bytes if end.target == FAST else end.fast_bytes
     assert len(run.events) == len(stage.said) == failed
     if failed:
@@ -152,7 +152,7 @@ def test_a_block_that_fails_again_and_again_is_held_back(outcome: Outcome) -> No
     for step in range(FAILURES):
         stage.move(FAST, outcome, FEW if outcome is Outcome.PARTIAL else NONE, error=errno.ENOMEM, step=step)
     assert stage.flights.submit(0, SLOW, FAST, "prefetch", FAILURES, 1) is None
-    assert stage.ledger.totals["held_back"] == 1
+    assert stage.ledger.totals.held_back == 1
     assert "held where it is" in stage.ledger.events[-1][1]
     assert len(stage.said) == 1  # the first one only
 

@@ -23,9 +23,7 @@ def _block(first: int, count: int, start: int, stop: int) -> Block:
     return Block(first * PAGE_BYTES, count * PAGE_BYTES, start, stop, int(first >= FAST_PAGES), (), f"{first}@{start}")
 
 
-def _plan(
-    blocks: list[Block], length: int, *, spare_pages: int = 1000, migrations: tuple[Migration, ...] = ()
-) -> Plan:
+def _plan(blocks: list[Block], length: int, *, spare_pages: int = 1000, migrations: tuple[Migration, ...] = ()) -> Plan:
     plan = Plan(
         policy="built",
         layers=tuple(LayerId(f"l{i}", "forward", 0) for i in range(length)),
@@ -142,8 +140,8 @@ def test_the_engine_drops_only_what_has_no_room_to_stay() -> None:
         # a, b with a's third page, the same and both of b's pages, c with page 0, again, a with page 3
         assert _held_at_each_layer(running) == [4, 4, 4, 4, 4, 4]
         counters = running.engine.so_far().counters
-    assert counters["kept_bytes"] > 0
-    assert "discarded_bytes_per_step" not in counters
+    assert counters.kept_bytes > 0
+    assert counters.discarded_bytes_per_step == 0
 
 
 def test_the_engine_keeps_to_the_budget() -> None:
@@ -154,11 +152,11 @@ def test_the_engine_keeps_to_the_budget() -> None:
         run = running.engine.end_run()
         assert running.engine._mover.held().fast_bytes == 3 * PAGE_BYTES  # a is alive, and nothing is kept any more
     assert max(held) <= plan.fast_peak_bytes // PAGE_BYTES == 3
-    assert run.counters["overflow_bytes"] == 0
-    assert run.counters["kept_bytes"] > 0
-    assert run.counters["discarded_bytes"] > 0
-    assert run.counters["discarded_bytes_per_step"] == run.counters["discarded_bytes"] // run.counters["steps"]
-    assert sum(nbytes for _, nbytes in running.discarded) == run.counters["discarded_bytes"]
+    assert run.counters.overflow_bytes == 0
+    assert run.counters.kept_bytes > 0
+    assert run.counters.discarded_bytes > 0
+    assert run.counters.discarded_bytes_per_step == run.counters.discarded_bytes // run.counters.steps
+    assert sum(nbytes for _, nbytes in running.discarded) == run.counters.discarded_bytes
 
 
 def test_a_step_that_is_cut_short_lets_all_go() -> None:

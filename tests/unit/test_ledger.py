@@ -20,7 +20,7 @@ def test_the_first_and_last_steps_are_kept_and_all_are_counted() -> None:
     run = run_of(1009, 3).run(TIERS, 0, emulated=True)
     assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(1009 - LAST_STEPS, 1009)]
     assert len(run.migrations) == 3 * len(run.steps)
-    assert run.counters["migrations"] == 3 * 1009
+    assert run.counters.migrations == 3 * 1009
 
 
 def test_steps_with_many_rows_are_fewer() -> None:
@@ -28,7 +28,7 @@ def test_steps_with_many_rows_are_fewer() -> None:
     run = run_of(20, each).run(TIERS, 0, emulated=True)
     assert run.steps["step"].tolist() == [*range(FIRST_STEPS), *range(15, 20)]
     assert len(run.migrations) == each * len(run.steps)
-    assert run.counters["migrations"] == each * 20
+    assert run.counters.migrations == each * 20
 
 
 def test_the_last_steps_are_kept_whatever_they_hold() -> None:
@@ -46,7 +46,7 @@ def test_what_never_becomes_a_step_is_bounded_too() -> None:
             ledger.migration((turn, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
         ledger.no_step()
     run = ledger.run(TIERS, 0, emulated=True)
-    assert run.counters["migrations"] == 10 * each  # all are counted, however few are kept
+    assert run.counters.migrations == 10 * each  # all are counted, however few are kept
     assert len(run.migrations) == MAX_ROWS
     assert run.migrations["block"][-1] == each - 1  # the latest
 
@@ -56,24 +56,24 @@ def test_events_are_counted_beyond_a_limit() -> None:
     for i in range(MAX_EVENTS + 17):
         ledger.event(str(i))
     run = ledger.run(TIERS, 0, emulated=True)
-    assert (len(run.events), run.counters["events_dropped"]) == (MAX_EVENTS, 17)
+    assert (len(run.events), run.counters.events_dropped) == (MAX_EVENTS, 17)
 
 
 def test_what_went_wrong_under_another_plan_stays_told() -> None:
     first = Ledger()
     first.migration((0, 0, 0, 0, 1, 4096, 0, 0, 1, 2, 0, 16), "failed")
     first.migration((0, 0, 1, 0, 1, 8192, 8192, 0, 1, 0, 0, 0), "done")
-    first.totals["stayed_EBUSY"] = 7
+    first.totals.stayed = {"EBUSY": 7}
     first.event("it stayed")
     for step in range(5):
         first.end_step((step, 0, 1, 0, 0, 0, True))
     second = Ledger(first.run(TIERS, 0, emulated=True))
     second.end_step((0, 0, 1, 0, 0, 0, True))
     second.event("another")
-    second.totals["stayed_EBUSY"] = 4
+    second.totals.stayed = {"EBUSY": 4}
     third = Ledger(second.run(TIERS, 0, emulated=True)).run(TIERS, 0, emulated=True)
     assert third.events == ((0, "it stayed"), (6, "another"))
-    assert (third.counters["failed"], third.counters["stayed_EBUSY"]) == (1, 11)
-    assert third.counters["steps_before"] == 6
-    assert third.counters["migrated_bytes_by_other_plans"] == 8192
+    assert (third.counters.failed, third.counters.stayed["EBUSY"]) == (1, 11)
+    assert third.counters.steps_before == 6
+    assert third.counters.migrated_bytes_by_other_plans == 8192
     assert len(third.migrations) == len(third.steps) == 0  # those rows are about other blocks

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.migration.rates import LEAST_BYTES, migration_rate, with_rates
 from tests.builders import GB, MIB
@@ -30,7 +31,7 @@ def run(*rows, emulated: bool = False) -> Run:
         steps=np.array(steps, STEP_DTYPE),
         layers=np.zeros(0, LAYER_DTYPE),
         migrations=np.array(list(rows), MIGRATION_DTYPE),
-        counters={},
+        counters=Counters(),
     )
 
 

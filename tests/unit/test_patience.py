@@ -47,6 +47,6 @@ def test_the_engine_stops_asking_and_asks_again() -> None:
         run = running.engine.end_run()
     down = run.migrations[run.migrations["target"] == 1]
     assert [OUTCOMES[row["outcome"]] for row in down] == ["failed"] * FAILURES + ["skipped"] * HOLD_STEPS + ["done"] * 2
-    assert run.counters["held_back"] == HOLD_STEPS
+    assert run.counters.held_back == HOLD_STEPS
     assert "held where it is" in run.events[-1][1]
     assert run.layers["fast_bytes"].max() <= MIB

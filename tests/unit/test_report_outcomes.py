@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, TRIAL, Run
 from sentinel.reports import build_report
 from sentinel.reports.caveats import _of_run, kept_steps
@@ -14,15 +16,15 @@ from sentinel.reports.html.page import page
 from sentinel.reports.sections.move_errors import TITLE, stayed, stayed_rows
 
 
-def run(numbers: list[int], **counters: int) -> Run:
+def run(numbers: list[int], **counters: Any) -> Run:
     rows = np.zeros(len(numbers), STEP_DTYPE)
     rows["step"], rows["in_step"] = numbers, True
     layers, moves = np.zeros(0, LAYER_DTYPE), np.zeros(0, MIGRATION_DTYPE)
-    return Run("executed", False, ("fast", "slow"), 100, rows, layers, moves, counters=counters)
+    return Run("executed", False, ("fast", "slow"), 100, rows, layers, moves, counters=Counters(**counters))
 
 
 def test_nothing_stayed_and_nothing_is_said() -> None:
-    whole = run([0, 1, 2], steps=3, stayed_EBUSY=0)
+    whole = run([0, 1, 2], steps=3, stayed={"EBUSY": 0})
     assert stayed(None) == []
     assert stayed(whole) == []
     assert stayed_rows(whole) == []
@@ -31,18 +33,18 @@ def test_nothing_stayed_and_nothing_is_said() -> None:
 
 
 def test_pages_that_stayed_are_a_table_by_errno() -> None:
-    rows = stayed(run([0], steps=1, stayed_EBUSY=7, stayed_EACCES=1009, stayed_EIO=7))
+    rows = stayed(run([0], steps=1, stayed={"EBUSY": 7, "EACCES": 1009, "EIO": 7}))
     assert [(name, count) for name, count, _ in rows] == [("EACCES", 1009), ("EBUSY", 7), ("EIO", 7)]
     assert "CAP_SYS_NICE" in rows[0][2]
     assert rows[2][2] == "Input/output error"
-    assert stayed_rows(run([0], steps=1, stayed_EBUSY=7009)) == [
+    assert stayed_rows(run([0], steps=1, stayed={"EBUSY": 7009})) == [
         ("errno", "pages", "meaning"),
         ("EBUSY", "7,009", "in use by someone: pinned, or under I/O"),
     ]
 
 
 def test_every_form_of_the_report_has_the_table() -> None:
-    report = build_report(profile=None, plan=None, machine=None, executed=run([0], steps=1, stayed_EBUSY=7009))
+    report = build_report(profile=None, plan=None, machine=None, executed=run([0], steps=1, stayed={"EBUSY": 7009}))
     assert f"{TITLE}\n  errno  pages  meaning\n  EBUSY  7,009  in use by someone" in report.text()
     assert TITLE in page(report)
     assert TITLE not in build_report(profile=None, plan=None, machine=None, executed=run([0], steps=1)).text()

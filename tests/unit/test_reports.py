@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sentinel.core.counters import Counters
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.trace import Quality
@@ -125,7 +126,7 @@ def test_sums_that_disagree_are_refused_naming_both(case: str) -> None:
 def test_a_budget_that_the_run_says_it_broke_is_shown_on_top() -> None:
     rows, steps = SIMULATED.layers.copy(), SIMULATED.steps.copy()
     rows["fast_bytes"][0] = steps["fast_peak_bytes"][0] = 9 * MIB
-    report = build_report(plan=PLAN, executed=executed(layers=rows, steps=steps, counters={"overflows": 1}))
+    report = build_report(plan=PLAN, executed=executed(layers=rows, steps=steps, counters=Counters(overflows=1)))
     assert report.headline["fast_peak_bytes"] == 9 * MIB
     assert any("1.00 MiB more than its budget" in caveat for caveat in report.caveats)
 

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, MovedBy, Run, Witnessed
 from sentinel.migration.sightings import MOVE_DTYPE, REASONS, Sightings
 from sentinel.reports import build_report
@@ -85,7 +86,7 @@ def test_nothing_seen_is_nothing_counted() -> None:
 
 def witnessed(claimed: int, seen: int, **counted: Any) -> Run:
     moved = (MovedBy("syscall", True, 1, seen), MovedBy("numa_misplaced", True, 0, 2))
-    return replace(EMPTY, counters={"migrated_bytes": claimed * 4096}, witnessed=Witnessed(moved, **counted))
+    return replace(EMPTY, counters=Counters(migrated_bytes=claimed * 4096), witnessed=Witnessed(moved, **counted))
 
 
 def test_agreement_and_disagreement_are_said_in_numbers() -> None:
@@ -93,7 +94,7 @@ def test_agreement_and_disagreement_are_said_in_numbers() -> None:
     assert "claims 17 pages, the witness saw 13: 4 fewer" in verdict(witnessed(17, 13))
     assert "claims 17 pages, the witness saw 19: 2 more" in verdict(witnessed(17, 19))
     several = witnessed(17, 19)
-    by_another_plan = {**several.counters, "migrated_bytes_by_other_plans": 2 * 4096}
+    by_another_plan = replace(several.counters, migrated_bytes_by_other_plans=2 * 4096)
     assert verdict(replace(several, counters=by_another_plan)) == "engine and witness agree: 19 pages"
     under_way = witnessed(17, 19, watching=True)
     assert "claims 17 pages in steps that have ended, the witness saw 19 until now" in verdict(under_way)

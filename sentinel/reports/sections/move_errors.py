@@ -11,14 +11,13 @@ from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "What stayed where it was, over all steps"
-_STAYED = "stayed_"
 
 
 def stayed(run: Run | None) -> list[tuple[str, int, str]]:
     """(errno, pages, what it means) of all steps, most pages first. On an emulated tier transfers, not pages."""
     if run is None:
         return []
-    counts = [(name.removeprefix(_STAYED), n) for name, n in run.counters.items() if name.startswith(_STAYED) and n]
+    counts = [(name, pages) for name, pages in run.counters.stayed.items() if pages]
     return [(name, n, _meaning(name)) for name, n in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
 
 

@@ -35,7 +35,7 @@ def _html(report: Document[Facts]) -> str:
             ("blind to", ", ".join(quality.blind_to) or "nothing known", ""),
         ]
     if report.facts.run is not None:
-        rows += [(*_counter(name, n), "counted in the run") for name, n in sorted(report.facts.run.counters.items())]
+        rows += [(*_counter(name, n), "counted in the run") for name, n in report.facts.run.counters.counted().items()]
     executed = report.facts.executed
     if executed is not None and (seen := executed.witnessed) is not None:
         counts = [
