@@ -1,8 +1,7 @@
-"""Reports by sections: one entry in one tuple is enough for every form, of whatever report; no import circles."""
+"""Reports by sections: one entry in one tuple is enough for every form, of whatever report."""
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +20,6 @@ from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Frames, Heading, Section, TextTable, tables_of
 from sentinel.reports.text import text_of
 from tests.unit.report_builders import SIMULATED, full_report
-
-ROOT = Path(__file__).parents[2]
 
 
 def _weights(facts: Facts) -> pd.DataFrame | None:
@@ -123,51 +120,3 @@ def test_a_report_of_something_else_than_a_session_has_every_form(tmp_path: Path
     assert (found["ranks"], found["frames"]["ranks"]) == (2, {"rank": [0, 1], "steps": [3, 3]})
     with pytest.raises(UsageError, match="a report of several ranks has no timeline"):
         forms.write(report, tmp_path / "r.trace")
-
-
-def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Those of `modules` that the file at `path` imports, within functions and for types too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            named = {f"{node.module}.{alias.name}" for alias in node.names} & modules
-            found |= named or {node.module}
-    return found & modules
-
-
-def circle_in(files: dict[str, Path]) -> list[str]:
-    """The modules of one import circle, in order; empty if there is none."""
-    arrows = {module: sorted(imports_of(path, set(files)) - {module}) for module, path in files.items()}
-    done: set[str] = set()
-
-    def visit(module: str, way: list[str]) -> list[str]:
-        if module in way:
-            return way[way.index(module) :]
-        if module in done:
-            return []
-        for target in arrows[module]:
-            if found := visit(target, [*way, module]):
-                return found
-        done.add(module)
-        return []
-
-    return next((found for module in files if (found := visit(module, []))), [])
-
-
-def test_no_file_of_the_reports_imports_itself_by_way_of_others() -> None:
-    folder = ROOT / "sentinel"
-    files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in (folder / "reports").rglob("*.py")
-    }
-    assert len(files) > 30
-    assert circle_in(files) == []
-
-
-def test_a_circle_is_found(tmp_path: Path) -> None:
-    texts = {"a": "import b", "b": "def f():\n    from c import x", "c": "import a", "d": "import a"}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    assert circle_in({name: tmp_path / f"{name}.py" for name in texts}) == ["a", "b", "c"]
