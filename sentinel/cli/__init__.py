@@ -25,7 +25,7 @@ a typical session:
 
 exit codes:
   0    done
-  1    it could not be done; one line on stderr says why (with `run`: also the script's own failure)
+  1    failed; one line on stderr says why (with `run`: also if the script itself failed)
   2    the command was not understood
   3    infeasible: the step needs more fast memory than there is
   130  interrupted
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename is None:  # of no file that is named: most often what is printed, on a full disk
             _leave_stdout()
-            print(f"sentinel: {error.strerror or error}; --debug before the verb says where", file=sys.stderr)
+            print(f"sentinel: {error.strerror or error}; `sentinel --debug VERB` shows where", file=sys.stderr)
         else:
             print(f"sentinel: {error.filename}: {error.strerror}; check the path", file=sys.stderr)
         return FAILED

@@ -30,8 +30,8 @@ examples:
 
 Bandwidth: `read`, `write` (ordinary stores) and `mixed` (bytes read and written back in place, both counted), by
 threads on the CPUs of the fast node. Latency: dependent loads in random order. Migration: pages moved as a plan moves
-them. Each figure is the median of the rounds; ± is half of what lies between the lowest and the highest.
-Keep the host idle meanwhile: what else runs is measured too.
+them. Each figure is the median of the rounds; ± is half the difference between the highest and the lowest round.
+Keep the host idle meanwhile: other programs change the figures.
 """
 
 
@@ -45,7 +45,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--threads", type=_threads, metavar="1,2,N", help="numbers of threads, N for all CPUs; default: 1, 2, 4 ... N"
     )
     parser.add_argument(
-        "--size", type=_bytes, metavar="AMOUNT", help="memory to go over; default: 256MiB, or 4 times the last cache"
+        "--size",
+        type=_bytes,
+        metavar="AMOUNT",
+        help="memory to measure on; default: 256MiB, or 4 times the last-level cache",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, 1 and N threads")
     parser.add_argument(

@@ -36,16 +36,16 @@ examples:
   sentinel compare a.safetensors b.safetensors --machine optane-m10 --html compare.html
   sentinel compare p.safetensors --machine cxl-m5 --fast 20% --curve 15%,25%,35%,45% --json
   sentinel compare --slow numa:1 --fast 20% --executed train.py --epochs 1
-      runs the script: ours against the kernel's own placements, each with the same fast bytes (needs two nodes, root)
+      runs the script under ours and the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
-How to read it. 1 in `of all-fast speed` means as fast as with everything in fast memory. 1 in `of the bound` means
-that no plan of this kind (whole layers, room on both sides of a move) can be faster with that much fast memory.
-Migration takes time of the link only, none of a processor. A policy that cannot plan a case is shown with the reason.
-The curve shows the policy sentinel with more and more fast memory; its knee, the least amount tried with at least
-95% of all-fast speed, answers "how much DRAM do I need?". What lies just below the knee is halved twice and tried too.
+How to read it. 1 in `of all-fast speed`: as fast as with everything in fast memory. 1 in `of the bound`: no plan of
+this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. In this model a
+migration takes time on the link and none on a processor. A policy without a plan is shown with the reason. The curve
+shows the policy sentinel with more and more fast memory. Its knee, the least amount tried with at least 95% of all-fast
+speed, answers "how much DRAM do I need?"; two more amounts just below the knee are tried as well.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
-`simulated`. Shares such as 20% are of the footprint of each profile's plan that keeps everything in fast memory.
+`simulated`. A share such as 20% is of the memory that a profile's plan needs to keep everything fast (its footprint).
 """
 
 
@@ -63,14 +63,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_amounts,
         default=CURVE,
         metavar="AMOUNTS",
-        help="fast memory on the curve, besides those of --fast (default: every tenth, and 5%%)",
+        help="more amounts of fast memory for the curve (default: every tenth, and 5%%)",
     )
     parser.add_argument(
-        "--policies", type=_names, metavar="NAMES", help="with commas; default: all but autotm, which is slow"
+        "--policies", type=_names, metavar="NAMES", help="comma-separated; default: all but autotm, which is slow"
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
     parser.add_argument(
-        "--bound-limit", type=_seconds, default=60.0, metavar="SECONDS", help="for each bound (default 60)"
+        "--bound-limit", type=_seconds, default=60.0, metavar="SECONDS", help="time limit for each bound (default 60)"
     )
     add_json(parser)
     compare_executed.add_to(parser)

@@ -22,7 +22,7 @@ DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     """The arguments that only an executed comparison takes."""
-    group = parser.add_argument_group("with --executed SCRIPT ARGUMENTS…", "options stand before --executed")
+    group = parser.add_argument_group("with --executed SCRIPT ARGUMENTS…", "Sentinel's options come before --executed")
     group.add_argument(
         "--executed",
         nargs=argparse.REMAINDER,
@@ -30,8 +30,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="run this training script once per placement on the NUMA nodes of this host",
     )
     group.add_argument("--slow", default=DEFAULT_SLOW, metavar="numa:N", help="the slow node (default %(default)s)")
-    group.add_argument("--tracker", help="of ours: auto, ops, ebpf, perf, pagemap, uffd")
-    group.add_argument("--plan", metavar="FILE", help="ours applies this saved plan, without profiling")
+    group.add_argument("--tracker", help="tracker of our run: auto, ops, ebpf, perf, pagemap, uffd")
+    group.add_argument("--plan", metavar="FILE", help="our run applies this saved plan, without profiling")
     group.add_argument(
         "--warm-up", type=_count, default=4, metavar="STEPS", help="steps before those measured (default %(default)s)"
     )
@@ -89,7 +89,10 @@ def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
 
     script, *own = arguments.executed
     if taken := [word for word in own if word.split("=")[0] in ("--policies", "--html", "--warm-up", "--measure")]:
-        print(f"sentinel: {' '.join(taken)} goes to {script}: own options stand before --executed", file=sys.stderr)
+        print(
+            f"sentinel: {' '.join(taken)} is passed to {script}; put Sentinel's options before --executed",
+            file=sys.stderr,
+        )
     overrides = Overrides(
         fast=arguments.fast[0],
         slow=arguments.slow,

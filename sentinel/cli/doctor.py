@@ -26,12 +26,12 @@ examples:
   sentinel doctor --json | jq -r .auto.tracker
   sentinel doctor --build
 
-Everything is tried, not looked up, so the answer holds for this user in this container. What is missing costs only
-what the table says it is for.
+Everything is tried, not looked up, so the answer holds for this user in this container. A missing capability affects
+only what the table says it is for.
 
-exit code: 0 where a training step can be watched and placed, 1 where it cannot: {" or ".join(NEEDED)} is missing, or
-tracker ops, on which every other one builds, does not work. A page tracker that is refused, a right or a kernel feature
-that is missing, and the want of a second node change nothing in it.
+exit code: 0 if a training step can be watched and placed; 1 if not: {" or ".join(NEEDED)} is missing, or
+tracker ops, on which every other tracker builds, does not work. A page tracker that is refused, a missing right or
+kernel feature, and a missing second node do not change the exit code.
 """
 
 
@@ -42,7 +42,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--build",
         action="store_true",
-        help="only compile, into the cache, what a first training step would have to wait for",
+        help="only compile, into the cache, what the first training step would otherwise wait for",
     )
     parser.set_defaults(execute=execute)
 

@@ -25,14 +25,14 @@ examples:
   sentinel run --auto --fast 20% -m package.train --epochs 3
       a module, found as `python -m` finds it
   sentinel run --cpus node:0 --slow numa:1 train.py
-      keeps all threads on the CPUs of node 0, whose memory is the fast one then
+      keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py
   sentinel run --plan plan.json train.py
       the second run applies the plan of the first one without profiling
 
-The report is written when the script ends, also when it fails. Options of Sentinel stand before the
-script, those of the script after it. The exit code is the script's own, whatever becomes of its placement; 1 where
-the script succeeded and a file that was asked for could not be written.
+The report is written when the script ends, also if it fails. Sentinel's options come before the script, the script's
+after it. The exit code is the script's own, however its tensors were placed; it is 1 if the script succeeded but a
+requested file could not be written.
 """
 
 
@@ -55,15 +55,15 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
     where.add_argument("--rate-limit", metavar="RATE", help="migrations go no faster, each way: 500MB/s, 1GiB/s")
-    out = parser.add_argument_group("what is kept")
+    out = parser.add_argument_group("files to write")
     out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
     out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
-    out.add_argument("--save-run", metavar="FILE", help="write what was done here, for `sentinel report --run`")
+    out.add_argument("--save-run", metavar="FILE", help="write the run here, for `sentinel report --run`")
     parser.add_argument("--auto", action="store_true", help="the script has no annotations: find its training loop")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, not a path")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
-    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     own.required = False  # argparse would name it among what is missing
     parser.set_defaults(execute=execute)
 
@@ -195,8 +195,8 @@ def _why_none(auto: bool, failed: bool) -> str:
         return "ended before a step was profiled"
     if auto:
         return (
-            "trained no step under Sentinel: --auto found no loop of forwards with gradients, then steps of a"
-            " torch.optim optimizer, that came at least three times in one thread (model.compile() hides forwards)"
+            "trained no step under Sentinel: --auto found no training loop: forwards with gradients, then steps of a"
+            " torch.optim optimizer, at least three times in one thread (model.compile() hides forwards)"
         )
     return "trained no step under Sentinel; try --auto"
 

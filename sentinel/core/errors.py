@@ -2,15 +2,15 @@
 
 SentinelError
 ├── CapabilityError     this host does not allow it     (what, why, remedy)
-├── FormatError         a file is not what it should be (path, field, rule)
-├── UsageError          the calls came in the wrong order, or an argument is off (what, remedy)
+├── FormatError         a file is damaged, or no such file (path, field, rule)
+├── UsageError          calls in the wrong order, or a wrong argument (what, remedy)
 ├── PlanError           no plan, or a broken one        (layer, block, rule)
 │   └── Infeasible      needs more fast memory than there is (needed_bytes, available_bytes, layer)
 ├── TierError           a move or a copy failed         (tier, block, errno)
 │   └── TierFull
 └── NativeError         a native call failed            (call, errno)
 
-Messages say what was attempted, on what; what came back; what to do.
+A message says what was tried, on what, what came back, and what to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CapabilityError(SentinelError):
 
 
 class FormatError(SentinelError):
-    """A file is not what it should be."""
+    """A file is damaged, or holds something else than was asked for."""
 
     def __init__(self, path: str | os.PathLike[str], field: str, rule: str) -> None:
         self.path, self.field, self.rule = os.fspath(path), field, rule
@@ -39,7 +39,7 @@ class FormatError(SentinelError):
 
 
 class UsageError(SentinelError):
-    """A call came in the wrong order, or an argument has no meaning."""
+    """A call came in the wrong order, or an argument is wrong."""
 
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = what, remedy

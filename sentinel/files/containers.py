@@ -74,7 +74,9 @@ def _described(path: PathLike, index: Any) -> tuple[Format, dict[str, Any]]:
         raise FormatError(path, "header", _FOREIGN)
     form = told_format(path, described.get("format"), described.get("version"))
     if form.text:
-        raise FormatError(path, "format", f"a {form.short} is stored as JSON, not so; give the file `sentinel` wrote")
+        raise FormatError(
+            path, "format", f"a {form.short} is stored as JSON, not in a container; give the file that `sentinel` wrote"
+        )
     if "header" not in described:
         raise FormatError(path, "header", "is missing; write the file anew")
     return form, described

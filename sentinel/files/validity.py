@@ -100,20 +100,20 @@ def _accesses(profile: Profile) -> str:
     if len(accesses) and (
         min(accesses[name].min() for name in amounts) < 0 or max(accesses[name].max() for name in amounts) > MAX_TRAFFIC
     ):
-        return "an access is of less than no bytes, or of more than a layer can pass"
+        return f"an access has a negative number of bytes, or more than {MAX_TRAFFIC}"
     if len(profile.flops) and (profile.flops.min() < -1 or profile.flops.max() > MAX_TRAFFIC):
-        return "a layer computes less than nothing, or more than it can"
+        return f"a layer's floating-point operations are fewer than -1 (unknown), or more than {MAX_TRAFFIC}"
     return ""
 
 
 def _times(layer_ns: NDArray[np.int64], quality: Quality) -> str:
     costs = (quality.overhead_ns, *quality.layer_overhead_ns)
     if len(layer_ns) and (layer_ns.min() < 0 or layer_ns.max() > MAX_NS):
-        return "a layer takes less than no time, or longer than a lifetime"
+        return f"a layer's time is negative, or longer than {MAX_NS} ns"
     if min(costs) < 0 or max(costs) > MAX_NS:
-        return "the tracker took less than no time, or longer than a lifetime"
+        return f"the tracker's time is negative, or longer than {MAX_NS} ns"
     if quality.layer_overhead_ns and len(quality.layer_overhead_ns) != len(layer_ns):
-        return "the tracker's time is told of another number of layers"
+        return "the tracker's time is given for another number of layers"
     return ""
 
 
@@ -131,7 +131,7 @@ def _run(run: Run) -> str:
         return "a layer has a negative number or amount of memory"
     held = run.held
     if len(held) and (held["nbytes"].min() < 0 or held["tier"].min() < 1 or held["tier"].max() >= tiers):
-        return "a slower tier that is not there held something, or one held less than nothing"
+        return "a row of `held` names a tier that is not a slower one, or a negative amount of memory"
     if len(run.layers) and run.layers["layer"].max() > 1 << 24:
         return "a layer's number is too high"
     seen = run.witnessed
@@ -139,7 +139,7 @@ def _run(run: Run) -> str:
         seen is not None
         and min([seen.lost, seen.unmatched, seen.huge_pages, *(row.pages for row in seen.moved_by)]) < 0
     ):
-        return "the witness counted less than nothing"
+        return "a count of the witness is negative"
     return ""
 
 

@@ -97,7 +97,9 @@ def _of_run(run: Run) -> list[str]:
         found.append(f"The fast tier held up to {format_bytes(int(over))} more than its budget.")
     placed = run.counters.kernel_placed_pages
     if placed:
-        found.append(f"The kernel placed {counted(placed, 'page')} against the plan; events say what was done.")
+        found.append(
+            f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done."
+        )
     if cut := kept_steps(run):
         found.append(cut)
     astray = int((~run.steps["in_step"]).sum())
@@ -109,8 +111,8 @@ def _of_run(run: Run) -> list[str]:
     tried = len(run.events) - len(told)
     if tried:
         found.append(
-            f"Promotions came late at {counted(tried, 'place')}; test and trial chose to wait or to leave the rest in"
-            " slow memory."
+            f"Promotions came late at {counted(tried, 'place')}; test and trial decided whether to wait for them or to"
+            " use those blocks in slow memory."
         )
     found += told[:MAX_EVENTS]
     more = len(told) - MAX_EVENTS + run.counters.events_dropped

@@ -109,16 +109,16 @@ def notes(found: Comparison) -> list[str]:
     )
     if found.fast_bytes is not None and found.beside_bytes is not None:
         said.append(
-            f"equal fast bytes: pinned ballast on the fast node leaves {format_bytes(found.fast_bytes)}, the budget of"
-            f" ours, and {format_bytes(found.beside_bytes)} beside it for what is no tensor (what all-fast took"
-            " beyond its tensors), and grows or shrinks with what else takes or frees memory there while the job runs;"
-            " ours keeps its budget by its plan, without ballast"
+            f"equal fast bytes: pinned ballast on the fast node leaves {format_bytes(found.fast_bytes)} (our budget)"
+            f" and {format_bytes(found.beside_bytes)} for what is no tensor (what all-fast took beyond its tensors);"
+            " it grows and shrinks as others free and take memory there while the job runs; ours keeps to its budget"
+            " by its plan, without ballast"
         )
     said += [f"{row.name}: skipped: {row.skipped}" for row in found.rows if row.skipped]
     said += [f"{row.name}: page migrations not all counted: {row.no_witness}" for row in found.rows if row.no_witness]
     said += [
         f"{row.name}: the kernel demoted {row.others_demoted_pages:,} pages that are not the job's"
-        f" ({format_bytes(row.others_demoted_pages * PAGE_BYTES)}), and so had more room than the other rows"
+        f" ({format_bytes(row.others_demoted_pages * PAGE_BYTES)}), so this row had more room than the others"
         for row in found.rows
         if row.others_demoted_pages and row.most_left_bytes is None
     ]

@@ -33,10 +33,8 @@ def _speed(h: dict[str, Any]) -> str:
         return ""
     told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
     if plain and far_off(h) and not h["step_ns_plain_is_measured"]:
-        told += (
-            f"; against a stock step nothing can be said: it is estimated at {format_ns(plain)}, from steps that were"
-        )
-        told += " much slower or faster (was the host busy?)"
+        told += f"; it cannot be compared with a stock step, whose estimate ({format_ns(plain)}) comes from steps that"
+        told += " were much slower or faster (was the host busy?)"
     elif plain:
         how = "measured" if h["step_ns_plain_is_measured"] else "an estimate"
         told += f", {step / plain:.2f} times a stock step ({format_ns(plain)}, {how})"
@@ -62,5 +60,5 @@ def _next(h: dict[str, Any]) -> str:
     if kind == "emulated":
         return f"on a host with a slower NUMA node or CXL memory, `--slow auto` moves pages for real; {enough}"
     if kind == "executed":
-        return f"{enough}; `sentinel compare --executed` runs the kernel's own placements beside it"
+        return f"{enough}; `sentinel compare --executed` also runs the kernel's own placements"
     return f"`sentinel run --plan` applies a saved plan; {enough}" if kind == "simulated" else ""

@@ -122,7 +122,7 @@ BEGINS = "import sentinel\nsentinel.start_profile(slow='emulated:cxl-asic-x8', t
         ((), "raise ZeroDivisionError", 1, "script.py ended before a step was profiled\n"),
         ((), BEGINS, 0, "end_profile() was not reached\n"),
         ((), BEGINS + "raise KeyboardInterrupt", 130, "end_profile() was not reached\n"),
-        (("--auto",), "print('done')", 0, "that came at least three times in one thread"),
+        (("--auto",), "print('done')", 0, "at least three times in one thread"),
     ],
 )
 def test_a_script_without_a_profiled_step_is_told_what_was_missing(

@@ -103,9 +103,9 @@ def test_agreement_and_disagreement_are_said_in_numbers() -> None:
 
 def test_a_disagreement_says_of_which_kind_it_may_be() -> None:
     huge = witnessed(17, 19, huge_pages=512)
-    assert verdict(huge).endswith("the kernel moves all of one where a part is asked for")
-    assert "while others moved 2: a page that is there" in verdict(witnessed(17, 13))
-    assert verdict(witnessed(17, 19)).endswith("2 more, which nothing that was counted explains")
+    assert verdict(huge).endswith("the kernel moves a whole huge page if a part is asked for")
+    assert "while others moved 2: a page that they had moved to its target before" in verdict(witnessed(17, 13))
+    assert verdict(witnessed(17, 19)).endswith("2 more, and no other count explains the difference")
 
 
 def test_the_report_has_it_in_every_form_and_null_without_a_witness() -> None:

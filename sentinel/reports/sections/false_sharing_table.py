@@ -14,7 +14,7 @@ from sentinel.reports.frame_columns import whole, words
 from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
-TITLE = "Page-level false sharing, had malloc placed the tensors"
+TITLE = "Page-level false sharing, if malloc placed the tensors"
 
 
 def _frame(facts: Facts) -> pd.DataFrame | None:
@@ -40,7 +40,7 @@ def _rows(sharing: FalseSharing, layers: Sequence[LayerId]) -> list[tuple[str, s
         (
             "pages with tensors of unlike hotness",
             f"{format_bytes(sharing.nbytes)}, {_pages(sharing.pages)}",
-            "in some layer one tensor on the page is used, another lives on unused",
+            "in some layer one tensor on the page is used and another is not",
         )
     ]
     if sharing.pages:

@@ -33,9 +33,9 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("tracker", h["tracker"], _counted_by(h["quality"])),
         ("footprint, all fast", _b(peak), "packed in pages"),
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
-        ("managed", managed, "of the bytes that the fullest layer needs at some time"),
-        ("unmanaged", _b(h["unmanaged_bytes"]), "fell back to malloc, at most at one time"),
-        ("falsely shared", _b(h["false_sharing_bytes"]), "pages of tensors of unlike hotness, had malloc placed them"),
+        ("managed", managed, "of the bytes alive in the fullest layer"),
+        ("unmanaged", _b(h["unmanaged_bytes"]), "most at one time that fell back to malloc"),
+        ("falsely shared", _b(h["false_sharing_bytes"]), "pages that would hold hot and cold tensors under malloc"),
         ("fast budget", _b(capacity), share),
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
         ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
@@ -68,8 +68,8 @@ def _in_words(kind: str | None) -> str:
     return {
         "executed": "on this host's memory",
         "emulated": "executed with injected delays, not on slower memory",
-        "simulated": "computed, nothing was applied",
-        "declared": "this host has no slower memory: computed, nothing was applied",
+        "simulated": "computed; nothing was applied",
+        "declared": "this host has no slower memory: computed; nothing was applied",
     }.get(kind or "", "nothing was applied or simulated")
 
 

@@ -10,7 +10,7 @@ from sentinel.reports.facts import Facts
 from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Section, TextTable
 
-TITLE = "What stayed where it was, over all steps"
+TITLE = "Pages that could not be moved, over all steps"
 
 
 def stayed(run: Run | None) -> list[tuple[str, int, str]]:

@@ -16,7 +16,7 @@ from sentinel.reports.html.tables import Column, of_bytes, of_share, plain, tabl
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Hot and cold ranges of large tensors"
-TEXT_TITLE = f"{TITLE} (those of most touches; density: of its pages, the share that a layer touches)"
+TEXT_TITLE = f"{TITLE} (the most touched; density: the share of its pages that a layer touches)"
 TOP = 4
 """Tensors whose ranges the text shows, those of the most touches; the other forms show all."""
 

@@ -67,10 +67,10 @@ def _explained(witnessed: Witnessed, more: int) -> str:
     others = sum(row.pages for row in witnessed.moved_by) - witnessed.own_pages
     if more > 0 and witnessed.huge_pages:
         huge = f"{witnessed.huge_pages:,} of those it saw in huge pages"
-        return f"{huge}: the kernel moves all of one where a part is asked for"
+        return f"{huge}: the kernel moves a whole huge page if a part is asked for"
     if more < 0 and others:
-        return f"while others moved {others:,}: a page that is there when the engine looks counts as moved by it"
-    return "which nothing that was counted explains"
+        return f"while others moved {others:,}: a page that they had moved to its target before counts as the engine's"
+    return "and no other count explains the difference"
 
 
 def _frame(facts: Facts) -> pd.DataFrame | None:
