@@ -13,21 +13,49 @@ take turns. A GPT-2 of {layers}×{width}, batch {rows}×{columns}, AdamW; a tick
 backward, and in the optimizer. Medians; ratios round by round, least and most in brackets. While a round ran, others
 had {others} of the processors. Figures in [profiling.json](profiling.json).
 
-- `stock`: torch alone, in the same run. `exclusive`: its tensors in the profiling arena, nobody watching. `ops`:
-  operators recorded. The others: pages watched too, as a session profiles; 4 KiB everywhere unless said.
-- Marks, each layer's harvest included, are in the step. What happens before and after it is told apart: *start* moves
-  the arena to shared memory and prepares as much more as earlier steps took; *stop* moves it back.
-- **In all**: start, the watched step and stop, in stock steps: what watching costs, once a run. Stock is malloc, whose
-  page faults an arena avoids; against `exclusive`, which avoids them too, a watched step takes relatively longer.
+- `stock`: torch alone, in the same run. `exclusive`: each tensor on pages of its own, nobody watching. `ops`: operators
+  are recorded. The others: a page tracker watches as well, each page of 4 KiB by itself unless the name says `2MiB`.
+- The watched step contains its marks: the moments between two layers in which pages are read out and armed again.
+  *Start* and *stop* are before and after it: private memory becomes a file in memory (memfd), and private again.
+- **In all**: start, watched step and stop, in stock steps: what watching costs, once a run. Stock is malloc, whose page
+  faults an arena avoids; compare a watched step with `exclusive`, which avoids them too.
 
 | step | wall s | over stock | processor time over stock | touches, thousands | written | start s | stop s | in all |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _TAIL = """
-Goal: the step alone with `ebpf` at most 1.5 of stock, better 1.25. All losses of all steps alike, whatever the order:
-{alike}.
+Goal: the step alone with `ebpf` at most 1.5 of stock, better 1.25. All losses of all steps are the same, in whatever
+order the variants ran: {alike}.
 
-Pages of one's own cost {overhead:.3%} of the step's peak of {peak:,.0f} MiB (goal: at most 1.2 %). Freed pages that
-rest take {rest} more at the peak of the profiled step; given up early: {given_up} bytes."""
+Pages of its own for each tensor take {overhead:.3%} more than the step's peak of {peak:,.0f} MiB (goal: at most 1.2 %).
+Freed pages that are not used again before their layer ends take {rest} more at the peak of the profiled step; at most
+25 % may be taken so, and beyond that were given back early: {given_up} bytes.
+
+## How a step is watched
+
+1. *Prepare*. The arena gets a memfd, in 2 MiB pages where this kernel lets each 4 KiB of such a page fault by itself
+   ([0038](decisions/0038-huge-pages-only-where-they-fault-singly.md)), as large as the steps so far suggest
+   ([0061](decisions/0061-memory-of-the-watched-step-is-prepared-before-it.md)). A session moves parameters and
+   optimizer state from malloc straight into it, by up to eight threads
+   ([0095](decisions/0095-tensors-move-straight-into-watched-memory.md)). In this benchmark they lie in private memory
+   of the arena before, so its *start* has one copy more than a session's first.
+2. *Hold other threads*. While memory changes its backing, a userfaultfd holds every thread that stores to it: private
+   memory is write-protected, memory of the memfd is un-mapped
+   ([0093](decisions/0093-threads-wait-while-memory-changes-its-backing.md)).
+3. *Arm*, at each mark. The pages in use are un-mapped and keep their content in the memfd, so the next touch of each
+   page faults. While the memory is registered with a userfaultfd, a read maps a page for reading only, so a later
+   write faults again: that tells writes from reads. The tracker notes the faults; `pagemap` looks at the next mark
+   which pages are mapped.
+4. *Granules*. By `ebpf:2MiB` and the like one fault maps 2 MiB inside tensors of at least 8 MiB. That is the default
+   where the tensors that outlive a step hold at least 16 GiB ([0037](decisions/0037-granules-are-huge-pages.md)).
+5. *Stop*. The memory becomes private again. The 2 MiB chunks inside one tensor are copied into huge pages, but for
+   chunks whose pages were not touched alike
+   ([0097](decisions/0097-huge-pages-inside-tensors-once-nothing-watches.md)).
+
+What a session takes from `start_profile()` to the first applied step, measured from outside: [costs.md](costs.md)."""
+_CHANGED = "2026-11-22"
+_OLDER = """
+The figures above were made before several threads copied (1), before other threads were held (2) and before huge pages
+came at the end (5), all on {changed}: *start* and *stop* are other today."""
 
 
 def page(told: Mapping[str, Any], arguments: str) -> str:
@@ -65,6 +93,8 @@ def _lines(told: Mapping[str, Any], arguments: str) -> Iterator[str]:
         rest=_span([100 * found["overhead"] for found in resting.values()], "{:.1f} %") if resting else "nothing",
         given_up=max((found["given_up_bytes"] for found in resting.values()), default=0),
     )
+    if told["when"] < _CHANGED:
+        yield _OLDER.format(changed=_CHANGED)
 
 
 def _row(name: str, found: Mapping[str, Any]) -> list[str]:
