@@ -29,9 +29,9 @@ class Rank:
 
 RANKS = (
     Rank("nouns", {"core": ("numpy",)}, pure=True),
-    Rank("thought", {"planner": ("numpy", "highspy"), "simulator": ("numpy",)}, pure=True),
+    Rank("planning, simulation", {"planner": ("numpy", "highspy"), "simulator": ("numpy",)}, pure=True),
     Rank(
-        "edges",
+        "host, files, profiling",
         {
             "files": ("numpy", "safetensors"),
             "machines": (),
@@ -40,9 +40,9 @@ RANKS = (
             "profiler": ("numpy", "torch"),
         },
     ),
-    Rank("acts, shows", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
+    Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
     Rank("session", {"session": ("numpy", "torch")}),
-    Rank("front", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
+    Rank("package, comparison", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
     Rank("command line", {"cli": ()}),
     Rank("program", {"__main__": ()}),
 )
