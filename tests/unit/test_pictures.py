@@ -1,0 +1,117 @@
+"""Pictures and pages as markup: what is escaped, where a value lies, what a reader is told of each column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sentinel.core.trace import LayerId
+from sentinel.planner.sweep import Cell, Comparison, Knee, Point, Subject
+from sentinel.reports.html.heat import heat
+from sentinel.reports.html.layer_axis import MAX_COLUMNS, Columns
+from sentinel.reports.html.layer_charts import footprint, frame_of, occupancy
+from sentinel.reports.html.policy_comparison_page import comparison_page
+from sentinel.reports.html.shell import caveat_list, document, section
+from sentinel.reports.html.svg import Frame, byte_ticks, escape, figure, tag, time_ticks
+from sentinel.reports.policy_comparison import answer, as_object, knee_of, text
+from tests.builders import GB, MIB
+from tests.unit.report_builders import PLAN, PROFILE, full_report
+
+HOSTILE = "<b>\"'&\x1b\u202e"
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    assert escape(HOSTILE) == "&lt;b&gt;&quot;&#x27;&amp;\ufffd\ufffd"
+    assert tag("line", x1=1.04, class_="a", data_t=HOSTILE, missing=None).startswith(
+        '<line x1="1" class="a" data-t="&lt;'
+    )
+    for markup in (figure(HOSTILE, HOSTILE, "", 9), section(HOSTILE, "x", note=HOSTILE), caveat_list([HOSTILE])):
+        assert "<b>" not in markup
+        assert "&lt;b&gt;" in markup
+
+
+def test_a_section_without_parts_is_nothing() -> None:
+    assert section("Title", "", "") == caveat_list([]) == ""
+    assert caveat_list(["a", "b", "c"], shown=1).count("<li>") == 3
+    assert "<summary>2 more</summary>" in caveat_list(["a", "b", "c"], shown=1)
+
+
+def test_a_page_fetches_nothing() -> None:
+    page = document("a title", "<p>body</p>")
+    assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
+    assert "<p>body</p>" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
+def test_ticks_are_round_and_within_the_axis() -> None:
+    assert byte_ticks(5 * MIB) == [(n * MIB, f"{n} MiB" if n else "0") for n in range(6)]
+    assert [label for _, label in time_ticks(2_300_000)] == ["0", "500 µs", "1 ms", "1.5 ms", "2 ms"]
+
+
+def test_a_frame_has_zero_at_its_bottom() -> None:
+    frame = Frame(10, 20, 100, 50, 4.0)
+    assert (frame.y(0), frame.y(4), frame.bottom, frame.x(0.5)) == (70, 20, 70, 60)
+    assert frame_of(0).y_max == 1.0  # nothing is divided by nothing
+
+
+def test_many_layers_share_columns_each_showing_its_largest_value() -> None:
+    few = Columns([LayerId("a", 0, "forward"), LayerId("b", 0, "forward"), LayerId("a", 0, "backward")])
+    assert few.phases() == [("forward", 0, 2), ("backward", 2, 3)]
+    assert few.largest(np.array([1, 7, 3])).tolist() == [1, 7, 3]
+    assert few.label(1).startswith("layer 1 · b")
+    many = Columns([LayerId(f"l{k}") for k in range(1009)])
+    assert many.count == MAX_COLUMNS
+    values = np.zeros(1009)
+    values[500] = 9
+    assert (many.largest(values).max(), (many.largest(values) > 0).sum()) == (9, 1)
+    assert "layers" in many.label(many.count // 2)
+
+
+def test_lines_break_where_a_value_is_not_known() -> None:
+    columns, frame = Columns([LayerId(f"l{k}") for k in range(4)]), Frame(0, 0, 100, 100, 10)
+    assert columns.line(frame, np.array([1, np.nan, 2, 3])).count("M") == 2
+    assert columns.line(frame, np.full(4, np.nan)) == ""
+    assert columns.readers(frame, lambda i: f"said {i}").count("<rect") == 4
+
+
+def test_the_charts_say_their_largest_figures() -> None:
+    columns = Columns(PROFILE.layers)
+    live = PROFILE.live_bytes_by_role().sum(axis=0)
+    assert f"Most in layer {live.argmax()}" in footprint(PROFILE, columns)
+    charts = occupancy(PLAN, full_report().tables["occupancy"], columns)
+    assert charts.count("<figure>") == len(PLAN.tier_names)
+    assert "budget" in charts
+    picture = heat(PROFILE, PLAN, columns)
+    slow = int(picture.split("; ")[-1].split(" of ")[0])
+    assert 0 < slow < len(PROFILE.accesses)
+    assert "served from slow memory" not in heat(PROFILE, None, columns)
+
+
+def _comparison(speed: float | None, knee: bool) -> Comparison:
+    point = Point("gpt", "20%", 2 * GB, 1000, 0.97, 7, "")
+    cell = Cell("gpt", "20%", 2 * GB, "static", 900, speed, 1000, 0.98, 0.9, "", 0, "" if speed else "it has no plan")
+    knees = (Knee("gpt", "20%", 2 * GB, 0.97, GB),) if knee else ()
+    subject = Subject("gpt", 17, 13, 10 * GB, 970)
+    return Comparison("cxl", ("sentinel", "static"), (subject,), (cell,), (point,), knees)
+
+
+@pytest.mark.parametrize("speed", [0.5, None])
+def test_a_comparison_is_told_alike_in_every_form(speed: float | None) -> None:
+    found = _comparison(speed, knee=True)
+    printed, page, values = text(found), comparison_page(found), as_object(found)
+    assert values["kind"] == "simulated"
+    assert (values["cells"][0]["speed"], values["knee"][0]["fast_bytes"]) == (speed, 2 * GB)
+    said = answer(knee_of(found, found.profiles[0]))
+    assert "97.0% of all-fast speed" in said
+    assert said in printed
+    assert said in page
+    for form in (printed, page):
+        assert ("it has no plan" in form) == (speed is None)
+        assert "simulated" in form
+
+
+def test_without_a_knee_more_memory_is_advised() -> None:
+    found = _comparison(0.5, knee=False)
+    assert knee_of(found, found.profiles[0]) is None
+    assert "none; no amount tried" in text(found)

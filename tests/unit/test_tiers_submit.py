@@ -1,0 +1,85 @@
+"""What a tier asks of its mover: how long an emulated transfer takes, which pages go to which node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sentinel.core.errors import UsageError
+from sentinel.core.machine import Link
+from sentinel.core.plan import USE_DTYPE
+from sentinel.tiers.emulated import EmulatedTier
+from sentinel.tiers.node import NodeTier
+from sentinel.tiers.tier import HeldBlock, Job
+from tests.builders import GB, MIB, make_machine
+
+FAST, MIDDLE, SLOW = range(3)
+
+
+class Asked:
+    """A mover that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def submit(self, job: Job) -> int:
+        self.jobs.append(job)
+        return len(self.jobs)
+
+    def bytes_in(self, tier: int) -> int:
+        return 3 * MIB if tier else 0
+
+
+def three_tiers():
+    machine = make_machine(promote=2 * GB, demote=GB, fast_bw=100 * GB, slow_bw=10 * GB, slow_write_bw=5 * GB)
+    fast, slow = machine.tiers
+    links = (*machine.links, Link(2, 0, GB // 2), Link(0, 2, GB // 4))
+    return replace(machine, tiers=(fast, slow, replace(slow, name="slower")), links=links)
+
+
+def held(*nbytes: int) -> HeldBlock:
+    return HeldBlock(7, sum(nbytes), nbytes, lambda: [(4096, sum(nbytes))])
+
+
+def test_an_emulated_transfer_takes_its_links_time() -> None:
+    asked = Asked()
+    middle = EmulatedTier(three_tiers(), MIDDLE, asked)
+    assert middle.admit(held(1000, 0, 0)) == 1
+    assert middle.recall(held(0, 1000, 0), after=1) == 2
+    assert [(job.source, job.target, job.duration_ns, job.after) for job in asked.jobs] == [
+        (FAST, MIDDLE, 1000, 0),
+        (MIDDLE, FAST, 500, 1),
+    ]
+    assert middle.room_bytes() == (1 << 40) - 3 * MIB
+
+
+def test_between_two_slower_tiers_a_transfer_goes_through_fast_memory() -> None:
+    asked = Asked()
+    EmulatedTier(three_tiers(), SLOW, asked).admit(held(100, 1000, 0), source=MIDDLE)
+    assert asked.jobs[0].duration_ns == 100 * 4 + 1000 // 2 + 1000 * 4
+
+
+def test_what_an_access_costs_beyond_fast_memory() -> None:
+    uses = np.zeros(2, USE_DTYPE)
+    uses["reads"], uses["read_bytes"], uses["written_bytes"] = 1, (10**6, 0), (0, 10**6)
+    costs = EmulatedTier(three_tiers(), MIDDLE, Asked()).delay_ns(uses)
+    assert costs.tolist() == [100_000 - 10_000, 200_000 - 10_000]
+
+
+def test_a_node_moves_pages_to_its_own_number_and_takes_its_own_time() -> None:
+    machine = make_machine()
+    with pytest.raises(UsageError, match="has no node number"):
+        NodeTier(machine, 1, Asked())
+    fast, slow = machine.tiers
+    machine = replace(machine, tiers=(replace(fast, kind="node", node=0), replace(slow, kind="node", node=5)))
+    asked = Asked()
+    tier = NodeTier(machine, 1, asked, bytes_per_s=1009)
+    tier.admit(held(8192, 0), first=True)
+    tier.recall(held(0, 8192))
+    assert [(job.node, job.spans, job.bytes_per_s, job.first) for job in asked.jobs] == [
+        (5, [(4096, 8192)], 1009, True),
+        (0, [(4096, 8192)], 1009, False),
+    ]
+    assert tier.delay_ns(np.zeros(3, USE_DTYPE)).tolist() == [0, 0, 0]
