@@ -17,7 +17,7 @@ Told = Mapping[str, Any]
 _HEAD = """# What a run with Sentinel costs
 
 Measured from outside, in fresh processes, with nothing warmed up or left out unless a section says so. Each goal was
-set before its figures were made. Nothing here ran on slower memory: what is told is what watching, moving into managed
+set before its figures were made. Nothing here ran on slower memory: the figures say what watching, moving into managed
 memory and planning cost, not what placement gains."""
 
 

@@ -23,22 +23,21 @@ Simulated, on {when}, by `benchmarks/policies.py` (numpy {numpy}, Python {python
 [policies.json](policies.json). The traces are full training steps of {n} models under fake tensors:
 {names}.
 The machines are described ones of `sentinel/machines/`: 24 cores of 1.5 TFLOP/s with DRAM as fast memory and
-migration at 5 GB/s each way. *Share of the bound*: the time that no plan of this kind can pass
+migration at 5 GB/s each way. *Share of the bound*: the least time that a plan of this kind can take
 (`planner/lower_bound.py`) over the plan's own; 1 is perfect. *Of this kind*: it obeys the model's laws, so that bytes
-that move hold room on both sides for whole layers; a plan that moves page by page within a layer could pass it. A bound
-that is not called loose is at most 0.005 below what the relaxation allows, most are within 0.0001 (decision 0069). *Of
-fast-only speed*: what is left of the speed with everything in fast memory. Percentages are fast memory as a share of
-the step's footprint.
+that move hold room on both sides for whole layers; a plan that moves page by page within a layer could be faster. A
+bound that is not called loose is at most 0.005 below what the relaxation allows, most are within 0.0001 (decision
+0069). *Of fast-only speed*: the speed as a share of that with everything in fast memory. Percentages are fast memory
+as a share of the step's footprint.
 Means are over the paper's families: {paper}.
 
-**In this model migration is free of processor time**: it takes time of the link only, and slows neither compute nor
-the memory that it reads and writes. A kernel that moves pages needs a core for it. So these figures favour policies
-that migrate, ours among them, over those that do not; and 5 GB/s each way at once is assumed of the link, not shown to
-be what a kernel reaches.
+**In this model migration takes no processor time**: it takes time on the link, and slows neither compute nor the
+memory that it reads and writes. A kernel that moves pages needs a core for it. So these figures favour policies that
+migrate, ours among them. That a kernel reaches 5 GB/s each way at once is assumed, not shown.
 
 `sentinel-2021` is our reading of the paper's policy, `autotm` an integer program in AutoTM's manner whose search ends
-after 50 nodes. A policy can be slower with more fast memory than with less: it plans for the budget anew and is not
-given the best plan of the smaller ones.
+after 50 nodes. A policy can be slower with more fast memory than with less: it makes a new plan for each budget and
+does not see those of smaller budgets.
 """
 
 

@@ -20,19 +20,19 @@ _HEAD = """# Two nodes: ours against the kernel's placements
 
 **Emulated machine** (QEMU, in software): node 0 is fast, node 1 has no CPUs. Shares, pages, residency and
 bits are real; times mean nothing there, so none is shown. Every row of an example trains the same job in
-the same machine; every limited placement gets the same fast bytes, by pinned ballast on node 0 that grows
-and shrinks with what else takes or frees memory there while the job runs. The kernel's tiering gets besides
-what it keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are
-short, since steps are slow there; tiering learns while a job runs, and may do better in longer ones: that it
-had settled was not shown. One run of each, one step measured, so the figures have no spread.
+the same machine. Every limited placement gets the same fast bytes: pinned ballast on node 0 grows and shrinks
+as others free and take memory there while the job runs. The kernel's tiering also gets the memory that it
+keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are short, since
+steps are slow there. Tiering learns while a job runs and may do better in longer runs; we did not show that
+it had settled. One run of each, one step measured, so the figures have no spread.
 
 Made {dates} by `python -m benchmarks.two_nodes`: kernel {kernels}, torch
 {torches}, {fast} of the footprint fast.
 
-**The plans are made for a machine that no hardware is**, [machine.json](two-nodes/machine.json): its slow tier reads
-{read:g} GB/s and its links carry {link:g} GB/s, so moving a page costs next to nothing beside one access to it there.
-Such a plan shows that the engine puts things where a plan has them; the bytes that it moves are not what a plan for a
-physical machine moves. A later change will plan for one.
+**The plans are made for a machine that no hardware matches**, [machine.json](two-nodes/machine.json): its slow tier
+reads {read:g} GB/s and its links carry {link:g} GB/s, so moving a page costs next to nothing beside one access.
+Such a plan shows that the engine puts tensors where a plan has them; it moves other amounts than a plan for a
+physical machine would. A later change will plan for one.
 """
 _MOVED = """
 ## Bytes over the slow link
@@ -51,12 +51,12 @@ _FAST = """
 ## Fast bytes
 
 Ours has its budget for tensors. The others' room also holds what is no tensor, and the kernel may give any
-of it to tensors. A mean above the beginning: the ballast could not take at once what became free meanwhile.
-Both are to the others' advantage.
+of it to tensors. Where the mean is above the beginning, the ballast could not at once take memory that became
+free. Both are to the others' advantage.
 """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
-Each example's JSON, with the pages that moved and by whose hand, lies in `docs/two-nodes/`.
+Each example's JSON, with the pages that moved and who moved them, is in `docs/two-nodes/`.
 """
 
 

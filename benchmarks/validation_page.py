@@ -10,38 +10,38 @@ _HEAD = """# Simulated against executed
 `python -m benchmarks.validation --into docs/validation.json`, {first} to {last}: {cores} cores of an
 {cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
 [validation.json](validation.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
-its work is real, the delays of slow accesses and of transfers are injected. Every second one of the judged steps gives
-the layer times that the plan is simulated with, the steps between are held against it, and the other way round; the
-error is predicted over executed step, less one, in the mean of both. While a cell ran, others had at most {others:.0%}
-of the processors. In brackets, where steps are not nearly alike: fastest and slowest over their median, less one.
+its work is real, the delays of slow accesses and of transfers are injected. Every second judged step gives the layer
+times that the plan is simulated with, and the prediction is compared with the steps between; then the other way round.
+The error is predicted over executed step, less one, in the mean of both. While a cell ran, others had at most
+{others:.0%} of the processors. In brackets, if the steps differ much: fastest and slowest over their median, less one.
 """
 _WHAT_OF = """**What slow memory costs is an input here and was not validated**: the emulator injects, by the model's
-own formulas, the delays that the model predicts, and it copies nothing. So this page says nothing of how slow a CXL
-memory is, how fast pages migrate, or what migrating takes from compute. It tests scheduling: whether transfers queue,
-overlap and make layers wait as the simulator says. Plan and layer times come from the run that is judged; what a
-session says ahead is a section of its own.
+own formulas, the delays that the model predicts, and it copies nothing. So this page does not say how slow a CXL memory
+is, how fast pages migrate, or what migrating takes from compute. It tests scheduling: whether transfers queue, overlap
+and make layers wait as the simulator says. Plan and layer times come from the run that is judged; a section below
+judges what a session predicts beforehand.
 
-For a policy that never migrates, predicted and executed are the same sum by construction, and its error is that of
-taking some steps for others. It says nothing of the simulator, so it is told apart:
+For a policy that never migrates, predicted and executed are the same sum by construction, and its error only says how
+much steps differ. It says nothing of the simulator, so it stands apart:
 
 | error, as a share of | policies that migrate | policies that never do |
 | --- | --- | --- |"""
 _RESULT = """
-**Mean error of the step {mean:.1%}, worst {worst:.1%}** ({cell}), over all {n} cells, identities among them; the goal
-is 3 % and 8 %: {verdict}.
+**Mean error of the step {mean:.1%}, worst {worst:.1%}** ({cell}), over all {n} cells, those that never migrate
+included; the goal is 3 % and 8 %: {verdict}.
 
 ## As the session predicted it
 
 The step that a report predicts is simulated after sixteen applied steps, with the layer times of the last eight of
-them (docs/decisions/0067), some of which are judged here too. Its error holds what the host's speed did between those
-steps and the others. Mean {ahead:.1%}, worst {worst_ahead:.1%}:
+them (docs/decisions/0067), some of which are judged here too. Its error includes how much the host's speed changed
+between those steps and the others. Mean {ahead:.1%}, worst {worst_ahead:.1%}:
 """
 _ADDED = """
 ## Time that slow memory added
 
-Most of a step is compute, whose time the simulator is given. What slow accesses and waiting add to it, as a share of
-the executed step: predicted / executed, where executed is all that the step lasts longer than those layer times say.
-In brackets, where the policy migrates, the error of this time: predicted over executed, less one.
+Most of a step is compute, whose time the simulator is given. The table has what slow accesses and waiting add, as a
+share of the executed step: predicted / executed. Executed: how much longer the step took than those layer times. In
+brackets, if the policy migrates, the error of this time: predicted over executed, less one.
 """
 STAYS = ("static", "weighted-interleave", "interleave", "first-touch", "all-fast", "all-slow")
 """Policies that place each tensor once and never migrate: what they add to a step is a sum, which nothing schedules."""
