@@ -21,7 +21,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import Trace
-from sentinel.core.units import parse_budget
+from sentinel.core.units import PAGE_BYTES, parse_budget
 from sentinel.simulator import observed, simulate
 
 PROFILED_STEP = 1
@@ -121,11 +121,15 @@ def seen() -> tuple[Trace, Profile, Machine]:
 
 def ranges_of(profile: Profile) -> dict[str, list[tuple[int, int, int]]]:
     """Tensor -> (first page, stop page, pages touched in all layers) of each range."""
-    found: dict[str, dict[tuple[int, int], int]] = {}
-    for tensor, _, low, high, touched, _ in profile.ranges.tolist():
-        of = found.setdefault(profile.names[tensor], {})
-        of[low, high] = of.get((low, high), 0) + touched
-    return {name: [(low, high, touched) for (low, high), touched in sorted(of.items())] for name, of in found.items()}
+    several = np.bincount(profile.extents["tensor"]) > 1
+    seen = profile.accesses[profile.accesses["pages_touched"] > 0]
+    touches = np.bincount(seen["extent"], seen["pages_touched"], len(profile.extents)).astype(np.int64)
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for (tensor, offset, nbytes), touched in zip(profile.extents.tolist(), touches.tolist(), strict=True):
+        if several[tensor] and touched:
+            low, high = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
+            found.setdefault(profile.names[tensor], []).append((low, high, touched))
+    return found
 
 
 def cell(profile: Profile, machine: Machine, name: str, fast: str, recorded: dict[int, Trace]) -> dict[str, Any]:

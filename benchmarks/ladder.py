@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.extents import merge_extents
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
-from sentinel.core.profile import RANGE_DTYPE, Profile
+from sentinel.core.profile import EXTENT_DTYPE, Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision, choose, decide
@@ -92,11 +93,12 @@ def shared_pages(profile: Profile) -> Profile:
     An allocator that knows nothing of layers gives neighbours of birth the same page; it is alive as long as any of
     them and hot whenever one is. Bytes and accesses are those of its tenants. Page ranges are left out.
     """
+    profile = merge_extents(profile)
     t, length = profile.tensors, profile.n_layers
     small = np.flatnonzero(t["managed"] & ~t["persistent"] & ~profile.short_lived() & (t["nbytes"] < LARGE_BYTES))
     small = small[np.lexsort((small, t["born_event"][small]))]
     if not len(small):
-        return replace(profile, ranges=np.zeros(0, RANGE_DTYPE))
+        return profile
     running = np.cumsum(t["nbytes"][small])
     page = (running - t["nbytes"][small]) // PAGE_BYTES  # a tensor is where it begins
     # what wraps round the step's end shares with its like: a union of lives must fit into one step
@@ -125,17 +127,17 @@ def _merged(profile: Profile, into: NDArray[np.int64]) -> Profile:
         names=tuple(profile.names[i] for i in kept.tolist()),
         tensors=merged[kept],
         accesses=_summed(profile.accesses, number[into], length),
-        ranges=np.zeros(0, RANGE_DTYPE),
+        extents=np.zeros(0, EXTENT_DTYPE),
     )
 
 
 def _summed(accesses: NDArray[Any], into: NDArray[np.int64], length: int) -> NDArray[Any]:
     """One row a (tensor, layer): sums, -1 where a number is unknown."""
     key, first, place = np.unique(
-        into[accesses["tensor"]] * length + accesses["layer"], return_index=True, return_inverse=True
+        into[accesses["extent"]] * length + accesses["layer"], return_index=True, return_inverse=True
     )
     out = accesses[first].copy()
-    out["tensor"], out["layer"] = key // length, key % length
+    out["extent"], out["layer"] = key // length, key % length
     for column in ("reads", "writes", "read_bytes", "written_bytes", "touched_bytes", "pages_touched", "pages_written"):
         known = np.maximum(accesses[column], 0)
         out[column] = np.bincount(place, known, len(key)).astype(np.int64)

@@ -123,7 +123,7 @@ def room(profile: Profile, theirs: float, described: Machine) -> dict[str, Any]:
     t, a, footprint = profile.tensors, profile.accesses, footprint_bytes(profile)
     machine = slower(described, _until_slow_only_is(theirs, profile, described))
     machine = machine.with_fast_capacity(parse_budget("20%", footprint))
-    pairs = np.unique(a["layer"].astype(np.int64) * len(t) + a["tensor"])
+    pairs = np.unique(a["layer"].astype(np.int64) * len(t) + a["extent"])
     touched = np.bincount(pairs // len(t), t["nbytes"][pairs % len(t)], profile.n_layers)
     traffic = np.bincount(a["layer"], a["read_bytes"] + a["written_bytes"], profile.n_layers)
     whole, least = _fast_ns(profile, machine), bound(profile, machine, time_limit_s=30.0)

@@ -153,9 +153,10 @@ def _shares(cell: dict[str, Any]) -> str:
 
 def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
     """The bound of a cell, from the store if it is there; a loose one is not stored."""
-    parts = ("bound.py", "bound_program.py", "bound_tiers.py", "certified.py", "relaxed.py", "../core/cost.py")
-    source = b"".join((Path(planner.__file__).parent / part).read_bytes() for part in parts)
-    columns = (profile.tensors, profile.accesses, profile.layer_ns, profile.flops)  # all that a bound reads
+    files = ("lower_bound.py", "bound_program.py", "lagrangian_bound.py", "relaxation.py", "../core/cost.py")
+    source = b"".join((Path(planner.__file__).parent / file).read_bytes() for file in files)
+    # all that a bound reads
+    columns = (profile.tensors, profile.extents, profile.accesses, profile.layer_ns, profile.flops)
     told_by = [*(np.ascontiguousarray(column).tobytes() for column in columns), digest(machine).encode(), source]
     mark = hashlib.sha256(b"".join(told_by)).hexdigest()[:16]
     path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}-{mark}.json"

@@ -126,7 +126,7 @@ def _child(footprint: int, lengths: dict[str, int]) -> None:
     seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     counted = int(profile.accesses["pages_touched"].sum())
     assert counted == touches, f"{counted} of {touches} touches are in the profile"
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "ranges": len(profile.ranges)}), flush=True)
+    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "extents": len(profile.extents)}), flush=True)
     sys.stdin.readline()
 
 

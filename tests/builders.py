@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
-from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import ROLES, LayerId, Quality, Role
 from sentinel.core.units import PAGE_BYTES, page_ceil
+from sentinel.files.codec import encode
+from sentinel.files.digests import format_of
+from sentinel.files.formats import Format
 
 MIB = 1 << 20
 GB = 1_000_000_000
@@ -94,6 +100,19 @@ def make_profile(
         n_events=n_events,
         quality=Quality("ops", "operator accesses"),
     )
+
+
+def profile_of_version_2(
+    whole: Profile, ranges: NDArray[Any]
+) -> tuple[Format, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Format, header and columns of the file that version 2 wrote of whole tensors with page ranges beside them."""
+    form = format_of(whole).of_version(2)
+    tables = {name: getattr(whole, name, ranges) for name in form.tables}
+    tables["accesses"] = whole.accesses.astype(form.tables["accesses"])
+    columns = {name: tables[name] for name in ("layer_ns", "flops")}
+    for name in ("tensors", "accesses", "ranges"):
+        columns.update({f"{name}.{column}": tables[name][column] for column in tables[name].dtype.names or ()})
+    return form, encode(whole, leave_out=("extents", *form.tables)), columns
 
 
 def make_machine(
@@ -186,18 +205,24 @@ def profiles(draw: st.DrawFn, max_layers: int = 8, max_tensors: int = 10) -> Pro
 
 @st.composite
 def ranged_profiles(draw: st.DrawFn) -> Profile:
-    """Any small profile, some of whose persistent tensors have ranges in some of their layers."""
+    """Any small profile, some of whose persistent tensors are cut, by ranges in some of their layers."""
     profile = draw(profiles())
+    return cut_extents(profile, draw(ranges_of(profile)))
+
+
+@st.composite
+def ranges_of(draw: st.DrawFn, profile: Profile) -> NDArray[Any]:
+    """Page ranges of some persistent tensors of a profile of whole ones, in some of their layers; RANGE_DTYPE."""
     rows = []
     for tensor in np.flatnonzero(profile.tensors["persistent"]).tolist():
         pages = -(-int(profile.tensors["nbytes"][tensor]) // PAGE_BYTES)
         cuts = sorted(draw(st.sets(st.integers(0, pages), min_size=2, max_size=5)) if pages > 1 else [])
-        for layer in profile.accesses["layer"][profile.accesses["tensor"] == tensor].tolist():
+        for layer in profile.accesses["layer"][profile.accesses["extent"] == tensor].tolist():
             for low, high in itertools.pairwise(cuts):
                 touched = draw(st.integers(0, high - low))
                 if touched:
                     rows.append((tensor, layer, low, high, touched, draw(st.integers(-1, touched))))
-    return replace(profile, ranges=np.array(rows, RANGE_DTYPE))
+    return np.array(rows, RANGE_DTYPE)
 
 
 @st.composite

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core import attribution
+from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.lifetimes import Circle, Entity, entities
 from sentinel.core.page_ranges import _MOST_BINS, LEAST_PAGES, _grow
 from sentinel.core.page_runs import pages_of_runs
 from sentinel.core.page_touches import RANGED_PAGES, complete
-from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, Profile
+from sentinel.core.profile import ACCESS_DTYPE, Profile
 from sentinel.core.trace import PAGE_RUN_DTYPE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 
@@ -25,23 +26,23 @@ def attribute(trace: Trace) -> Profile:
     plain = attribution.attribute(without)
     circle = Circle.of(trace)
     found = entities(trace, circle)
-    used = set(zip(plain.accesses["tensor"].tolist(), plain.accesses["layer"].tolist(), strict=True))
+    used = set(zip(plain.accesses["extent"].tolist(), plain.accesses["layer"].tolist(), strict=True))
     rows, touches = attribute_pages(trace, found, used)
     accesses = _with_pages(plain.accesses, rows, touches, plain.tensors, circle.length)
     own = plain.tensors["persistent"] & plain.tensors["managed"]
     if complete(trace.quality):
-        attribution._bound_by_pages(accesses, own[accesses["tensor"]])
+        attribution._bound_by_pages(accesses, own[accesses["extent"]])
     pages_of = np.where(own, -(-plain.tensors["nbytes"] // PAGE_BYTES), 0)
     by_layer = np.bincount(rows["layer"], minlength=circle.length)
     layer_ns = attribution._plain_ns(trace, by_layer)
-    return replace(
+    whole = replace(
         plain,
         accesses=accesses,
-        ranges=ranges(rows, touches, pages_of, trace.quality),
         notes=(*plain.notes, *_page_notes(len(rows), touches)),
         layer_ns=layer_ns,
         step_ns_plain=int(layer_ns.sum()),
     )
+    return cut_extents(whole, ranges(rows, touches, pages_of, trace.quality))
 
 
 @dataclass(frozen=True)
@@ -204,25 +205,25 @@ def _with_pages(
     touched = np.bincount(inverse, minlength=len(key))
     written, read = (np.bincount(inverse, rows[c] > 0, len(key)).astype(np.int64) for c in ("writes", "reads"))
     blind = np.bincount(inverse, rows["writes"] < 0, minlength=len(key)) > 0
-    present = accesses["tensor"].astype(np.int64) * length + accesses["layer"]
+    present = accesses["extent"].astype(np.int64) * length + accesses["layer"]
     fresh = ~np.isin(key, present)
     more = np.zeros(int(fresh.sum()), ACCESS_DTYPE)
-    more["tensor"], more["layer"] = key[fresh] // length, key[fresh] % length
+    more["extent"], more["layer"] = key[fresh] // length, key[fresh] % length
     more["reads"] = more["writes"] = -1
-    nbytes = tensors["nbytes"][more["tensor"]]
+    nbytes = tensors["nbytes"][more["extent"]]
     more["touched_bytes"] = np.minimum(touched[fresh] * PAGE_BYTES, nbytes)
     seen_read = np.where(blind, touched, read)[fresh]
     more["read_bytes"] = np.minimum(seen_read * PAGE_BYTES, nbytes)
     more["written_bytes"] = np.minimum(np.where(blind, 0, written)[fresh] * PAGE_BYTES, nbytes)
     merged = np.concatenate([accesses, more])
-    merged = merged[np.lexsort((merged["layer"], merged["tensor"]))]
-    at = np.searchsorted(merged["tensor"].astype(np.int64) * length + merged["layer"], key)
+    merged = merged[np.lexsort((merged["layer"], merged["extent"]))]
+    at = np.searchsorted(merged["extent"].astype(np.int64) * length + merged["layer"], key)
     # In a layer that a tracker watched, a tensor without a touched page was touched in none.
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
     # None of its own does not say that it touched none, where its pages had been touched before.
-    hidden = np.isin(merged["tensor"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    hidden = np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
     hidden &= merged["pages_touched"] == 0
     merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged

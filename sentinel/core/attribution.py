@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.lifetimes import PREVIOUS, Circle, Entity, entities
 from sentinel.core.page_touches import PageTouches, Touches, complete
 from sentinel.core.plan import ring_sum
-from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
 from sentinel.core.units import PAGE_BYTES
 
@@ -45,21 +46,21 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         owner[list(entity.members)] = index
     accesses, unknown = _accesses(trace, owner, tensors)
     notes = [f"{unknown} operator accesses belong to no known tensor"] if unknown else []
-    parts, page_touches = np.zeros(0, RANGE_DTYPE), np.zeros(len(trace.layers), np.int64)
+    ranges, page_touches = np.zeros(0, RANGE_DTYPE), np.zeros(len(trace.layers), np.int64)
     if len(trace.pages):
-        used = np.stack([accesses["tensor"], accesses["layer"]], axis=1).astype(np.int64)
+        used = np.stack([accesses["extent"], accesses["layer"]], axis=1).astype(np.int64)
         pages = PageTouches(trace, found, used)
         touches = pages.summed()
         page_touches = touches.layers
         accesses = _with_pages(accesses, touches, tensors, circle.length)
         own = tensors["persistent"] & tensors["managed"]  # their pages are theirs alone, and the same in each step
         if complete(trace.quality):
-            _bound_by_pages(accesses, own[accesses["tensor"]])
-        parts = pages.ranges(touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0), trace.quality)
+            _bound_by_pages(accesses, own[accesses["extent"]])
+        ranges = pages.ranges(touches, np.where(own, -(-tensors["nbytes"] // PAGE_BYTES), 0), trace.quality)
         notes += _page_notes(touches)
     layer_ns = _plain_ns(trace, page_touches)
     live, unmanaged = _peaks(tensors, circle.n_events)
-    return Profile(
+    whole = Profile(
         layers=trace.layers,
         layer_ns=layer_ns,
         flops=_flops(trace),
@@ -74,10 +75,10 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         step_ns_plain=int(layer_ns.sum()) if step_ns_plain is None else step_ns_plain,
         step_ns_is_measured=step_ns_plain is not None,
         provisional=_state_was_born(trace, found),
-        ranges=parts,
         sharing=trace.sharing,
         notes=tuple(notes),
     )
+    return cut_extents(whole, ranges)
 
 
 def _tensors(trace: Trace, found: Sequence[Entity]) -> NDArray[Any]:
@@ -103,14 +104,14 @@ def _accesses(trace: Trace, owner: NDArray[np.int64], tensors: NDArray[Any]) -> 
     length = len(trace.layers)
     key, inverse = np.unique(whose * length + events["layer"], return_inverse=True)
     rows = np.zeros(len(key), ACCESS_DTYPE)
-    rows["tensor"], rows["layer"] = key // length, key % length
+    rows["extent"], rows["layer"] = key // length, key % length
     rows["pages_touched"] = rows["pages_written"] = -1
     for kind, count, nbytes in ((READ, "reads", "read_bytes"), (WRITE, "writes", "written_bytes")):
         of_kind = events["kind"] == kind
         np.add.at(rows[count], inverse[of_kind], 1)
         np.add.at(rows[nbytes], inverse[of_kind], events["nbytes"][of_kind])
     distinct = _union_bytes(inverse, events["offset"], events["nbytes"], len(key))
-    rows["touched_bytes"] = np.minimum(distinct, tensors["nbytes"][rows["tensor"]])
+    rows["touched_bytes"] = np.minimum(distinct, tensors["nbytes"][rows["extent"]])
     return rows, unknown
 
 
@@ -133,25 +134,25 @@ def _with_pages(accesses: NDArray[Any], touches: Touches, tensors: NDArray[Any],
     rows = touches.rows
     key = rows["tensor"] * length + rows["layer"]
     touched, written, blind = rows["pages"], rows["written"], rows["blind"]
-    present = accesses["tensor"].astype(np.int64) * length + accesses["layer"]
+    present = accesses["extent"].astype(np.int64) * length + accesses["layer"]
     fresh = ~np.isin(key, present)
     more = np.zeros(int(fresh.sum()), ACCESS_DTYPE)
-    more["tensor"], more["layer"] = key[fresh] // length, key[fresh] % length
+    more["extent"], more["layer"] = key[fresh] // length, key[fresh] % length
     more["reads"] = more["writes"] = -1
-    nbytes = tensors["nbytes"][more["tensor"]]
+    nbytes = tensors["nbytes"][more["extent"]]
     more["touched_bytes"] = np.minimum(touched[fresh] * PAGE_BYTES, nbytes)
     seen_read = np.where(blind, touched, rows["read"])[fresh]
     more["read_bytes"] = np.minimum(seen_read * PAGE_BYTES, nbytes)
     more["written_bytes"] = np.minimum(np.where(blind, 0, written)[fresh] * PAGE_BYTES, nbytes)
     merged = np.concatenate([accesses, more])
-    merged = merged[np.lexsort((merged["layer"], merged["tensor"]))]
-    at = np.searchsorted(merged["tensor"].astype(np.int64) * length + merged["layer"], key)
+    merged = merged[np.lexsort((merged["layer"], merged["extent"]))]
+    at = np.searchsorted(merged["extent"].astype(np.int64) * length + merged["layer"], key)
     # In a layer that a tracker watched, a tensor without a touched page was touched in none.
     merged["pages_touched"] = merged["pages_written"] = 0
     merged["pages_touched"][at] = touched
     merged["pages_written"][at] = np.where(blind, -1, written)
     # None of its own does not say that it touched none, where its pages had been touched before.
-    hidden = np.isin(merged["tensor"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
+    hidden = np.isin(merged["extent"].astype(np.int64) * length + merged["layer"], touches.unseen @ [length, 1])
     hidden &= merged["pages_touched"] == 0
     merged["pages_touched"][hidden] = merged["pages_written"][hidden] = -1
     return merged

@@ -10,8 +10,8 @@ import numpy as np
 
 from sentinel.core import addresses
 from sentinel.core.errors import PlanError
+from sentinel.core.extents import extent_shares
 from sentinel.core.machine import Machine
-from sentinel.core.parts import split
 from sentinel.core.plan import Block, Migration, Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
@@ -111,16 +111,16 @@ def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:
     barred = {i for i, tier in enumerate(machine.tiers) if not tier.addressable}
     if not barred:
         return
-    parts = split(profile)  # a range that no layer touches may be anywhere
-    plan, profile = parts.unfold(plan), parts.profile
     used: dict[int, set[int]] = {}
-    for tensor, layer in zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True):
-        used.setdefault(tensor, set()).add(layer)
+    for extent, layer in zip(profile.accesses["extent"].tolist(), profile.accesses["layer"].tolist(), strict=True):
+        used.setdefault(extent, set()).add(layer)
+    block, extents, _ = extent_shares(plan, profile)
+    first = np.searchsorted(block, np.arange(len(plan.blocks) + 1))
     for index, tier, start, stop, _, _ in plan.spans.tolist():
         if tier in barred:
             layers = {layer % plan.n_layers for layer in range(start, stop)}
-            for tensor in plan.blocks[index].tensors:
-                hit = layers & used.get(tensor, set())
+            for extent in extents[first[index] : first[index + 1]].tolist():
+                hit = layers & used.get(extent, set())
                 if hit:
                     raise PlanError(
                         f"residence: used while in {plan.tier_names[tier]}, which is not addressable",

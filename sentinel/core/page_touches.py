@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.extents import RANGE_DTYPE
 from sentinel.core.lifetimes import Entity
 from sentinel.core.page_ranges import cut_pages
 from sentinel.core.page_runs import RunIndex, Runs, cut
-from sentinel.core.profile import RANGE_DTYPE
 from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 

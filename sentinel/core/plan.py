@@ -142,8 +142,7 @@ class Plan:
         for move in self.migrations:
             found.setdefault(move.block, []).append(move)
         return {
-            index: tuple(sorted(moves, key=lambda move: self.unrolled_start(move)))
-            for index, moves in found.items()
+            index: tuple(sorted(moves, key=lambda move: self.unrolled_start(move))) for index, moves in found.items()
         }
 
     def unrolled_start(self, move: Migration) -> int:
@@ -237,23 +236,3 @@ def ring_sum(
     np.add.at(out, (row[over], np.zeros(int(over.sum()), np.int64)), weight[over])
     np.add.at(out, (row[over], end[over] - length), -weight[over])
     return out.cumsum(axis=1)[:, :-1]
-
-
-def block_shares(plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """(pairs,) block, tensor and the share of the tensor's bytes that lies in the block; sorted by block.
-
-    A tensor may be spread over several blocks (page ranges).
-    """
-    counts = np.fromiter((len(block.tensors) for block in plan.blocks), np.int64, len(plan.blocks))
-    block = np.repeat(np.arange(len(plan.blocks)), counts)
-    tensor = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, int(counts.sum()))
-    where = np.fromiter((slot.tensor for slot in plan.slots), np.int64, len(plan.slots))
-    n = max(int(where.max(initial=-1)), int(tensor.max(initial=-1))) + 1
-    offset, nbytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    offset[where] = np.fromiter((slot.offset for slot in plan.slots), np.int64, len(plan.slots))
-    nbytes[where] = np.fromiter((slot.nbytes for slot in plan.slots), np.int64, len(plan.slots))
-    begin = np.fromiter((b.offset for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    room = np.fromiter((b.nbytes for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    low = np.maximum(begin, offset[tensor])
-    high = np.minimum(begin + room, offset[tensor] + nbytes[tensor])
-    return block, tensor, np.maximum(high - low, 0) / np.maximum(nbytes[tensor], 1)

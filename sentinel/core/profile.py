@@ -29,9 +29,9 @@ TENSOR_DTYPE = np.dtype(
 )
 ACCESS_DTYPE = np.dtype(
     [
-        ("tensor", "<i4"),
+        ("extent", "<i4"),
         ("layer", "<i4"),
-        ("reads", "<i4"),  # operator reads of it in the layer; -1 unknown
+        ("reads", "<i4"),  # operator reads of its tensor in the layer; -1 unknown
         ("writes", "<i4"),
         ("read_bytes", "<i8"),  # traffic: bytes spanned by the operands, each operator counted
         ("written_bytes", "<i8"),
@@ -40,14 +40,11 @@ ACCESS_DTYPE = np.dtype(
         ("pages_written", "<i4"),  # -1: unknown
     ]
 )
-RANGE_DTYPE = np.dtype(
-    [  # touches of a range of a large persistent tensor: a run of pages of like hotness (core/page_ranges.py)
+EXTENT_DTYPE = np.dtype(
+    [  # a tensor, or a run of whole pages of one
         ("tensor", "<i4"),
-        ("layer", "<i4"),
-        ("first_page", "<i4"),  # page index within the tensor
-        ("stop_page", "<i4"),
-        ("pages_touched", "<i4"),  # of the range, in the layer; at least 1
-        ("pages_written", "<i4"),  # -1: unknown
+        ("offset", "<i8"),  # in bytes, within the tensor
+        ("nbytes", "<i8"),
     ]
 )
 
@@ -56,13 +53,13 @@ RANGE_DTYPE = np.dtype(
 class Profile:
     """What each tensor is and when it is used, and how long each layer takes.
 
-    Shapes: L layers, n tensors, m accesses. `accesses` is sorted by (tensor, layer), one row a pair.
+    Shapes: L layers, n tensors, e extents, m accesses. An extent is what is planned apart: a whole tensor, or one page
+    range of a large persistent tensor whose pages are not all alike (core/page_ranges.py). `extents` is sorted by
+    (tensor, offset); those of one tensor cover it. Where none are given, each tensor is one extent, of its own index.
+    `accesses` is sorted by (extent, layer), one row a pair.
     A tensor is alive in layers [start, stop), modulo L; `n_events` is the length of the allocation circle.
     `layer_ns`: plain time of each layer, the tracker's cost taken off. `flops`: -1 where unknown.
     `step_ns_plain`: wall time of a stock step; `step_ns_is_measured` says whether a step ran stock.
-    `ranges`: of tensors whose pages are not all alike, one row a range and layer that touches it, sorted by
-    (tensor, layer, first_page). The ranges of one tensor are the same in all layers and do not overlap; pages in
-    none of them are touched in no layer. Without rows of a layer the tensor's accesses are spread evenly.
     """
 
     layers: tuple[LayerId, ...]
@@ -79,13 +76,15 @@ class Profile:
     step_ns_plain: int | None = None
     step_ns_is_measured: bool = False
     provisional: bool = False
-    ranges: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RANGE_DTYPE))
+    extents: NDArray[Any] = field(default_factory=lambda: np.zeros(0, EXTENT_DTYPE))
     sharing: FalseSharing | None = None
     origin: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n_layers, n = len(self.layers), len(self.names)
+        if not len(self.extents) and self.tensors.dtype == TENSOR_DTYPE:
+            object.__setattr__(self, "extents", _whole(self.tensors))
         problems = _problems(self, n_layers, n)
         if problems:
             raise UsageError(f"a profile breaks its own rules: {problems}", "record it anew")
@@ -94,6 +93,16 @@ class Profile:
     def n_layers(self) -> int:
         """Number of layers, L."""
         return len(self.layers)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any tensor has several extents."""
+        return len(self.extents) > len(self.tensors)
+
+    @property
+    def first_extent(self) -> NDArray[np.int64]:
+        """(n + 1,) the extents of tensor i are [first[i], first[i + 1])."""
+        return np.searchsorted(self.extents["tensor"], np.arange(len(self.tensors) + 1))
 
     def alive(self) -> NDArray[np.bool_]:
         """(n, L) whether each tensor is alive in each layer. Small profiles only: it is dense."""
@@ -145,41 +154,43 @@ def _problems(p: Profile, n_layers: int, n: int) -> str:
         and (t["died_event"] - t["born_event"] <= max(p.n_events, 1)).all()
     ):
         return "a tensor's events lie outside the circle"
-    if len(a):
-        if a["tensor"].min() < 0 or a["tensor"].max() >= n or a["layer"].min() < 0 or a["layer"].max() >= n_layers:
-            return "an access names a tensor or layer that is not there"
-        key = a["tensor"].astype(np.int64) * n_layers + a["layer"]
-        if not (np.diff(key) > 0).all():
-            return "accesses are not sorted by (tensor, layer) or a pair occurs twice"
-        born, died = t["start"][a["tensor"]], t["stop"][a["tensor"]]
-        inside = ((a["layer"] >= born) & (a["layer"] < died)) | (a["layer"] + n_layers < died)
-        if not inside.all():
-            return "an access lies outside its tensor's lifetime"
-    return _range_problems(p.ranges, t, n_layers)
+    return _extent_problems(p.extents, t) or _access_problems(p, n_layers)
 
 
-def _range_problems(r: NDArray[Any], t: NDArray[Any], n_layers: int) -> str:
-    if r.dtype != RANGE_DTYPE:
-        return "the table of ranges has another dtype than declared"
-    if not len(r):
-        return ""
-    if r["tensor"].min() < 0 or r["tensor"].max() >= len(t) or r["layer"].min() < 0 or r["layer"].max() >= n_layers:
-        return "a range names a tensor or layer that is not there"
-    if not t["persistent"][r["tensor"]].all():
-        return "a range is of a tensor that does not live across steps"
-    if r["first_page"].min() < 0 or (r["stop_page"] > -(-t["nbytes"][r["tensor"]] // PAGE_BYTES)).any():
-        return "a range lies outside its tensor"
-    if (r["pages_touched"] < 1).any() or (r["pages_touched"] > r["stop_page"].astype(np.int64) - r["first_page"]).any():
-        return "a range has no pages, or more are touched than it has"
-    if (r["pages_written"] < -1).any() or (r["pages_written"] > r["pages_touched"]).any():
-        return "more pages of a range are written than touched"
-    order = np.lexsort((r["first_page"], r["layer"], r["tensor"]))
-    if not (np.diff(order) == 1).all():
-        return "ranges are not sorted by (tensor, layer, first_page)"
-    same = (np.diff(r["tensor"]) == 0) & (np.diff(r["layer"]) == 0)
-    if (same & (np.diff(r["first_page"]) == 0)).any():
-        return "a range occurs twice in a layer"
-    kinds = np.unique(r[["tensor", "first_page", "stop_page"]])
-    if ((kinds["tensor"][1:] == kinds["tensor"][:-1]) & (kinds["first_page"][1:] < kinds["stop_page"][:-1])).any():
-        return "ranges of one tensor overlap"
+def _whole(tensors: NDArray[Any]) -> NDArray[Any]:
+    """An extent for each tensor."""
+    out = np.zeros(len(tensors), EXTENT_DTYPE)
+    out["tensor"], out["nbytes"] = np.arange(len(tensors)), tensors["nbytes"]
+    return out
+
+
+def _extent_problems(e: NDArray[Any], t: NDArray[Any]) -> str:
+    if e.dtype != EXTENT_DTYPE:
+        return "the table of extents has another dtype than declared"
+    tensor, begin, end = e["tensor"].astype(np.int64), e["offset"], e["offset"] + e["nbytes"]
+    head = np.append(True, np.diff(tensor) != 0)[: len(e)]
+    if not np.array_equal(tensor[head], np.arange(len(t))):
+        return "a tensor has no extents, or they are not sorted by tensor"
+    tail = np.append(head[1:], True)[: len(e)]
+    whole = (begin[head] == 0).all() and (end[tail] == t["nbytes"]).all() and (begin[~head] == end[~tail]).all()
+    if not whole or (e["nbytes"] <= 0).any() or (begin < 0).any() or (begin % PAGE_BYTES != 0).any():
+        return "the extents of a tensor do not cover it by runs of whole pages"
+    if not (t["persistent"] & t["managed"])[tensor[~head]].all():
+        return "a tensor has several extents and does not live across steps, or is not managed"
     return ""
+
+
+def _access_problems(p: Profile, n_layers: int) -> str:
+    a = p.accesses
+    if not len(a):
+        return ""
+    if a["extent"].min() < 0 or a["extent"].max() >= len(p.extents) or a["layer"].min() < 0:
+        return "an access names an extent or layer that is not there"
+    if a["layer"].max() >= n_layers:
+        return "an access names an extent or layer that is not there"
+    key = a["extent"].astype(np.int64) * n_layers + a["layer"]
+    if not (np.diff(key) > 0).all():
+        return "accesses are not sorted by (extent, layer) or a pair occurs twice"
+    whose = p.tensors[p.extents["tensor"][a["extent"]]]
+    inside = ((a["layer"] >= whose["start"]) & (a["layer"] < whose["stop"])) | (a["layer"] + n_layers < whose["stop"])
+    return "" if inside.all() else "an access lies outside its tensor's lifetime"

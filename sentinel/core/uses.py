@@ -7,42 +7,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.parts import split
+from sentinel.core.extents import extent_shares
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import positions
 
 
 def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     """The rows of `profile.accesses` summed by (block, layer), dtype USE_DTYPE.
 
-    A tensor that spans several blocks (page ranges, a pool cut by layers) spreads its accesses over those
-    alive in the layer: by the pages touched in each where the profile has ranges of it, else by bytes.
+    An extent that spans several blocks (a pool cut by layers, a plan of other ranges) spreads its accesses by bytes
+    over those alive in the layer.
     """
-    parts = split(profile)
-    plan, profile = parts.unfold(plan), parts.profile
-    home = {slot.tensor: slot for slot in plan.slots}
-    owner: list[tuple[int, int, float]] = []  # (tensor, block, share)
-    for index, block in enumerate(plan.blocks):
-        for tensor in block.tensors:
-            slot = home[tensor]
-            inside = min(block.offset + block.nbytes, slot.offset + slot.nbytes) - max(block.offset, slot.offset)
-            if inside > 0:
-                owner.append((tensor, index, inside / slot.nbytes))
-    if not owner or not len(profile.accesses):
+    block, extent, share = extent_shares(plan, profile)
+    if not len(block) or not len(profile.accesses):
         return np.zeros(0, USE_DTYPE)
-    pairs = np.array(sorted(owner), np.float64)
-    tensors = pairs[:, 0].astype(np.int64)
-    first = np.searchsorted(tensors, profile.accesses["tensor"], "left")
-    count = np.searchsorted(tensors, profile.accesses["tensor"], "right") - first
+    order = np.argsort(extent, kind="stable")
+    block, extent, share = block[order], extent[order], share[order]
+    first = np.searchsorted(extent, profile.accesses["extent"], "left")
+    count = np.searchsorted(extent, profile.accesses["extent"], "right") - first
     row = np.repeat(np.arange(len(profile.accesses)), count)
-    which = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-    block_of, share = pairs[which, 1].astype(np.int64), pairs[which, 2]
+    which = positions(count) + np.repeat(first, count)
+    block, share = block[which], share[which]
     a = profile.accesses[row]
-    start = np.array([block.start for block in plan.blocks])[block_of]
-    stop = np.array([block.stop for block in plan.blocks])[block_of]
+    start = np.array([block.start for block in plan.blocks])[block]
+    stop = np.array([block.stop for block in plan.blocks])[block]
     alive = ((a["layer"] >= start) & (a["layer"] < stop)) | (a["layer"] + profile.n_layers < stop)
-    a, block_of, share = a[alive], block_of[alive], share[alive]
-    group, place = np.unique(block_of * profile.n_layers + a["layer"], return_inverse=True)
+    a, block, share = a[alive], block[alive], share[alive]
+    group, place = np.unique(block * profile.n_layers + a["layer"], return_inverse=True)
     out = np.zeros(len(group), USE_DTYPE)
     out["block"], out["layer"] = group // profile.n_layers, group % profile.n_layers
     for name in ("reads", "writes"):

@@ -15,12 +15,12 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
-from sentinel.files.codec import Misfit, decode, encode
+from sentinel.files.codec import Misfit, encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
 from sentinel.files.disk import PathLike, read_exactly
 from sentinel.files.documents import parse_json, told_format
-from sentinel.files.earlier_versions import upgraded
-from sentinel.files.formats import BY_NAME, Format, written_by
+from sentinel.files.earlier_versions import noun_of
+from sentinel.files.formats import Format, written_by
 
 MAX_BYTES = 4 << 30
 MAX_INDEX_BYTES = 100_000_000
@@ -127,8 +127,7 @@ def _arrays(path: PathLike, form: Format, data: bytes) -> dict[str, NDArray[Any]
 
 
 def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDArray[Any]]) -> Noun:
-    later = BY_NAME[form.name].tables
-    tables: dict[str, Any] = {name: np.zeros(0, dtype) for name, dtype in later.items() if name not in form.tables}
+    tables: dict[str, Any] = {}
     for table, dtype in form.tables.items():
         if dtype.names is None:
             tables[table] = columns[table].copy()
@@ -138,7 +137,6 @@ def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDA
             array[name] = columns[f"{table}.{name}"]
         tables[table] = array
     try:
-        noun: Noun = decode(form.noun, upgraded(form, header), tables)
+        return noun_of(form, header, tables)
     except Misfit as error:
         raise FormatError(path, error.within("header").field, f"{error.rule}; write the file anew") from error
-    return noun

@@ -1,14 +1,21 @@
-"""Headers of files that an earlier version wrote, in the form of today's."""
+"""Files that an earlier version wrote, in the form of today's."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from sentinel.core.counters import Counters
+from sentinel.core.errors import UsageError
+from sentinel.core.extents import cut_extents
+from sentinel.core.profile import ACCESS_DTYPE, Profile
 from sentinel.core.run import SYSCALL
-from sentinel.files.formats import Format
+from sentinel.files.codec import Misfit, decode
+from sentinel.files.digests import Noun, canonical, checksum
+from sentinel.files.formats import BY_NAME, Format
 
 _MOVED = re.compile(r"pages moved by (.+) to node (-?[0-9]{1,9})")
 _REASONS = {
@@ -32,6 +39,34 @@ _WITNESSED = {
 }
 
 _COUNTED = {f.name for f in fields(Counters)} - {"stayed"}
+
+
+def noun_of(form: Format, header: Any, tables: dict[str, Any]) -> Noun:
+    """The noun in a file of `form`, of any version. Raises Misfit for what its fields do not want."""
+    if form.noun is Profile and "ranges" in tables:
+        return _cut(form, header, tables)
+    wanted = BY_NAME[form.name].tables
+    missing = {name: np.zeros(0, dtype) for name, dtype in wanted.items() if name not in tables}
+    noun: Noun = decode(form.noun, upgraded(form, header), {**tables, **missing})
+    return noun
+
+
+def _cut(form: Format, header: Any, tables: dict[str, Any]) -> Profile:
+    """A profile that knew whole tensors, with page ranges beside them.
+
+    Its digest is another one now. So its origin names the profile that it was, by which plans of it name it.
+    """
+    now = {name: table for name, table in tables.items() if name != "ranges"}
+    now["accesses"] = tables["accesses"].view(ACCESS_DTYPE)
+    whole: Profile = decode(Profile, header, now)
+    try:
+        profile = cut_extents(whole, tables["ranges"])
+    except UsageError as error:
+        raise Misfit(str(error), "ranges") from error
+    said = {name: value for name, value in header.items() if name != "origin"}
+    columns = {f"{table}.{name}": rows[name] for table, rows in tables.items() for name in rows.dtype.names or ()}
+    columns |= {table: rows for table, rows in tables.items() if rows.dtype.names is None}
+    return replace(profile, origin={**profile.origin, "profile": checksum(form, canonical(said), columns)})
 
 
 def upgraded(form: Format, header: Any) -> Any:

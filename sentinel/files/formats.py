@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sentinel.core.extents import RANGE_DTYPE
 from sentinel.core.machine import Machine
 from sentinel.core.plan import USE_DTYPE, Plan
-from sentinel.core.profile import ACCESS_DTYPE, RANGE_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.profile import ACCESS_DTYPE, EXTENT_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, Trace
 
@@ -19,20 +20,20 @@ _NS = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Format:
-    """`tables`: the noun's fields that are arrays, with their dtypes. `added`: in which version a table came, if not in
-    the first; a file of an older one has none. `text`: the file is JSON, else a container."""
+    """`tables`: the noun's fields that are arrays, with their dtypes. `earlier`: those of older versions that had other
+    ones, each up to the version given. `text`: the file is JSON, else a container."""
 
     noun: type[Any]
     name: str
     version: int
     tables: dict[str, np.dtype[Any]] = field(default_factory=dict)
-    added: dict[str, int] = field(default_factory=dict)
+    earlier: dict[int, dict[str, np.dtype[Any]]] = field(default_factory=dict)
     text: bool = False
 
     def of_version(self, version: int) -> Format:
         """The format as it was in an older version."""
-        kept = {name: dtype for name, dtype in self.tables.items() if self.added.get(name, 1) <= version}
-        return self if version == self.version else replace(self, version=version, tables=kept)
+        last = min((known for known in self.earlier if known >= version), default=None)
+        return replace(self, version=version, tables=self.tables if last is None else self.earlier[last])
 
     @property
     def short(self) -> str:
@@ -51,6 +52,11 @@ class Format:
         return found
 
 
+_NAMES = ACCESS_DTYPE.names or ()
+_WHOLE_ACCESS_DTYPE = np.dtype([(name.replace("extent", "tensor"), ACCESS_DTYPE[name]) for name in _NAMES])
+_TIMES_AND_TENSORS = {"layer_ns": _NS, "flops": _NS, "tensors": TENSOR_DTYPE}
+_RUN_TABLES = {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE}
+
 FORMATS = (
     Format(Machine, "sentinel-machine", 1, text=True),
     Format(Plan, "sentinel-plan", 1, {"uses": USE_DTYPE}, text=True),
@@ -58,16 +64,11 @@ FORMATS = (
     Format(
         Profile,
         "sentinel-profile",
-        2,
-        {"layer_ns": _NS, "flops": _NS, "tensors": TENSOR_DTYPE, "accesses": ACCESS_DTYPE, "ranges": RANGE_DTYPE},
+        3,
+        {**_TIMES_AND_TENSORS, "extents": EXTENT_DTYPE, "accesses": ACCESS_DTYPE},
+        earlier={2: {**_TIMES_AND_TENSORS, "accesses": _WHOLE_ACCESS_DTYPE, "ranges": RANGE_DTYPE}},
     ),
-    Format(
-        Run,
-        "sentinel-run",
-        2,
-        {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE, "held": HELD_DTYPE},
-        added={"held": 2},
-    ),
+    Format(Run, "sentinel-run", 2, {**_RUN_TABLES, "held": HELD_DTYPE}, earlier={1: _RUN_TABLES}),
 )
 BY_NAME = {form.name: form for form in FORMATS}
 BY_NOUN: dict[type[Any], Format] = {form.noun: form for form in FORMATS}

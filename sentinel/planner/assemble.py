@@ -22,7 +22,7 @@ from sentinel.planner.decision import Decision
 from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.slow_tier_assignment import SlowTierAssigner
-from sentinel.planner.workload import Units, make_units, short_peaks
+from sentinel.planner.workload import Units, short_peaks
 from sentinel.simulator import simulate_lawful
 
 
@@ -247,8 +247,8 @@ def finalize(plan: Plan, profile: Profile, machine: Machine) -> Plan:
     if predicted is None:
         predicted = simulate_lawful(plan, profile, machine).step_ns
     short = max(min(plan.fast_needed_bytes, plan.footprint_bytes) - machine.fast.capacity_bytes, 0)
-    units = make_units(profile)
-    rs = int(short_peaks(profile, units.short).max(initial=0))
+    short_lived = np.flatnonzero(profile.tensors["managed"] & profile.short_lived())
+    rs = int(short_peaks(profile, short_lived).max(initial=0))
     return replace(
         plan,
         predicted_step_ns=predicted,

@@ -55,8 +55,8 @@ def _slow_ns(plan: Plan, profile: Profile, machine: Machine, run: int) -> NDArra
     low, high = np.zeros((2, len(profile.names)), np.int64)
     for slot in plan.slots:
         low[slot.tensor], high[slot.tensor] = slot.offset // PAGE_BYTES, -(-(slot.offset + slot.nbytes) // PAGE_BYTES)
-    rows = np.flatnonzero(high[profile.accesses["tensor"]])  # of tensors with a slot
-    of, layer = profile.accesses["tensor"][rows], profile.accesses["layer"][rows]
+    rows = np.flatnonzero(high[profile.accesses["extent"]])  # of tensors with a slot
+    of, layer = profile.accesses["extent"][rows], profile.accesses["layer"][rows]
     first, last = low[of], high[of] - 1
     each = extra[rows] / (last + 1 - first)
     # A tensor covers all pages of the runs from its first to its last, but for some at both ends.

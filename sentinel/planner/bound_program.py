@@ -239,7 +239,7 @@ def saved_ns(
 ) -> NDArray[np.float64]:
     """(uses of `groups`,) `use_ns` less what a tier costs in which each access takes at least `extra_ns`."""
     a = profile.accesses
-    group = groups.of[a["tensor"]]
+    group = groups.of[a["extent"]]
     rows = np.flatnonzero(group >= 0)
     key = groups.use_group * profile.n_layers + groups.use_layer
     mine = group[rows] * profile.n_layers + a["layer"][rows].astype(np.int64)
@@ -247,7 +247,7 @@ def saved_ns(
     known = np.flatnonzero((place < len(key)) & (key[np.minimum(place, len(key) - 1)] == mine))
     density = np.full(len(key), np.inf)
     rows = rows[known]
-    np.minimum.at(density, place[known], extra_ns[rows] / profile.tensors["nbytes"][a["tensor"][rows]])
+    np.minimum.at(density, place[known], extra_ns[rows] / profile.tensors["nbytes"][a["extent"][rows]])
     return np.asarray(np.maximum(use_ns - density * groups.nbytes[groups.use_group], 0.0), np.float64)
 
 

@@ -30,8 +30,8 @@ import highspy
 import numpy as np
 
 from sentinel.core.cost import base_ns
+from sentinel.core.extents import extents_as_tensors
 from sentinel.core.machine import Machine
-from sentinel.core.parts import split
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.bound_program import Program, least_extra_ns
@@ -70,7 +70,7 @@ class Proof:
 
 def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> Bound:
     """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer."""
-    profile = split(profile).profile
+    profile = extents_as_tensors(profile)
     compute, traffic = base_ns(profile, machine)
     floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
     least = int(floor.sum() * (1 - _ROUNDING))

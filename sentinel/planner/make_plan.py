@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from sentinel.core.budget import Budget
+from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.machine import Machine
-from sentinel.core.parts import Parts, split
 from sentinel.core.plan import Plan
-from sentinel.core.profile import RANGE_DTYPE, Profile
+from sentinel.core.profile import Profile
 from sentinel.planner import load_policy
 from sentinel.planner.assemble import finalize
 from sentinel.simulator import simulate_lawful
@@ -44,16 +44,18 @@ def plan(
     Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
     """
     machine = machine if budget is None else budget.reach(machine)
-    make, parts = load_policy(policy).plan, split(profile)
-    if not parts.cut:
+    make = load_policy(policy).plan
+    if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     # A policy that is not told of ranges thinks that a tensor is used evenly; the simulator is told.
-    whole = finalize(replace(make(without_ranges(profile), machine), predicted_step_ns=None), profile, machine)
+    even = replace(make(merge_extents(profile), machine), predicted_step_ns=None)
+    whole = finalize(even, profile, machine)
     fits = whole.footprint_bytes <= machine.fast.capacity_bytes
-    if whole_tensors or fits or not worth_planning(parts, profile):
+    if whole_tensors or fits or not worth_planning(profile):
         return whole
-    ranged = replace(parts.fold(make(parts.profile, machine)), fast_needed_bytes=whole.fast_needed_bytes)
-    return better_of(finalize(ranged, profile, machine), whole, profile, machine)
+    made = plan_of_tensors(make(extents_as_tensors(profile), machine), profile)
+    ranged = finalize(replace(made, fast_needed_bytes=whole.fast_needed_bytes), profile, machine)
+    return better_of(ranged, whole, profile, machine)
 
 
 def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:
@@ -81,21 +83,16 @@ LEAST_UNEVEN = 1e-3
 them takes as long again, and below this it cannot show."""
 
 
-def worth_planning(parts: Parts, profile: Profile) -> bool:
-    """Whether the ranges of `profile`, whose parts these are, can matter to a plan."""
-    a, before = parts.profile.accesses, profile.accesses
-    length = profile.n_layers
-    whole = parts.whole[a["tensor"]]
-    key = before["tensor"].astype(np.int64) * length + before["layer"]
-    total = before["touched_bytes"][np.searchsorted(key, whole * length + a["layer"])]
-    even = total * (parts.profile.tensors["nbytes"][a["tensor"]] / profile.tensors["nbytes"][whole])
+def worth_planning(profile: Profile) -> bool:
+    """Whether what `profile` knows of page ranges can matter to a plan."""
+    a, e, length = profile.accesses, profile.extents, profile.n_layers
+    whole = merge_extents(profile).accesses
+    tensor = e["tensor"][a["extent"]].astype(np.int64)
+    key = whole["extent"].astype(np.int64) * length + whole["layer"]
+    total = whole["touched_bytes"][np.searchsorted(key, tensor * length + a["layer"])]
+    even = total * (e["nbytes"][a["extent"]] / profile.tensors["nbytes"][tensor])
     uneven = float(np.maximum(a["touched_bytes"] - even, 0).sum())
-    return uneven >= LEAST_UNEVEN * float(before["touched_bytes"].sum()) and uneven > 0
-
-
-def without_ranges(profile: Profile) -> Profile:
-    """`profile` without what it knows of parts of tensors: each is taken to be used evenly."""
-    return replace(profile, ranges=np.zeros(0, RANGE_DTYPE))
+    return uneven >= LEAST_UNEVEN * float(whole["touched_bytes"].sum()) and uneven > 0
 
 
 def better_of(ranged: Plan, whole: Plan, profile: Profile, machine: Machine) -> Plan:

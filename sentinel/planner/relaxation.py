@@ -97,12 +97,12 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     n = len(t)
     nbytes = t["nbytes"].astype(np.float64)
     kept = t["managed"] & (nbytes >= max(budget, PAGE_BYTES) * _NEGLIGIBLE)
-    density = extra_ns / nbytes[a["tensor"]]
+    density = extra_ns / nbytes[a["extent"]]
     grade = np.where(density > 0, np.rint(np.log(np.maximum(density, 1e-300)) / _DENSITY_STEP), 1 << 40).astype(
         np.int64
     )
     uses = np.zeros(n, np.uint64)
-    np.add.at(uses, a["tensor"], hash64(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
+    np.add.at(uses, a["extent"], hash64(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
     life = np.stack(
         [
             t["start"].astype(np.int64),
@@ -118,8 +118,8 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     of[rows] = place.reshape(-1)
     head = rows[first]
     total = np.bincount(of[rows], nbytes[rows], len(head)).astype(np.float64)
-    used = np.flatnonzero((of[a["tensor"]] >= 0) & (density > 0))
-    pair = of[a["tensor"][used]] * profile.n_layers + a["layer"][used]
+    used = np.flatnonzero((of[a["extent"]] >= 0) & (density > 0))
+    pair = of[a["extent"][used]] * profile.n_layers + a["layer"][used]
     key, where = np.unique(pair, return_inverse=True)
     least = np.full(len(key), np.inf)
     np.minimum.at(least, where, density[used])

@@ -93,7 +93,7 @@ def _layer_sets(profile: Profile) -> NDArray[np.uint64]:
     a = profile.accesses
     hashed = hash64(a["layer"].astype(np.uint64) + np.uint64(1))
     out = np.zeros(len(profile.names), np.uint64)
-    np.add.at(out, a["tensor"], hashed)
+    np.add.at(out, a["extent"], hashed)
     return out
 
 
@@ -128,7 +128,7 @@ def _transient_groups(
         return rows, np.zeros(0, np.int64)
     t, a = profile.tensors, profile.accesses
     hot = np.zeros(len(t), np.int64)
-    np.add.at(hot, a["tensor"], np.maximum(a["reads"], 0) + np.maximum(a["writes"], 0))
+    np.add.at(hot, a["extent"], np.maximum(a["reads"], 0) + np.maximum(a["writes"], 0))
     large = t["nbytes"][rows] >= LARGE_BYTES
     below_a_page = t["nbytes"][rows] < PAGE_BYTES  # last, so that larger ones stay page-aligned
     key = (rows, -hot[rows], below_a_page, large, layer_set[rows], t["stop"][rows], t["start"][rows])
@@ -213,7 +213,7 @@ def make_workload(
     )
     a = profile.accesses
     extra = _extra_ns(profile, machine, units, slow_tiers)
-    unit = units.unit_of[a["tensor"]]
+    unit = units.unit_of[a["extent"]]
     known = unit >= 0
     start = units.start[unit[known]]
     layer = a["layer"][known].astype(np.int64)
@@ -225,7 +225,7 @@ def make_workload(
     use_unit = key // (2 * profile.n_layers)
     compute, traffic = base_ns(profile, machine)
     short_ns = np.zeros(len(profile.names))
-    np.add.at(short_ns, a["tensor"], extra)
+    np.add.at(short_ns, a["extent"], extra)
     return Workload(
         profile=profile,
         machine=machine,
@@ -249,7 +249,7 @@ def _extra_ns(profile: Profile, machine: Machine, units: Units, slow_tiers: Slow
     tier_of = np.ones(len(profile.names), np.int64)
     tier_of[units.tensors] = slow_tiers.unit[units.unit_of[units.tensors]]
     tier_of[units.short] = slow_tiers.short
-    tier_of = tier_of[profile.accesses["tensor"]]
+    tier_of = tier_of[profile.accesses["extent"]]
     out = np.zeros(len(tier_of))
     for tier in np.unique(tier_of).tolist():
         out = np.where(tier_of == tier, slow_extra_ns(profile, machine, tier), out)

@@ -68,5 +68,6 @@ class Facts:
         for what, noun, source, parent in made:
             if noun is not None and parent is not None:
                 named = noun.origin.get(source)
-                found.append((what, source, named == digest(parent) if named else None))
+                known = {digest(parent), parent.origin.get(source) if isinstance(parent, Profile) else None}
+                found.append((what, source, named in known if named else None))
         return found

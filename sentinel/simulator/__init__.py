@@ -10,7 +10,6 @@ from sentinel.core.cost import base_ns, layer_time_ns
 from sentinel.core.counters import Counters
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.core.parts import split
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
@@ -42,8 +41,6 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
 
 def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
     """As `simulate`, of a plan that keeps the laws: for who makes many plans and has them checked by `seal`."""
-    parts = split(profile)
-    plan, profile = parts.unfold(plan), parts.profile
     shares = tier_shares(plan, profile)
     extra = layer_extra_ns(profile, machine, shares)
     compute, traffic = base_ns(profile, machine)

@@ -53,7 +53,8 @@ def observed(plan: Plan, trace: Trace) -> Observed:
         )
     profile = attribute(trace)
     found = entities(trace, Circle.of(trace))
-    used = np.stack([profile.accesses["tensor"], profile.accesses["layer"]], axis=1).astype(np.int64)
+    tensor = profile.extents["tensor"][profile.accesses["extent"]]
+    used = np.stack([tensor, profile.accesses["layer"]], axis=1).astype(np.int64)
     home = _homes(plan, profile)
     placed, fast = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
     others = 0

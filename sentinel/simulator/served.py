@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import slow_extra_ns
+from sentinel.core.extents import extent_shares
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, block_shares
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 
 _MOST_USE = 0.95
@@ -41,20 +42,20 @@ def served_spans(plan: Plan) -> NDArray[np.int64]:
 
 
 def rows_of(
-    profile: Profile, tensor: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
+    profile: Profile, extent: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of `profile.accesses` of each (tensor, layers [start, stop) of the ring): (row, which query), flat."""
+    """Rows of `profile.accesses` of each (extent, layers [start, stop) of the ring): (row, which query), flat."""
     length = profile.n_layers
-    key = profile.accesses["tensor"].astype(np.int64) * length + profile.accesses["layer"]
+    key = profile.accesses["extent"].astype(np.int64) * length + profile.accesses["layer"]
     width = np.minimum(np.maximum(stop - start, 0), length)
     begin = start % length
     end = begin + width
     pieces = [(begin, np.minimum(end, length)), (np.zeros_like(begin), np.maximum(end - length, 0))]
     rows, whose = [], []
     for low, high in pieces:
-        first = np.searchsorted(key, tensor * length + low)
-        count = np.maximum(np.searchsorted(key, tensor * length + high) - first, 0)
-        query = np.repeat(np.arange(len(tensor)), count)
+        first = np.searchsorted(key, extent * length + low)
+        count = np.maximum(np.searchsorted(key, extent * length + high) - first, 0)
+        query = np.repeat(np.arange(len(extent)), count)
         rows.append(np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query])
         whose.append(query)
     return np.concatenate(rows), np.concatenate(whose)
@@ -63,13 +64,13 @@ def rows_of(
 def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
     """(tiers, m) share of each access that each tier serves. What no block holds counts as fast."""
     spans = served_spans(plan)
-    block, tensor, share = block_shares(plan)
+    block, extent, share = extent_shares(plan, profile)
     slow = spans[spans[:, 1] > 0]
     first = np.searchsorted(block, slow[:, 0])
     count = np.searchsorted(block, slow[:, 0], side="right") - first
     span = np.repeat(np.arange(len(slow)), count)
     pair = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + first[span]
-    row, query = rows_of(profile, tensor[pair], slow[span, 2], slow[span, 3])
+    row, query = rows_of(profile, extent[pair], slow[span, 2], slow[span, 3])
     out = np.zeros((len(plan.tier_names), len(profile.accesses)))
     np.add.at(out, (slow[span[query], 1], row), share[pair[query]])
     out[0] = np.maximum(1.0 - out[1:].sum(axis=0), 0.0)

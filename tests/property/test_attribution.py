@@ -195,7 +195,7 @@ def test_runs_say_what_single_pages_say(trace: Trace, chunk: int) -> None:
         patched.setattr(page_runs, "CHUNK_RUNS", chunk)
         found = attribute(trace)
     expected = page_by_page.attribute(trace) if len(trace.pages) else found
-    for name in ("layer_ns", "tensors", "accesses", "ranges"):
+    for name in ("layer_ns", "tensors", "extents", "accesses"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
     assert found.notes == expected.notes
     assert found.step_ns_plain == expected.step_ns_plain

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from sentinel import planner
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import FormatError, SentinelError
+from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.laws import check
-from sentinel.core.profile import RANGE_DTYPE, Profile
+from sentinel.core.profile import Profile
 from sentinel.core.trace import (
     BORN,
     EVENT_DTYPE,
@@ -39,9 +40,10 @@ from sentinel.core.trace import (
 from sentinel.files import digest, load, load_profile, load_trace, save
 from sentinel.files.codec import encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
+from sentinel.files.formats import Format
 from sentinel.reports import build_report
 from sentinel.simulator import simulate
-from tests.builders import act, make_machine, make_profile, param
+from tests.builders import act, make_machine, make_profile, param, profile_of_version_2
 from tests.property.test_hostile_plans import GONE, HOSTILE, TWICE, changed, paths
 
 ROOM_BYTES = 4 << 30
@@ -51,8 +53,11 @@ many = settings(max_examples=300, derandomize=True, suppress_health_check=[Healt
 Columns = dict[str, NDArray[Any]]
 
 
-def _profile() -> Profile:
-    bare = make_profile(
+RANGES = np.array([(0, 0, 0, 5, 3, 1), (0, 0, 7, 9, 2, -1), (2, 2, 1, 20, 11, 0)], RANGE_DTYPE)
+
+
+def _whole() -> Profile:
+    found = make_profile(
         [
             *(param(f"t{i}", 50_000 * (i + 1), [i % 4]) for i in range(3)),
             act("a", 9000, 1, 3, [2]),
@@ -60,12 +65,11 @@ def _profile() -> Profile:
         ],
         4,
     )
-    rows = np.array([(0, 0, 0, 5, 3, 1), (0, 0, 7, 9, 2, -1), (2, 2, 1, 20, 11, 0)], RANGE_DTYPE)
-    return dataclasses.replace(bare, ranges=rows, origin={"host": "x"}, notes=("said",))
+    return dataclasses.replace(found, origin={"host": "x"}, notes=("said",))
 
 
 def _trace() -> Trace:
-    profile = _profile()
+    profile = WHOLE
     infos = (
         TensorInfo("w", "param", 8192, 1 << 30),
         TensorInfo("x", "activation", 5000, 1 << 31, (0, 0), ("y",)),
@@ -87,16 +91,16 @@ def _trace() -> Trace:
     )
 
 
-PROFILE, TRACE = _profile(), _trace()
+WHOLE = _whole()
+PROFILE, TRACE = cut_extents(WHOLE, RANGES), _trace()
+EARLIER = profile_of_version_2(WHOLE, RANGES)
 MACHINE = make_machine(128 << 10, slow_bytes=1 << 32)
 
 
 @st.composite
-def _hostile_files(draw: st.DrawFn, noun: Noun) -> bytes:
-    """The file of `noun` with something in its header, columns or index changed, and the checksum of what it says."""
-    form = format_of(noun)
-    header = encode(noun, leave_out=form.tables)
-    columns = {name: np.array(column) for name, column in columns_of(noun, form).items()}
+def _hostile_files(draw: st.DrawFn, form: Format, header: dict[str, Any], columns: Columns) -> bytes:
+    """A file with something in its header, columns or index changed, and the checksum of what it says."""
+    columns = {name: np.array(column) for name, column in columns.items()}
     where = draw(st.sampled_from(["header", "cells", "rows", "index"]))
     if where == "header":
         header = copy.deepcopy(header)
@@ -115,9 +119,12 @@ def _hostile_files(draw: st.DrawFn, noun: Noun) -> bytes:
         for name in columns:
             if name.split(".")[0] == table:
                 columns[name] = np.repeat(columns[name], times)
-    return _file(
-        form.name, form.version, header, columns, checksum_of=noun, index=draw(_edits) if where == "index" else None
-    )
+    return _file(form, header, columns, index=draw(_edits) if where == "index" else None)
+
+
+def _written(noun: Noun) -> tuple[Format, dict[str, Any], Columns]:
+    form = format_of(noun)
+    return form, encode(noun, leave_out=form.tables), columns_of(noun, form)
 
 
 _edits = st.tuples(
@@ -127,12 +134,10 @@ _edits = st.tuples(
 )
 
 
-def _file(
-    name: str, version: int, header: Any, columns: Columns, *, checksum_of: Noun, index: tuple[str, int, Any] | None
-) -> bytes:
-    described = {"format": name, "version": version, "header": header, "written_by": "a stranger"}
+def _file(form: Format, header: Any, columns: Columns, *, index: tuple[str, int, Any] | None = None) -> bytes:
+    described = {"format": form.name, "version": form.version, "header": header, "written_by": "a stranger"}
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        described["checksum"] = checksum(format_of(checksum_of), canonical(header), columns)
+        described["checksum"] = checksum(form, canonical(header), columns)
     whole = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     data: bytes = safetensors.numpy.save(whole, {"sentinel": json.dumps(described)})
     if index is None:
@@ -168,7 +173,7 @@ def _told_well(error: FormatError, name: str) -> None:
 
 
 @many
-@given(data=_hostile_files(PROFILE))
+@given(data=_hostile_files(*_written(PROFILE)) | _hostile_files(*EARLIER))
 def test_a_hostile_profile_is_refused_or_does_no_harm(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "p.safetensors").write_bytes(data)
     try:
@@ -189,7 +194,7 @@ def test_a_hostile_profile_is_refused_or_does_no_harm(tmp_path: Path, data: byte
 
 
 @many
-@given(data=_hostile_files(TRACE))
+@given(data=_hostile_files(*_written(TRACE)))
 def test_a_hostile_trace_is_refused_or_does_no_harm(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.safetensors").write_bytes(data)
     try:
@@ -211,11 +216,10 @@ def _kept(noun: Noun, folder: Path) -> None:
 def test_the_sound_files_are_read_planned_and_reported(tmp_path: Path) -> None:
     """Control: it is the change that is refused."""
     for noun in (PROFILE, TRACE):
-        form = format_of(noun)
-        header = encode(noun, leave_out=form.tables)
-        data = _file(form.name, form.version, header, columns_of(noun, form), checksum_of=noun, index=None)
-        (tmp_path / form.short).write_bytes(data)
-        assert digest(load(tmp_path / form.short)) == digest(noun)
+        (tmp_path / "sound").write_bytes(_file(*_written(noun)))
+        assert digest(load(tmp_path / "sound")) == digest(noun)
+    (tmp_path / "earlier").write_bytes(_file(*EARLIER))
+    assert digest(load(tmp_path / "earlier")) == digest(PROFILE)
     plan = planner.plan(PROFILE, MACHINE)
     assert build_report(profile=PROFILE, plan=plan, simulated=simulate(plan, PROFILE, MACHINE, steps=3)).text()
     assert attribute(TRACE).n_layers == 2

@@ -13,7 +13,7 @@ from sentinel import planner
 from sentinel.core.units import PAGE_BYTES
 from sentinel.session.binding import Addresses
 from tests.builders import GB, MIB, make_machine
-from tests.unit.test_parts import PAGES, table_profile
+from tests.unit.test_extents import PAGES, table_profile
 
 AT = {"first": 1 << 30, "table": 2 << 30, "last": 3 << 30}
 

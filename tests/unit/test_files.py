@@ -20,12 +20,14 @@ import safetensors.numpy
 
 from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.extents import RANGE_DTYPE, cut_extents
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, MovedBy, Run, Witnessed
 from sentinel.core.trace import EVENT_DTYPE, ROLES
 from sentinel.files import digest, load, load_machine, load_plan, load_profile, load_run, load_trace, save
 from sentinel.files.digests import canonical, checksum
 from sentinel.files.formats import BY_NAME, FORMATS
-from tests.builders import make_machine, make_profile, param, persistent_plan
+from sentinel.reports.facts import Facts
+from tests.builders import make_machine, make_profile, param, persistent_plan, profile_of_version_2
 
 PROFILE = make_profile([param("weight", 5000, [0, 1]), param("bias", 17, [2])], 3)
 PLAN = persistent_plan(PROFILE, [1, 0], [(0, 1, 0, 0, 1), (0, 0, 1, 1, 2)])
@@ -505,6 +507,34 @@ def test_a_hostile_run_of_version_1_is_refused(tmp_path: Path, counters: Any) ->
     (tmp_path / "run").write_bytes(safetensors.numpy.save(old, {"sentinel": canonical(told)}))
     with pytest.raises(FormatError):
         load(tmp_path / "run")
+
+
+def test_a_profile_of_version_2_is_cut_as_it_is_read(tmp_path: Path) -> None:
+    """It knew whole tensors, and page ranges beside them. What was planned for it names it by the digest it had."""
+    found = load_profile(Path(__file__).parent / "files_of_before" / "profile-2.safetensors")
+    whole = make_profile([param("table", 9 * 4096, [0, 1]), param("bias", 17, [2])], 3)
+    ranges = np.array([(0, 0, 0, 2, 2, 1), (0, 1, 5, 9, 3, -1)], RANGE_DTYPE)
+    assert found.extents.tolist() == [(0, 0, 8192), (0, 8192, 12288), (0, 20480, 16384), (1, 0, 17)]
+    assert digest(found) == digest(cut_extents(whole, ranges))
+    had = "sha256:bd7a3e53e089e145d580a1465d7c38114cd3ac855685f93f81d6292bddc38cdb"
+    assert found.origin == {"host": "x", "profile": had}
+    plan = dataclasses.replace(PLAN, origin={"profile": had})
+    assert Facts(found, plan, None, None, None).provenance == [("plan", "profile", True)]
+    other = dataclasses.replace(PLAN, origin={"profile": digest(whole)})
+    assert Facts(found, other, None, None, None).provenance == [("plan", "profile", False)]
+    save(found, tmp_path / "now")
+    assert digest(load_profile(tmp_path / "now")) == digest(found)
+
+
+def test_page_ranges_of_version_2_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    whole = make_profile([param("table", 9 * 4096, [0, 1])], 3)
+    ranges = np.array([(0, 0, 0, 10, 2, 1)], RANGE_DTYPE)
+    form, header, columns = profile_of_version_2(whole, ranges)
+    told = {"format": form.name, "version": 2, "header": header, "checksum": checksum(form, canonical(header), columns)}
+    rows = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    error = refused(tmp_path / "earlier", safetensors.numpy.save(rows, {"sentinel": canonical(told)}))
+    assert "outside its tensor" in error.rule
+    assert error.field == "header.ranges"
 
 
 def test_every_format_is_described() -> None:

@@ -104,7 +104,7 @@ def test_a_tensor_larger_than_fast_memory_is_placed_in_part():
 def test_dead_data_is_never_copied():
     profile = network()
     made = plan(profile, make_machine(int(0.2 * footprint_bytes(profile)), promote=5 * GB, demote=5 * GB))
-    last = dict(zip(profile.accesses["tensor"].tolist(), profile.accesses["layer"].tolist(), strict=True))
+    last = dict(zip(profile.accesses["extent"].tolist(), profile.accesses["layer"].tolist(), strict=True))
     for move in made.migrations:
         block = made.blocks[move.block]
         if not block.persistent:

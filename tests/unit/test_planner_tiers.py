@@ -17,7 +17,7 @@ from sentinel.planner.fixed_placement import fill_tiers
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param
 from tests.three_tiers import only, three_tiers
-from tests.unit.test_parts import table_profile
+from tests.unit.test_extents import table_profile
 from tests.unit.test_planner import network
 
 TWO_TIERS = {

@@ -66,7 +66,7 @@ def test_pages_and_counts_that_are_unknown_are_missing_not_minus_one() -> None:
     assert frames["accesses"]["pages_written"].tolist()[0] == 0
     assert frames["accesses"]["pages_touched"].isna().sum() == len(rows) - 1
     assert pd.isna(frames["accesses"]["reads"][1])
-    first = frames["tensors"].set_index("tensor").loc[PROFILE.names[rows["tensor"][1]]]
+    first = frames["tensors"].set_index("tensor").loc[PROFILE.names[rows["extent"][1]]]
     assert pd.isna(first["reads"]), "a sum with an unknown part is unknown"
 
 

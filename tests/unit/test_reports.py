@@ -15,6 +15,7 @@ import pytest
 from sentinel.core.counters import Counters
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
+from sentinel.core.profile import EXTENT_DTYPE
 from sentinel.core.trace import Quality
 from sentinel.files import with_origin
 from sentinel.reports import Report, ReportError, Setup, build_report
@@ -155,7 +156,7 @@ def test_a_plan_that_does_not_fit_the_profile_is_refused() -> None:
     rows = PROFILE.tensors.copy()
     rows["nbytes"][PLAN.slots[0].tensor] += 1 << 40
     with pytest.raises(ReportError):
-        build_report(profile=dataclasses.replace(PROFILE, tensors=rows), plan=PLAN)
+        build_report(profile=dataclasses.replace(PROFILE, tensors=rows, extents=np.zeros(0, EXTENT_DTYPE)), plan=PLAN)
 
 
 def test_a_plan_of_another_machine_is_a_caveat() -> None:

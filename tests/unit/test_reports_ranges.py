@@ -12,7 +12,7 @@ from sentinel import planner
 from sentinel.reports import build_report
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, make_machine
-from tests.unit.test_parts import TABLE_BYTES, table_profile
+from tests.unit.test_extents import TABLE_BYTES, table_profile
 
 MACHINE = make_machine(MIB + 200_000, slow_bw=GB, promote=10**6, demote=10**6)
 

@@ -59,10 +59,9 @@ def _states(profile: Profile, plan: Plan | None, which: NDArray[np.int64]) -> ND
         start, stop = int(profile.tensors["start"][tensor]), int(profile.tensors["stop"][tensor])
         states[row, np.arange(start, stop) % n] = _ALIVE
     slow = _in_slow(plan, row_of, n) if plan is not None else np.zeros((len(which), n), np.bool_)
-    mine = np.isin(profile.accesses["tensor"], which)
-    for tensor, layer in zip(
-        profile.accesses["tensor"][mine].tolist(), profile.accesses["layer"][mine].tolist(), strict=True
-    ):
+    touched = profile.extents["tensor"][profile.accesses["extent"]]
+    mine = np.isin(touched, which)
+    for tensor, layer in zip(touched[mine].tolist(), profile.accesses["layer"][mine].tolist(), strict=True):
         row = row_of[tensor]
         states[row, layer] = _FROM_SLOW if slow[row, layer] else _TOUCHED
     return states

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sentinel.core.parts import split
+from sentinel.core.extents import extent_shares, merge_extents
 from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole
@@ -29,27 +30,24 @@ def _frame(facts: Facts) -> pd.DataFrame | None:
     much of it is in the fast tier then; `migrations`: of its blocks, a step.
     """
     profile, plan = facts.profile, facts.plan
-    if profile is None:
+    if profile is None or not profile.is_cut:
         return None
-    parts = split(profile)
-    if not parts.cut:
-        return None
-    n = len(parts.whole)
-    chosen = np.flatnonzero(np.bincount(parts.whole)[parts.whole] > 1)
-    a, told = parts.profile.accesses, parts.profile.accesses["pages_touched"] > 0
-    touches = np.bincount(a["tensor"][told], a["pages_touched"][told], n)
-    layers = np.bincount(a["tensor"][told], minlength=n)
-    of_tensor = np.bincount(parts.whole, touches)[parts.whole]
-    before = profile.accesses
-    steps = np.bincount(before["tensor"][before["pages_touched"] > 0], minlength=len(profile.names))[parts.whole]
-    nbytes = parts.profile.tensors["nbytes"]
-    pages = -(-nbytes // PAGE_BYTES)
-    tier, fast, moves = _places(parts.unfold(plan), n) if plan is not None else (np.full(n, -1), nbytes, nbytes)
+    extents, n = profile.extents, len(profile.extents)
+    tensor, nbytes = extents["tensor"], extents["nbytes"]
+    chosen = np.flatnonzero(np.bincount(tensor)[tensor] > 1)
+    a = profile.accesses[profile.accesses["pages_touched"] > 0]
+    touches = np.bincount(a["extent"], a["pages_touched"], n)
+    layers = np.bincount(a["extent"], minlength=n)
+    of_tensor = np.bincount(tensor, touches)[tensor]
+    whole_a = merge_extents(profile).accesses
+    steps = np.bincount(whole_a["extent"][whole_a["pages_touched"] > 0], minlength=len(profile.names))[tensor]
+    first, pages = extents["offset"] // PAGE_BYTES, -(-nbytes // PAGE_BYTES)
+    tier, fast, moves = _places(plan, profile) if plan is not None else (np.full(n, -1), nbytes, nbytes)
     return pd.DataFrame(
         {
-            "tensor": of_names(profile.names, parts.whole[chosen]),
-            "first_page": whole(parts.first_page[chosen]),
-            "stop_page": whole((parts.first_page + pages)[chosen]),
+            "tensor": of_names(profile.names, tensor[chosen]),
+            "first_page": whole(first[chosen]),
+            "stop_page": whole((first + pages)[chosen]),
             "nbytes": whole(nbytes[chosen]),
             "touched_layers": whole(layers[chosen]),
             "page_touches": whole(touches[chosen]),
@@ -66,16 +64,17 @@ def _real(values: Any) -> Any:
     return pd.array(values, dtype="Float64")
 
 
-def _places(plan: Plan, n: int) -> tuple[Any, Any, Any]:
-    """Per part of an unfolded plan: the tier of most of it as layer 0 begins, its bytes in fast, its migrations."""
-    slots = {slot.tensor: slot for slot in plan.slots}
+def _places(plan: Plan, profile: Profile) -> tuple[Any, Any, Any]:
+    """Per extent: the tier of most of it as layer 0 begins, its bytes in fast, its migrations."""
+    n = len(profile.extents)
+    block, extent, share = extent_shares(plan, profile)
+    tier = np.fromiter((b.tier for b in plan.blocks), np.int64, len(plan.blocks))[block]
+    times = np.zeros(len(plan.blocks), np.int64)
+    for index, mine in plan.moves_by_block.items():
+        times[index] = len(mine)
     held, moves = np.zeros((len(plan.tier_names), n), np.int64), np.zeros(n, np.int64)
-    for index, block in enumerate(plan.blocks):
-        for part in block.tensors:
-            slot = slots[part]
-            inside = min(block.offset + block.nbytes, slot.offset + slot.nbytes) - max(block.offset, slot.offset)
-            held[block.tier, part] += max(inside, 0)
-            moves[part] += len(plan.moves_by_block.get(index, ()))
+    np.add.at(held, (tier, extent), np.rint(share * profile.extents["nbytes"][extent]).astype(np.int64))
+    np.add.at(moves, extent, times[block])
     return np.where(held.any(axis=0), held.argmax(axis=0), -1), held[0], moves
 
 

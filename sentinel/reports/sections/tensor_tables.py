@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sentinel.core.extents import merge_extents
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
@@ -31,11 +32,11 @@ def _tensors(facts: Facts) -> pd.DataFrame | None:
     if profile is None:
         return None
     rows, n = profile.tensors, len(profile.names)
-    a = profile.accesses
-    count = np.bincount(a["tensor"], minlength=n)[:n]
-    reads, writes = (_sum_known(a[name], a["tensor"], n) for name in ("reads", "writes"))
+    a = merge_extents(profile).accesses
+    count = np.bincount(a["extent"], minlength=n)[:n]
+    reads, writes = (_sum_known(a[name], a["extent"], n) for name in ("reads", "writes"))
     touched = np.zeros(n, np.int64)
-    np.add.at(touched, a["tensor"], a["touched_bytes"])
+    np.add.at(touched, a["extent"], a["touched_bytes"])
     tier, moves, moved = _places(profile, plan)
     reasons = {name: reason for name, _, reason in facts.setup.in_place}
     return pd.DataFrame(
@@ -98,11 +99,11 @@ def _accesses(facts: Facts) -> pd.DataFrame | None:
     profile = facts.profile
     if profile is None:
         return None
-    a = profile.accesses
+    a = merge_extents(profile).accesses
     known = {name: whole(a[name], a[name] >= 0) for name in ("pages_touched", "pages_written", "reads", "writes")}
     return pd.DataFrame(
         {
-            "tensor": of_names(profile.names, a["tensor"]),
+            "tensor": of_names(profile.names, a["extent"]),
             "layer": whole(a["layer"]),
             **known,
             "read_bytes": whole(a["read_bytes"]),

@@ -1,4 +1,4 @@
-"""Tensors cut into their ranges and put together again: small cases computed by hand."""
+"""Tensors cut at their page ranges and put together again: small cases computed by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from sentinel import planner
 from sentinel.core.errors import PlanError, UsageError
+from sentinel.core.extents import RANGE_DTYPE, cut_extents, extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.laws import check
-from sentinel.core.parts import split
 from sentinel.core.plan import Segment
-from sentinel.core.profile import RANGE_DTYPE
+from sentinel.core.profile import EXTENT_DTYPE
 from sentinel.core.units import PAGE_BYTES
 from sentinel.core.uses import block_uses
 from sentinel.simulator import simulate
@@ -23,8 +23,11 @@ HOT, PAGES = 32, 512
 TABLE_BYTES = (PAGES - 1) * PAGE_BYTES + 100
 
 
-def table_profile(*, ranged=True):
-    """A table read in layer 1 and written in layer 3, between two dense tensors; an activation."""
+RANGES = [(1, 1, 0, HOT, 32, 0), (1, 1, HOT, PAGES, 48, 0), (1, 3, 0, HOT, 30, 30), (1, 3, HOT, PAGES, 60, 60)]
+
+
+def whole_profile():
+    """A table read in layer 1 and written in layer 3, between two dense tensors; an activation. No tensor is cut."""
     specs = [
         param("first", MIB, [0]),
         param("table", TABLE_BYTES, [1]),
@@ -33,45 +36,57 @@ def table_profile(*, ranged=True):
     ]
     found = make_profile(specs, 4)
     rows = found.accesses.copy()
-    mine = rows["tensor"] == 1
+    mine = rows["extent"] == 1
     rows["touched_bytes"][mine] = rows["read_bytes"][mine] = 80 * PAGE_BYTES
     rows["pages_touched"][mine], rows["pages_written"][mine] = 80, 0
     written = rows[mine].copy()
     written["layer"], written["read_bytes"], written["written_bytes"] = 3, 0, 90 * PAGE_BYTES
     written["reads"], written["writes"], written["pages_written"] = 0, 1, 90
     written["pages_touched"], written["touched_bytes"] = 90, 90 * PAGE_BYTES
-    rows = np.insert(rows, np.flatnonzero(mine)[0] + 1, written)
-    ranges = [(1, 1, 0, HOT, 32, 0), (1, 1, HOT, PAGES, 48, 0), (1, 3, 0, HOT, 30, 30), (1, 3, HOT, PAGES, 60, 60)]
-    return replace(found, accesses=rows, ranges=np.array(ranges if ranged else [], RANGE_DTYPE))
+    return replace(found, accesses=np.insert(rows, np.flatnonzero(mine)[0] + 1, written))
+
+
+def table_profile(*, ranged=True):
+    """`whole_profile()`, the table of which is cut into its hot and its cold pages."""
+    return cut_extents(whole_profile(), np.array(RANGES if ranged else [], RANGE_DTYPE))
 
 
 def by_name(profile, column):
-    """(name, layer) -> a column of the accesses."""
-    return {(profile.names[row["tensor"]], int(row["layer"])): int(row[column]) for row in profile.accesses}
+    """(name, layer) -> a column of the accesses, each extent being a tensor."""
+    profile = extents_as_tensors(profile)
+    return {(profile.names[row["extent"]], int(row["layer"])): int(row[column]) for row in profile.accesses}
 
 
 def test_a_profile_without_ranges_is_as_it_was():
     profile = table_profile(ranged=False)
-    parts = split(profile)
-    assert not parts.cut
-    assert parts.profile.names == profile.names
-    assert np.array_equal(parts.profile.accesses, profile.accesses)
+    assert not profile.is_cut
+    assert profile.extents.tolist() == [(0, 0, MIB), (1, 0, TABLE_BYTES), (2, 0, MIB), (3, 0, MIB)]
+    assert extents_as_tensors(profile) is profile
+    assert merge_extents(profile) is profile
     plan = planner.plan(profile, make_machine(2 * MIB), "first-touch")
-    assert parts.fold(plan) is plan
-    assert parts.unfold(plan) is plan
+    assert plan_of_tensors(plan, profile) is plan
 
 
-def test_parts_are_page_aligned_and_hold_all_bytes():
-    parts = split(table_profile())
-    assert parts.cut
-    assert parts.profile.names == ("first", "table[0:32]", "table[32:512]", "last", "x")
-    assert parts.profile.tensors["nbytes"].tolist() == [MIB, HOT * PAGE_BYTES, TABLE_BYTES - HOT * PAGE_BYTES, MIB, MIB]
-    assert parts.first_page.tolist() == [0, 0, 32, 0, 0]
-    assert parts.whole.tolist() == [0, 1, 1, 2, 3]
+def test_extents_are_whole_pages_and_hold_all_bytes():
+    profile = table_profile()
+    assert profile.is_cut
+    head = HOT * PAGE_BYTES
+    assert profile.extents.tolist() == [
+        (0, 0, MIB),
+        (1, 0, head),
+        (1, head, TABLE_BYTES - head),
+        (2, 0, MIB),
+        (3, 0, MIB),
+    ]
+    assert profile.first_extent.tolist() == [0, 1, 3, 4, 5]
+    found = extents_as_tensors(profile)
+    assert found.names == ("first", "table[0:32]", "table[32:512]", "last", "x")
+    assert found.tensors["nbytes"].tolist() == profile.extents["nbytes"].tolist()
+    assert not found.is_cut
 
 
 def test_accesses_go_where_the_pages_were_touched():
-    found = split(table_profile()).profile
+    found = table_profile()
     touched = by_name(found, "touched_bytes")
     assert (touched["table[0:32]", 1], touched["table[32:512]", 1]) == (32 * PAGE_BYTES, 48 * PAGE_BYTES)
     assert by_name(found, "written_bytes")["table[32:512]", 3] == 60 * PAGE_BYTES
@@ -80,19 +95,31 @@ def test_accesses_go_where_the_pages_were_touched():
     assert by_name(found, "reads")["table[0:32]", 1] == 1
 
 
+def test_extents_put_together_are_the_tensor_again():
+    whole, again = whole_profile(), merge_extents(table_profile())
+    assert again.names == whole.names
+    assert np.array_equal(again.extents, whole.extents)
+    assert np.array_equal(again.accesses, whole.accesses)
+
+
+def test_what_of_one_extent_is_unknown_is_unknown_of_the_tensor():
+    rows = np.array([(1, 1, 0, HOT, 32, -1), (1, 1, HOT, PAGES, 48, 7)], RANGE_DTYPE)
+    found = cut_extents(whole_profile(), rows)
+    assert by_name(found, "pages_written")["table[32:512]", 1] == 7
+    assert by_name(merge_extents(found), "pages_written")["table", 1] == -1
+
+
 def test_a_layer_without_ranges_is_spread_by_bytes():
-    profile = table_profile()
-    profile = replace(profile, ranges=profile.ranges[profile.ranges["layer"] == 1])
-    touched = by_name(split(profile).profile, "touched_bytes")
+    rows = np.array([row for row in RANGES if row[1] == 1], RANGE_DTYPE)
+    touched = by_name(cut_extents(whole_profile(), rows), "touched_bytes")
     share = HOT * PAGE_BYTES / TABLE_BYTES
     assert touched["table[0:32]", 3] == round(90 * PAGE_BYTES * share)
     assert touched["table[0:32]", 3] + touched["table[32:512]", 3] == 90 * PAGE_BYTES
 
 
-def test_a_part_that_no_layer_touches_has_no_access():
-    profile = table_profile()
-    hot = profile.ranges[profile.ranges["first_page"] == 0]
-    found = split(replace(profile, ranges=hot)).profile
+def test_an_extent_that_no_layer_touches_has_no_access():
+    rows = np.array([row for row in RANGES if row[2] == 0], RANGE_DTYPE)
+    found = cut_extents(whole_profile(), rows)
     assert ("table[32:512]", 1) not in by_name(found, "reads")
     assert by_name(found, "touched_bytes")["table[0:32]", 1] == 80 * PAGE_BYTES
 
@@ -171,15 +198,16 @@ def test_all_in_fast_memory_has_no_ranges_and_no_moves():
 
 def test_ranges_that_cannot_show_are_not_planned_apart():
     """Of 6.5 MiB that are touched, those of the table are 4 KiB from where even use would have them."""
-    profile = table_profile()
+    profile = whole_profile()
     rows = profile.accesses.copy()
-    rows["touched_bytes"][rows["tensor"] == 1] = 16 * PAGE_BYTES
+    rows["touched_bytes"][rows["extent"] == 1] = 16 * PAGE_BYTES
+    profile = replace(profile, accesses=rows)
     ranges = np.array([(1, 1, 0, HOT, 1, 0), (1, 1, HOT, PAGES, 15, 0)], RANGE_DTYPE)
     machine = make_machine(2 * MIB, slow_bw=GB)
-    plan = planner.plan(replace(profile, accesses=rows, ranges=ranges), machine)
+    plan = planner.plan(cut_extents(profile, ranges), machine)
     assert "page_ranges" not in plan.details
     ranges["pages_touched"] = 8, 8
-    plan = planner.plan(replace(profile, accesses=rows, ranges=ranges), machine)
+    plan = planner.plan(cut_extents(profile, ranges), machine)
     assert "page_ranges" in plan.details
 
 
@@ -190,13 +218,13 @@ def test_the_bound_knows_of_ranges():
     assert planner.bound(table_profile(), machine).step_ns < planner.bound(table_profile(ranged=False), machine).step_ns
 
 
-def test_parts_that_do_not_follow_each_other_are_refused():
+def test_extents_that_do_not_follow_each_other_are_refused():
     profile = table_profile()
-    parts = split(profile)
-    plan = planner.plan(parts.profile, make_machine(2 * MIB), "first-touch")
+    plan = planner.plan(extents_as_tensors(profile), make_machine(2 * MIB), "first-touch")
+    assert plan_of_tensors(plan, profile).slots[1].nbytes == TABLE_BYTES
     moved = tuple(replace(s, offset=s.offset + PAGE_BYTES) if s.name == "table[32:512]" else s for s in plan.slots)
     with pytest.raises(PlanError, match="table do not follow"):
-        parts.fold(replace(plan, slots=moved))
+        plan_of_tensors(replace(plan, slots=moved), profile)
 
 
 @pytest.mark.parametrize(
@@ -215,4 +243,40 @@ def test_parts_that_do_not_follow_each_other_are_refused():
 )
 def test_ranges_that_cannot_be_are_refused(rows, rule):
     with pytest.raises(UsageError, match=rule):
-        replace(table_profile(), ranges=np.array(rows, RANGE_DTYPE))
+        cut_extents(whole_profile(), np.array(rows, RANGE_DTYPE))
+
+
+FIRST, LAST, X = (0, 0, MIB), (2, 0, MIB), (3, 0, MIB)
+
+
+@pytest.mark.parametrize(
+    ("table", "rule"),
+    [
+        ([], "has no extents"),
+        ([(1, 0, 4096)], "do not cover"),
+        ([(1, 4096, TABLE_BYTES - 4096)], "do not cover"),
+        ([(1, 0, TABLE_BYTES + 4096)], "do not cover"),
+        ([(1, 0, 4096), (1, 8192, TABLE_BYTES - 8192)], "do not cover"),
+        ([(1, 0, 8192), (1, 4096, TABLE_BYTES - 4096)], "do not cover"),
+        ([(1, 4096, TABLE_BYTES - 4096), (1, 0, 4096)], "do not cover"),
+        ([(1, 0, 100), (1, 100, TABLE_BYTES - 100)], "whole pages"),
+        ([(1, 0, 0), (1, 0, TABLE_BYTES)], "whole pages"),
+        ([(1, 0, 1 << 62), (1, 1 << 62, 1 << 62), (1, -(1 << 63), (1 << 62) + TABLE_BYTES)], "whole pages"),
+        ([(7, 0, TABLE_BYTES)], "has no extents"),
+    ],
+)
+def test_extents_that_cannot_be_are_refused(table, rule):
+    with pytest.raises(UsageError, match=rule):
+        replace(whole_profile(), extents=np.array([FIRST, *table, LAST, X], EXTENT_DTYPE))
+
+
+@pytest.mark.parametrize("cut", [2, 3])
+def test_what_is_not_managed_or_does_not_live_across_steps_is_whole(cut):
+    profile = make_profile([param("a", MIB, [0]), param("b", MIB, [1]), param("c", MIB, [2], managed=False), X_ACT], 4)
+    extents = [(i, 0, MIB) for i in range(4) if i != cut]
+    pieces = [(cut, 0, 4096), (cut, 4096, MIB - 4096)]
+    with pytest.raises(UsageError, match="several extents"):
+        replace(profile, extents=np.array(sorted([*extents, *pieces]), EXTENT_DTYPE))
+
+
+X_ACT = act("x", MIB, 1, 3, [2])
