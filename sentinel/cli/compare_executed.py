@@ -15,7 +15,7 @@ from sentinel.core.errors import UsageError
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
     from sentinel.executed.child import ComparedJob
-    from sentinel.reports.placement_comparison import Comparison, Row
+    from sentinel.reports.placement_comparison import PlacementComparison, Row
 
 DEFAULT_SLOW, DEFAULT_FAST = "numa:1", "20%"
 
@@ -120,9 +120,9 @@ def _weights(bandwidths: list[int]) -> tuple[int, int]:
     return max(1, min(round(fast / slow), 255)), 1
 
 
-def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> Comparison:
+def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> PlacementComparison:
     from sentinel.executed import comparing
-    from sentinel.reports.placement_comparison import Comparison, cells
+    from sentinel.reports.placement_comparison import PlacementComparison, cells
     from sentinel.system.processor import is_emulated
 
     found: list[Row] = []
@@ -131,7 +131,7 @@ def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Name
         found.append(row)
         room = equal
         print(f"sentinel: {': '.join(cells(row)[:2])}", file=sys.stderr, flush=True)
-    return Comparison(
+    return PlacementComparison(
         script=" ".join((job.script, *job.arguments)),
         fast=arguments.fast[0],
         slow=arguments.slow,

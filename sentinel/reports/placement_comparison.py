@@ -75,7 +75,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlacementComparison:
     """All of it. `fast_bytes`: of every limited placement; `beside_bytes`: what the ballast leaves beside them, for
     what is no tensor. `where`: kernel, versions, nodes. `emulated`: in a machine whose times mean nothing."""
 
@@ -89,18 +89,18 @@ class Comparison:
     rows: tuple[Row, ...] = ()
 
 
-def as_object(found: Comparison) -> dict[str, Any]:
+def as_object(found: PlacementComparison) -> dict[str, Any]:
     """JSON values only; what is unknown is null."""
     rows = [{**asdict(row), "migrated_bytes": row.migrated_bytes} for row in found.rows]
     return {**asdict(found), "kind": "executed", "rows": rows}
 
 
-def title(found: Comparison) -> str:
+def title(found: PlacementComparison) -> str:
     """What was run, in a line."""
     return f"executed: {found.script}, fast={found.fast}, slow={found.slow}"
 
 
-def notes(found: Comparison) -> list[str]:
+def notes(found: PlacementComparison) -> list[str]:
     """What to know before reading the numbers."""
     said = [EMULATED] if found.emulated else []
     said.append(
@@ -157,7 +157,7 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def text(found: Comparison) -> str:
+def text(found: PlacementComparison) -> str:
     """What a terminal shows."""
     lines = _columns([HEADS, *(cells(row) for row in found.rows)])
     where = ", ".join(f"{what} {value}" for what, value in found.where.items())

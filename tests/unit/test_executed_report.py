@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 from sentinel.reports.html.placement_comparison_page import executed_page
-from sentinel.reports.placement_comparison import Comparison, Ours, Row, as_object, text
+from sentinel.reports.placement_comparison import Ours, PlacementComparison, Row, as_object, text
 
 OURS = Ours(1000, 5000, 0.995, 0.02, 900, 17, 17, "ops", elsewhere=(("h.0:forward", "w<1>", 4096),))
-FOUND = Comparison(
+FOUND = PlacementComparison(
     script="train.py --small",
     fast="20%",
     slow="numa:1",

@@ -7,12 +7,12 @@ import pandas as pd
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, escape, figure, tag, text
 from sentinel.reports.html.tables import pairs, table
-from sentinel.reports.placement_comparison import HEADS, Comparison, cells, notes, title
+from sentinel.reports.placement_comparison import HEADS, PlacementComparison, cells, notes, title
 
 _LEFT, _BAR, _GAP = 170, 20, 10
 
 
-def executed_page(found: Comparison) -> str:
+def executed_page(found: PlacementComparison) -> str:
     """The whole document."""
     kind = "executed, emulated machine" if found.emulated else "executed"
     badge = tag("span", kind, class_=f"badge {'emulated' if found.emulated else 'executed'}")
@@ -28,7 +28,7 @@ def executed_page(found: Comparison) -> str:
     return document(f"Sentinel · {title(found)}", "".join(parts))
 
 
-def _bars(found: Comparison) -> str:
+def _bars(found: PlacementComparison) -> str:
     """One bar a placement that ran, as long as its share."""
     rows = [row for row in found.rows if row.served_share is not None]
     room = WIDTH - _LEFT - 80
