@@ -123,7 +123,7 @@ def measure(tracker: str, rounds: int, large_bytes: int, control: bool) -> dict[
 
     def one_round(tracker: str) -> str:
         sentinel.start_profile(model, optimizer, fast="50%", slow="emulated:cxl-asic-x8", tracker=tracker)
-        stays = session.current()._job.stays
+        stays = session.current().context.job.left_in_place
         step()
         sentinel.end_profile()
         step()

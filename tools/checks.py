@@ -43,7 +43,7 @@ _KNOWN_MOVES = (
     "tests/numa/test_ballast_on_nodes.py",
     "tests/numa/test_vm_compare.py",
 )
-_PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "rings", "refined", "huge_pages"))
+_PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "changed_layers", "refined", "huge_pages"))
 # These take memory, nodes and system calls away: each has a machine to itself.
 _FAULTS = ("tests/numa/test_faults_on_nodes.py",)
 _OFFLINE = ("tests/numa/test_offline_on_nodes.py",)

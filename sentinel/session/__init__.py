@@ -20,7 +20,6 @@ from sentinel.core.run import Run
 from sentinel.profiler import ticks
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
-from sentinel.session.course import State
 from sentinel.session.request import Overrides, Request, overridden, set_overrides
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
@@ -75,9 +74,7 @@ def start_profile(
         )
     require_tested(torch.__version__)
     request = Request(fast, slow, tracker, policy, machine, plan)
-    session = _make(
-        overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
-    )
+    session = _make(overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer"))
     before, _last = _last, session
     try:
         session.open()
@@ -98,15 +95,14 @@ def end_profile() -> Plan:
 def stop() -> Run:
     """See `sentinel.stop`."""
     _end_what_was_cut_short()
-    ended = _last is not None and (_last.state is State.DECLARED or (_last.state is State.ENDED and not _last.stopped))
-    if _last is not None and ended:
-        return _last.stop()  # it ended by itself
+    if _last is not None and _last.ended_by_itself:
+        return _last.stop()
     return _running("stop()", "call sentinel.start_profile() first").stop()
 
 
 def end_applying() -> None:
     """End a session that applies a plan, as the end of the program will: then all that it did is counted."""
-    if _last is not None and _last.state is State.APPLYING and ticks.sink is _last and not _last.away:
+    if _last is not None and _last.applying and ticks.sink is _last and not _last.away:
         _last.stop()
 
 

@@ -23,9 +23,9 @@ from sentinel.migration.huge_pages import Placed, huge_ranges
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
 from sentinel.session.binding import Addresses, Homes, SlotTable, arena_start, changed_homes, slot_table
-from sentinel.session.buckets import Bucket, Likeness, Served
-from sentinel.session.job import Job
 from sentinel.session.planning import Dataflow
+from sentinel.session.shapes import Bucket, Likeness, Served
+from sentinel.session.training_job import TrainingJob
 from sentinel.system import numa
 
 MISSED = ("no_slot", "size_differs", "unsynchronised")
@@ -71,7 +71,7 @@ class Applying:
     another bucket's; with the next tick its engine takes over, from the first layer if that was in time.
     """
 
-    def __init__(self, memory: ManagedMemory, machine: Machine, job: Job) -> None:
+    def __init__(self, memory: ManagedMemory, machine: Machine, job: TrainingJob) -> None:
         self._memory, self._machine, self._job = memory, machine, job
         self.buckets: list[Bucket] = []
         self.strangers = Served()  # steps of shapes that no bucket knows

@@ -10,17 +10,19 @@ from sentinel.core.trace import LayerId, Trace
 from sentinel.core.units import format_bytes
 from sentinel.migration.memory import ManagedMemory
 from sentinel.migration.other_threads import holders
-from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.armed_tracker import GRANULE_BYTES, close_all
 from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.pages.trackers import AUTO, check_words, choose
 from sentinel.profiler.record import StepRecorder
-from sentinel.session.job import Job
-from sentinel.session.rings import Tick
+from sentinel.session.training_job import TrainingJob
 
 LARGE_BYTES = 16 << 30
 """Jobs whose tensors hold so much are watched in granules: at 0.5 to 0.9 µs a fault and about five faults a page, the
 pages of 16 GiB take 10 to 20 s of a watched step, those of 128 GiB two minutes."""
+
+MOST_FORKS = 3
+"""Where 3 steps in a row fork while they are recorded, the last one goes by its operators: no step would ever be
+watched to its end."""
 
 
 def choose_tracker(name: str, held_bytes: int = 0) -> tuple[PageTracker | None, list[str]]:
@@ -44,20 +46,18 @@ def choose_tracker(name: str, held_bytes: int = 0) -> tuple[PageTracker | None, 
 class Recording:
     """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `close`.
 
-    Once the ring is known, a whole round of it: `begin_ring`, `hear` at each tick, `end_ring`, then the same.
-    `told`: what to say of the choice of its tracker.
+    `notes`: what to say of the choice of its tracker. `cut_short`: a fork ended the watch of the step recorded last, so
+    which pages it touched is not known.
     """
 
-    def __init__(self, memory: ManagedMemory, job: Job) -> None:
+    def __init__(self, memory: ManagedMemory, job: TrainingJob) -> None:
         self._memory, self._job = memory, job
         self._tracker: PageTracker | None = None
         self._required = False  # the tracker: asked for by name, for the step that is profiled between two calls
         self._recorder: StepRecorder | None = None
-        self.told: list[str] = []
-        self.heard: list[Tick] = []  # of the round that is recorded
-        self.boundaries: list[int] = []  # after so many of these ticks an optimizer has stepped
-        self.ring_from = 0  # the layer in which it began
-        self.cut_short = False  # the step recorded last, by a fork: which pages it touched is not known
+        self.notes: list[str] = []
+        self.cut_short = False
+        self._forks = 0  # whole steps in a row that were cut short
 
     def choose(self, tracker: str) -> None:
         """Watch by the page tracker asked for (`"ebpf:2MiB"`: large tensors in granules), `"ops"`: by operators alone.
@@ -65,7 +65,7 @@ class Recording:
         Raises CapabilityError where one asked for by name does not work here.
         """
         self._required = tracker.partition(":")[0] != "auto"
-        self._tracker, self.told = choose_tracker(tracker, self._job.held_bytes())
+        self._tracker, self.notes = choose_tracker(tracker, self._job.held_bytes())
 
     def prepare(self) -> None:
         """To be called before the job's tensors are adopted, if a recording comes next: they are copied once less."""
@@ -77,7 +77,7 @@ class Recording:
         self._with_tracker(lambda tracker: tracker.prepare(watched, others))
 
     def begin(self, layer: int) -> None:
-        """The step to record begins in `layer`: 0 at a step boundary, 1 at the ring's first tick."""
+        """The step to record begins in `layer`: 0 at a step boundary, 1 at the cycle's first tick."""
         self._memory.record()
         self._recorder = recorder = StepRecorder()
         recorder.start(self._job.models, self._job.optimizers)
@@ -107,13 +107,13 @@ class Recording:
                 self._give_up_tracker(error)
                 if failed.name in AUTO:
                     self._tracker, untaken = choose(f"auto:{failed.granule_bytes}", below=failed.name)
-                    self.told += [f"tracker not taken: {why}" for why in untaken]
+                    self.notes += [f"tracker not taken: {why}" for why in untaken]
 
     def _give_up_tracker(self, error: CapabilityError | NativeError) -> None:
         """It failed: what it saw of this step is lost, operators remain. Raises `error` where it is required."""
         if self._tracker is None or self._required:
             raise error
-        self.told.append(f"tracker not taken: {self._tracker.name}: {error}")
+        self.notes.append(f"tracker not taken: {self._tracker.name}: {error}")
         self._tracker.close()
         self._tracker = None
 
@@ -129,32 +129,12 @@ class Recording:
                 self._give_up_tracker(error)
             recorder.resume()
 
-    def begin_ring(self, *heard: Tick) -> None:
-        """Record one round from here: from layer 0, or from the ring's first tick, which was `heard` just now."""
-        self.ring_from, self.heard, self.boundaries = len(heard), list(heard), []
-        self.begin(self.ring_from)
+    def end_last_layer(self, ended: int) -> None:
+        """The tick that closes the step: `finish` comes next."""
+        self._running().tick(ended)
 
-    def hear(self, tick: Tick) -> None:
-        """A tick within the round."""
-        self.end_layer(len(self.heard), len(self.heard) + 1)
-        self.heard.append(tick)
-
-    def hear_boundary(self) -> None:
-        """An optimizer has stepped within the round."""
-        self.boundaries.append(len(self.heard))
-
-    def end_ring(self, clock: LayerClock) -> LayerClock:
-        """The tick that closes the round. Returns the clock to follow: another one if the step ticked otherwise than
-        the one before; it counts. `finish` comes next."""
-        self._running().tick(0 if self.ring_from else len(self.heard))
-        followed = clock.another(self.heard, self.boundaries) if self.ring_from else clock
-        if followed.ring == clock.ring:
-            return clock
-        followed.advance(followed.identify(*self.heard[0]))
-        return followed
-
-    def finish(self, ring: tuple[LayerId, ...]) -> Trace:
-        """End the step, whose layers are those of `ring`."""
+    def finish(self, layers: tuple[LayerId, ...]) -> Trace:
+        """End the step, whose layers are these."""
         recorder = self._running()
         recorder.stop()
         samples = self._samples()
@@ -162,7 +142,12 @@ class Recording:
         if self.cut_short:
             samples = None
         self._required = False  # later recordings come when the session chooses: they make do with less
-        return recorder.finish(self._memory.events(), ring, self._job.persistent(), samples)
+        return recorder.finish(self._memory.events(), layers, self._job.persistent(), samples)
+
+    def to_repeat(self) -> bool:
+        """Whether the step that has finished, a whole one, is recorded once more since a fork cut it short."""
+        self._forks = self._forks + 1 if self.cut_short else 0
+        return 0 < self._forks < MOST_FORKS
 
     def _samples(self) -> PageSamples | None:
         if self._tracker is None:

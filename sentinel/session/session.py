@@ -1,6 +1,7 @@
 """Session: profile one step, plan, apply, and remember what happened for the report.
 
-Here are the user's calls; the states that a session goes through, and what ticks do in them, are in course.
+Here are the user's calls, and the end, whatever leads to it. The states that a session goes through, and what ticks do
+in them, are in state.py and the files that it names; what all states share is in context.py.
 """
 
 from __future__ import annotations
@@ -12,33 +13,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from sentinel import files
+from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase, Trace
-from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, ticks
+from sentinel.migration.memory import MemoryCounters
+from sentinel.profiler import annotate, backward, ticks
 from sentinel.reports import Report, Setup, build_report
-from sentinel.session.applying import Applying, applicable, nothing_ran
-from sentinel.session.buckets import rows_of
-from sentinel.session.course import A_FORK, STATE_WAS_BORN, Course, State
-from sentinel.session.planning import Planning
-from sentinel.session.recording import Recording
+from sentinel.session.applying import nothing_ran
+from sentinel.session.applying_plans import ApplyingPlans
+from sentinel.session.context import SessionContext
+from sentinel.session.owner_thread import OwnerThread
+from sentinel.session.planning import Dataflow, Planning
+from sentinel.session.profiling import Profiling
 from sentinel.session.request import Request, available_bytes, load_plan, machine_of, notes_on
-from sentinel.session.trainer import Trainer
-from sentinel.session.witnessing import Witnessing
+from sentinel.session.saved_plan import CheckingSavedPlan
+from sentinel.session.shapes import rows_of
+from sentinel.session.state import Over, State
+from sentinel.session.training_job import TrainingJob
+from sentinel.session.whole_step import RecordingStep
 from sentinel.system.topology import topology
 
 MOST_ATTEMPTS = 16
-"""So often an end that fails is tried again, at the calls that follow."""
+"""An end that fails is tried again at the calls that follow, 16 times at most."""
 
 
-class Session(Course):
+class Session:
     """One cycle of profile, plan and apply. One thread calls it.
 
     It is the sink of ticks from before it changes anything until it has undone all: so whatever cuts it short, Ctrl-C
@@ -46,19 +53,51 @@ class Session(Course):
     """
 
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        super().__init__(models, optimizers)
         self.request = request
+        self.state: State = Over.ENDED
         self.stopped = False  # by the user
+        self._job = TrainingJob(models, optimizers)
+        self._notes: list[str] = []
+        self._context: SessionContext | None = None  # from `open` on
+        self._owner = OwnerThread()
         self._busy = False  # with a call that must be done wholly or undone
+        self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
+        self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
-        self._trainer = Trainer()
+        self._counters: MemoryCounters | None = None  # at the end
 
     # ---- what is known --------------------------------------------------------------------------------------
 
     @property
+    def context(self) -> SessionContext:
+        """What the states of the session work with. There is none before `open`."""
+        assert self._context is not None, "open() comes first"
+        return self._context
+
+    @property
     def profiling(self) -> bool:
         """Whether `end_profile()` is still to come: not in a forked child, where nothing is watched."""
-        return self.state is State.RECORDING and ticks.sink is self
+        return isinstance(self.state, Profiling) and ticks.sink is self
+
+    @property
+    def applying(self) -> bool:
+        """Whether a plan is carried out."""
+        return isinstance(self.state, ApplyingPlans)
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether it is over, and the user has not stopped it."""
+        return self.state is Over.DECLARED or (self.state is Over.ENDED and not self.stopped)
+
+    @property
+    def flow(self) -> Dataflow:
+        """That of most steps, where there are several; without a plan that is applied, of the step recorded last."""
+        return Dataflow() if self._context is None else self._context.flow
+
+    @property
+    def plan(self) -> Plan | None:
+        """What is planned for most steps."""
+        return self.flow.plan
 
     @property
     def profile(self) -> Profile | None:
@@ -73,13 +112,15 @@ class Session(Course):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report must say of how it went, a sentence each."""
+        if self._context is None:
+            return tuple(self._notes)
         return (
             *self._notes,
-            *self._applying.notes(),
-            *([self._planning.capped] if self._planning.capped else []),
-            *self._witnessing.notes(),
-            *self._trainer.notes(),
-            *self._recording.told,
+            *self._context.applying.notes(),
+            *([self._context.planning.capped] if self._context.planning.capped else []),
+            *self._context.witnessing.notes(),
+            *self._owner.notes(),
+            *self._context.recording.notes,
             *annotate.notes(),
         )
 
@@ -92,59 +133,57 @@ class Session(Course):
         machine = machine_of(self.request)
         self._notes += notes_on(machine, topology())
         available = available_bytes(self.request, machine) + self._job.held_bytes_of(machine.fast)
-        self._planning = Planning(self.request, machine, available)
-        self._planning.check_words()
-        self._memory = ManagedMemory.reserve()
-        self._recording = Recording(self._memory, self._job)
-        self._applying = Applying(self._memory, machine, self._job)
-        self._applicable, self._slow = applicable(machine), machine.tiers[1]
-        self._witnessing = Witnessing()
+        planning = Planning(self.request, machine, available)
+        planning.check_words()
+        context = SessionContext(self._job, machine, planning, self._notes)
         self._to_end = (  # the last first
             self._job.close,
-            self._memory.uninstall,
+            context.memory.uninstall,
             self._count,
-            self._witnessing.end,
-            self._applying.end,
-            self._recording.close,
+            context.witnessing.end,
+            context.applying.end,
+            context.recording.close,
         )
+        self._context = context
         self._wholly(self._begin, given)
-        self._setup_ns += time.perf_counter_ns() - began
+        context.setup_ns += time.perf_counter_ns() - began
 
     def _begin(self, given: Plan | None) -> None:
+        context, on_node = self.context, self.context.machine.tiers[1].kind == "node"
         ticks.sink = self
-        self._recording.choose(self.request.tracker)
-        self._memory.activate()
-        self._notes += filter(None, [self._memory.note_on_limit()])
-        self._job.gather()
-        self._applying.bind_fast()
+        context.recording.choose(self.request.tracker)
+        context.memory.activate()
+        self._notes += filter(None, [context.memory.note_on_limit()])
+        context.job.add_annotated()
+        context.applying.bind_fast()
         # a saved plan may cut tensors anywhere, and the kernel moves a huge page as one
-        self._memory.let_tensors_have_huge_pages(given is None or self._slow.kind != "node")
+        context.memory.let_tensors_have_huge_pages(given is None or not on_node)
         if given is None:
-            self._recording.prepare()
-        self._job.adopt(self._memory)
-        if self._slow.kind == "node":
-            self._witnessing.begin(self._memory)
+            context.recording.prepare()
+        context.job.adopt(context.memory)
+        if on_node:
+            context.witnessing.begin(context.memory)
         if given is None:
-            self._recording.begin(0)
-            self.state = State.RECORDING
+            context.recording.begin(0)
+            self._enter(Profiling(context))
         else:
-            self._try(given)
+            self._enter(CheckingSavedPlan(context, given).begin())
 
     @property
     def away(self) -> bool:
         """Whether the thread that began the session is another one, and lives."""
-        return self._trainer.away
+        return self._owner.away
 
     @property
     def cut_short(self) -> bool:
         """Whether a call, or the end, began and went no further: an interrupt came."""
-        began = self._busy or self.state in (State.ENDING, State.ENDED, State.DECLARED)  # cheap: each tick asks
+        began = self._busy or isinstance(self.state, Over)  # cheap: each tick asks
         return began and ticks.sink is self and not self.away and not _under_way()
 
     def finish_ending(self) -> None:
         """Go on with an end that was cut short, or that failed. Never raises an Exception."""
         self._attempts += 1
-        self._trainer.hand_over("this call", self._memory)
+        self._owner.hand_over("this call", self.context.memory)
         self._end_quietly()
         if ticks.sink is self and self._attempts >= MOST_ATTEMPTS:
             self._notes.append("it could not end: what is left stays until the process ends")
@@ -153,40 +192,34 @@ class Session(Course):
 
     def end_profile(self) -> Plan:
         """See `sentinel.end_profile`."""
-        self._trainer.hand_over("end_profile()", self._memory)
-        if self.state is State.TRYING:
+        self._owner.hand_over("end_profile()", self.context.memory)
+        if isinstance(self.state, CheckingSavedPlan):
             assert self.plan is not None
             saved = self.plan
-            self._wholly(self._settle_trial)
+            self._wholly(self._end_check, self.state)
             return self.plan or replace(saved, provisional=True)
-        if self.state is not State.RECORDING:
+        if not isinstance(self.state, Profiling):
             if self.request.plan is not None and self.plan is not None:
                 return self.plan
             raise UsageError(
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
             )
-        self._wholly(self._end_recording)
+        self._wholly(self._end_profiling, self.state)
         assert self.plan is not None
         return self.plan
 
-    def _end_recording(self) -> None:
-        began, planned = time.perf_counter_ns(), self._planning.spent_ns
-        self._memory.give_back()
-        ring = self._trainer.learn(self._clock)
-        if self._job.optimizers and not self._clock.boundaries:
-            self._notes.append("no optimizer stepped in the profiled step: it may have been cut short")
-        trace = self._recording.finish(ring)
-        if self._job.state_was_born():
-            self._plan_from(trace, provisional=STATE_WAS_BORN)
-        else:
-            self._plan_from(trace, provisional=A_FORK if self._recording.cut_short else "")
-        self._setup_ns += time.perf_counter_ns() - began - (self._planning.spent_ns - planned)
+    def _end_check(self, checking: CheckingSavedPlan) -> None:
+        self._enter(checking.end_step())
+
+    def _end_profiling(self, profiling: Profiling) -> None:
+        self.context.memory.give_back()
+        self._enter(profiling.end(self._owner.learn(self.context.position)))
 
     def stop(self) -> Run:
         """See `sentinel.stop`."""
-        if self.state not in (State.DECLARED, State.ENDED):
-            self._trainer.hand_over("stop()", self._memory)
-            if self.state in (State.RECORDING, State.RING) and not self._applying.buckets:
+        if self.state not in (Over.DECLARED, Over.ENDED):
+            self._owner.hand_over("stop()", self.context.memory)
+            if isinstance(self.state, Profiling | RecordingStep) and not self.context.applying.buckets:
                 self._notes.append("stopped while a step was recorded: nothing was applied")
             try:
                 self._wholly(self._close)
@@ -199,13 +232,10 @@ class Session(Course):
         """See `sentinel.report`."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        flow, loose = self._planning.bounded(self.flow)
+        flow, loose = self.context.planning.bounded(self.flow)
         if loose:
             self._notes.append(f"the bound is loose: {loose}")
-        if self._applying.buckets:
-            self._applying.main.flow = flow
-        else:
-            self._recorded = flow
+        self.context.flow = flow
         executed = self._executed()
         return build_report(
             profile=flow.profile,
@@ -217,20 +247,44 @@ class Session(Course):
         )
 
     def _executed(self) -> Run | None:
-        run = self._applying.run()
-        return run and self._witnessing.told(run)
+        run = self.context.applying.run()
+        return run and self.context.witnessing.with_witness_counts(run)
 
     # ---- ticks ------------------------------------------------------------------------------------------
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink."""
-        if self._trainer.ticks():
+        if self._owner.accepts_tick():
             self._guard(self._tick, name, phase, source)
 
     def step_boundary(self) -> None:
         """See TickSink."""
-        if self._trainer.ticks():
+        if self._owner.accepts_tick():
             self._guard(self._boundary, end_now=False)  # torch goes through hooks just now, of which some are ours
+
+    def _tick(self, name: str, phase: Phase, source: str) -> None:
+        position = self.context.position
+        if source == "add_layer" and not position.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+            return
+        tick = (name, phase)
+        self._enter(self.state.tick(tick, position.advance(tick)))
+        cycle = position.changed_by(tick)
+        if cycle is not None:
+            self._enter(self.state.new_cycle(cycle))
+
+    def _boundary(self) -> None:
+        """An optimizer has stepped."""
+        self.context.memory.give_back()
+        cycle = self.context.position.boundary()
+        self.state.boundary()
+        if cycle is not None:
+            self._enter(self.state.new_cycle(cycle))
+
+    def _enter(self, state: State) -> None:
+        if state is Over.DECLARED:
+            self._close(Over.DECLARED)
+        else:
+            self.state = state
 
     def _guard(self, call: Callable[..., None], *arguments: str, end_now: bool = True) -> None:
         """Whatever goes wrong in a tick ends the session, never the training step that ticked."""
@@ -254,7 +308,7 @@ class Session(Course):
         try:
             call(*arguments)
         except Exception:
-            self.state = State.ENDING
+            self.state = Over.ENDING
             if end_now:
                 self._end_quietly()
             raise
@@ -265,9 +319,15 @@ class Session(Course):
 
     # ---- the end ----------------------------------------------------------------------------------------
 
-    def _close(self, state: State | None = None) -> None:
-        """What Course says; then, and not before, no tick comes any more."""
-        super()._close(state)
+    def _close(self, ends_as: Over | None = None) -> None:
+        """Stock allocation is back, what lives in managed memory stays valid, and then no tick comes any more.
+
+        May be called again, wherever it was cut short.
+        """
+        self._ends_as = ends_as or self._ends_as
+        self.state = Over.ENDING
+        end_all(*reversed(self._to_end))
+        self.state = self._ends_as
         self._busy = False
         if ticks.sink is self:
             ticks.sink = None
@@ -279,8 +339,12 @@ class Session(Course):
         except Exception as error:
             self._notes.append(f"as it ended, this went wrong too: {error}")
 
+    def _count(self) -> None:
+        self._counters = self.context.memory.counters()
+
     def _setup(self) -> Setup:
-        counters = self._memory.counters() if self._counters is None else self._counters
+        context = self.context
+        counters = context.memory.counters() if self._counters is None else self._counters
         slow = self.request.slow
         if slow == "auto" and self.flow.machine is not None:
             tier = self.flow.machine.tiers[1]
@@ -289,14 +353,14 @@ class Session(Course):
             tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
             slow=slow,
             fast=None if self.request.fast is None else str(self.request.fast),
-            kind="declared" if self.flow.machine is not None and not self._applicable else None,
-            setup_ns=self._setup_ns,
-            plan_ns=self._planning.spent_ns,
-            in_place=tuple(self._job.stays),
+            kind="declared" if self.flow.machine is not None and not context.applicable else None,
+            setup_ns=context.setup_ns,
+            plan_ns=context.planning.spent_ns,
+            in_place=tuple(context.job.left_in_place),
             unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
             notes=self.notes,
             script=sys.argv[0] or None,
-            buckets=rows_of(self._applying.buckets, self._applying.strangers),
+            buckets=rows_of(context.applying.buckets, context.applying.strangers),
         )
 
 

@@ -51,8 +51,8 @@ class Witnessing:
         if not self.why and self._witness.waiting() > self._read_above:
             self._read()
 
-    def told(self, run: Run) -> Run:
-        """`run` with what was seen until now."""
+    def with_witness_counts(self, run: Run) -> Run:
+        """`run` with what was seen until now: pages by who moved them and where to."""
         if not self.why:
             self._read()
         if self._seen is None:

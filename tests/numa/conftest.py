@@ -18,4 +18,4 @@ def no_balancing() -> Iterator[None]:
 @pytest.fixture
 def one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """No better plan takes over in the middle: a run has the rows of the last plan only."""
-    monkeypatch.setattr("sentinel.session.course.REFINE_STEPS", 1 << 30)
+    monkeypatch.setattr("sentinel.session.applying_plans.REFINE_STEPS", 1 << 30)

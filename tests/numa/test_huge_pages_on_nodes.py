@@ -73,7 +73,7 @@ def huge_bytes_of_arena() -> int:
     """Of the placement arena, by the kernel's list of mappings."""
     session = current()
     assert session is not None
-    memory = session._applying._memory
+    memory = session.context.memory
     low = found = 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
@@ -92,8 +92,8 @@ def test_blocks_in_huge_pages_move_alone_and_every_page_is_accounted_for() -> No
 
     def look(module: nn.Module, inputs: object, outputs: object) -> None:
         session = current()
-        if session is not None and session._applying.buckets:
-            misplaced.append(misplaced_bytes(session._applying))
+        if session is not None and session.context.applying.buckets:
+            misplaced.append(misplaced_bytes(session.context.applying))
             huge.append(huge_bytes_of_arena())
 
     def trained(ours: dict[str, str] | None) -> Trained:

@@ -22,7 +22,7 @@ from sentinel.core.plan import Plan  # noqa: E402
 from sentinel.core.profile import Profile  # noqa: E402
 from sentinel.executed.audit import Audit  # noqa: E402
 from sentinel.session import observing, planning  # noqa: E402
-from sentinel.session.course import REFINE_STEPS  # noqa: E402
+from sentinel.session.applying_plans import REFINE_STEPS  # noqa: E402
 from sentinel.session.planning import Planning  # noqa: E402
 from tests.numa.punctual import punctual  # noqa: E402
 from tests.numa.training import Net, in_process  # noqa: E402

@@ -18,7 +18,7 @@ import torch  # noqa: E402
 import sentinel  # noqa: E402
 from sentinel.core.run import REASONS  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.course import State  # noqa: E402
+from sentinel.session.whole_step import RecordingStep  # noqa: E402
 from sentinel.system import numa  # noqa: E402
 from tests.numa.training import WIDTH, Net  # noqa: E402
 from tests.training import assert_same, train  # noqa: E402
@@ -37,7 +37,7 @@ def pages_on(node: int) -> int:
     """Of what lives from step to step."""
     session = current()
     assert session is not None
-    bucket = session._applying.current
+    bucket = session.context.applying.current
     assert bucket.ranges is not None
     lasting = [index for index, block in enumerate(bucket.plan.blocks) if block.persistent]
     spans = [span for index in lasting for span in bucket.ranges(index)]
@@ -55,7 +55,7 @@ def test_two_shapes_that_take_turns_have_a_plan_each() -> None:
     assert not run.emulated
     session = current()
     assert session is not None
-    applying = session._applying
+    applying = session.context.applying
     assert len(applying.buckets) == 2
     assert max(bucket.taken_over for bucket in applying.buckets) >= 2
     for bucket in applying.buckets:
@@ -83,8 +83,8 @@ def test_a_session_that_ends_while_it_rests_moves_what_is_away_and_nothing_else(
                 sentinel.end_profile()
         session = current()
         assert session is not None
-        assert session.state is State.RING
-        before = session._applying.run()
+        assert isinstance(session.state, RecordingStep)
+        before = session.context.applying.run()
         assert before is not None
         away.append(pages_on(1))
         run = sentinel.stop()

@@ -90,7 +90,7 @@ if __name__ == "__main__":
     now = session.current()
     assert now is not None
     assert now.plan is not None
-    let_land(now._applying)  # a better plan may have taken over just now
+    let_land(now.context.applying)  # a better plan may have taken over just now
     ranges = pages_by_range(now.plan, our_model)
     headline = sentinel.report().headline
     sentinel.stop()

@@ -288,8 +288,8 @@ def test_no_update_is_lost_while_profiling_starts() -> None:
         writers = Writers(model)
         with sentinel.annotate(model, optimizer):
             sentinel.start_profile(model, optimizer, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
-            stays = {name for name, nbytes, _ in session.current()._job.stays if nbytes >= 1024}  # type: ignore[union-attr]
-            moved = session.current()._memory.contains(model.idle.data_ptr())  # type: ignore[union-attr]
+            stays = {name for name, nbytes, _ in session.current().context.job.left_in_place if nbytes >= 1024}  # type: ignore[union-attr]
+            moved = session.current().context.memory.contains(model.idle.data_ptr())  # type: ignore[union-attr]
             model(torch.ones(2, 64)).sum().backward()
             optimizer.step()
             sentinel.end_profile()

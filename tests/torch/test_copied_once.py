@@ -13,8 +13,8 @@ import sentinel  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
 from sentinel.profiler.pages import native_touch, obstacle  # noqa: E402
 from sentinel.profiler.pages.protocol import AddressRange  # noqa: E402
-from sentinel.session.job import Job  # noqa: E402
 from sentinel.session.recording import Recording  # noqa: E402
+from sentinel.session.training_job import TrainingJob  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -41,15 +41,15 @@ def test_tensors_move_straight_into_watched_memory(tracker: str, monkeypatch: py
     model = torch.nn.Linear(2048, 1024)
     before = model.weight.detach().clone()
     seen: list[tuple[bool, int, bool]] = []
-    adopt = Job.adopt
+    adopt = TrainingJob.adopt
 
-    def watched_adopt(job: Job, memory: ManagedMemory) -> None:
+    def watched_adopt(job: TrainingJob, memory: ManagedMemory) -> None:
         base, _, reserved = memory.exclusive_extent()
         adopt(job, memory)
         backed = native_touch.is_backed(AddressRange(base, base + reserved))
         seen.append((backed, _rss_bytes(base, base + reserved), memory.contains(model.weight.data_ptr())))
 
-    monkeypatch.setattr(Job, "adopt", watched_adopt)
+    monkeypatch.setattr(TrainingJob, "adopt", watched_adopt)
     sentinel.start_profile(model, slow="emulated:cxl-asic-x8", tracker=tracker)
     try:
         (backed, resident, managed) = seen[0]

@@ -254,7 +254,7 @@ def test_without_threads_for_another_shape_what_had_moved_still_comes_home(monke
             if step == 9:
                 session = sentinel.session.current()
                 assert session is not None
-                first.extend(bucket.engine for bucket in session._applying.buckets if bucket.engine is not None)
+                first.extend(bucket.engine for bucket in session.context.applying.buckets if bucket.engine is not None)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()

@@ -49,8 +49,8 @@ def test_the_kernel_is_told_what_the_plan_allows(fast: str) -> None:
         session = current()
         if step < STEPS - 1 or session is None:
             return
-        applying = session._applying
-        memory, plan = applying._memory, applying.current.plan
+        applying = session.context.applying
+        memory, plan = session.context.memory, applying.current.plan
         start = arena_start(plan)
         if plan.migrations:
             expected = huge_ranges([Placed(plan, start)], memory.placement_bytes)

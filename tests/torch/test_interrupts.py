@@ -150,7 +150,7 @@ def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypa
             raise sentinel.NativeError("sn_pass_through", 12)
         real(memory)
 
-    memory = session._memory
+    memory = session.context.memory
     undo = tuple(partial(fail, memory) if each == memory.uninstall else each for each in session._to_end)
     monkeypatch.setattr(session, "_to_end", undo)
     with sentinel.annotate(work.models, work.optimizers):

@@ -13,7 +13,7 @@ import sentinel  # noqa: E402
 from sentinel.core.errors import NativeError  # noqa: E402
 from sentinel.migration.engine import Engine  # noqa: E402
 from sentinel.session import applying, current, planning  # noqa: E402
-from sentinel.session.course import REFINE_STEPS, State  # noqa: E402
+from sentinel.session.applying_plans import REFINE_STEPS, ApplyingPlans  # noqa: E402
 from tests.torch.bit_identity_cases import job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -48,7 +48,7 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
                 sentinel.end_profile()
     session = current()
     assert session is not None
-    assert session.state is State.APPLYING
+    assert isinstance(session.state, ApplyingPlans)
     assert serving == [False, True]
     run = sentinel.stop()
     assert losses == expected
@@ -56,6 +56,6 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
     after = run.counters.steps
     assert run.counters.steps_before == (0 if fails else REFINE_STEPS)
     assert after > (REFINE_STEPS if fails else 0)
-    notes = " / ".join(session._notes)
+    notes = " / ".join(session.notes)
     assert ("keeps its plan: sn_mover_create" in notes) == fails
     assert ("planned anew after" in notes) == (not fails)

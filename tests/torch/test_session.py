@@ -155,7 +155,7 @@ def test_what_is_born_after_a_session_is_born_where_the_kernel_likes() -> None:
         train(work, range(6))
         session = current()
         assert session is not None
-        base, homes = session._memory.placement_base, session._applying._homes
+        base, homes = session.context.memory.placement_base, session.context.applying._homes
         fast = session.flow.machine.fast.node if session.flow.machine is not None else None
         assert {numa.policy(base + offset) for offset, _, tier in homes if not tier} == {(numa.MPOL_PREFERRED, (fast,))}
         sentinel.stop()
@@ -358,7 +358,7 @@ def test_what_fails_inside_a_tick_ends_the_session_and_not_the_step(monkeypatch:
         def fail(layer: int) -> None:
             raise sentinel.NativeError("move_pages", 5)
 
-        monkeypatch.setattr(session._applying.current.engine, "begin_layer", fail)
+        monkeypatch.setattr(session.context.applying.current.engine, "begin_layer", fail)
         with pytest.warns(RuntimeWarning, match=r"training goes on.*move_pages"):
             losses.append(work.step(4))
         assert not sentinel.active()

@@ -24,8 +24,8 @@ def test_the_steps_of_a_recommendation_model_are_of_one_shape(monkeypatch: pytes
     train(common["Options"](steps=STEPS, slow="emulated:cxl-asic-x8", scale="small"))
     session = current()
     assert session is not None
-    (bucket,) = session._applying.buckets
+    (bucket,) = session.context.applying.buckets
     assert bucket.served.steps >= STEPS - 5
-    assert session._applying.strangers.steps == 0
+    assert session.context.applying.strangers.steps == 0
     assert bucket.served.fitted_bytes > 0  # lengths do differ
     assert bucket.served.missed_bytes < 0.05 * bucket.served.asked_bytes

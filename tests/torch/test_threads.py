@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
-from sentinel.session.trainer import Trainer  # noqa: E402
+from sentinel.session.owner_thread import OwnerThread  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -155,13 +155,13 @@ def test_a_program_whose_thread_never_stopped_its_session_ends_without_a_word(tm
     assert (done.returncode, done.stdout, said) == (0, "True\n", [])
 
 
-def test_a_trainer_that_python_did_not_start_has_ended_when_its_thread_has() -> None:
+def test_an_owner_that_python_did_not_start_has_ended_when_its_thread_has() -> None:
     """`threading` counts a thread of C++ as alive for ever: nobody could stop its session."""
-    made: list[Trainer] = []
+    made: list[OwnerThread] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
     def run(_: object) -> None:
-        made.append(Trainer())
+        made.append(OwnerThread())
         assert not made[0].away
         begun.set()
         go_on.wait(timeout=600)

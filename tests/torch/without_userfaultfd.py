@@ -123,7 +123,7 @@ def state() -> dict[str, Any]:
 def one_round(work: Work, losses: list[float], tracker: str) -> dict[str, Any]:
     """Profile a step, apply the plan to the next, stop."""
     sentinel.start_profile(work.model, work.optimizer, tracker=tracker, **ASKED)
-    stays = session.current()._job.stays
+    stays = session.current().context.job.left_in_place
     losses.append(work.step())
     sentinel.end_profile()
     losses.append(work.step())

@@ -1,8 +1,8 @@
-"""Rings: notices that a job goes through other layers than those profiled, step after step, and which.
+"""LayerCycle: the ticks of one step. CycleChangeDetector: notices when they are others from now on, step after step.
 
 Part of a model is unfrozen, gradients are accumulated over more micro-batches, a critic trains more often. A step that
 is other now and then (a skipped layer, a larger batch of micro-batches at an epoch's end) is left out of step, as
-docs/decisions/0072 says; docs/decisions/0082 says when there is a new ring.
+docs/decisions/0072 says; docs/decisions/0082 says when there is a new cycle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tick = tuple[str, Phase]
 Stretch = tuple[Tick, ...]
 
 ROUNDS = 16
-"""The same new layers in so many rounds in a row, and the job has a new ring."""
+"""The same new layers in so many rounds in a row, and the job has a new cycle."""
 UNSEEN_ROUNDS = 3
 """As ROUNDS, while no step has ticked as the profiled one did: that one was cut short, or otherwise no usual step."""
 LONGEST = 16
@@ -29,15 +29,15 @@ MOST_TICKS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Ring:
+class LayerCycle:
     """The ticks of one round of a job, and after how many of them an optimizer stepped: empty where none is known."""
 
     ticks: Stretch
     boundaries: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, layers: Sequence[LayerId], boundaries: Sequence[int]) -> Ring:
-        """The ring that a clock follows."""
+    def of(cls, layers: Sequence[LayerId], boundaries: Sequence[int]) -> LayerCycle:
+        """The cycle that a clock follows."""
         return cls(tuple((layer.name, layer.phase) for layer in layers), tuple(boundaries))
 
     def stretches(self) -> list[Stretch]:
@@ -50,43 +50,43 @@ class Ring:
         return found
 
 
-class RingWatch:
-    """Hears each tick and each step of an optimizer (`boundary`), which says when there is a new ring, and which.
+class CycleChangeDetector:
+    """Hears each tick and each step of an optimizer (`boundary`), which says when there is a new cycle, and which.
 
-    Where no optimizer is known, the ring's last tick stands for its step, and `hear` says so. `earliest`: no ring is
+    Where no optimizer is known, the cycle's last tick stands for its step, and `hear` says so. `earliest`: no cycle is
     new before so many optimizer steps.
     """
 
-    def __init__(self, ring: Ring, *, earliest: int = 0) -> None:
-        self._ring, self._earliest = ring, earliest
-        self._by_ticks = not ring.boundaries
-        self.seen = False  # whether a round ticked as the ring does
+    def __init__(self, cycle: LayerCycle, *, earliest: int = 0) -> None:
+        self._cycle, self._earliest = cycle, earliest
+        self._by_ticks = not cycle.boundaries
+        self.seen = False  # whether a round ticked as the cycle does
         self.steps = 0  # of optimizers, or what stands for them
-        self._expect(Ring(ring.ticks, _ends(ring.ticks)) if self._by_ticks else ring)
+        self._expect(LayerCycle(cycle.ticks, _ends(cycle.ticks)) if self._by_ticks else cycle)
 
-    def hear(self, tick: Tick) -> Ring | None:
-        """A tick. The job's new ring, if this shows that it has one."""
+    def hear(self, tick: Tick) -> LayerCycle | None:
+        """A tick. The job's new cycle, if this shows that it has one."""
         if len(self._stretch) < MOST_TICKS:
             self._stretch.append(tick)
-        return self._mark() if self._by_ticks and tick == self._ring.ticks[-1] else None
+        return self._mark() if self._by_ticks and tick == self._cycle.ticks[-1] else None
 
-    def boundary(self) -> Ring | None:
-        """An optimizer has stepped. The job's new ring, if this shows that it has one."""
+    def boundary(self) -> LayerCycle | None:
+        """An optimizer has stepped. The job's new cycle, if this shows that it has one."""
         if self._by_ticks:  # none did in the profiled step, so that was no whole one
             self._by_ticks = self.seen = False
-            self._expect(self._ring)
+            self._expect(self._cycle)
             return None
         return self._mark()
 
-    def told(self, ring: Ring) -> str:
-        """What a report says of it where `ring` is new, as a sentence."""
-        before, now = counted(len(self._ring.ticks), "layer"), counted(len(ring.ticks), "layer")
+    def describe(self, cycle: LayerCycle) -> str:
+        """What a report says of it where `cycle` is new, as a sentence."""
+        before, now = counted(len(self._cycle.ticks), "layer"), counted(len(cycle.ticks), "layer")
         if not self.seen:
             return (
                 f"the profiled step ({before}) was cut short or no usual one: none of {self.steps} after it was like"
                 f" it, and one of those ({now}) was profiled in its place"
             )
-        pairs = zip_longest(ring.ticks, self._ring.ticks)
+        pairs = zip_longest(cycle.ticks, self._cycle.ticks)
         other = next((tick for tick, was in pairs if tick != was), None)
         first = f"the first other one is {LayerId(other[0], 0, other[1])}" if other else "the last ones are missing"
         steps = "steps" if self._by_ticks else "optimizer steps"
@@ -95,15 +95,15 @@ class RingWatch:
             f" {first}): a step was profiled and planned anew, and what is said of layers and plan is said of those"
         )
 
-    def _expect(self, ring: Ring) -> None:
-        self._known = ring.stretches()
+    def _expect(self, cycle: LayerCycle) -> None:
+        self._known = cycle.stretches()
         self._known_hashes = [hash(stretch) for stretch in self._known]
         self._stretch: list[Tick] = []
         longest = max(LONGEST, len(self._known))
         self._last: deque[Stretch] = deque(maxlen=longest)
         self._hashes: deque[int] = deque(maxlen=longest * ROUNDS)
 
-    def _mark(self) -> Ring | None:
+    def _mark(self) -> LayerCycle | None:
         """A stretch has ended."""
         ended = tuple(self._stretch)
         self._stretch.clear()
@@ -115,11 +115,11 @@ class RingWatch:
             self.seen = True
             return None
         period = self._period() if self.steps >= self._earliest else 0
-        found = self._as_ring(list(self._last)[-period:]) if period else Ring(())
+        found = self._as_cycle(list(self._last)[-period:]) if period else LayerCycle(())
         return found if found.ticks else None
 
     def _period(self) -> int:
-        """Stretches in a round that has come over and over again until now, the ring's own in few of them; or 0."""
+        """Stretches in a round that has come over and over again until now, the cycle's own in few of them; or 0."""
         heard = list(self._hashes)
         rounds = ROUNDS if self.seen else UNSEEN_ROUNDS
         for period in range(1, LONGEST + 1):
@@ -131,22 +131,22 @@ class RingWatch:
         return 0
 
     def _is_new(self, one: list[int]) -> bool:
-        """Whether at least as many steps of this round are other ones as are the ring's."""
+        """Whether at least as many steps of this round are other ones as are the cycle's."""
         known = len(self._known_hashes)
         turned = one + one[: known - 1]
         whole = sum(turned[i : i + known] == self._known_hashes for i in range(len(one))) if known else 0
         return len(one) - whole * known >= whole
 
-    def _as_ring(self, stretches: list[Stretch]) -> Ring:
-        """As a ring that ends where the known one does: as many ticks after its last optimizer step."""
+    def _as_cycle(self, stretches: list[Stretch]) -> LayerCycle:
+        """As a cycle that ends where the known one does: as many ticks after its last optimizer step."""
         if self._known and self._known[-1] in stretches:
             last = stretches.index(self._known[-1]) + 1
             stretches = stretches[last:] + stretches[:last]
         ticks = tuple(tick for stretch in stretches for tick in stretch)
-        after = len(self._ring.ticks) - self._ring.boundaries[-1] if self._ring.boundaries else 0
+        after = len(self._cycle.ticks) - self._cycle.boundaries[-1] if self._cycle.boundaries else 0
         after = after if after < len(stretches[0]) else 0
         marks = tuple(mark - after for mark in accumulate(map(len, stretches)))
-        return Ring(ticks[after:] + ticks[:after], () if self._by_ticks else marks)
+        return LayerCycle(ticks[after:] + ticks[:after], () if self._by_ticks else marks)
 
 
 def _ends(ticks: Stretch) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The job: the modules and optimizers that one session watches, and their tensors that outlive a step."""
+"""TrainingJob: the modules and optimizers that one session watches, and their tensors that outlive a step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sentinel.profiler import annotate, hooks, names, ticks
 from sentinel.system import numa
 
 
-class Job:
-    """What was given to the session, with all that is annotated from `gather` on.
+class TrainingJob:
+    """What was given to the session, with all that is annotated from `add_annotated` on.
 
-    `stays`: (name, nbytes, reason) of the storages that `adopt` had to leave where they were.
+    `left_in_place`: (name, nbytes, reason) of the storages that `adopt` had to leave where they were.
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.models, self.optimizers = list(models), list(optimizers)
-        self.stays: list[tuple[str, int, str]] = []
+        self.left_in_place: list[tuple[str, int, str]] = []
         self._watched: list[Optimizer] = []  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._state_names: frozenset[str] = frozenset()
 
-    def gather(self) -> None:
+    def add_annotated(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
         since."""
         self._let_go()
@@ -41,7 +41,7 @@ class Job:
             annotate.watch_steps(optimizer, self)
         self.models, self.optimizers = self._with_annotated()
 
-    def hear_others(self) -> None:
+    def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
         register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
 
@@ -90,7 +90,7 @@ class Job:
     def adopt(self, memory: ManagedMemory) -> None:
         """Move the persistent tensors into managed memory, where every reference to them is accounted for."""
         rows = adopt(memory, [(name, tensor) for name, tensor, _ in self.persistent()])
-        self.stays = [
+        self.left_in_place = [
             (row.name, row.nbytes, row.reason)
             for row in rows
             if not row.moved and row.nbytes and not memory.contains(row.address)

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.course import State  # noqa: E402
-from sentinel.session.rings import ROUNDS, UNSEEN_ROUNDS  # noqa: E402
+from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
+from sentinel.session.layer_cycle import ROUNDS, UNSEEN_ROUNDS  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -82,9 +82,9 @@ def blocks_of(session: Session) -> list[int]:
 
 def test_steps_in_another_order_run_without_migrations_and_are_told() -> None:
     session = trained([(HERE,)] * 5 + [(THERE,), (HERE,)] * 4)
-    assert session.state is State.APPLYING
-    (bucket,) = session._applying.buckets
-    assert bucket.plan.layers == session._clock.ring
+    assert isinstance(session.state, ApplyingPlans)
+    (bucket,) = session.context.applying.buckets
+    assert bucket.plan.layers == session.context.position.layers
     run = sentinel.stop()
     assert STRAY in sentinel.report().text()
     assert run.counters.steps_out_of_step >= 3
@@ -101,11 +101,11 @@ def test_steps_in_one_order_have_nothing_to_tell() -> None:
 def test_a_step_in_another_order_that_was_to_be_recorded_takes_no_plan_away() -> None:
     """A size that no plan knows comes twice, and is due again: then comes the other order."""
     session = trained([(HERE,)] * 6 + [(HERE, 64), (HERE,), (HERE, 64), (HERE,)] + [(THERE, 64)] * 3 + [(HERE,)] * 4)
-    assert session.state is State.APPLYING
-    assert session._lookout.in_vain == 1
-    for bucket in session._applying.buckets:
-        assert bucket.plan.layers == session._clock.ring
-    assert any("another order" in note for note in session._notes)
+    assert isinstance(session.state, ApplyingPlans)
+    assert session.state.shapes.in_vain == 1
+    for bucket in session.context.applying.buckets:
+        assert bucket.plan.layers == session.context.position.layers
+    assert any("another order" in note for note in session.notes)
     run = sentinel.stop()
     assert run.steps["in_step"][-3:].all()
 
@@ -113,8 +113,8 @@ def test_a_step_in_another_order_that_was_to_be_recorded_takes_no_plan_away() ->
 def test_another_order_for_good_is_profiled_and_planned() -> None:
     few = (0, 2, 3)
     session = trained([(HERE,)] * 6 + [(few,)] * (ROUNDS + 12))
-    (bucket,) = session._applying.buckets
-    assert bucket.plan.layers == session._clock.ring
+    (bucket,) = session.context.applying.buckets
+    assert bucket.plan.layers == session.context.position.layers
     assert blocks_of(session) == list(few)
     run = sentinel.stop()
     assert run.counters.steps_out_of_step == 0
@@ -128,9 +128,9 @@ def test_another_order_for_good_is_profiled_and_planned() -> None:
 
 
 def test_there_and_back_is_profiled_twice_and_not_sooner_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sentinel.session.course.APART", 30)
+    monkeypatch.setattr("sentinel.session.position.STEPS_BETWEEN_CHANGES", 30)
     session = trained([(HERE,)] * 5 + [(THERE,)] * (ROUNDS + 4) + [(HERE,)] * 40)
-    assert session._learnt == 2
+    assert session.context.position.n_changes == 2
     assert [note.split()[:3] for note in session.notes if "other layers" in note] == [
         ["after", "19", "optimizer"],
         ["after", "30", "optimizer"],
@@ -141,7 +141,7 @@ def test_there_and_back_is_profiled_twice_and_not_sooner_than_it_may_be(monkeypa
 def test_another_order_now_and_then_is_profiled_never() -> None:
     """Negative control: the same layers, two steps of three in order."""
     session = trained([(HERE,)] * 5 + [(HERE,), (HERE,), (THERE,)] * (ROUNDS + 2))
-    assert session._learnt == 0
+    assert session.context.position.n_changes == 0
     assert blocks_of(session) == list(HERE)
 
 
@@ -153,7 +153,7 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     if cut[-1] < 0:
         assert any("no optimizer stepped in the profiled step" in note for note in session.notes)
     run = sentinel.stop()
-    if session._learnt:  # else the first whole step was profiled in its place anyway
+    if session.context.position.n_changes:  # else the first whole step was profiled in its place anyway
         assert "cut short or no usual one" in sentinel.report().text()
     assert blocks == list(HERE)
     assert session.plan is not None
@@ -163,7 +163,7 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
 
 def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
     session = trained([(HERE,)] * (5 + ROUNDS + 10), another_optimizer_at=5)
-    assert session._learnt == 1
+    assert session.context.position.n_changes == 1
     assert session.profile is not None
     assert {layer.phase for layer in session.profile.layers} == {"forward", "backward"}
     assert any(name.endswith(".momentum_buffer") for name in session.profile.names)
@@ -185,6 +185,6 @@ def test_a_new_plan_that_cannot_take_over_leaves_the_present_one(monkeypatch: py
 
     monkeypatch.setattr("sentinel.session.applying.Applying.supersede", fail)
     session = trained([(HERE,)] * 6 + [(THERE,)] * (ROUNDS + 6) + [(HERE,)] * 6)
-    assert session.state is State.APPLYING
+    assert isinstance(session.state, ApplyingPlans)
     assert any("the plan before goes on" in note for note in session.notes)
     assert sentinel.stop().steps["in_step"][-4:].all()

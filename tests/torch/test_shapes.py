@@ -18,8 +18,9 @@ import sentinel  # noqa: E402
 from sentinel import tiers  # noqa: E402
 from sentinel.reports.sections.shape_table import TITLE  # noqa: E402
 from sentinel.session import current  # noqa: E402
+from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
 from sentinel.session.binding import changed_homes  # noqa: E402
-from sentinel.session.buckets import IN_VAIN, MOST, Lookout  # noqa: E402
+from sentinel.session.shapes import IN_VAIN, MOST, ShapeScheduler  # noqa: E402
 
 ASKED: dict[str, Any] = {"fast": "30%", "slow": "emulated:cxl-asic-x8", "tracker": "ops"}
 
@@ -86,7 +87,7 @@ def test_each_shape_gets_a_plan_of_three_tiers() -> None:
     assert sentinel.active(), session.notes
     assert session.plan is not None
     assert len(session.plan.tier_names) == 3
-    buckets = session._applying.buckets
+    buckets = session.context.applying.buckets
     assert [len(bucket.plan.tier_names) for bucket in buckets] == [3, 3]
     assert buckets[1].taken_over > 1
 
@@ -98,9 +99,10 @@ def test_two_shapes_that_take_turns_get_a_plan_each_and_are_not_profiled_again(t
     assert_same(expected, managed(lengths))
     session = current()
     assert session is not None
-    applying = session._applying
+    applying = session.context.applying
     assert len(applying.buckets) == 2
-    assert session._lookout.in_vain == 0
+    assert isinstance(session.state, ApplyingPlans)
+    assert session.state.shapes.in_vain == 0
     assert applying.strangers.steps == 2  # seen twice, then recorded
     run = sentinel.stop()
     report = sentinel.report()
@@ -133,9 +135,9 @@ def test_one_shape_alone_has_one_bucket() -> None:
     managed([24] * 9)
     session = current()
     assert session is not None
-    (bucket,) = session._applying.buckets
+    (bucket,) = session.context.applying.buckets
     assert bucket.served.steps == 9 - 3  # profiled, waited, recorded
-    assert bucket.served.missed_bytes == bucket.served.fitted_bytes == session._applying.strangers.steps == 0
+    assert bucket.served.missed_bytes == bucket.served.fitted_bytes == session.context.applying.strangers.steps == 0
     assert "buckets" not in sentinel.report().frames()
     assert TITLE not in sentinel.report().text()
 
@@ -148,8 +150,9 @@ def test_shapes_at_random_train_bit_identically_and_get_a_plan_each() -> None:
     assert_same(expected, managed(lengths, fast="20%"))
     session = current()
     assert session is not None
-    assert len(session._applying.buckets) == 3
-    assert session._lookout.in_vain <= IN_VAIN
+    assert len(session.context.applying.buckets) == 3
+    assert isinstance(session.state, ApplyingPlans)
+    assert session.state.shapes.in_vain <= IN_VAIN
 
 
 def homes(cuts: list[int], tiers: list[int]) -> tuple[tuple[int, int, int], ...]:
@@ -183,28 +186,28 @@ def test_only_ranges_whose_home_changed_are_bound_anew(data: st.DataObject) -> N
 
 
 def test_what_comes_again_is_expected_after_as_many_steps() -> None:
-    every_other, in_turn = Lookout(), []
+    every_other, in_turn = ShapeScheduler(), []
     for step in range(1, 12):
         if every_other.ended(step, unknown=step % 2 == 0):
             in_turn.append(step + 1)
     assert in_turn == [6, 8, 10, 12]  # seen at 2 and 4
-    epochs = Lookout()
+    epochs = ShapeScheduler()
     assert [s + 1 for s in range(1, 120) if epochs.ended(s, unknown=s % 37 == 0)] == [111]
-    fresh = Lookout()
+    fresh = ShapeScheduler()
     assert [s + 1 for s in range(1, 5) if fresh.ended(s, unknown=True)] == [3, 4, 5]
 
 
 def test_what_is_never_seen_twice_is_never_recorded() -> None:
-    lookout = Lookout()
-    assert not any(lookout.ended(step, unknown=step == 7) for step in range(1, 200))
+    scheduler = ShapeScheduler()
+    assert not any(scheduler.ended(step, unknown=step == 7) for step in range(1, 200))
 
 
 def test_recording_known_shapes_in_vain_has_an_end() -> None:
-    lookout = Lookout()
+    scheduler = ShapeScheduler()
     recorded = 0
     for step in range(1, 500):
-        if lookout.ended(step, unknown=True):
+        if scheduler.ended(step, unknown=True):
             recorded += 1
-            lookout.recorded(known=True)
+            scheduler.recorded(known=True)
     assert recorded == IN_VAIN
     assert MOST == 10

@@ -1,9 +1,9 @@
-"""Buckets: the shapes that the step of a job comes in, one dataflow and one plan each.
+"""Shapes that the step of a job comes in: a bucket each, with its dataflow and its plan.
 
-Sequence lengths, the last batch of an epoch, tasks that take turns: the same ring of layers, other sizes. The
+Sequence lengths, the last batch of an epoch, tasks that take turns: the same cycle of layers, other sizes. The
 allocator tells them apart by what a step asks for first (kernel_profiler/src/tables.h). Steps whose layers come in
 another order are no shape of their own: they run out of step, on slots but without migrations, and the report says so
-(docs/decisions/0072); where all do from now on, see rings.
+(docs/decisions/0072); where all do from now on, see layer_cycle.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from sentinel.session.binding import Homes
 from sentinel.session.planning import Dataflow
 
 MOST = 10
-"""So many buckets at most; steps of any further shape are served by those whose slots they fit in."""
+"""At most 10 buckets; steps of any further shape are served by the buckets whose slots they fit in."""
 NEW_SHARE = 0.1
-"""A step whose sizes differ from those planned by more than this share of its bytes is of a shape that no bucket knows,
-and so is"""
+"""A step is of a new shape if its allocation sizes differ from the plan's by more than 10 % of its bytes."""
 FALLBACK_SHARE = 0.4
-"""one of which more than this share of bytes finds no slot that is large enough. Below that, sizes that are never
-twice the same, such as those of sparse gradients, are one shape."""
+"""A step is of a new shape, too, if more than 40 % of its bytes find no slot that is large enough. Below that, sizes
+that are never twice the same, such as those of sparse gradients, are one shape."""
 IN_VAIN = 20
-"""So many steps are recorded at most that turn out to be of a known shape."""
+"""At most 20 steps are recorded that turn out to be of a known shape."""
 
 
 @dataclass
@@ -143,8 +142,8 @@ def known_bucket(buckets: Sequence[Bucket], flow: Dataflow) -> Bucket | None:
     return best if alike.known else None
 
 
-class Lookout:
-    """Says when to record a step for a new bucket: when a shape that no bucket knows is due again.
+class ShapeScheduler:
+    """Schedules the recording of a step for a new bucket: when a shape that no bucket knows is due again.
 
     Nothing tells the shape of a step before it begins. But it was seen twice, so many steps apart, and is expected
     once more after as many: the next step where all are new, every other where two take turns, an epoch later

@@ -1,4 +1,4 @@
-"""When a job has a new ring of layers: told from ticks and optimizer steps alone, and never where it is disturbed."""
+"""When a job has a new cycle of layers: told from ticks and optimizer steps alone, and never where it is disturbed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.session.rings import LONGEST, MOST_TICKS, ROUNDS, UNSEEN_ROUNDS, Ring, RingWatch
+from sentinel.session.layer_cycle import LONGEST, MOST_TICKS, ROUNDS, UNSEEN_ROUNDS, CycleChangeDetector, LayerCycle
 
 STEP = "|"  # an optimizer steps
 
 
-def ring(written: str) -> Ring:
-    """A ring of layers of one letter each."""
+def cycle(written: str) -> LayerCycle:
+    """A cycle of layers of one letter each."""
     boundaries = [i - n for n, i in enumerate(i for i, each in enumerate(written) if each == STEP)]
-    return Ring(tuple((each, "") for each in written if each != STEP), tuple(boundaries))
+    return LayerCycle(tuple((each, "") for each in written if each != STEP), tuple(boundaries))
 
 
-def follow(watch: RingWatch, rounds: Iterable[str]) -> tuple[int, Ring] | None:
-    """In which round there was a new ring, and which."""
+def follow(watch: CycleChangeDetector, rounds: Iterable[str]) -> tuple[int, LayerCycle] | None:
+    """In which round there was a new cycle, and which."""
     for number, written in enumerate(rounds):
         for each in written:
             found = watch.boundary() if each == STEP else watch.hear((each, ""))
@@ -45,14 +45,14 @@ def follow(watch: RingWatch, rounds: Iterable[str]) -> tuple[int, Ring] | None:
         ("abBA", "abcCBA"),  # no optimizer is known: the last layer tells
     ],
 )
-def test_another_ring_for_good_is_found_and_begins_where_the_ring_began(before: str, after: str) -> None:
-    watch = RingWatch(ring(before))
+def test_another_cycle_for_good_is_found_and_begins_where_the_first_one_began(before: str, after: str) -> None:
+    watch = CycleChangeDetector(cycle(before))
     assert follow(watch, [before] * 5) is None
     assert watch.seen
     found = follow(watch, [after] * 100)
     assert found is not None
     assert found[0] <= ROUNDS * 2
-    assert found[1] == ring(after)
+    assert found[1] == cycle(after)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_another_ring_for_good_is_found_and_begins_where_the_ring_began(before: 
     ],
 )
 def test_what_is_other_is_told(before: str, after: str, says: str) -> None:
-    watch = RingWatch(ring(before))
+    watch = CycleChangeDetector(cycle(before))
     found = follow(watch, [before] * 5 + [after] * 20)
     assert found is not None
-    assert re.search(says, watch.told(found[1])), watch.told(found[1])
+    assert re.search(says, watch.describe(found[1])), watch.describe(found[1])
 
 
-def test_rings_taking_turns_for_good_are_one_ring() -> None:
-    watch = RingWatch(ring("abBAo|"))
+def test_cycles_taking_turns_for_good_are_one_cycle() -> None:
+    watch = CycleChangeDetector(cycle("abBAo|"))
     assert follow(watch, ["abBAo|"] * 5) is None
     found = follow(watch, ["baABo|", "abBAo|"] * 100)
     assert found is not None
-    assert found[1] == ring("baABo|abBAo|")
+    assert found[1] == cycle("baABo|abBAo|")
 
 
 @pytest.mark.parametrize(
@@ -88,39 +88,39 @@ def test_rings_taking_turns_for_good_are_one_ring() -> None:
         (["abBAo|"] * 3 + ["abBAabBAo|"]) * 50,
     ],
 )
-def test_a_ring_that_is_disturbed_stays(rounds: list[str]) -> None:
+def test_a_cycle_that_is_disturbed_stays(rounds: list[str]) -> None:
     """Negative control."""
-    assert follow(RingWatch(ring("abBAo|")), ["abBAo|", *rounds]) is None
+    assert follow(CycleChangeDetector(cycle("abBAo|")), ["abBAo|", *rounds]) is None
 
 
-def test_steps_that_are_never_twice_the_same_are_no_ring() -> None:
+def test_steps_that_are_never_twice_the_same_are_no_cycle() -> None:
     drawn = random.Random(3)
     rounds = ["".join(drawn.sample("abcdefgh", 8)) + "|" for _ in range(400)]
-    assert follow(RingWatch(ring("abcdefgh|")), rounds) is None
+    assert follow(CycleChangeDetector(cycle("abcdefgh|")), rounds) is None
 
 
 def test_a_round_of_many_like_optimizer_steps_is_not_taken_for_one_of_them() -> None:
     long = "dD|" * (LONGEST + 4) + "gG|"
-    assert follow(RingWatch(ring(long)), [long] * 40) is None
+    assert follow(CycleChangeDetector(cycle(long)), [long] * 40) is None
 
 
 def test_a_profiled_step_that_no_other_is_like_gives_way_soon() -> None:
     """Cut short before its optimizer stepped, or with a part of it twice."""
     for odd in ("ab", "ababBAo|"):
-        found = follow(RingWatch(ring(odd)), ["abBAo|"] * 20)
+        found = follow(CycleChangeDetector(cycle(odd)), ["abBAo|"] * 20)
         assert found is not None
         assert found[0] <= UNSEEN_ROUNDS + 1
-        assert found[1] == ring("abBAo|")
+        assert found[1] == cycle("abBAo|")
 
 
-def test_no_ring_is_new_too_early() -> None:
-    found = follow(RingWatch(ring("abBAo|"), earliest=100), ["abBAo|"] + ["aAo|"] * 200)
+def test_no_cycle_is_new_too_early() -> None:
+    found = follow(CycleChangeDetector(cycle("abBAo|"), earliest=100), ["abBAo|"] + ["aAo|"] * 200)
     assert found is not None
     assert found[0] == 99
 
 
 def test_ticks_without_an_optimizer_step_are_followed_in_bounded_memory() -> None:
-    watch = RingWatch(ring("abBAo|"))
+    watch = CycleChangeDetector(cycle("abBAo|"))
     assert follow(watch, ["ab" * MOST_TICKS]) is None
     assert len(watch._stretch) == MOST_TICKS
     assert follow(watch, ["|", *["abBAo|"] * 30]) is None

@@ -1,4 +1,4 @@
-"""Trainer: the thread that began a session. Its allocations are managed and its ticks count; others' are not."""
+"""OwnerThread: the thread that began a session. Its allocations are managed and its ticks count; others' are not."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from sentinel.core.errors import UsageError
 from sentinel.core.trace import LayerId
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler.layers import LayerClock
+from sentinel.session.position import StepPosition
 
 
-class Trainer:
-    """`elsewhere`: ticks that came from other threads, and so were no ticks."""
+class OwnerThread:
+    """`foreign_ticks`: how many ticks came from other threads, and so did not count."""
 
     def __init__(self) -> None:
-        self._take_over()
-        self.elsewhere = 0
+        self._set_owner()
+        self.foreign_ticks = 0
 
-    def _take_over(self) -> None:
+    def _set_owner(self) -> None:
         self._thread, self._ident = threading.current_thread(), threading.get_ident()
         self._task = threading.get_native_id()
 
-    def ticks(self) -> bool:
+    def accepts_tick(self) -> bool:
         """Whether a tick that comes now is one of the session's."""
         if threading.get_ident() == self._ident:
             return True
-        self.elsewhere += 1
+        self.foreign_ticks += 1
         return False
 
     @property
@@ -43,9 +43,9 @@ class Trainer:
         return self._thread is threading.current_thread() and self._task == threading.get_native_id()
 
     def hand_over(self, call: str, memory: ManagedMemory) -> None:
-        """The calling thread may end what was begun: where the trainer has ended, `memory` is the caller's from now on.
+        """The calling thread may end what was begun: where the owner has ended, `memory` is the caller's from now on.
 
-        Raises UsageError, with nothing changed, where the trainer is another thread that lives.
+        Raises UsageError, with nothing changed, where the owner is another thread that lives.
         """
         if self._here:
             return
@@ -55,24 +55,24 @@ class Trainer:
                 "call it there, or when that thread has ended",
             )
         memory.own()
-        self._take_over()
+        self._set_owner()
 
-    def learn(self, clock: LayerClock) -> tuple[LayerId, ...]:
-        """The ring of the profiled step. Raises UsageError where nothing ticked, naming other threads that did."""
+    def learn(self, position: StepPosition) -> tuple[LayerId, ...]:
+        """The layers of the profiled step. Raises UsageError where nothing ticked, naming other threads that did."""
         try:
-            return clock.learn()
+            return position.learn()
         except UsageError:
-            if not self.elsewhere:
+            if not self.foreign_ticks:
                 raise
         raise UsageError(
-            f"end_profile(): all {self.elsewhere:,} ticks of the profiled step came from other threads than the one"
+            f"end_profile(): all {self.foreign_ticks:,} ticks of the profiled step came from other threads than the one"
             " that called start_profile()",
             "call start_profile() and end_profile() in the thread that trains",
         )
 
     def notes(self) -> list[str]:
         """What the report must say of ticks from elsewhere."""
-        if not self.elsewhere:
+        if not self.foreign_ticks:
             return []
-        came = f"{self.elsewhere:,} ticks came from other threads than the one that called start_profile()"
+        came = f"{self.foreign_ticks:,} ticks came from other threads than the one that called start_profile()"
         return [f"{came}: they did not count, and what was allocated there came from malloc"]

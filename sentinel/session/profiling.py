@@ -1,0 +1,77 @@
+"""The state between `start_profile()` and `end_profile()`, and the first plan that follows from it."""
+
+from __future__ import annotations
+
+import time
+
+from sentinel.core.trace import LayerId, Trace
+from sentinel.session.applying_plans import ApplyingPlans
+from sentinel.session.context import SessionContext
+from sentinel.session.layer_cycle import LayerCycle, Tick
+from sentinel.session.state import State
+from sentinel.session.whole_step import WaitingForStep
+
+MOST_OPTIMIZER_STEPS = 64
+"""More optimizer steps than this, of each optimizer, in one profiled step mean that `end_profile()` was forgotten: stop
+before the log grows without bound."""
+
+STATE_WAS_BORN = "optimizer state was born in the profiled step, so the next whole step was profiled too"
+A_FORK = "the process forked in the profiled step, which ended the watch of its pages, so the next one was profiled too"
+
+
+class Profiling:
+    """One step is observed. The context's recording has begun."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+
+    def tick(self, _tick: Tick, layer: int | None, /) -> State:
+        """See State."""
+        assert layer is not None
+        self._context.recording.end_layer(layer - 1, layer)
+        self._context.position.require_end(MOST_OPTIMIZER_STEPS * max(len(self._context.job.optimizers), 1))
+        return self
+
+    def boundary(self) -> None:
+        """See State."""
+
+    def new_cycle(self, _cycle: LayerCycle, /) -> State:
+        """See State. The first cycle is being recorded: none is new."""
+        return self
+
+    def end(self, layers: tuple[LayerId, ...]) -> State:
+        """The step has ended; `layers` were its own. Returns the state from now on."""
+        context = self._context
+        began, planned = time.perf_counter_ns(), context.planning.spent_ns
+        if context.job.optimizers and not context.position.boundaries:
+            context.notes.append("no optimizer stepped in the profiled step: it may have been cut short")
+        trace = context.recording.finish(layers)
+        after = self._after(trace)
+        context.setup_ns += time.perf_counter_ns() - began - (context.planning.spent_ns - planned)
+        return after
+
+    def _after(self, trace: Trace) -> State:
+        provisional = A_FORK if self._context.recording.cut_short else ""
+        if self._context.job.state_was_born():
+            provisional = STATE_WAS_BORN
+        first = FirstPlan(self._context)
+        if not provisional:
+            return first.recorded(trace)
+        self._context.planned(self._context.planning.profiled(trace, provisional=True))
+        self._context.notes.append(provisional)
+        return WaitingForStep(self._context, first)
+
+
+class FirstPlan:
+    """A whole step is recorded for the first plan that is applied. See Purpose."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+
+    def recorded(self, trace: Trace) -> State:
+        """See Purpose."""
+        flow = self._context.planning.profiled(trace, provisional=False)
+        return ApplyingPlans(self._context).add_shape(self._context.planned(flow))
+
+    def cut_short(self) -> None:
+        """See Purpose. There is no plan to go on with."""

@@ -1,0 +1,45 @@
+"""The states of a session: what ticks and optimizer steps lead to.
+
+In order: Profiling (profiling.py), WaitingForStep and RecordingStep (whole_step.py), ApplyingPlans (applying_plans.py),
+Over. With a saved plan CheckingSavedPlan (saved_plan.py) comes first. ApplyingPlans leads to RecordingStep where steps
+of a new shape come again, and to WaitingForStep where the job goes through another cycle of layers.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from sentinel.session.layer_cycle import LayerCycle, Tick
+
+
+class State(Protocol):
+    """What a session does between two changes of its state. Each call returns the state from then on, mostly itself."""
+
+    def tick(self, tick: Tick, layer: int | None, /) -> State:
+        """A tick began `layer`; None while out of step."""
+
+    def boundary(self) -> None:
+        """An optimizer has stepped."""
+
+    def new_cycle(self, cycle: LayerCycle, /) -> State:
+        """The job goes through this cycle of layers from now on."""
+
+
+class Over(enum.Enum):
+    """Nothing is applied any more, or yet; ticks lead to nothing. See State."""
+
+    DECLARED = "there is a plan, but nothing to apply it to"
+    ENDING = "the end has begun; where it was cut short, the next call goes on with it"
+    ENDED = "stock allocation is back"
+
+    def tick(self, _tick: Tick, _layer: int | None, /) -> State:
+        """See State."""
+        return self
+
+    def boundary(self) -> None:
+        """See State."""
+
+    def new_cycle(self, _cycle: LayerCycle, /) -> State:
+        """See State."""
+        return self

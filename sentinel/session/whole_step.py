@@ -1,0 +1,115 @@
+"""The states in which a whole step is waited for and recorded, for whichever reason."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sentinel.core.trace import Trace
+from sentinel.session.context import SessionContext
+from sentinel.session.layer_cycle import LayerCycle, Tick
+from sentinel.session.recording import MOST_FORKS
+from sentinel.session.state import State
+
+
+class Purpose(Protocol):
+    """Why a whole step is recorded, and so what follows."""
+
+    def recorded(self, trace: Trace) -> State:
+        """The step was recorded."""
+
+    def cut_short(self) -> State | None:
+        """The step was cut short, or had other layers than the cycle that is followed.
+
+        Returns the state from now on; or None where what ticked is the cycle to follow, and its next round is recorded.
+        """
+
+
+class WaitingForStep:
+    """A whole step is to be recorded. It begins with layer 0; or with the cycle's first tick, where that has come once
+    without layer 0 before the next: no step ends as the cycle does."""
+
+    def __init__(self, context: SessionContext, purpose: Purpose) -> None:
+        self._context, self._purpose = context, purpose
+        self._seen_first_tick = False
+
+    def tick(self, tick: Tick, layer: int | None, /) -> State:
+        """See State."""
+        self._context.begin_layer()
+        if layer == 0:
+            return recording_step(self._context, self._purpose)
+        if layer == self._context.position.second_layer:
+            if self._seen_first_tick:
+                return recording_step(self._context, self._purpose, tick)
+            self._seen_first_tick = True
+        return self
+
+    def boundary(self) -> None:
+        """See State."""
+
+    def new_cycle(self, cycle: LayerCycle, /) -> State:
+        """See State. The new cycle that is waited for did not come; this one does."""
+        self._context.position.follow_change(cycle)
+        return WaitingForStep(self._context, self._purpose)
+
+
+def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick) -> State:
+    """Record one step from here: from layer 0, or from the cycle's first tick, which was `heard` just now."""
+    context.recording.begin(len(heard))
+    return RecordingStep(context, purpose, heard)
+
+
+class RecordingStep:
+    """One step is recorded, from last tick to last tick, or from first tick to first tick."""
+
+    def __init__(self, context: SessionContext, purpose: Purpose, heard: tuple[Tick, ...]) -> None:
+        self._context, self._purpose = context, purpose
+        self._heard, self._boundaries = list(heard), list[int]()
+        self._first_layer = len(heard)
+
+    def tick(self, tick: Tick, layer: int | None, /) -> State:
+        """See State."""
+        if layer == self._first_layer:
+            return self._end()
+        if layer == self._context.position.second_layer and self._heard:
+            return self._cut_short(tick)
+        self._context.recording.end_layer(len(self._heard), len(self._heard) + 1)
+        self._heard.append(tick)
+        return self
+
+    def boundary(self) -> None:
+        """See State."""
+        self._boundaries.append(len(self._heard))
+
+    def new_cycle(self, _cycle: LayerCycle, /) -> State:
+        """See State. A step is recorded just now; if the cycle is new indeed, the next ticks say so again."""
+        return self
+
+    def _end(self) -> State:
+        context, position, recording = self._context, self._context.position, self._context.recording
+        recording.end_last_layer(0 if self._first_layer else len(self._heard))
+        if self._first_layer:
+            position.follow_recorded(self._cycle())
+        began, planned = time.perf_counter_ns(), context.planning.spent_ns
+        trace = recording.finish(position.layers)
+        if recording.to_repeat():
+            return recording_step(context, self._purpose, *self._heard[: self._first_layer])
+        if recording.cut_short:
+            context.notes.append(
+                f"each of {MOST_FORKS} steps forked while its pages were watched, which ended it: operators count"
+            )
+        after = self._purpose.recorded(trace)
+        context.setup_ns += time.perf_counter_ns() - began - (context.planning.spent_ns - planned)
+        return after
+
+    def _cut_short(self, tick: Tick) -> State:
+        self._context.recording.close()
+        after = self._purpose.cut_short()
+        if after is not None:
+            return after
+        self._context.position.follow(self._cycle())
+        self._context.position.advance(tick)
+        return recording_step(self._context, self._purpose, tick)
+
+    def _cycle(self) -> LayerCycle:
+        return LayerCycle(tuple(self._heard), tuple(self._boundaries))

@@ -1,0 +1,113 @@
+"""The states that a session goes through, each an object with its own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel import files  # noqa: E402
+from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
+from sentinel.session.context import SessionContext  # noqa: E402
+from sentinel.session.layer_cycle import ROUNDS  # noqa: E402
+from sentinel.session.profiling import STATE_WAS_BORN, Profiling  # noqa: E402
+from sentinel.session.request import Request  # noqa: E402
+from sentinel.session.saved_plan import CheckingSavedPlan  # noqa: E402
+from sentinel.session.session import Session  # noqa: E402
+from sentinel.session.state import Over  # noqa: E402
+from sentinel.session.whole_step import RecordingStep, WaitingForStep  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+
+LAYERS = 4
+
+
+class Watched(Session):
+    """Keeps the names of its states, in order."""
+
+    seen: list[str]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state":
+            entered = value.name if isinstance(value, Over) else type(value).__name__
+            if not hasattr(self, "seen"):
+                super().__setattr__("seen", [])
+            if self.seen[-1:] != [entered]:
+                self.seen.append(entered)
+        super().__setattr__(name, value)
+
+
+def states(order: list[tuple[int, ...]], rows: list[int] | None = None, **asked: Any) -> Watched:
+    """A session that lives through steps which go through these layers each, with so many rows of input."""
+    torch.manual_seed(3)
+    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(LAYERS))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    request = Request(**{"fast": "40%", "slow": "emulated:cxl-asic-x8", "tracker": "ops", **asked})
+    session = Watched(request, [], [])
+    annotated = sentinel.annotate(layers, optimizer)
+    session.open()
+    try:
+        for i, step in enumerate(order):
+            x = torch.ones((rows or [64] * len(order))[i], 32)
+            for layer in step:
+                x = torch.relu(layers[layer](x))
+            x.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if i == 0 and session.profiling:
+                session.end_profile()
+        session.stop()
+    finally:
+        if sentinel.active():
+            session.stop()
+        annotated.remove()
+    return session
+
+
+ALL = tuple(range(LAYERS))
+PROFILED = ["ENDED", Profiling.__name__, WaitingForStep.__name__, RecordingStep.__name__, ApplyingPlans.__name__]
+
+
+def test_optimizer_state_is_born_so_a_whole_step_is_waited_for_recorded_and_applied() -> None:
+    session = states([ALL] * 6)
+    assert session.seen == [*PROFILED, "ENDING", "ENDED"]
+    assert STATE_WAS_BORN in session.notes
+    assert isinstance(session.context, SessionContext)
+    assert session.context.flow.plan is session.plan
+
+
+def test_a_new_shape_is_recorded_between_applied_steps() -> None:
+    session = states([ALL] * 14, rows=[64] * 5 + [96] * 9)
+    assert session.seen == [*PROFILED, "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
+    assert len(session.context.applying.buckets) == 2
+
+
+def test_a_new_cycle_is_waited_for_and_recorded() -> None:
+    session = states([ALL] * 5 + [(0, 2, 3)] * (ROUNDS + 5))
+    assert session.seen == [*PROFILED, "WaitingForStep", "RecordingStep", "ApplyingPlans", "ENDING", "ENDED"]
+
+
+def test_a_saved_plan_is_checked_then_applied(tmp_path: Path) -> None:
+    plan = states([ALL] * 5).plan
+    assert plan is not None
+    files.save(plan, tmp_path / "plan.json")
+    session = states([ALL] * 4, plan=tmp_path / "plan.json")
+    assert session.seen == ["ENDED", CheckingSavedPlan.__name__, "ApplyingPlans", "ENDING", "ENDED"]
+    other = states([(0, 1, 3)] * 6, plan=tmp_path / "plan.json")
+    assert other.seen == ["ENDED", "CheckingSavedPlan", *PROFILED[2:], "ENDING", "ENDED"]
+
+
+def test_a_plan_for_a_machine_that_is_only_declared_is_not_applied() -> None:
+    session = states([ALL] * 4, machine="cxl-m5", slow="auto")
+    assert session.seen[-2:] == ["ENDING", "DECLARED"]
+    assert any("nothing was applied" in note for note in session.notes)
+
+
+def test_before_it_is_opened_a_session_knows_nothing() -> None:
+    session = Session(Request(), [], [])
+    assert (session.plan, session.profile, session.trace, session.notes) == (None, None, None, ())
+    assert session.state is Over.ENDED
