@@ -5,10 +5,14 @@ Of one size the earlier born go first: intervals of one size then fill no more p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.plan import ring_sum
+from sentinel.core.ragged import positions
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 
 SMALL_ALIGN = 512
@@ -22,26 +26,10 @@ _ALIGNED_SHARE = 16
 """Aligning to huge pages may take one part in so many of memory more than packing without, and twice the addresses."""
 
 _FEW = 4
-"""An arc of fewer buckets is kept in each of them, a longer one apart."""
+"""An arc shorter than so many buckets is kept in each of them, a longer one apart."""
 
-
-class _Index:
-    """Growing integer columns of what is placed, by address: first byte, one past the last, arc begin and width."""
-
-    def __init__(self) -> None:
-        self.rows = np.zeros((4, 16), np.int64)
-        self.n = 0
-
-    def add(self, row: tuple[int, int, int, int]) -> None:
-        if self.n == self.rows.shape[1]:
-            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
-        at = int(self.rows[0, : self.n].searchsorted(row[0], side="right"))
-        self.rows[:, at + 1 : self.n + 1] = self.rows[:, at : self.n]
-        self.rows[:, at] = row
-        self.n += 1
-
-    def placed(self) -> NDArray[np.int64]:
-        return self.rows[:, : self.n]
+_BRIEF = 16
+"""Arcs so long on average, or shorter, are placed in rounds, as long as a round places as many."""
 
 
 def pack(
@@ -60,51 +48,150 @@ def pack(
     models, at most 2 % above the lower bound; no search needed.
     """
     n = len(nbytes)
-    offsets = np.zeros(n, np.int64)
-    if n == 0:
-        return offsets
     width = np.minimum(stop - start, period)
-    bucket = max(-(-period // _BUCKETS), 1)
-    buckets = [_Index() for _ in range(-(-period // bucket))]
-    long, everything = _Index(), _Index()
     order = np.lexsort((np.arange(n), -width, start, -nbytes))
-    firsts, lasts = start // bucket, (start + width - 1) // bucket
-    columns = (nbytes, start, width, firsts, lasts)
-    for i, size, begin, wide, first, last in zip(order.tolist(), *(c[order].tolist() for c in columns), strict=True):
-        near = [b % len(buckets) for b in range(first, last + 1)] if last - first < _FEW else []
-        found = (
-            [index.placed() for index in (*(buckets[b] for b in near), long) if index.n]
-            if near
-            else [everything.placed()]
-        )
-        offset = 0
-        if found:
-            placed = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
-            align = HUGE_PAGE_BYTES if aligned and size >= HUGE_PAGE_BYTES else 1
-            offset = _lowest(placed, size, begin, wide, period, len(found) == 1, align)
-        offsets[i] = offset
-        row = (offset, offset + size, begin, wide)
-        everything.add(row)
-        for index in [buckets[b] for b in near] or [long]:
-            index.add(row)
+    align = np.where(aligned & (nbytes >= HUGE_PAGE_BYTES), HUGE_PAGE_BYTES, 1)
+    arcs = _Arcs(nbytes[order], start[order], width[order], align[order], period, np.zeros(n, np.int64))
+    done = _place_in_rounds(arcs) if int(width.sum()) <= _BRIEF * n else np.zeros(n, bool)
+    _place_one_by_one(arcs, done)
+    offsets = np.zeros(n, np.int64)
+    offsets[order] = arcs.offset
     return offsets
 
 
-def _lowest(
-    found: NDArray[np.int64], size: int, begin: int, wide: int, period: int, sorted_already: bool, align: int
-) -> int:
-    """Lowest multiple of `align` at which `size` bytes fit beside those of `found` that share a time with the arc."""
-    if found.shape[1] == 0:
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """What is placed, in the order in which it is. `offset`, at multiples of `align`, is set in place."""
+
+    nbytes: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    width: NDArray[np.int64]
+    align: NDArray[np.int64]
+    period: int
+    offset: NDArray[np.int64]
+
+
+def _place_in_rounds(arcs: _Arcs) -> NDArray[np.bool_]:
+    """Place together all arcs that share no time with an earlier one that still waits, round by round.
+
+    Those of a round share no time, and what they share one with is placed, so each is where it would be if it were
+    placed in its turn. Ends with a round too small to be worth it; returns which are placed.
+    """
+    n, period = len(arcs.nbytes), arcs.period
+    item = np.repeat(np.arange(n), arcs.width)
+    time = (arcs.begin[item] + positions(arcs.width)) % period
+    done = np.zeros(n, bool)
+    while True:
+        waits = np.flatnonzero(~done[item])[::-1]
+        first = np.zeros(period, np.int64)
+        first[time[waits]] = item[waits]  # the earliest is written last
+        is_first = first[time[waits]] == item[waits]
+        batch = np.flatnonzero(~done & (np.bincount(item[waits], is_first, n) == arcs.width))
+        if len(batch) < _BRIEF:
+            return done
+        number = np.full(n, -1)
+        number[batch] = np.arange(len(batch))
+        mine = np.flatnonzero(number[item] >= 0)
+        whose = np.full(period, -1)
+        whose[time[mine]] = number[item[mine]]
+        beside = np.flatnonzero(done[item] & (whose[time] >= 0))
+        low, nbytes = arcs.offset[item[beside]], arcs.nbytes[item[beside]]
+        lowest = _lowest_of_each(whose[time[beside]], low, low + nbytes, arcs.nbytes[batch], arcs.align[batch])
+        arcs.offset[batch] = lowest
+        done[batch] = True
+
+
+def _lowest_of_each(
+    row: NDArray[np.int64],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    size: NDArray[np.int64],
+    align: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """(rows,) lowest multiple of `align` at which `size` bytes fit beside the stretches [low, high) of their row."""
+    order = np.lexsort((low, row))
+    row, low, high = row[order], low[order], high[order]
+    apart = int(high.max(initial=0)) + 1
+    reach = np.maximum.accumulate(high + row * apart) - row * apart  # what is of rows before is less
+    reach = -(-reach // align[row]) * align[row]
+    head = np.diff(row, prepend=-1) != 0
+    tails = np.flatnonzero(np.append(head[1:], np.ones(min(len(head), 1), bool)))
+    before = np.where(head, 0, np.roll(reach, 1))
+    out = np.zeros(len(size), np.int64)
+    out[row[tails]] = reach[tails]
+    fits = np.flatnonzero(low - before >= size[row])[::-1]  # the lowest is written last
+    out[row[fits]] = before[fits]
+    return out
+
+
+class _ByAddress:
+    """Columns of what is placed, by address: first byte, one past the last, and the times [begin, end) that it takes.
+
+    What passes the end of the circle has two rows.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._rows = np.zeros((4, 2 * most), np.int64)
+        self._n = 0
+
+    def add(self, row: tuple[int, int, int, int]) -> None:
+        rows, n = self._rows, self._n
+        at = int(rows[0, :n].searchsorted(row[0], side="right"))
+        rows[:, at + 1 : n + 1] = rows[:, at:n]
+        rows[0, at], rows[1, at], rows[2, at], rows[3, at] = row
+        self._n = n + 1
+
+    def beside(self, times: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """(2, rows) first byte and one past the last of what is there at any of these times."""
+        rows = self._rows[:, : self._n]
+        begin, end = times[0]
+        found = (rows[2] < end) & (rows[3] > begin)
+        for begin, end in times[1:]:
+            found |= (rows[2] < end) & (rows[3] > begin)
+        return rows[:2, found]
+
+
+def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
+    """Place what is not `done`, one after the other.
+
+    Short arcs are looked up by bucket of time; long ones, which are in many buckets, have a table of their own.
+    """
+    if done.all():
+        return
+    bucket = max(-(-arcs.period // _BUCKETS), 1)
+    near: list[list[tuple[int, int, int, int]]] = [[] for _ in range(-(-arcs.period // bucket))]
+    everything, long = _ByAddress(len(done)), _ByAddress(len(done))
+    columns = (arcs.nbytes, arcs.begin, arcs.width, arcs.align, arcs.offset, done)
+    order = np.argsort(~done, kind="stable")  # what is placed already comes first
+    for i, size, begin, width, align, offset, placed in zip(
+        order.tolist(), *(column[order].tolist() for column in columns), strict=True
+    ):
+        end = begin + width
+        times = [(begin, end)] if end <= arcs.period else [(begin, arcs.period), (0, end - arcs.period)]
+        brief = width < _FEW * bucket
+        mine = [rows for b, e in times for rows in near[b // bucket : (e - 1) // bucket + 1]] if brief else []
+        if not placed:
+            taken = (long if mine else everything).beside(times)
+            few = [row[:2] for rows in mine for row in rows for b, e in times if row[2] < e and row[3] > b]
+            if few:
+                taken = np.concatenate([taken, np.array(few, np.int64).T], axis=1)
+                taken = taken[:, taken[0].argsort(kind="stable")]
+            arcs.offset[i] = offset = _lowest(taken, size, align)
+        for time in times:
+            row = (offset, offset + size, *time)
+            everything.add(row)
+            for rows in mine:
+                rows.append(row)
+            if not mine:
+                long.add(row)
+
+
+def _lowest(taken: NDArray[np.int64], size: int, align: int) -> int:
+    """Lowest multiple of `align` at which `size` bytes fit beside the (2, rows) [low, high) that are taken, by low."""
+    low, high = taken
+    if not len(low) or low[0] >= size:
         return 0
-    ahead = found[2] - begin  # of their begin, from ours, round the circle
-    ahead[ahead < 0] += period
-    clash = found[:2, (ahead < wide) | (ahead + found[3] > period)]
-    if clash.shape[1] == 0:
-        return 0
-    low, high = clash if sorted_already else clash[:, clash[0].argsort(kind="stable")]
     reach = np.maximum.accumulate(high)
-    if low[0] >= size:
-        return 0
     if align > 1:
         reach = -(-reach // align) * align
     gaps = low[1:] - reach[:-1] >= size
