@@ -176,36 +176,39 @@ class Pricer:
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """(runs,) fast or not, and (units,) cost of the cheapest path; rings close."""
         runs, n_units = self.runs, len(self.nbytes)
+        best_fast, best_cost = np.zeros(len(runs.head), bool), np.full(n_units, np.inf)
         ring = self.work.units.persistent
-        best_fast = np.zeros(len(runs.head), bool)
-        best_cost = np.full(n_units, np.inf)
-        for opening in (0, 1):
-            cost = np.zeros((n_units, 2))
-            origin = np.zeros((len(runs.head), 2), np.int8)
+        some = runs.end_run >= 0
+        # a transient ends as it may; a ring begins where it ends, so both beginnings are tried
+        for units, opening in ((some, 0), (some & ring, 1)):
+            cost = np.zeros((2, n_units))  # of the cheapest path that is fast, slow by now
+            from_slow = np.zeros((2, len(runs.head)), bool)
             for number, rows in enumerate(runs.by_ordinal):
                 unit = runs.unit[rows]
                 if number == 0:
-                    cost[unit] = here[rows]
-                    cost[unit[ring[unit]], 1 - opening] = np.inf
+                    cost[:, unit] = here[rows].T
+                    cost[1 - opening, unit[ring[unit]]] = np.inf
                     continue
-                paths = cost[unit][:, :, None] + gap[rows - 1]
-                origin[rows] = paths.argmin(axis=1)
-                cost[unit] = paths.min(axis=1) + here[rows]
-            end = np.flatnonzero(runs.end_run >= 0)
-            closing = cost[end].copy()
-            closing[ring[end]] += gap[runs.end_run[end], :, opening][ring[end]]
-            final = closing.argmin(axis=1)
-            total = closing.min(axis=1)
+                before = cost[:, unit]
+                for state in (0, 1):
+                    fast, slow = (before[source] + gap[rows - 1, source, state] for source in (0, 1))
+                    from_slow[state, rows] = slow < fast
+                    cost[state, unit] = np.minimum(fast, slow) + here[rows, state]
+            end = np.flatnonzero(units)
+            closing = cost[:, end]
+            closing[:, ring[end]] += gap[runs.end_run[end], :, opening][ring[end]].T
+            slow_end = np.zeros(n_units, bool)
+            slow_end[end] = closing[1] < closing[0]
+            total = np.minimum(*closing)
             better = np.zeros(n_units, bool)
             better[end] = total < best_cost[end]
             best_cost[end] = np.minimum(total, best_cost[end])
-            state = np.zeros(n_units, np.int64)
-            state[end] = final
             for rows in reversed(runs.by_ordinal):
                 unit = runs.unit[rows]
-                chosen = state[unit]
-                best_fast[rows[better[unit]]] = chosen[better[unit]] == 0
-                state[unit] = origin[rows, chosen]
+                slow = slow_end[unit]
+                won = better[unit]
+                best_fast[rows[won]] = ~slow[won]
+                slow_end[unit] = np.where(slow, from_slow[1, rows], from_slow[0, rows])
         best_cost[~np.isfinite(best_cost)] = 0.0
         return best_fast, best_cost
 

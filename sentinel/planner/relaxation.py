@@ -142,26 +142,38 @@ def instants(profile: Profile) -> NDArray[np.int64]:
     The second and third are chosen among events that the first ones do not speak for: with other tensors alive.
     """
     t = profile.tensors
-    length, n = profile.n_layers, profile.n_events
-    out = np.full((length, INSTANTS), -1, np.int64)
+    n = profile.n_events
+    out = np.full((profile.n_layers, INSTANTS), -1, np.int64)
     moving = np.flatnonzero(~t["persistent"] & t["managed"])
-    born, died, layer = t["born_event"][moving], t["died_event"][moving], t["start"][moving]
+    if not len(moving):
+        return out
+    born, died, layer = t["born_event"][moving], t["died_event"][moving], t["start"][moving].astype(np.int64)
     delta = np.zeros(2 * n + 1, np.int64)
     np.add.at(delta, born, t["nbytes"][moving])
     np.add.at(delta, died, -t["nbytes"][moving])
     turn = delta.cumsum()
-    alive = turn[:n] + turn[n : 2 * n]
-    for k in range(length):
-        rows = t[moving[layer == k]]
-        events = np.unique(rows["born_event"])
-        spoken = np.zeros(len(rows), bool)
-        for i in range(min(INSTANTS, len(events))):
-            score = alive[events] if i == 0 else np.where(_bytes_at(rows[~spoken], events, n) > 0, alive[events], -1)
-            best = int(score.argmax())
-            if score[best] < 0:
-                break
-            out[k, i] = event = events[best]
-            spoken |= alive_at(event, rows["born_event"], rows["died_event"], n)
+    # one place for each layer and event of a birth in it, by layer; of each tensor those at which it is alive:
+    # from its own on, and from its layer's first if it lives beyond the ring's end
+    places = np.unique(layer * 2 * n + born)
+    layers, first, of = np.unique(places // (2 * n), return_index=True, return_inverse=True)
+    events = places % (2 * n)
+    alive = (turn[:n] + turn[n : 2 * n])[events]
+    mine = np.searchsorted(layers, layer)
+    low, high = np.searchsorted(places, layer * 2 * n + born), np.searchsorted(places, layer * 2 * n + died)
+    upto = np.maximum(np.searchsorted(places, layer * 2 * n + died - n), first[mine])
+    spoken = np.zeros(len(moving), bool)
+    for i in range(INSTANTS):
+        others = np.zeros(len(places) + 1, np.int64)
+        for start, stop in ((low, high), (first[mine], upto)):
+            np.add.at(others, start[~spoken], 1)
+            np.add.at(others, stop[~spoken], -1)
+        score = np.where(others.cumsum()[:-1] > 0, alive, -1) if i else alive
+        most = np.maximum.reduceat(score, first)
+        hits = np.flatnonzero(score == most[of])
+        best = hits[np.searchsorted(of[hits], np.arange(len(layers)))]  # of equals the first
+        chosen = np.where(most >= 0, events[best], -1)
+        out[layers, i] = chosen
+        spoken |= alive_at(chosen[mine], born, died, n)
     return out
 
 
@@ -170,15 +182,6 @@ def alive_at(
 ) -> NDArray[np.bool_]:
     """Whether what lives in [born, died) of the unrolled ring is alive at `event` of the ring; never at -1."""
     return np.asarray((event >= 0) & (((event >= born) & (event < died)) | (event + n_events < died)))
-
-
-def _bytes_at(t: NDArray[np.void], events: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """(events,) bytes of tensors `t` that are alive at each of these events, which ascend; `n` events are the ring."""
-    change = np.zeros(len(events) + 1, np.int64)
-    change[0] = t["nbytes"].sum()  # those alive before the ring's end and after it; the others end at event 0 or before
-    for at, sign in ((t["died_event"] - n, -1), (t["born_event"], 1), (t["died_event"], -1)):
-        np.add.at(change, np.searchsorted(events, at), sign * t["nbytes"])
-    return change.cumsum()[:-1]
 
 
 def _alive_bits(profile: Profile) -> NDArray[np.int64]:

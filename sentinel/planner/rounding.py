@@ -6,8 +6,6 @@ again around them. Then each timeline gets its share of pages, as far as every l
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -128,17 +126,20 @@ def _whole_pages(work: Workload, unit: NDArray[np.int64], share: NDArray[np.floa
     pages = np.zeros(len(unit), np.int64)
     chosen = np.flatnonzero(share > 1e-6)
     chosen = chosen[np.lexsort((-share[chosen], unit[chosen]))]
-    edges_of = np.flatnonzero(np.diff(unit[chosen], prepend=-1, append=-1)) if len(chosen) else np.zeros(1, np.int64)
-    for low, high in pairwise(edges_of.tolist()):
-        rows = chosen[low:high]
-        whole = int(total[unit[rows[0]]])
-        edges = np.rint(np.cumsum(share[rows]) * whole).astype(np.int64)
-        given = np.diff(np.minimum(edges, whole), prepend=0)
-        crumbs = (given < _LEAST_PAGES) & (given < whole)
-        crumbs[0] = False
-        given[0] += given[crumbs].sum()
-        given[crumbs] = 0
-        pages[rows] = given
+    head = np.flatnonzero(np.diff(unit[chosen], prepend=-1))
+    counts = np.diff(head, append=len(chosen))
+    ordinal, of = positions(counts), np.repeat(np.arange(len(head)), counts)
+    whole = total[unit[chosen]]
+    sums = share[chosen]
+    for number in range(1, int(counts.max(initial=0))):  # one after the other: a sum of shares depends on the order
+        rows = np.flatnonzero(ordinal == number)
+        sums[rows] += sums[rows - 1]
+    edges = np.minimum(np.rint(sums * whole).astype(np.int64), whole)
+    given = edges - np.where(ordinal == 0, 0, np.roll(edges, 1))
+    crumbs = (given < _LEAST_PAGES) & (given < whole) & (ordinal > 0)
+    given[head] += np.bincount(of[crumbs], given[crumbs], len(head)).astype(np.int64)
+    given[crumbs] = 0
+    pages[chosen] = given
     return pages
 
 
