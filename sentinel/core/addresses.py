@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -40,7 +41,8 @@ def check_birth(plan: Plan) -> None:
     """All pages of a block are born in the block's tier, so that the plan knows where its bytes are."""
     segments = sorted(plan.segments, key=lambda segment: segment.offset)
     offset, nbytes, tier = _columns(3, ((s.offset, s.nbytes, s.tier) for s in segments))
-    begin, room, wanted = _columns(3, ((b.offset, b.nbytes, b.tier) for b in plan.blocks))
+    blocks = plan.block_columns
+    begin, room, wanted = blocks.offset, blocks.nbytes, blocks.tier
     # neighbours of one tier are one range
     new = np.ones(len(segments), bool)
     new[1:] = (offset[1:] != offset[:-1] + nbytes[:-1]) | (tier[1:] != tier[:-1])
@@ -57,8 +59,8 @@ def check_birth(plan: Plan) -> None:
 
 def check_isolation(plan: Plan) -> None:
     """No two blocks alive in the same layer share a page."""
-    offset, nbytes, start, stop = _columns(4, ((b.offset, b.nbytes, b.start, b.stop) for b in plan.blocks))
-    clash = first_clash(offset, nbytes, start, stop, plan.n_layers)
+    blocks = plan.block_columns
+    clash = first_clash(blocks.offset, blocks.nbytes, blocks.start, blocks.stop, plan.n_layers)
     if clash is not None:
         block, other, layer = clash
         raise PlanError(f"isolation: shares pages with block {other}", block=block, layer=layer)
@@ -66,27 +68,32 @@ def check_isolation(plan: Plan) -> None:
 
 def check_slots(plan: Plan) -> None:
     """Each tensor has one slot, each slot answers to one key or name, and blocks name tensors that have one."""
-    keys: set[object] = set()
-    tensors: set[int] = set()
-    extent_bytes = plan.extent_bytes  # walks all segments: once, not per slot
-    for slot in plan.slots:
-        told_by: object = slot.key if slot.key is not None else slot.name
-        if told_by in keys:
-            raise PlanError(f"two slots answer to {told_by!r}")
-        if slot.tensor in tensors or not 0 <= slot.tensor < _MOST_TENSORS:
-            raise PlanError(f"slot {told_by!r} is of tensor {slot.tensor}, which has another slot or cannot be")
-        keys.add(told_by)
-        tensors.add(slot.tensor)
-        if slot.offset < 0 or slot.nbytes <= 0 or slot.offset + slot.nbytes > extent_bytes:
-            raise PlanError(f"slot {told_by!r} lies outside the arena")
-        if slot.key is not None and not 0 <= slot.key[0] < plan.n_layers:
-            raise PlanError(f"slot {told_by!r} is of a layer that is not there")
-    for index, block in enumerate(plan.blocks):
-        if len(set(block.tensors)) != len(block.tensors):
-            raise PlanError("a block names a tensor twice", block=index)
-        for tensor in block.tensors:
-            if tensor not in tensors:
-                raise PlanError(f"a block names tensor {tensor}, which has no slot", block=index)
+    keys = [slot.key if slot.key is not None else slot.name for slot in plan.slots]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key, times in Counter(keys).items() if times > 1)
+        raise PlanError(f"two slots answer to {twice!r}")
+    slots, blocks = plan.slot_columns, plan.block_columns
+    order = np.argsort(slots.tensor, kind="stable")
+    again = np.zeros(len(slots), bool)
+    again[order[1:]] = slots.tensor[order][1:] == slots.tensor[order][:-1]
+    again |= (slots.tensor < 0) | (slots.tensor >= _MOST_TENSORS)
+    if again.any():
+        at = int(again.argmax())
+        raise PlanError(f"slot {keys[at]!r} is of tensor {slots.tensor[at]}, which has another slot or cannot be")
+    outside = (slots.offset < 0) | (slots.nbytes <= 0) | (slots.offset + slots.nbytes > plan.extent_bytes)
+    if outside.any():
+        raise PlanError(f"slot {keys[int(outside.argmax())]!r} lies outside the arena")
+    gone = ~slots.persistent & ((slots.layer < 0) | (slots.layer >= plan.n_layers))
+    if gone.any():
+        raise PlanError(f"slot {keys[int(gone.argmax())]!r} is of a layer that is not there")
+    homeless = ~np.isin(blocks.tensors, slots.tensor)
+    if homeless.any():
+        at = int(homeless.argmax())
+        raise PlanError(f"a block names tensor {blocks.tensors[at]}, which has no slot", block=int(blocks.owner[at]))
+    named = np.sort(blocks.owner * _MOST_TENSORS + blocks.tensors)
+    twice_named = named[1:] == named[:-1]
+    if twice_named.any():
+        raise PlanError("a block names a tensor twice", block=int(named[twice_named.argmax()] // _MOST_TENSORS))
 
 
 def check_profile(plan: Plan, profile: Profile) -> None:
@@ -94,21 +101,24 @@ def check_profile(plan: Plan, profile: Profile) -> None:
     if plan.n_layers != profile.n_layers:
         raise PlanError(f"a plan of {plan.n_layers} layers is not of a profile of {profile.n_layers}")
     rows = profile.tensors
-    without = set(np.flatnonzero(rows["managed"]).tolist())
-    for slot in plan.slots:
-        if slot.tensor >= len(rows):
-            raise PlanError(f"a slot is of tensor {slot.tensor}, which the profile does not have")
-        if slot.tensor not in without:
-            continue  # not managed: a slot does no harm
-        without.remove(slot.tensor)
-        row, name = rows[slot.tensor], profile.names[slot.tensor]
-        key = None if row["persistent"] else (int(row["key_layer"]), int(row["key_ordinal"]))
+    slots = plan.slot_columns
+    if len(slots) and slots.tensor.max() >= len(rows):
+        tensor = slots.tensor[slots.tensor >= len(rows)][0]
+        raise PlanError(f"a slot is of tensor {tensor}, which the profile does not have")
+    needed = np.flatnonzero(rows["managed"][slots.tensor])  # one of a tensor that is not managed does no harm
+    of = rows[slots.tensor[needed]]
+    keys = zip(of["persistent"].tolist(), of["key_layer"].tolist(), of["key_ordinal"].tolist(), strict=True)
+    for at, (lasting, layer, ordinal), nbytes in zip(needed.tolist(), keys, of["nbytes"].tolist(), strict=True):
+        slot, key = plan.slots[at], None if lasting else (layer, ordinal)
+        name = profile.names[slot.tensor]
         if slot.key != key or (key is None and slot.name != name):
             raise PlanError(f"the slot of {name} answers to {slot.key or slot.name!r}, not to {key or name!r}")
-        if slot.nbytes < row["nbytes"]:
-            raise PlanError(f"the slot of {name} has {slot.nbytes} bytes, the tensor {row['nbytes']}")
-    if without:
-        raise PlanError(f"coverage: {profile.names[min(without)]} has no slot")
+        if slot.nbytes < nbytes:
+            raise PlanError(f"the slot of {name} has {slot.nbytes} bytes, the tensor {nbytes}")
+    without = rows["managed"].copy()
+    without[slots.tensor] = False
+    if without.any():
+        raise PlanError(f"coverage: {profile.names[int(without.argmax())]} has no slot")
 
 
 def check_coverage(plan: Plan, profile: Profile | None) -> None:
@@ -119,35 +129,33 @@ def check_coverage(plan: Plan, profile: Profile | None) -> None:
     """
     if not plan.slots:
         return
-    slots = sorted(plan.slots, key=lambda slot: slot.tensor)
-    tensor, offset, nbytes = _columns(3, ((slot.tensor, slot.offset, slot.nbytes) for slot in slots))
-    length = plan.n_layers
+    slots, blocks, length = plan.slot_columns, plan.block_columns, plan.n_layers
+    order = np.argsort(slots.tensor)
+    tensor, offset, nbytes = slots.tensor[order], slots.offset[order], slots.nbytes[order]
     if profile is not None:
         start = profile.tensors["start"][tensor].astype(np.int64)
         width = profile.tensors["stop"][tensor] - start
     else:
-        start, width = _columns(2, ((0, length) if slot.key is None else (slot.key[0], 1) for slot in slots))
-    begin, room, born, dead = _columns(4, ((b.offset, b.nbytes, b.start, b.stop) for b in plan.blocks))
-    block = np.repeat(np.arange(len(plan.blocks)), [len(block.tensors) for block in plan.blocks])
-    named = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, len(block))
-    slot = np.searchsorted(tensor, named)
-    low = np.maximum(begin[block], offset[slot])
-    high = np.minimum((begin + room)[block], (offset + nbytes)[slot])
+        lasting = slots.persistent[order]
+        start, width = np.where(lasting, 0, slots.layer[order]), np.where(lasting, length, 1)
+    block, slot = blocks.owner, np.searchsorted(tensor, blocks.tensors)
+    low = np.maximum(blocks.offset[block], offset[slot])
+    high = np.minimum((blocks.offset + blocks.nbytes)[block], (offset + nbytes)[slot])
     held = np.maximum(high - low, 0)
     covered = np.zeros(len(slots), np.int64)
     for turn in (-length, 0, length):
-        first = np.maximum(born[block], start[slot] + turn)
-        after = np.minimum(dead[block], (start + width)[slot] + turn)
+        first = np.maximum(blocks.start[block], start[slot] + turn)
+        after = np.minimum(blocks.stop[block], (start + width)[slot] + turn)
         np.add.at(covered, slot, held * np.maximum(after - first, 0))
     short = covered < nbytes * width
     if not short.any():
         return
     missing = int(np.argmax(short))
     mine = block[slot == missing]
-    by_layer = ring_sum(mine * 0, born[mine], dead[mine], held[slot == missing], 1, length)[0]
+    by_layer = ring_sum(mine * 0, blocks.start[mine], blocks.stop[mine], held[slot == missing], 1, length)[0]
     life = (int(start[missing]) + np.arange(int(width[missing]))) % length
     layer = int(life[np.argmax(by_layer[life] < nbytes[missing])])
-    whose = slots[missing].key or slots[missing].name
+    whose = plan.slots[order[missing]].key or plan.slots[order[missing]].name
     raise PlanError(
         f"coverage: blocks hold {by_layer[layer]} of the {nbytes[missing]} bytes of slot {whose!r}", layer=layer
     )
@@ -160,20 +168,20 @@ def check_sharing(plan: Plan, profile: Profile | None) -> None:
     """
     if not plan.slots:
         return
-    slots = sorted(plan.slots, key=lambda slot: slot.offset)
-    tensor, offset, nbytes = _columns(3, ((slot.tensor, slot.offset, slot.nbytes) for slot in slots))
+    slots = plan.slot_columns
+    order = np.argsort(slots.offset, kind="stable")
+    offset, nbytes = slots.offset[order], slots.nbytes[order]
     clash: tuple[int, int] | None = None
     if profile is not None:
-        rows, circle = profile.tensors[tensor], max(profile.n_events, 1)
+        rows, circle = profile.tensors[slots.tensor[order]], max(profile.n_events, 1)
         born = np.where(rows["persistent"], 0, rows["born_event"] % circle)
         life = np.where(rows["persistent"], circle, rows["died_event"] - rows["born_event"])
         found = first_clash(offset, nbytes, born, born + life, circle)
         clash = found[:2] if found is not None else None
     else:
-        lasting = np.fromiter((slot.key is None for slot in slots), bool, len(slots))
-        clash = _first_overlap(offset, offset + nbytes, lasting)
+        clash = _first_overlap(offset, offset + nbytes, slots.persistent[order])
     if clash is not None:
-        one, other = (slots[i].key or slots[i].name for i in clash)
+        one, other = (plan.slots[order[i]].key or plan.slots[order[i]].name for i in clash)
         raise PlanError(f"sharing: slots {other!r} and {one!r} share bytes while both are in use")
 
 
@@ -201,30 +209,42 @@ def first_clash(
     """(row, other row, time): the first two that share a byte at one time of a ring of `length`; None if none do.
 
     Rows are [offset, offset + nbytes) at times [start, stop), `start` in the ring, `stop` unrolled. A sweep over
-    births and deaths: what is alive is kept by address, where overlap shows between neighbours. So many rows that
-    take turns at the same addresses cost no more than any other.
+    births and deaths of those whose addresses others have too: what is alive is kept by address, where overlap shows
+    between neighbours. So many rows that take turns at the same addresses cost no more than any other.
     """
+    chosen = _contested(offset, nbytes)  # by address, which is how they are called from here on
+    low, high, start, stop = offset[chosen], (offset + nbytes)[chosen], start[chosen], stop[chosen]
     wraps = np.flatnonzero(stop > length)
-    row = np.concatenate([np.arange(len(offset)), wraps])
+    row = np.concatenate([np.arange(len(chosen)), wraps])
     begin = np.concatenate([start, np.zeros(len(wraps), np.int64)])
     end = np.concatenate([np.minimum(stop, length), stop[wraps] - length])
     time, who = np.concatenate([begin, end]), np.concatenate([row, row])
     birth = np.arange(len(who)) < len(row)
-    order = np.lexsort((offset[who], birth, time))  # at one time the dead go before any is born
-    lows, highs = offset.tolist(), (offset + nbytes).tolist()
-    alive: list[tuple[int, int]] = []  # (offset, row), sorted
+    order = np.lexsort((who, birth, time))  # at one time the dead go before any is born
+    order = order[: np.searchsorted(time[order], length)]  # then only deaths are left
+    lows, highs = low.tolist(), high.tolist()
+    alive: list[int] = []
     for at, born, index in zip(time[order].tolist(), birth[order].tolist(), who[order].tolist(), strict=True):
-        if at == length:
-            break  # only deaths are left
-        place = bisect_left(alive, (lows[index], index))
+        place = bisect_left(alive, index)
         if not born:
             del alive[place]
             continue
-        for _, other in alive[max(place - 1, 0) : place + 1]:
+        for other in alive[max(place - 1, 0) : place + 1]:
             if lows[other] < highs[index] and lows[index] < highs[other]:
-                return index, other, at
-        alive.insert(place, (lows[index], index))
+                return int(chosen[index]), int(chosen[other]), at
+        alive.insert(place, index)
     return None
+
+
+def _contested(offset: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows that share an address with another, whenever that is; by address."""
+    order = np.argsort(offset, kind="stable")
+    low, high = offset[order], (offset + nbytes)[order]
+    shares = low[1:] < np.maximum.accumulate(high)[:-1]  # with one before it
+    found = np.zeros(len(order), bool)
+    found[1:] |= shares
+    found[:-1] |= shares
+    return order[found]
 
 
 def _columns(n_columns: int, rows: Iterable[tuple[int, ...]]) -> NDArray[np.int64]:

@@ -85,20 +85,17 @@ def merge_extents(profile: Profile) -> Profile:
 
 def extent_shares(plan: Plan, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """(pairs,) block, extent and the share of the extent's bytes that lies in the block, if any; sorted by block."""
-    counts = np.fromiter((len(block.tensors) for block in plan.blocks), np.int64, len(plan.blocks))
-    block = np.repeat(np.arange(len(plan.blocks)), counts)
-    tensor = np.fromiter((t for b in plan.blocks for t in b.tensors), np.int64, len(block))
-    where = np.fromiter((slot.tensor for slot in plan.slots), np.int64, len(plan.slots))
+    blocks, slots = plan.block_columns, plan.slot_columns
     offset = np.zeros(len(profile.names), np.int64)
-    offset[where] = np.fromiter((slot.offset for slot in plan.slots), np.int64, len(plan.slots))
+    offset[slots.tensor] = slots.offset
+    tensor = blocks.tensors
     first = profile.first_extent
     count = first[tensor + 1] - first[tensor]
-    block, extent = np.repeat(block, count), positions(count) + np.repeat(first[tensor], count)
+    block, extent = np.repeat(blocks.owner, count), positions(count) + np.repeat(first[tensor], count)
     nbytes = profile.extents["nbytes"][extent]
     at = offset[profile.extents["tensor"][extent]] + profile.extents["offset"][extent]
-    begin = np.fromiter((b.offset for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    room = np.fromiter((b.nbytes for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    inside = np.minimum(begin + room, at + nbytes) - np.maximum(begin, at)
+    begin = blocks.offset[block]
+    inside = np.minimum(begin + blocks.nbytes[block], at + nbytes) - np.maximum(begin, at)
     some = inside > 0
     return block[some], extent[some], inside[some] / nbytes[some]
 

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core import addresses
 from sentinel.core.errors import PlanError
 from sentinel.core.extents import extent_shares
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Block, Migration, Plan
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 
@@ -25,8 +26,7 @@ def check(plan: Plan, profile: Profile | None = None, machine: Machine | None = 
     """
     _well_formed(plan)
     addresses.check_slots(plan)
-    for index, moves in plan.moves_by_block.items():
-        _chain_and_lifetime(plan, index, plan.blocks[index], moves)
+    _chain_and_lifetime(plan)
     _capacity(plan)
     addresses.check_isolation(plan)
     addresses.check_birth(plan)
@@ -43,57 +43,81 @@ def _well_formed(plan: Plan) -> None:
     if length == 0 or tiers == 0 or len(plan.capacity_bytes) != tiers:
         raise PlanError("a plan needs layers, tiers and one capacity a tier")
     addresses.check_segments(plan)
-    extent_bytes = plan.extent_bytes  # walks all segments: once, not per block
-    for index, block in enumerate(plan.blocks):
-        if block.nbytes <= 0 or block.nbytes % PAGE_BYTES or block.offset % PAGE_BYTES or block.offset < 0:
-            raise PlanError("a block is whole pages", block=index)
-        if block.offset + block.nbytes > extent_bytes:
-            raise PlanError("a block lies outside the arena", block=index)
-        if not (0 <= block.start < length and block.start < block.stop <= block.start + length):
-            raise PlanError("a block lives for at least one layer and at most one step", block=index)
-        if not 0 <= block.tier < tiers:
-            raise PlanError("a block is born in a tier that is not there", block=index)
-        if (block.persistent or block.fixed) and (block.start, block.stop) != (0, length):
-            raise PlanError("a persistent or fixed block lives through the whole step", block=index)
-    for move in plan.migrations:
-        if not 0 <= move.block < len(plan.blocks):
-            raise PlanError(f"a migration names block {move.block}, which is not there")
-        if not (0 <= move.source < tiers and 0 <= move.target < tiers) or move.source == move.target:
-            raise PlanError("a migration leads from one tier to another", block=move.block)
-        if not (0 <= move.start < length and move.start < move.due <= move.start + length):
-            raise PlanError("a migration takes at least one layer and at most one step", block=move.block)
-        if move.nbytes != plan.blocks[move.block].nbytes:
-            raise PlanError("a migration moves its whole block", block=move.block)
-        if plan.blocks[move.block].fixed:
-            raise PlanError("a fixed block never migrates", block=move.block)
+    b, m = plan.block_columns, plan.move_columns
+    _holds(
+        np.arange(len(b)),
+        {
+            "a block is whole pages": (b.nbytes <= 0)
+            | (b.nbytes % PAGE_BYTES + b.offset % PAGE_BYTES > 0)
+            | (b.offset < 0),
+            "a block lies outside the arena": b.offset + b.nbytes > plan.extent_bytes,
+            "a block lives for at least one layer and at most one step": _no_stretch(b.start, b.stop, length),
+            "a block is born in a tier that is not there": _outside(b.tier, tiers),
+            "a persistent or fixed block lives through the whole step": b.lasting
+            & ((b.start != 0) | (b.stop != length)),
+        },
+    )
+    missing = _outside(m.block, len(b))
+    if missing.any():
+        raise PlanError(f"a migration names block {m.block[missing.argmax()]}, which is not there")
+    _holds(
+        m.block,
+        {
+            "a migration leads from one tier to another": _outside(m.source, tiers)
+            | _outside(m.target, tiers)
+            | (m.source == m.target),
+            "a migration takes at least one layer and at most one step": _no_stretch(m.start, m.due, length),
+            "a migration moves its whole block": m.nbytes != b.nbytes[m.block],
+            "a fixed block never migrates": b.fixed[m.block],
+        },
+    )
 
 
-def _chain_and_lifetime(plan: Plan, index: int, block: Block, moves: tuple[Migration, ...]) -> None:
-    length = plan.n_layers
-    here, free_from = block.tier, block.start
-    if block.persistent:
-        # where the ring closes: the tier as layer 0 begins is that of the last move due by then
-        first, last = moves[0], moves[-1]
-        here = last.target
-        free_from = plan.unrolled_start(last) + last.due - last.start - length
-        if first.start < free_from:
-            raise PlanError(
-                "closed: the last migration ends after the first one starts", block=index, layer=first.start
-            )
-        at_zero = last.target if free_from <= 0 else last.source
-        if block.tier != at_zero:
-            raise PlanError("closed: the block does not end the step where it began it", block=index)
-    for move in moves:
-        begin = plan.unrolled_start(move)
-        if begin < free_from:
-            raise PlanError(
-                "chain: a migration starts before the one before it has ended", block=index, layer=move.start
-            )
-        if move.source != here:
-            raise PlanError("chain: a migration starts where the block is not", block=index, layer=move.start)
-        here, free_from = move.target, begin + move.due - move.start
-        if not block.persistent and free_from > block.stop:  # before birth is counted as after death: layers are a ring
-            raise PlanError("lifetime: no migration before birth or after death", block=index, layer=move.start)
+def _holds(
+    block: NDArray[np.int64], broken: dict[str, NDArray[np.bool_]], layer: NDArray[np.int64] | None = None
+) -> None:
+    """Raise PlanError for the first row of which a rule is broken. `block`, `layer`: (rows,) what it names."""
+    rules = np.array(list(broken.values()))
+    rows = rules.any(axis=0)
+    if rows.any():
+        row = int(rows.argmax())
+        rule = list(broken)[int(rules[:, row].argmax())]
+        raise PlanError(rule, block=int(block[row]), layer=None if layer is None else int(layer[row]))
+
+
+def _outside(index: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    return (index < 0) | (index >= count)
+
+
+def _no_stretch(start: NDArray[np.int64], stop: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """Whether [start, stop) does not begin in the ring, is empty or longer than the ring."""
+    return _outside(start, length) | (stop <= start) | (stop > start + length)
+
+
+def _chain_and_lifetime(plan: Plan) -> None:
+    b, m, flights, length = plan.block_columns, plan.move_columns, plan.flights, plan.n_layers
+    block, begin, end, head = flights.block, flights.begin, flights.end, flights.head
+    source, target = m.source[flights.move], m.target[flights.move]
+    persistent, tier = b.persistent[block], b.tier[block]
+    # before its first flight a transient is where it was born, a persistent block where the last flight took it
+    last = np.flatnonzero(flights.tail)[np.cumsum(head) - 1]
+    here = np.where(head, np.where(persistent, target[last], tier), np.roll(target, 1))
+    free_from = np.where(head, np.where(persistent, end[last] - length, b.start[block]), np.roll(end, 1))
+    at_zero = np.where(end[last] <= length, target[last], source[last])
+    closing = head & persistent
+    early = begin < free_from
+    _holds(
+        block,
+        {
+            "closed: the last migration ends after the first one starts": closing & early,
+            "closed: the block does not end the step where it began it": closing & (tier != at_zero),
+            "chain: a migration starts before the one before it has ended": early,
+            "chain: a migration starts where the block is not": source != here,
+            # before birth is counted as after death: layers are a ring
+            "lifetime: no migration before birth or after death": ~persistent & (end > b.stop[block]),
+        },
+        m.start[flights.move],
+    )
 
 
 def _capacity(plan: Plan) -> None:

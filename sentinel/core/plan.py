@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.plan_columns import (
+    BlockColumns,
+    Flights,
+    MoveColumns,
+    SlotColumns,
+    block_columns,
+    flights_of,
+    move_columns,
+    slot_columns,
+    spans_of,
+)
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes
 
@@ -135,6 +146,14 @@ class Plan:
         """Bytes of plan addresses in use."""
         return max((s.offset + s.nbytes for s in self.segments), default=0)
 
+    def told(self, **changes: Any) -> Plan:
+        """`replace` of what is told about a plan: what was made of its rows is kept, for these stay as they are."""
+        if not changes.keys() <= _TOLD:
+            raise TypeError(f"{', '.join(sorted(changes.keys() - _TOLD))}: use dataclasses.replace for rows")
+        made = replace(self, **changes)
+        made.__dict__.update({name: self.__dict__[name] for name in _MADE_OF_ROWS if name in self.__dict__})
+        return made
+
     @cached_property
     def moves_by_block(self) -> dict[int, tuple[Migration, ...]]:
         """Migrations of each block that has any, in the order of the block's life."""
@@ -150,31 +169,33 @@ class Plan:
         return move.start if move.start >= self.blocks[move.block].start else move.start + self.n_layers
 
     @cached_property
+    def block_columns(self) -> BlockColumns:
+        """`blocks` as columns. Raises PlanError for a number that no machine has."""
+        return block_columns(self.blocks)
+
+    @cached_property
+    def move_columns(self) -> MoveColumns:
+        """`migrations` as columns. Raises PlanError for a number that no machine has."""
+        return move_columns(self.migrations)
+
+    @cached_property
+    def slot_columns(self) -> SlotColumns:
+        """`slots` as columns. Raises PlanError for a number that no machine has."""
+        return slot_columns(self.slots)
+
+    @cached_property
+    def flights(self) -> Flights:
+        """All migrations by block and life. Their blocks must be there."""
+        return flights_of(self.block_columns, self.move_columns, self.n_layers)
+
+    @cached_property
     def spans(self) -> NDArray[Any]:
         """When each block is in which tier: dtype SPAN_DTYPE, in unrolled layers, by block then layer.
 
         [start, stop): usable from there. [held_from, held_until): holds room there, transfers included.
         A span of a persistent block may reach past L, or start before 0; layers count modulo L.
         """
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        length = self.n_layers
-        for index, block in enumerate(self.blocks):
-            moves = self.moves_by_block.get(index, ())
-            if not moves:
-                rows.append((index, block.tier, block.start, block.stop, block.start, block.stop))
-                continue
-            begins = [self.unrolled_start(move) for move in moves]
-            dues = [begin + move.due - move.start for begin, move in zip(begins, moves, strict=True)]
-            if block.persistent:  # the ring closes: before the first move it is where the last one put it
-                rows.append((index, moves[-1].target, dues[-1] - length, dues[0], begins[-1] - length, dues[0]))
-            else:
-                rows.append((index, block.tier, block.start, dues[0], block.start, dues[0]))
-            for i, move in enumerate(moves[:-1]):
-                rows.append((index, move.target, dues[i], dues[i + 1], begins[i], dues[i + 1]))
-            if not block.persistent:
-                last = moves[-1]
-                rows.append((index, last.target, dues[-1], max(block.stop, dues[-1]), begins[-1], block.stop))
-        return np.array(rows, SPAN_DTYPE)
+        return spans_of(self.block_columns, self.move_columns, self.flights, self.n_layers)
 
     @cached_property
     def placement(self) -> NDArray[np.int8]:
@@ -188,8 +209,7 @@ class Plan:
     def held_bytes(self) -> NDArray[np.int64]:
         """(tiers, L) bytes each tier holds in each layer, migrations in flight counted on both sides."""
         spans = self.spans
-        nbytes = np.array([block.nbytes for block in self.blocks], np.int64)
-        weights = nbytes[spans["block"]] if len(spans) else np.zeros(0, np.int64)
+        weights = self.block_columns.nbytes[spans["block"]]
         return ring_sum(
             spans["tier"], spans["held_from"], spans["held_until"], weights, len(self.tier_names), self.n_layers
         )
@@ -205,16 +225,9 @@ class Plan:
         return sum(move.nbytes for move in self.migrations)
 
 
-SPAN_DTYPE = np.dtype(
-    [
-        ("block", "<i4"),
-        ("tier", "<i4"),
-        ("start", "<i4"),
-        ("stop", "<i4"),
-        ("held_from", "<i4"),
-        ("held_until", "<i4"),
-    ]
-)
+_TOLD = {"policy", "capacity_bytes", "footprint_bytes", "fast_needed_bytes", "predicted_step_ns", "bound_step_ns"}
+_TOLD |= {"provisional", "uses", "details", "origin"}
+_MADE_OF_ROWS = [name for name, value in vars(Plan).items() if isinstance(value, cached_property)]
 
 
 def ring_sum(

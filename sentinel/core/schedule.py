@@ -12,6 +12,10 @@ As layer k begins, in this order:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan
 
@@ -28,17 +32,20 @@ class Schedule:
 
 def schedule(plan: Plan) -> Schedule:
     """The schedule of one step of `plan`. Persistent and fixed blocks are neither born nor dead in it."""
-    length = plan.n_layers
-    starts: list[list[int]] = [[] for _ in range(length)]
-    due: list[list[int]] = [[] for _ in range(length)]
-    born: list[list[int]] = [[] for _ in range(length)]
-    dead: list[list[int]] = [[] for _ in range(length)]
-    for index, move in enumerate(plan.migrations):
-        starts[move.start].append(index)
-        due[move.due % length].append(index)
-    for index, block in enumerate(plan.blocks):
-        if not (block.persistent or block.fixed):
-            born[block.start].append(index)
-            dead[block.stop % length].append(index)
-    freeze = [tuple(tuple(row) for row in rows) for rows in (starts, due, born, dead)]
-    return Schedule(*freeze)
+    length, blocks, moves = plan.n_layers, plan.block_columns, plan.move_columns
+    living = np.flatnonzero(~blocks.lasting)
+    everything = np.arange(len(moves))
+    return Schedule(
+        _by_layer(moves.start, everything, length),
+        _by_layer(moves.due % length, everything, length),
+        _by_layer(blocks.start[living], living, length),
+        _by_layer(blocks.stop[living] % length, living, length),
+    )
+
+
+def _by_layer(layer: NDArray[np.int64], index: NDArray[np.int64], length: int) -> tuple[tuple[int, ...], ...]:
+    """One entry a layer: the indexes that have it, in their order."""
+    order = np.argsort(layer, kind="stable")
+    found = tuple(index[order].tolist())
+    cuts = np.searchsorted(layer[order], np.arange(length + 1)).tolist()
+    return tuple(found[low:high] for low, high in pairwise(cuts))

@@ -26,19 +26,20 @@ def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:
     block, extent, share = block[order], extent[order], share[order]
     first = np.searchsorted(extent, profile.accesses["extent"], "left")
     count = np.searchsorted(extent, profile.accesses["extent"], "right") - first
-    row = np.repeat(np.arange(len(profile.accesses)), count)
-    which = positions(count) + np.repeat(first, count)
-    block, share = block[which], share[which]
-    a = profile.accesses[row]
-    start = np.array([block.start for block in plan.blocks])[block]
-    stop = np.array([block.stop for block in plan.blocks])[block]
-    alive = ((a["layer"] >= start) & (a["layer"] < stop)) | (a["layer"] + profile.n_layers < stop)
-    a, block, share = a[alive], block[alive], share[alive]
-    group, place = np.unique(block * profile.n_layers + a["layer"], return_inverse=True)
-    out = np.zeros(len(group), USE_DTYPE)
-    out["block"], out["layer"] = group // profile.n_layers, group % profile.n_layers
+    a, length = profile.accesses, profile.n_layers
+    row, which = np.repeat(np.arange(len(a)), count), positions(count) + np.repeat(first, count)
+    block, share, layer = block[which], share[which], a["layer"][row]
+    start, stop = plan.block_columns.start[block], plan.block_columns.stop[block]
+    alive = np.flatnonzero(((layer >= start) & (layer < stop)) | (layer + length < stop))
+    order = alive[np.argsort((block * length + layer)[alive], kind="stable")]
+    row, block, share, layer = row[order], block[order], share[order], layer[order]
+    head = np.flatnonzero(np.diff(block * length + layer, prepend=-1))
+    out = np.zeros(len(head), USE_DTYPE)
+    if not len(head):
+        return out
+    out["block"], out["layer"] = block[head], layer[head]
     for name in ("reads", "writes"):
-        np.add.at(out[name], place, np.maximum(a[name], 0))
+        out[name] = np.add.reduceat(np.maximum(a[name], 0)[row], head)
     for name in ("read_bytes", "written_bytes", "touched_bytes"):
-        np.add.at(out[name], place, np.rint(a[name] * share).astype(np.int64))
+        out[name] = np.add.reduceat(np.rint(a[name][row] * share).astype(np.int64), head)
     return out

@@ -6,7 +6,7 @@ whose parts are born in different tiers. Addresses cost nothing; pages do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from sentinel.planner.decision import Decision
 from sentinel.planner.packing import pack_pages
 from sentinel.planner.pool import fixed_block, layered_blocks, make_pool
 from sentinel.planner.slow_tier_assignment import SlowTierAssigner
-from sentinel.planner.workload import Units, short_peaks
+from sentinel.planner.workload import Units, short_peaks, short_tensors
 from sentinel.simulator import simulate_lawful
 
 
@@ -247,10 +247,8 @@ def finalize(plan: Plan, profile: Profile, machine: Machine) -> Plan:
     if predicted is None:
         predicted = simulate_lawful(plan, profile, machine).step_ns
     short = max(min(plan.fast_needed_bytes, plan.footprint_bytes) - machine.fast.capacity_bytes, 0)
-    short_lived = np.flatnonzero(profile.tensors["managed"] & profile.short_lived())
-    rs = int(short_peaks(profile, short_lived).max(initial=0))
-    return replace(
-        plan,
+    rs = int(short_peaks(profile, short_tensors(profile)).max(initial=0))
+    return plan.told(
         predicted_step_ns=predicted,
         uses=block_uses(plan, profile),
         details={

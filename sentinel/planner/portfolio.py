@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
@@ -101,4 +100,4 @@ def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machi
         "alternatives": {label: time for (label, _), time in zip(candidates, times, strict=True)},
         "cases": runs[best].counters.cases,
     }
-    return replace(plan, policy=policy, predicted_step_ns=times[best], details=details)
+    return plan.told(policy=policy, predicted_step_ns=times[best], details=details)

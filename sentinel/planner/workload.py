@@ -58,7 +58,7 @@ def make_units(profile: Profile) -> Units:
     pages = -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
     managed = t["managed"]
     persistent = np.flatnonzero(managed & t["persistent"])
-    short = np.flatnonzero(managed & profile.short_lived())
+    short = short_tensors(profile)
     long = np.flatnonzero(managed & ~t["persistent"] & ~profile.short_lived())
     group_p = _persistent_groups(persistent, pages, layer_set)
     order_l, group_l = _transient_groups(profile, long, layer_set)
@@ -86,6 +86,11 @@ def make_units(profile: Profile) -> Units:
         unit_of=unit_of,
         short=short,
     )
+
+
+def short_tensors(profile: Profile) -> NDArray[np.int64]:
+    """Indexes of the managed tensors that live at most one layer: they are in no unit."""
+    return np.flatnonzero(profile.tensors["managed"] & profile.short_lived())
 
 
 def _layer_sets(profile: Profile) -> NDArray[np.uint64]:

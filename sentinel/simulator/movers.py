@@ -50,13 +50,13 @@ class Movers:
 
     def advance(self, until: int) -> None:
         """Let the movers work until then."""
-        while True:
+        while self._active[0] >= 0 or self._active[1] >= 0 or self._queues[0] or self._queues[1]:
             self._start()
             end = self._next_end()
             if end is None or end > until:
-                self.now = max(self.now, until)
-                return
+                break
             self._finish(end)
+        self.now = max(self.now, until)
 
     def step(self, reason: str) -> None:
         """Let the movers work until the next job ends. Raises PlanError if nothing is under way."""
@@ -71,8 +71,10 @@ class Movers:
         return PROMOTE if job.target < job.source else DEMOTE
 
     def _next_end(self) -> int | None:
-        ends = [end for job, end in zip(self._active, self._ends, strict=True) if job >= 0]
-        return min(ends) if ends else None
+        (one, other), (end, later) = self._active, self._ends
+        if one < 0:
+            return later if other >= 0 else None
+        return end if other < 0 else min(end, later)
 
     def _finish(self, end: int) -> None:
         self.now = max(self.now, end)

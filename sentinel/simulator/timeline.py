@@ -72,22 +72,31 @@ def _job(move: Migration, machine: Machine) -> Job:
 
 def _room(plan: Plan, tiers: int) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:
     """Room taken and given back at each layer, and what is held and in flight as layer 0 begins."""
-    length = plan.n_layers
-    born = [[0] * length for _ in range(tiers)]
-    dead = [[0] * length for _ in range(tiers)]
-    held, pending = [0] * tiers, []
+    length, blocks, flights = plan.n_layers, plan.block_columns, plan.flights
+    ends_in = blocks.tier.copy()
+    ends_in[flights.block[flights.tail]] = plan.move_columns.target[flights.move[flights.tail]]
+    transient = np.flatnonzero(~blocks.lasting)
+    nbytes = blocks.nbytes[transient]
+    born = _summed(blocks.tier[transient] * length + blocks.start[transient], nbytes, tiers * length)
+    dead = _summed(ends_in[transient] * length + blocks.stop[transient] % length, nbytes, tiers * length)
+    there = blocks.lasting | (blocks.stop >= length)  # what dies as layer 0 begins is still held
+    held = _summed(blocks.tier[there], blocks.nbytes[there], tiers).tolist()
+    pending: list[int] = []
     position = {id(move): index for index, move in enumerate(plan.migrations)}
-    for index, block in enumerate(plan.blocks):
-        moves = plan.moves_by_block.get(index, ())
-        transient = not (block.persistent or block.fixed)
-        if transient:
-            born[block.tier][block.start] += block.nbytes
-            dead[moves[-1].target if moves else block.tier][block.stop % length] += block.nbytes
-        if not transient or block.stop >= length:  # one that dies as layer 0 begins is still held
+    for index, moves in plan.moves_by_block.items():
+        block = plan.blocks[index]
+        if there[index]:
             tier, crossing = _at_zero(plan, block, moves)
+            held[block.tier] -= block.nbytes
             held[tier] += block.nbytes
             pending += [position[id(move)] for move in crossing]
-    return born, dead, held, sorted(pending)
+    return born.reshape(tiers, length).tolist(), dead.reshape(tiers, length).tolist(), held, sorted(pending)
+
+
+def _summed(place: NDArray[np.int64], nbytes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    out = np.zeros(count, np.int64)
+    np.add.at(out, place, nbytes)
+    return out
 
 
 def _at_zero(plan: Plan, block: Block, moves: Sequence[Migration]) -> tuple[int, list[Migration]]:
