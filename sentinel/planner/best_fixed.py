@@ -10,6 +10,8 @@ all pages that cost alike in every layer, and one for the time of each layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import highspy
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,6 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.fixed_placement import fill_tiers
 
 _RUNS = 1024
 """Pages are placed in runs, at most so many: a plan has a block for each at most."""
@@ -34,8 +35,8 @@ def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[
     if not pages:
         return np.zeros(0, np.int64)
     run = max(-(-pages // _RUNS), 1)
-    of_run = np.arange(pages) // run
-    counts = np.bincount(of_run)
+    heads = np.arange(0, pages, run)
+    counts = np.diff(heads, append=pages)
     slow_ns = _slow_ns(plan, profile, machine, run)
     worth = slow_ns.sum(axis=1) / counts
     grade = np.rint(worth / max(float(worth.max()), 1e-300) / _ALIKE)
@@ -43,9 +44,23 @@ def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[
     if machine.flops_per_s is not None:
         fast = machine.fast.capacity_bytes // PAGE_BYTES
         left = _slow_pages(slow_ns, counts, *base_ns(profile, machine), max(pages - fast, 0))
-    is_slow = np.arange(pages) % run < left[of_run]
-    order = np.lexsort((-grade[of_run], is_slow))
-    return fill_tiers(order, (machine.fast.capacity_bytes, *plan.capacity_bytes[1:]))
+    # of each run the first `left` pages come behind all others
+    order = np.argsort(-grade, kind="stable")
+    begin, length = np.append((heads + left)[order], heads[order]), np.append((counts - left)[order], left[order])
+    return _filled(begin, length, (machine.fast.capacity_bytes, *plan.capacity_bytes[1:]))
+
+
+def _filled(begin: NDArray[np.int64], length: NDArray[np.int64], capacity_bytes: Sequence[int]) -> NDArray[np.int64]:
+    """(pages,) tier of each page if stretches of pages fill the tiers in this order; the last takes what is left."""
+    stops = np.cumsum(length)
+    ends = np.cumsum([capacity // PAGE_BYTES for capacity in capacity_bytes[:-1]], dtype=np.int64)
+    cuts = np.union1d(stops, ends[ends < stops[-1]])  # where a stretch ends or a tier is full
+    starts = np.append(0, cuts[:-1])
+    of = np.searchsorted(stops, starts, side="right")
+    first = begin[of] + starts - (stops - length)[of]
+    by_page = np.argsort(first, kind="stable")
+    tier = np.searchsorted(ends, starts, side="right")
+    return np.repeat(tier[by_page], (cuts - starts)[by_page])
 
 
 def _slow_ns(plan: Plan, profile: Profile, machine: Machine, run: int) -> NDArray[np.float64]:
