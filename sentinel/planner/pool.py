@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,13 @@ class Pool:
     offsets: NDArray[np.int64]
     extent: int
     cap: int
+    profile: Profile
+
+    @cached_property
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """First byte, one past the last, and (rows, L) occupied of each page range below the cap; neighbours that are
+        occupied in the same layers are one."""
+        return _rows(self)
 
     def slow_share(self, profile: Profile) -> NDArray[np.float64]:
         """Of each tensor the share of its bytes above the cap."""
@@ -43,7 +51,7 @@ def make_pool(profile: Profile, tensors: NDArray[np.int64], cap: int | None = No
     """Pack tensors by the events of their birth and death. `cap`: whole pages; None: all is in fast memory."""
     t = profile.tensors[tensors]
     offsets, extent = pack_slots(t["nbytes"], t["born_event"], t["died_event"], profile.n_events)
-    return Pool(tensors, offsets, extent, extent if cap is None else min(cap, extent))
+    return Pool(tensors, offsets, extent, extent if cap is None else min(cap, extent), profile)
 
 
 def fixed_block(pool: Pool, base: int, length: int, tier: int, name: str) -> Block:
@@ -57,7 +65,7 @@ def layered_blocks(pool: Pool, profile: Profile, base: int, tier: int, name: str
     Rows of pages that are occupied in the same layers become one block a run of layers, so a pool that every
     layer fills is one block. What is above the cap is in `rest_tier`.
     """
-    low, high, used = _rows(pool, profile)
+    low, high, used = pool.rows
     above = _above(pool, profile, base, rest_tier, name)
     if not len(low):
         return above
@@ -89,12 +97,12 @@ def _above(pool: Pool, profile: Profile, base: int, tier: int, name: str) -> lis
 
 def held_bytes(pool: Pool, profile: Profile) -> NDArray[np.int64]:
     """(L,) bytes that `layered_blocks` hold."""
-    low, high, used = _rows(pool, profile)
+    low, high, used = pool.rows
     return (high - low) @ used if len(low) else np.zeros(profile.n_layers, np.int64)
 
 
-def _rows(pool: Pool, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """First byte, one past the last, and (rows, L) occupied of each page range; neighbours of one occupancy merged."""
+def _rows(pool: Pool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    profile = pool.profile
     if pool.cap == 0:
         none = np.zeros(0, np.int64)
         return none, none, np.zeros((0, profile.n_layers), bool)
@@ -119,13 +127,14 @@ def _occupied(
 ) -> NDArray[np.bool_]:
     """(rows, L) whether a tenant of a row of pages is alive in a layer."""
     rows = -(-pool.cap // grain)
-    grid = np.zeros((rows + 1, length + 1), np.int32)
+    grid = np.zeros((rows + 1) * (length + 1), np.int32)
     low, high = np.minimum(pool.offsets // grain, rows), np.minimum(-(-(pool.offsets + nbytes) // grain), rows)
     for begin, end in ((start, np.minimum(stop, length)), (np.zeros_like(start), np.maximum(stop - length, 0))):
         for row, sign in ((low, 1), (high, -1)):
-            np.add.at(grid, (row, begin), sign)
-            np.add.at(grid, (row, end), -sign)
-    return grid.cumsum(axis=0).cumsum(axis=1)[:-1, :-1] > 0
+            np.add.at(grid, row * (length + 1) + begin, np.int32(sign))
+            np.add.at(grid, row * (length + 1) + end, np.int32(-sign))
+    table = grid.reshape(rows + 1, length + 1)
+    return table.cumsum(axis=0, dtype=np.int32).cumsum(axis=1, dtype=np.int32)[:-1, :-1] > 0
 
 
 def _runs(
