@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ from sentinel.core.extents import extent_shares
 from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import Profile
 from sentinel.core.ragged import positions
+
+
+def with_uses(plan: Plan, profile: Profile | None) -> Plan:
+    """`plan` as it is if it carries its uses or there is no profile, else with those of `profile`."""
+    return plan if len(plan.uses) or profile is None else replace(plan, uses=block_uses(plan, profile))
 
 
 def block_uses(plan: Plan, profile: Profile) -> NDArray[Any]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from sentinel.core.plan import Plan
 from sentinel.core.schedule import schedule
 
@@ -16,12 +12,11 @@ class Agenda:
     `demotions`, `newborn_demotions` (of blocks born in that very layer), `promotions`: what starts. `due`, `dead`,
     `born`: as in Schedule. `born_fast_bytes`: room that births take. `busy`: whether there is anything to do.
     `expects`: whether promotions are due. Not per layer: `crossing`, migrations under way as layer 0 begins,
-    demotions first; `wrapping`, transients alive across it; `passing`, the other transients; `lasting`, persistent
-    blocks; `wanted`, block -> tier at layer 0 of the lasting and the wrapping ones; `used_later`, of each migration,
-    whether `uses` (as of USE_DTYPE) has its block after the layer before which it is due, before it moves again.
+    demotions first; `used_later`, of each migration, whether its block is used after the layer before which it is due,
+    before it moves again. `plan` carries its uses.
     """
 
-    def __init__(self, plan: Plan, uses: NDArray[Any]) -> None:
+    def __init__(self, plan: Plan) -> None:
         moves, blocks, length = plan.migrations, plan.blocks, plan.n_layers
         when = schedule(plan)
         self.due, self.dead, self.born = when.due_before, when.dead_at, when.born_at
@@ -40,13 +35,7 @@ class Agenda:
         self.busy = [any(row) for row in rows]
         crossing = (index for index, move in enumerate(moves) if move.due > length)
         self.crossing = sorted(crossing, key=lambda index: not moves[index].target)
-        transients = [index for index, block in enumerate(blocks) if not (block.persistent or block.fixed)]
-        self.wrapping = [index for index in transients if blocks[index].stop > length]
-        self.passing = [index for index in transients if blocks[index].stop <= length]
-        self.lasting = [index for index, block in enumerate(blocks) if block.persistent]
-        at_zero = plan.placement[:, 0].tolist() if length else []
-        self.wanted: dict[int, int] = {index: at_zero[index] for index in (*self.lasting, *self.wrapping)}
-        self.used_later = _used_later(plan, uses)
+        self.used_later = _used_later(plan)
 
     @property
     def boundaries(self) -> list[int]:
@@ -54,11 +43,11 @@ class Agenda:
         return [layer for layer, expects in enumerate(self.expects) if expects]
 
 
-def _used_later(plan: Plan, uses: NDArray[Any]) -> list[bool]:
+def _used_later(plan: Plan) -> list[bool]:
     """See Agenda."""
     length = max(plan.n_layers, 1)
     layers: dict[int, list[int]] = {}
-    for block, layer in zip(uses["block"].tolist(), uses["layer"].tolist(), strict=True):
+    for block, layer in zip(plan.uses["block"].tolist(), plan.uses["layer"].tolist(), strict=True):
         layers.setdefault(block, []).append(layer)
     starts: dict[int, list[int]] = {}
     for move in plan.migrations:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan
 from sentinel.tiers.tier import FAST, Tier
@@ -17,17 +15,18 @@ class BlockTable:
     parts, the one that it is to leave) and `held` (it counts in the accounts). Per layer: what its accesses cost extra
     and how many bytes the fast tier serves, given where blocks are now.
 
-    A block in flight is served by the slower of its two tiers: `serve` says by which. `tiers[FAST]` is None.
+    `plan` carries its uses. A block in flight is served by the slower of its two tiers: `serve` says by which.
+    `tiers[FAST]` is None.
     """
 
-    def __init__(self, plan: Plan, uses: NDArray[Any], tiers: Sequence[Tier | None]) -> None:
+    def __init__(self, plan: Plan, tiers: Sequence[Tier | None]) -> None:
         count = len(plan.blocks)
         self.nbytes = [block.nbytes for block in plan.blocks]
         self.tier = [block.tier for block in plan.blocks]
         self.bytes_in = [[0] * count for _ in tiers]
         self.held = [False] * count
         self._served_by = [FAST] * count
-        rows = np.sort(uses, order=["block", "layer"])
+        rows = np.sort(plan.uses, order=["block", "layer"])
         self._bounds = np.searchsorted(rows["block"], np.arange(count + 1)).tolist()
         self._layers = rows["layer"].astype(np.int64)
         self._touched = rows["touched_bytes"].astype(np.int64)
@@ -43,6 +42,11 @@ class BlockTable:
     def fast_bytes(self) -> list[int]:
         """Of each block, in the fast tier."""
         return self.bytes_in[FAST]
+
+    def costs(self, layer: int) -> tuple[int, int, int]:
+        """Of the accesses of `layer`: ns that they take longer than in the fast tier, bytes that the fast tier serves,
+        bytes touched."""
+        return self.slow_ns.item(layer), self.served_fast_bytes.item(layer), self.touched_bytes.item(layer)
 
     def spread(self, block: int) -> tuple[int, ...]:
         """The bytes of `block` in each tier."""
@@ -69,6 +73,15 @@ class BlockTable:
             held[block] = nbytes
         self.tier[block] = tier
         self.serve(block, tier)
+
+    def put_parts(self, block: int, spread: Sequence[int], wanted: int) -> None:
+        """As `put`, for a block that is wanted in tier `wanted`. Of one in parts, those that are not there follow the
+        others: it counts as being in fast memory if some of it is, else where most of it is."""
+        elsewhere = [tier for tier, nbytes in enumerate(spread) if nbytes and tier != wanted]
+        if not elsewhere:
+            self.put(block, wanted, spread)
+        else:
+            self.put(block, FAST if FAST in elsewhere else max(elsewhere, key=lambda tier: spread[tier]), spread)
 
     def serve(self, block: int, tier: int) -> None:
         """From now on accesses to `block` are served by `tier`."""

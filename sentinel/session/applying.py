@@ -17,9 +17,11 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
+from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Handover
 from sentinel.migration.huge_pages import Placed, huge_ranges
+from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
 from sentinel.session import observing
 from sentinel.session.binding import Addresses, Homes, SlotTable, arena_start, changed_homes, slot_table
@@ -316,6 +318,7 @@ class Applying:
         plan, machine = flow.plan, flow.machine
         assert plan is not None
         assert machine is not None
+        plan = with_uses(plan, flow.profile)
         arena = self._memory.placement_base, self._memory.placement_bytes
         mapped = Addresses(plan, arena, self._job.addresses())
         start = arena_start(plan)
@@ -324,17 +327,13 @@ class Applying:
             """These pages of dead transient blocks go, so that their next tenant's are born at home."""
             self._memory.discard(offset - start, nbytes)
 
-        engine = Engine(
-            plan,
-            flow.profile,
-            machine,
-            ranges=mapped.ranges,
+        job = JobMemory(
+            mapped.ranges,
             warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
             discard=discard,
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
-            before=before,
         )
-        return engine, mapped.ranges
+        return Engine(plan, machine, job, before), mapped.ranges
 
     def _changes_between(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
         """What has another home where one bucket's plan follows on another's: found here, lest a tick walk them all."""

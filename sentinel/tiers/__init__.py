@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from sentinel.core.errors import CapabilityError
+from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
 from sentinel.tiers.choice import machine_for
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
 from sentinel.tiers.presets import PRESETS, Preset, preset
 from sentinel.tiers.rate import limited, rate_limit
-from sentinel.tiers.tier import HeldBlock, Job, Mover, Tier, Transfer
+from sentinel.tiers.tier import MOST_TIERS, HeldBlock, Job, Mover, Tier, Transfer
 
 __all__ = [
     "PRESETS",
@@ -25,6 +26,7 @@ __all__ = [
     "machine_for",
     "open_tiers",
     "preset",
+    "require_fit",
 ]
 
 
@@ -46,3 +48,22 @@ def open_tiers(machine: Machine, mover: Mover) -> list[Tier | None]:
                 'use slow="emulated:PRESET" to run with injected delays, or slow="numa:N" on a host with a second node',
             )
     return opened
+
+
+def require_fit(plan: Plan, machine: Machine) -> None:
+    """Raises UsageError if `plan` cannot be applied to the tiers of `machine`."""
+    if len(plan.tier_names) != len(machine.tiers):
+        raise UsageError(
+            f"the plan has {len(plan.tier_names)} tiers, machine {machine.name} has {len(machine.tiers)}",
+            "plan for this machine",
+        )
+    if len(machine.tiers) > MOST_TIERS:
+        raise UsageError(
+            f"machine {machine.name} has {len(machine.tiers)} tiers, and plans are applied to {MOST_TIERS} at most",
+            "leave out those that are used least",
+        )
+    for move in plan.migrations:
+        if move.source and move.target:
+            raise UsageError(
+                f"block {move.block} moves between two slow tiers", "plan moves to or from the fast tier only"
+            )

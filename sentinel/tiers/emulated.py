@@ -26,6 +26,21 @@ class EmulatedTier:
         """What it is and what it costs."""
         return self._machine.tiers[self._index]
 
+    @property
+    def holds_pages(self) -> bool:
+        """Bytes stay in host memory: False."""
+        return False
+
+    @property
+    def takes_unplanned_births(self) -> bool:
+        """Only the accounts say where bytes are: True."""
+        return True
+
+    @property
+    def used_in_place(self) -> bool:
+        """As the machine says."""
+        return self.spec.addressable
+
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
         return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)

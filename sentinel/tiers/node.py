@@ -31,6 +31,21 @@ class NodeTier:
         """What it is and what it costs."""
         return self._machine.tiers[self._index]
 
+    @property
+    def holds_pages(self) -> bool:
+        """Pages are on this node: True."""
+        return True
+
+    @property
+    def takes_unplanned_births(self) -> bool:
+        """Pages are born where the policy of their arena says: False."""
+        return False
+
+    @property
+    def used_in_place(self) -> bool:
+        """As the machine says."""
+        return self.spec.addressable
+
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
         return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)

@@ -72,6 +72,22 @@ class Tier(Protocol):
         """What it is and what it costs."""
         ...
 
+    @property
+    def holds_pages(self) -> bool:
+        """Whether pages really lie here: then the kernel may move them too, they are dropped as their block dies, and
+        come back to fast memory in the end. Else bytes are here by the accounts only."""
+        ...
+
+    @property
+    def takes_unplanned_births(self) -> bool:
+        """Whether a block for which fast memory has no room may be born here instead."""
+        ...
+
+    @property
+    def used_in_place(self) -> bool:
+        """Whether what is here can be read and written where it is; else it must be in fast memory before."""
+        ...
+
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
         ...
@@ -97,3 +113,8 @@ class Tier(Protocol):
     def close(self) -> None:
         """Let go of what the tier itself holds; blocks stay where they are."""
         ...
+
+
+def holds_pages(tiers: Sequence[Tier | None]) -> bool:
+    """Whether all tiers beside the fast one hold pages: only then it matters where pages are."""
+    return all(tier.holds_pages for tier in tiers if tier is not None)

@@ -31,5 +31,5 @@ def let_land(applying: Applying) -> None:
     """Wait until the engine has nothing under way."""
     engine = applying.current.engine
     if engine is not None:
-        for flight in engine._flights.all():
-            engine._mover.wait(flight.job)
+        for move in engine._moves.all():
+            engine._mover.wait(move.job)

@@ -64,7 +64,7 @@ def misplaced_bytes(applying: Applying) -> int:
         return 0
     engine, node_of, found = bucket.engine, {0: 1, 1: 0}, 0
     for index, held in enumerate(engine._table.held):
-        if held and not engine._flights.of(index):
+        if held and not engine._moves.of(index):
             found += numa.bytes_on(node_of[engine._table.tier[index]], bucket.ranges(index))
     return found
 

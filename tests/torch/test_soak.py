@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS, MAX_EVENTS
+from sentinel.migration.run_recorder import FIRST_STEPS, LAST_STEPS, MAX_EVENTS
 
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 MIB = 1 << 20

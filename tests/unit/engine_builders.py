@@ -15,9 +15,11 @@ from sentinel.core.machine import Machine, TierKind
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES, page_ceil
+from sentinel.core.uses import with_uses
 from sentinel.migration.clock import Clock
 from sentinel.migration.engine import Engine
-from sentinel.migration.flights import Flight
+from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.moves import Move
 from tests.builders import make_machine
 
 INSTANT = 10**15
@@ -98,26 +100,26 @@ class Running:
 
     def late_promotions(self, *, waited_for: bool) -> None:
         """Where it has the choice, the engine waits for late promotions, or goes on without them: nothing is tried."""
-        self.engine._trials.wait = lambda layer: waited_for  # type: ignore[method-assign]
+        self.engine._due._trials.wait = lambda layer: waited_for  # type: ignore[method-assign]
 
     def each_wait_takes(self, wait_ns: int, clock: HandClock) -> None:
         """On `clock`, whatever the engine waits for a promotion takes so long."""
-        wait = self.engine._await
+        wait = self.engine._due._await
 
-        def wait_by_hand(late: list[Flight]) -> int:
+        def wait_by_hand(late: list[Move]) -> int:
             clock.ns += wait_ns
             return wait(late) + wait_ns
 
-        self.engine._await = wait_by_hand  # type: ignore[method-assign]
+        self.engine._due._await = wait_by_hand  # type: ignore[method-assign]
 
     def let_land(self) -> None:
         """Wait until nothing is under way."""
-        for flight in self.engine._flights.all():
-            self.engine._mover.wait(flight.job)
+        for move in self.engine._moves.all():
+            self.engine._mover.wait(move.job)
 
     def let_start(self) -> None:
         """Wait until a worker has begun with something; it may have ended since, if this thread had to wait."""
-        mover, jobs = self.engine._mover, [flight.job for flight in self.engine._flights.all()]
+        mover, jobs = self.engine._mover, [move.job for move in self.engine._moves.all()]
         ended = mover._call["sn_mover_wait"]
         while jobs and not mover.held().in_flight_bytes and all(ended(mover._handle.value, job, 0) for job in jobs):
             time.sleep(0.0005)
@@ -137,7 +139,8 @@ def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> It
             drop(offset, nbytes)
 
     more.setdefault("ranges", lambda block: [])
-    engine = Engine(plan, profile, machine, warn=said.append, discard=discard, **more)
+    told = {name: more.pop(name) for name in ("before", "clock") if name in more}
+    engine = Engine(with_uses(plan, profile), machine, JobMemory(warn=said.append, discard=discard, **more), **told)
     engine.start()
     try:
         yield Running(engine, plan.n_layers, said, discarded)

@@ -15,7 +15,8 @@ from sentinel.core.machine import Link
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.core.uses import block_uses
 from sentinel.migration.engine import Engine
-from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS
+from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.run_recorder import FIRST_STEPS, LAST_STEPS
 from sentinel.migration.trials import BETWEEN, TRIES
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, act, make_machine, make_profile, param, persistent_plan
@@ -300,7 +301,7 @@ def test_a_forked_child_ticks_without_an_effect() -> None:
 def test_a_described_tier_cannot_be_applied_and_no_thread_stays() -> None:
     before = os.listdir("/proc/self/task")
     with pytest.raises(CapabilityError, match=r"described only.*emulated:PRESET"):
-        Engine(SWAP_PLAN, SWAP, make_machine(5 * MIB), ranges=lambda block: [], warn=print)
+        Engine(SWAP_PLAN, make_machine(5 * MIB), JobMemory(lambda block: [], print))
     assert os.listdir("/proc/self/task") == before
 
 
@@ -309,4 +310,4 @@ def test_a_plan_for_another_number_of_tiers_is_refused() -> None:
     third = replace(machine.tiers[1], name="slower")
     three = replace(machine, tiers=(*machine.tiers, third), links=(*machine.links, Link(0, 2, GB), Link(2, 0, GB)))
     with pytest.raises(UsageError, match=r"2 tiers.*has 3"):
-        Engine(SWAP_PLAN, SWAP, three, ranges=lambda block: [], warn=print)
+        Engine(SWAP_PLAN, three, JobMemory(lambda block: [], print))

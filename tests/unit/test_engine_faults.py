@@ -12,6 +12,7 @@ import pytest
 from sentinel.core.errors import NativeError, TierError
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.migration.mover import NativeMover
+from sentinel.migration.moves import Move
 from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
@@ -158,9 +159,9 @@ def test_out_of_step_nothing_starts_and_afterwards_blocks_drift_back() -> None:
         running.tick(1, 2, 3)
         running.let_land()
         running.engine.out_of_step()
-        before = running.engine._flights.all()
+        before = running.engine._moves.all()
         running.tick(5, 6)  # ticks of a stranger: ignored
-        assert running.engine._flights.all() == before
+        assert running.engine._moves.all() == before
         running.tick(0)
         running.let_land()
         for _ in range(2):
@@ -229,15 +230,15 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
     links = (replace(machine.link(1, 0), latency_ns=500_000_000), machine.link(0, 1))
     with applied(plan, profile, replace(machine, links=links)) as running:
         engine = running.engine
-        engine._flights.sweep(0, 0, 1)
-        (look,) = engine._flights.of(0)
+        look = Move(0, 1, 0, 1, 0, 4 * MIB, "stray")
+        assert engine._moves.look_at(look, engine._held_block(0), first=True).under_way is look
         time.sleep(0.1)  # it has begun
-        engine._flights.submit(0, 0, 1, "evict", 0, 1)
+        engine._submit(0, 0, 1, "evict", 1)
         engine._mover.wait(look.job)
-        engine._flights.collect()
-        assert [flight.reason for flight in engine._flights.of(0)] == ["evict"]
+        engine._collect()
+        assert [move.reason for move in engine._moves.of(0)] == ["evict"]
         assert engine._table.served_fast_bytes.tolist() == [0] * 8
         assert (engine._table.slow_ns > 0).all()
         running.let_land()
-        engine._flights.collect()
+        engine._collect()
         assert engine._table.tier[0] == 1

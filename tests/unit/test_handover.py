@@ -15,8 +15,10 @@ from sentinel.core.machine import Link, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import REASONS
 from sentinel.core.units import PAGE_BYTES
+from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
 from sentinel.migration.handover import Pieces
+from sentinel.migration.job_memory import JobMemory
 from sentinel.reports import build_report
 from sentinel.tiers.tier import MOST_TIERS
 from tests.builders import GB, MIB, act, make_profile, param
@@ -95,7 +97,7 @@ def test_handing_over_to_the_same_plan_moves_nothing() -> None:
 @pytest.mark.needs("native")
 def test_the_time_of_a_run_begins_with_the_layer_in_which_its_engine_first_took_over() -> None:
     one, _ = engines()
-    second = Engine(OTHER, LONG, emulated_machine(BUDGET), ranges=where, warn=print)
+    second = Engine(with_uses(OTHER, LONG), emulated_machine(BUDGET), JobMemory(where, print))
     with one as first:
         first.step(1)
         time.sleep(0.002)  # into layer 0, which is the other plan's
@@ -208,7 +210,7 @@ def test_more_tiers_than_a_mover_keeps_apart_are_refused() -> None:
     names = tuple(tier.name for tier in large.tiers)
     plan = replace(FIRST, tier_names=names, capacity_bytes=tuple(tier.capacity_bytes for tier in large.tiers))
     with pytest.raises(UsageError, match=rf"has 11 tiers, and plans are applied to {MOST_TIERS} at most"):
-        Engine(plan, SHORT, large, ranges=where, warn=print)
+        Engine(plan, large, JobMemory(where, print))
 
 
 @pytest.mark.needs("native")

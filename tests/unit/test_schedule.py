@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from sentinel.core.ragged import positions, ring_layers
 from sentinel.core.schedule import schedule
-from sentinel.core.uses import block_uses
+from sentinel.core.uses import with_uses
 from sentinel.migration.agenda import Agenda
+from sentinel.migration.residents import Residents
 from tests.builders import MIB, act, make_profile, param
 from tests.unit.engine_builders import transient_plan
 
@@ -34,18 +35,22 @@ def test_each_move_birth_and_death_is_at_its_layer() -> None:
 
 
 def test_the_agenda_tells_directions_and_lives_apart() -> None:
-    agenda = Agenda(PLAN, block_uses(PLAN, PROFILE))
+    agenda = Agenda(with_uses(PLAN, PROFILE))
     assert (agenda.demotions[2], agenda.promotions[3]) == ((0,), (1,))
     assert (agenda.demotions[6], agenda.newborn_demotions[6]) == ((), (2,))  # of a block born in that very layer
     assert agenda.boundaries == [5]
-    assert (agenda.lasting, agenda.passing, agenda.wrapping) == ([WEIGHT], [WITHIN], [ACROSS])
     assert agenda.crossing == [2]
-    assert agenda.wanted[WEIGHT] == 0
     assert agenda.born_fast_bytes == [0, 0, MIB, 0, 0, 0, MIB]
     assert [layer for layer, busy in enumerate(agenda.busy) if busy] == [1, 2, 3, 5, 6]
     # Promoted before layer 5, the weight is used again in layer 1 and then evicted. `across` is due before layer 1 of
     # the next step and used in that layer only.
     assert agenda.used_later == [False, True, False]
+
+
+def test_residents_are_those_alive_as_a_step_begins() -> None:
+    residents = Residents(PLAN, (None, None), lambda block: [], None, None)  # type: ignore[arg-type]
+    assert (residents.lasting, residents.passing, residents.wrapping) == ([WEIGHT], [WITHIN], [ACROSS])
+    assert residents.wanted[WEIGHT] == 0
 
 
 @given(st.lists(st.integers(0, 5), max_size=9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,13 @@ from sentinel.core.machine import TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
 from sentinel.migration.block_table import BlockTable
-from sentinel.migration.flights import Flights
-from sentinel.migration.ledger import Ledger
+from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.mover import Moved, Outcome
-from sentinel.migration.patience import FAILURES
+from sentinel.migration.moves import FAILURES, Move, Moves
+from sentinel.migration.outcomes import Outcomes
+from sentinel.migration.page_audit import PageAudit
+from sentinel.migration.run_recorder import RunRecorder
+from sentinel.tiers.tier import HeldBlock
 from tests.builders import make_profile, param, persistent_plan
 
 FAST, SLOW = 0, 1
@@ -29,6 +33,7 @@ class Script:
 
     def __init__(self) -> None:
         self.spec = TierSpec("slow", "node", 1 << 40, 0, 10**9, 10**9, node=1)
+        self.holds_pages = True
         self.jobs = 0
         self._ended: list[Moved] = []
         self._taken = 0
@@ -63,29 +68,36 @@ class Stage:
 
     def __init__(self, tier: int) -> None:
         profile = make_profile([param("w", NBYTES, [LAYER])], 4)
-        plan = persistent_plan(profile, [tier])
         uses = np.zeros(1, USE_DTYPE)
         uses["layer"], uses["touched_bytes"] = LAYER, NBYTES
-        self.script, self.ledger, self.said = Script(), Ledger(), list[str]()
+        plan = replace(persistent_plan(profile, [tier]), uses=uses)
+        self.script, self.recorder, self.said = Script(), RunRecorder(), list[str]()
         tiers = [None, self.script]
-        self.where = BlockTable(plan, uses, tiers)  # type: ignore[arg-type]
+        self.where = BlockTable(plan, tiers)  # type: ignore[arg-type]
         self.where.held[0] = True
         self.where.place(0, tier)
-        self.flights = Flights(
-            *(plan.blocks, self.script, tiers, self.where, self.ledger),  # type: ignore[arg-type]
-            ranges=lambda block: [],
-            warn=self.said.append,
-            strict=False,
-        )
+        self.moves = Moves(tiers, self.script)  # type: ignore[arg-type]
+        job = JobMemory(lambda block: [], self.said.append)
+        self.outcomes = Outcomes(plan, job, self.where, self.recorder, PageAudit(plan, 0))
+
+    def submit(self, target: int, step: int = 0) -> Move | None:
+        move = Move(step, 1, 0, 1 - target, target, NBYTES, "evict" if target else "prefetch")
+        held = HeldBlock(0, NBYTES, self.where.spread(0), list)
+        sent = self.moves.submit(move, held, self.where.tier[0])
+        if sent.refused is not None:
+            self.outcomes.refused(sent.refused)
+        else:
+            self.where.serve(0, move.served_by)
+        return sent.under_way
 
     def move(self, target: int, outcome: Outcome, fast_bytes: int, *, error: int = 0, step: int = 0) -> None:
         before = self.where.fast_bytes[0]
-        flight = self.flights.submit(0, 1 - target, target, "evict" if target else "prefetch", step, 1)
-        assert flight is not None
+        move = self.submit(target, step)
+        assert move is not None
         assert self.served_fast_bytes == 0  # in flight: served by the slower of the two
-        self.script.end(flight.job, outcome, fast_bytes, abs(fast_bytes - before), error)
-        self.flights.collect()
-        assert self.flights.all() == []
+        self.script.end(move.job, outcome, fast_bytes, abs(fast_bytes - before), error)
+        self.outcomes.ended(self.moves.collect())
+        assert self.moves.all() == []
 
     @property
     def served_fast_bytes(self) -> int:
@@ -130,7 +142,7 @@ def test_a_block_is_where_most_of_it_is_and_booked_as_it_went(case: str) -> None
     assert stage.where.tier[0] == end.tier
     assert stage.where.fast_bytes[0] == end.fast_bytes
     assert stage.served_fast_bytes == (NBYTES if end.tier == FAST else 0)
-    run = stage.ledger.run(("fast", "slow"), ALL, emulated=False)
+    run = stage.recorder.run(("fast", "slow"), ALL, emulated=False)
     (row,) = run.migrations
     started_in = NONE if end.target == FAST else ALL
     assert OUTCOMES[row["outcome"]] == end.word
@@ -151,9 +163,9 @@ def test_a_block_that_fails_again_and_again_is_held_back(outcome: Outcome) -> No
     stage = Stage(SLOW)
     for step in range(FAILURES):
         stage.move(FAST, outcome, FEW if outcome is Outcome.PARTIAL else NONE, error=errno.ENOMEM, step=step)
-    assert stage.flights.submit(0, SLOW, FAST, "prefetch", FAILURES, 1) is None
-    assert stage.ledger.totals.held_back == 1
-    assert "held where it is" in stage.ledger.events[-1][1]
+    assert stage.submit(FAST, step=FAILURES) is None
+    assert stage.recorder.totals.held_back == 1
+    assert "held where it is" in stage.recorder.events[-1][1]
     assert len(stage.said) == 1  # the first one only
 
 
@@ -165,4 +177,4 @@ def test_a_move_that_succeeds_ends_the_series_of_failures() -> None:
             stage.move(SLOW, outcome, NONE, step=step)
         else:
             stage.move(FAST, outcome, NONE, error=errno.ENOMEM, step=step)
-    assert stage.flights.submit(0, SLOW, FAST, "prefetch", 5, 1) is not None
+    assert stage.submit(FAST, step=5) is not None

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from sentinel.core.run import OUTCOMES
-from sentinel.migration.patience import FAILURES, HOLD_STEPS, Patience
+from sentinel.migration.moves import FAILURES, HOLD_STEPS, Backoff
 from sentinel.system import native
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, applied, emulated_machine
@@ -15,23 +15,23 @@ from tests.unit.test_engine_faults import CLOCK_NANOSLEEP, stepwise
 
 
 def test_nothing_is_held_that_does_not_fail() -> None:
-    patience = Patience()
+    backoff = Backoff()
     for step in range(100):
-        patience.moved(7, 1)
-        assert not patience.holds(7, 1, step)
+        backoff.moved(7, 1)
+        assert not backoff.holds(7, 1, step)
 
 
 def test_failures_in_a_row_hold_a_block_one_way_and_for_a_while() -> None:
-    patience = Patience()
-    assert [patience.failed(7, 1, step) for step in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
-    held = [step for step in range(FAILURES, 100) if patience.holds(7, 1, step)]
+    backoff = Backoff()
+    assert [backoff.failed(7, 1, step) for step in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
+    held = [step for step in range(FAILURES, 100) if backoff.holds(7, 1, step)]
     assert held == list(range(FAILURES, FAILURES + HOLD_STEPS))
-    assert not patience.holds(7, 0, FAILURES)
-    assert not patience.holds(8, 1, FAILURES)
-    assert patience.failed(7, 1, 50)  # one more failure is enough
-    patience.moved(7, 1)
-    assert not patience.holds(7, 1, 51)
-    assert not patience.failed(7, 1, 52)
+    assert not backoff.holds(7, 0, FAILURES)
+    assert not backoff.holds(8, 1, FAILURES)
+    assert backoff.failed(7, 1, 50)  # one more failure is enough
+    backoff.moved(7, 1)
+    assert not backoff.holds(7, 1, 51)
+    assert not backoff.failed(7, 1, 52)
 
 
 @pytest.mark.needs("native")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from sentinel.migration.ledger import FIRST_STEPS, LAST_STEPS, LEAST_STEPS, MAX_EVENTS, MAX_ROWS, Ledger
+from sentinel.migration.run_recorder import FIRST_STEPS, LAST_STEPS, LEAST_STEPS, MAX_EVENTS, MAX_ROWS, RunRecorder
 
 TIERS = ("fast", "slow")
 
 
-def run_of(steps: int, rows_a_step: int) -> Ledger:
-    ledger = Ledger()
+def run_of(steps: int, rows_a_step: int) -> RunRecorder:
+    recorder = RunRecorder()
     for step in range(steps):
         for row in range(rows_a_step):
-            ledger.migration((step, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
-        ledger.end_step((step, 0, 1, 0, 0, 0, True))
-    return ledger
+            recorder.migration((step, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
+        recorder.end_step(step + 1, in_step=True, unmanaged_bytes=0)
+    return recorder
 
 
 def test_the_first_and_last_steps_are_kept_and_all_are_counted() -> None:
@@ -39,39 +39,39 @@ def test_the_last_steps_are_kept_whatever_they_hold() -> None:
 
 def test_what_never_becomes_a_step_is_bounded_too() -> None:
     """An engine that gives way again and again before its step ends."""
-    ledger = Ledger()
+    recorder = RunRecorder()
     each = MAX_ROWS // 7
     for turn in range(10):
         for row in range(each):
-            ledger.migration((turn, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
-        ledger.no_step()
-    run = ledger.run(TIERS, 0, emulated=True)
+            recorder.migration((turn, 0, row, 0, 1, 4096, 4096, 0, 1, 0, 0, 0), "done")
+        recorder.drop_step()
+    run = recorder.run(TIERS, 0, emulated=True)
     assert run.counters.migrations == 10 * each  # all are counted, however few are kept
     assert len(run.migrations) == MAX_ROWS
     assert run.migrations["block"][-1] == each - 1  # the latest
 
 
 def test_events_are_counted_beyond_a_limit() -> None:
-    ledger = Ledger()
+    recorder = RunRecorder()
     for i in range(MAX_EVENTS + 17):
-        ledger.event(str(i))
-    run = ledger.run(TIERS, 0, emulated=True)
+        recorder.event(str(i))
+    run = recorder.run(TIERS, 0, emulated=True)
     assert (len(run.events), run.counters.events_dropped) == (MAX_EVENTS, 17)
 
 
 def test_what_went_wrong_under_another_plan_stays_told() -> None:
-    first = Ledger()
+    first = RunRecorder()
     first.migration((0, 0, 0, 0, 1, 4096, 0, 0, 1, 2, 0, 16), "failed")
     first.migration((0, 0, 1, 0, 1, 8192, 8192, 0, 1, 0, 0, 0), "done")
     first.totals.stayed = {"EBUSY": 7}
     first.event("it stayed")
     for step in range(5):
-        first.end_step((step, 0, 1, 0, 0, 0, True))
-    second = Ledger(first.run(TIERS, 0, emulated=True))
-    second.end_step((0, 0, 1, 0, 0, 0, True))
+        first.end_step(step + 1, in_step=True, unmanaged_bytes=0)
+    second = RunRecorder(first.run(TIERS, 0, emulated=True))
+    second.end_step(1, in_step=True, unmanaged_bytes=0)
     second.event("another")
     second.totals.stayed = {"EBUSY": 4}
-    third = Ledger(second.run(TIERS, 0, emulated=True)).run(TIERS, 0, emulated=True)
+    third = RunRecorder(second.run(TIERS, 0, emulated=True)).run(TIERS, 0, emulated=True)
     assert third.events == ((0, "it stayed"), (6, "another"))
     assert (third.counters.failed, third.counters.stayed["EBUSY"]) == (1, 11)
     assert third.counters.steps_before == 6

@@ -2,79 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.plan import USE_DTYPE, Plan
+from sentinel.core.plan import USE_DTYPE
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.migration.block_table import BlockTable
-from sentinel.migration.ledger import Ledger
-from sentinel.migration.strays import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Strays
-from sentinel.tiers import open_tiers
-from sentinel.tiers.tier import Job
+from sentinel.migration.moves import Ended, Move
+from sentinel.migration.page_audit import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Blocks, PageAudit
 from tests.builders import MIB, act, make_profile, param
-from tests.unit.engine_builders import emulated_machine, transient_plan
+from tests.unit.engine_builders import transient_plan
 
 # a and b persist, in slow and in fast memory; x lives in layers 1 to 3, born slow.
 PROFILE = make_profile([param("a", MIB, [1, 2]), param("b", MIB, [1]), act("x", MIB, 1, 4, [2])], 4)
 A, B, X = range(3)
 
 
-class Asked:
-    """Flights that note who is looked at, and tell what they are told to."""
-
-    def __init__(self) -> None:
-        self.sweeps: list[tuple[int, int, int]] = []
-        self.found: list[tuple[int, int, int, int]] = []
-        self.under_way: set[int] = set()
-        self.first: set[tuple[int, int]] = set()  # block, layer of those that promotions wait for
-
-    def sweep(self, block: int, step: int, layer: int, *, first: bool = True) -> None:
-        self.sweeps.append((block, step, layer))
-        if first:
-            self.first.add((block, layer))
-
-    def take_strays(self) -> list[tuple[int, int, int, int]]:
-        found, self.found = self.found, []
-        return found
-
-    def of(self, block: int) -> Sequence[int]:
-        return [1] if block in self.under_way else []
-
-
-class NoMover:
-    def submit(self, job: Job) -> int:
-        raise AssertionError
-
-    def bytes_in(self, tier: int) -> int:
-        return 0
-
-
 class Stage:
-    """A Strays with forks at will."""
+    """An audit with forks and failures at will. `first`: (block, layer) of those that promotions wait for."""
 
     def __init__(self, profile: Profile = PROFILE, *, slow: bool = False) -> None:
-        self.forks = 0
         tiers = [1, 0, 1] if profile is PROFILE else [int(slow)] * len(profile.names)
-        self.plan: Plan = transient_plan(profile, tiers, fast_bytes=4 * MIB)
         uses = np.array([(A, 1, 1, 1, 0, MIB, MIB), (A, 2, 1, 0, MIB, 0, MIB), (B, 1, 0, 1, 0, MIB, MIB)], USE_DTYPE)
-        self.where = BlockTable(self.plan, uses, open_tiers(emulated_machine(4 * MIB), NoMover()))
-        self.where.held[:] = [True] * len(tiers)
-        self.asked, self.ledger = Asked(), Ledger()
-        self.strays = Strays(self.plan, uses, self.where, self.asked, self.ledger, lambda: self.forks)  # type: ignore[arg-type]
+        plan = replace(transient_plan(profile, tiers, fast_bytes=4 * MIB), uses=uses)
+        self.audit = PageAudit(plan, 0)
+        self.forks = self.failures = 0
+        self.under_way: set[int] = set()
+        self.first: set[tuple[int, int]] = set()
+        self.blocks = Blocks(list(tiers), [True] * len(tiers), self.under_way)
+        self.told: list[tuple[int, str]] = []
 
     def step(self, number: int) -> list[tuple[int, int, int]]:
-        """Layers 1 to 3 of step `number`, and the tick that ends it; returns who was looked at."""
-        self.asked.sweeps.clear()
-        for layer in (1, 2, 3):
-            self.strays.look(layer - 1, number, layer)
-        self.strays.look(3, number + 1, 0)
-        return list(self.asked.sweeps)
+        """Layers 1 to 3 of step `number`, and the tick that ends it: (block, step, layer) of who is looked at."""
+        looked = []
+        for layer in (1, 2, 3, 0):
+            self.audit.forked(self.forks)
+            if layer:
+                step, checks = number, self.audit.after_layer(layer - 1, self.blocks)
+            else:
+                found = self.audit.report()
+                self.told += [found] if found is not None else []
+                step, checks = number + 1, self.audit.after_step(3, number + 1, self.failures, self.blocks)
+            looked += [(check.block, step, layer) for check in checks]
+            self.first |= {(check.block, layer) for check in checks if check.first}
+        return looked
+
+    def find(self, block: int, target: int, moved_bytes: int, stayed_bytes: int) -> None:
+        """A look at `block`, which is all in tier `target`, has ended so."""
+        there = [MIB if tier == target else 0 for tier in (0, 1)]
+        now = [there[0] + (stayed_bytes if target else -stayed_bytes), 0]
+        move = Move(0, 0, block, 1 - target, target, MIB, "stray")
+        assert self.audit.found(Ended(move, "done", target, now, moved_bytes=moved_bytes), there[0]) is not None
 
 
 @pytest.mark.parametrize("begin", [0, 1, 37])
@@ -82,7 +64,7 @@ def test_each_block_is_looked_at_once_in_a_while_and_no_promotion_waits(begin: i
     stage = Stage()
     looked = [block for step in range(begin, begin + AUDIT_STEPS) for block, _, _ in stage.step(step)]
     assert sorted(looked) == [A, B, X]
-    assert stage.asked.first == set()
+    assert stage.first == set()
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=400), st.integers(0, 1000))
@@ -103,14 +85,13 @@ def test_after_failures_everybody_is_looked_at_soon_but_not_after_each() -> None
     stage = Stage()
     looked = []
     for step in range(40):
-        if step >= 5:
-            stage.ledger.totals.add_outcome("failed" if step % 2 else "partial")
+        stage.failures += step >= 5
         looked += [(step, block) for block, _, _ in stage.step(step)]
     by_failures = [step for step, block in looked if block == A]
     # A is the first in turn: looked at as 1, 2, 4, 8, 16 and 32 have failed
     assert by_failures == [5, 6, 8, 12, 20, 36]
     assert {block for step, block in looked if 20 <= step < 20 + HURRIED_STEPS} == {A, B, X}
-    assert stage.asked.first == set()
+    assert stage.first == set()
 
 
 def test_after_a_fork_the_rest_is_looked_at_a_share_at_a_time() -> None:
@@ -123,7 +104,7 @@ def test_after_a_fork_the_rest_is_looked_at_a_share_at_a_time() -> None:
         assert len(looked) <= 32 // HURRIED_STEPS + 1  # and one that is audited
         at_step_end.append(looked)
     assert {block for looked in at_step_end[:HURRIED_STEPS] for block in looked} == set(range(32))
-    assert stage.asked.first == {(A, 2), (B, 2)}
+    assert stage.first == {(A, 2), (B, 2)}
 
 
 def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
@@ -140,18 +121,18 @@ def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
 def test_a_transient_away_from_home_and_a_persistent_block_that_came_home() -> None:
     stage = Stage()
     stage.forks = 1
-    stage.where.tier[X], stage.where.tier[A] = 0, 0
+    stage.blocks.tier[X] = stage.blocks.tier[A] = 0  # type: ignore[index]
     assert stage.step(1) == [(X, 2, 0)]
-    stage.where.held[X] = False  # dead
+    stage.blocks.held[X] = False  # type: ignore[index] # dead
     assert stage.step(2) == []
 
 
 def test_who_is_under_way_is_looked_at_later() -> None:
     stage = Stage()
     stage.forks = 1
-    stage.asked.under_way = {A}
+    stage.under_way.add(A)
     assert stage.step(1) == stage.step(2) == stage.step(3) == []
-    stage.asked.under_way = set()
+    stage.under_way.clear()
     assert [stage.step(step) != [] for step in (4, 5, 6)] == [True, True, False]
 
 
@@ -159,10 +140,10 @@ def test_what_strayed_is_told_and_suspected_on() -> None:
     stage = Stage()
     stage.forks = 1
     stage.step(1)
-    stage.asked.found = [(A, 3 * 4096, 0, 4096)]
+    stage.find(A, 1, 3 * 4096, 4096)
     stage.step(2)
-    assert stage.ledger.totals.kernel_placed_pages == 4
-    ((_, sentence),) = stage.ledger.events
+    ((pages, sentence),) = stage.told
+    assert pages == 4
     assert "placed 4 pages against the plan (copy-on-write after a fork): 12.00 KiB were demoted again" in sentence
     assert "4.00 KiB could not be moved" in sentence
     assert stage.step(3) != []
@@ -171,7 +152,8 @@ def test_what_strayed_is_told_and_suspected_on() -> None:
 def test_without_a_fork_the_reason_is_another() -> None:
     stage = Stage()
     stage.step(AUDIT_STEPS - 1)
-    stage.asked.found = [(B, 0, 4096, 0)]
-    stage.strays.tell_last()
-    assert "reclaim" in stage.ledger.events[0][1]
-    assert "4.00 KiB were promoted again" in stage.ledger.events[0][1]
+    stage.find(B, 0, 4096, 0)
+    found = stage.audit.report()
+    assert found is not None
+    assert "reclaim" in found[1]
+    assert "4.00 KiB were promoted again" in found[1]

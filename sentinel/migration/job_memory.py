@@ -1,0 +1,28 @@
+"""What an engine is given of the job whose plan it applies: its memory, and how to tell it of trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _none() -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """`ranges(block)`: (address, nbytes) of a block's pieces in this process.
+
+    `warn`: tells the user of the first trouble of a kind. `strict`: raise TierError instead.
+
+    `discard(offset, nbytes)`: drop the pages of dead transient blocks at these plan addresses, so that the next ones
+    are born at home; without it they stay. `unmanaged_bytes()`: most bytes that fell back to malloc in the step that
+    ends.
+    """
+
+    ranges: Callable[[int], list[tuple[int, int]]]
+    warn: Callable[[str], None]
+    strict: bool = False
+    discard: Callable[[int, int], None] | None = None
+    unmanaged_bytes: Callable[[], int] = _none

@@ -1,0 +1,116 @@
+"""What became of moves and births: where blocks are now, what the run has rows of, and what the user is told.
+
+The report has all that went wrong; the user is warned of the first of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sentinel.core.errors import TierError
+from sentinel.core.plan import Plan
+from sentinel.core.units import format_bytes
+from sentinel.migration.block_table import BlockTable
+from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.moves import FAILURES, HOLD_STEPS, Ended
+from sentinel.migration.page_audit import PageAudit
+from sentinel.migration.run_recorder import RunRecorder
+from sentinel.migration.transients import Unplaced
+from sentinel.tiers.tier import FAST
+
+
+class Outcomes:
+    """Keeps `table` and `recorder` up to date, and tells `audit` what was found of pages. `job` says how to warn."""
+
+    def __init__(self, plan: Plan, job: JobMemory, table: BlockTable, recorder: RunRecorder, audit: PageAudit) -> None:
+        self._plan, self._job, self._table, self._recorder, self._audit = plan, job, table, recorder, audit
+        self._warned_of_failure = False
+
+    # ---- moves ------------------------------------------------------------------------------------------
+
+    def ended(self, moves: Iterable[Ended]) -> None:
+        """Blocks are where these moves left them. Raises the last failure where the job is strict."""
+        failure = None
+        for move in moves:
+            failure = self._land(move) or failure
+        self._raise(failure)
+
+    def refused(self, move: Ended) -> None:
+        """It was not begun. Raises its failure where the job is strict."""
+        self._raise(self._record(move))
+
+    def _land(self, ended: Ended) -> TierError | None:
+        block, before = ended.move.block, self._table.fast_bytes[ended.move.block]
+        self._table.put(block, ended.tier, ended.bytes_in)
+        if ended.queued is not None:
+            self._table.serve(block, ended.queued.served_by)
+        if ended.move.reason != "stray":
+            return self._record(ended)
+        self._recorder.totals.swept += 1
+        found = self._audit.found(ended, before)
+        if found is not None:
+            self._recorder.migration(found.row(), found.outcome)
+        return None
+
+    def _record(self, ended: Ended) -> TierError | None:
+        self._recorder.migration(ended.row(), ended.outcome)
+        if ended.held_back:
+            self._recorder.totals.held_back += 1
+        return self._failed(ended) if ended.failed else None
+
+    def _failed(self, ended: Ended) -> TierError:
+        move = ended.move
+        name, way = self._name(move.block), "from" if move.target == FAST else "to"
+        error = TierError(
+            f"moving {name} ({move.nbytes} bytes) {way} it left {ended.stayed_bytes} bytes where they were",
+            tier=self._plan.tier_names[move.served_by],
+            block=move.block,
+            errno=ended.errno,
+        )
+        self._recorder.event(str(error))
+        if ended.gives_up:
+            self._recorder.event(f"{name} failed {FAILURES} times: it is held where it is for {HOLD_STEPS} steps")
+        if not self._warned_of_failure and not self._job.strict:
+            self._warned_of_failure = True
+            self._job.warn(f"{error}; training goes on, the report lists all that failed")
+        return error
+
+    def _raise(self, failure: TierError | None) -> None:
+        if failure is not None and self._job.strict:
+            raise failure
+
+    # ---- what else may go wrong -------------------------------------------------------------------------
+
+    def unplaced(self, births: Iterable[Unplaced]) -> None:
+        """Fast memory had no room for these births. Raises TierError where the job is strict and one was forced."""
+        totals = self._recorder.totals
+        for birth in births:
+            name, nbytes = self._name(birth.block), format_bytes(self._plan.blocks[birth.block].nbytes)
+            if birth.tier != FAST:
+                if not totals.born_slow:
+                    self._recorder.event(f"{name} was born in slow memory: {nbytes} had no room")
+                totals.born_slow += 1
+                continue
+            sentence = f"{name} was born in fast memory with no room for {nbytes}: the budget was exceeded"
+            if not totals.overflows:
+                self._job.warn(f"{sentence}; the report says how often and by how much")
+            totals.overflows += 1
+            self._recorder.event(sentence)
+            self._raise(TierError(sentence, tier="fast", block=birth.block))
+
+    def began_beyond(self, overflow_bytes: int) -> None:
+        """The plan's blocks did not fit into the budget as it was first applied."""
+        sentence = f"the fast tier begins with {format_bytes(overflow_bytes)} beyond its budget"
+        self._recorder.event(sentence)
+        self._job.warn(f"{sentence}: some blocks could not be moved; the report lists them")
+
+    def report_strays(self) -> None:
+        """The run is told of what the kernel had placed against the plan, as found since the last call."""
+        found = self._audit.report()
+        if found is not None:
+            pages, sentence = found
+            self._recorder.totals.kernel_placed_pages += pages
+            self._recorder.event(sentence)
+
+    def _name(self, block: int) -> str:
+        return self._plan.blocks[block].name or f"block {block}"

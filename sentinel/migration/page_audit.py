@@ -1,0 +1,185 @@
+"""Which blocks' pages to look at, since the kernel may have put some elsewhere than they had been moved: strays.
+
+After a fork the child shares all private pages. Whoever writes one first gets a new page, on the node of the
+memory policy there, wherever the old one had been moved to: a write to a demoted block fills fast memory that no
+account knows of. So, after a fork, a block is looked at when a layer that writes it has ended; what strayed
+leaves fast memory before anything else is promoted. Each block is looked at once in AUDIT_STEPS steps, whatever the
+reason may be: reclaim, a changed cpuset, a node taken offline. Migrations that fail may be a sign of the latter, so
+after the first that failed, and whenever twice as many have, each is looked at within HURRIED_STEPS.
+
+To look at a block takes as long as to ask for each of its pages: 0.1 to 0.3 s a GiB. So a step looks at a share of the
+bytes, in turn, and but for what a fork's children made us write no promotion waits for it.
+
+That is the kernel's doing, and an outcome in the report; it does not break the budget of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sentinel.core.plan import Plan
+from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.migration.moves import Ended
+from sentinel.tiers.tier import FAST
+
+AUDIT_STEPS = 64
+"""Each block is looked at once in so many steps; each step looks at about as many bytes."""
+HURRIED_STEPS = 8
+"""After failures, each block is looked at once in so many steps; after a fork, each suspect in at most so many."""
+CLEAN_STEPS = 2
+"""After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
+
+_FORK = "copy-on-write after a fork"
+_OTHER = "reclaim, balancing, a changed cpuset, a node taken offline or something else of its own"
+
+
+class Check(NamedTuple):
+    """Look at the pages of `block`, which is in tier `target`: some may be in tier `source`. `first`: before anything
+    is promoted."""
+
+    block: int
+    source: int
+    target: int
+    first: bool
+
+
+class Blocks(NamedTuple):
+    """Of each block the tier in which it counts as being, and whether it is alive; and which blocks are under way."""
+
+    tier: Sequence[int]
+    held: Sequence[bool]
+    under_way: Collection[int]
+
+
+class PageAudit:
+    """Of a plan, which carries its uses, on tiers that hold pages. `forks`: how often the process has forked."""
+
+    def __init__(self, plan: Plan, forks: int) -> None:
+        self._forks = forks
+        self._movable = [index for index, block in enumerate(plan.blocks) if not block.fixed]
+        self._nbytes = [block.nbytes for block in plan.blocks]
+        self._total = sum(self._nbytes[index] for index in self._movable)
+        self._turns = self._dealt()
+        self._hurried = HURRIED_STEPS  # of these steps, so many are over
+        self._born_in = [block.tier for block in plan.blocks]
+        # By the memory policy: persistent blocks are in an arena of the fast tier, whatever the plan starts them in.
+        self._home = [0 if block.persistent else block.tier for block in plan.blocks]
+        self._written: list[tuple[int, ...]] = [()] * plan.n_layers
+        uses = plan.uses
+        rows = uses[(uses["writes"] > 0) | (uses["written_bytes"] > 0)]
+        for layer in np.unique(rows["layer"]).tolist():
+            self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
+        self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
+        self._why = _OTHER
+        self._next_failures = 1  # after so many failures, all are looked at
+        self._found: list[tuple[int, int, int, int]] = []  # block, bytes demoted, promoted, that could not be moved
+
+    def _dealt(self) -> list[list[int]]:
+        """The blocks of each of AUDIT_STEPS steps: each block in one, by where it begins when all lie in a row."""
+        turns: list[list[int]] = [[] for _ in range(AUDIT_STEPS)]
+        before = 0
+        for block in self._movable:
+            turns[before * AUDIT_STEPS // self._total].append(block)
+            before += self._nbytes[block]
+        return turns
+
+    # ---- what to look at --------------------------------------------------------------------------------
+
+    def forked(self, forks: int) -> None:
+        """The process has forked so often until now."""
+        if forks == self._forks:
+            return
+        self._forks = forks
+        self._suspects = dict.fromkeys(self._movable, CLEAN_STEPS)
+        self._why = _FORK
+
+    def after_layer(self, layer: int, blocks: Blocks) -> list[Check]:
+        """What to look at as `layer`, not the last one of the step, has ended."""
+        written = self._suspects_written(layer, blocks) if self._suspects else ()
+        return [self._check(block, blocks, first=True) for block in written]
+
+    def after_step(self, layer: int, step: int, failures: int, blocks: Blocks) -> list[Check]:
+        """What to look at as `layer`, the last one of the step, has ended and `step` begins, when so many moves have
+        failed until now."""
+        if not self._suspects:
+            self._why = _OTHER
+        if failures >= self._next_failures:  # at least twice as many as when this was last true
+            self._next_failures = 2 * failures
+            self._hurried = 0
+        turns = [step % AUDIT_STEPS]
+        if self._hurried < HURRIED_STEPS:
+            each = AUDIT_STEPS // HURRIED_STEPS
+            turns = [self._hurried * each + turn for turn in range(each)]
+            self._hurried += 1
+        checks: dict[int, bool] = {}
+        if self._suspects:
+            checks = dict.fromkeys(self._suspects_written(layer, blocks), True)
+            self._add_suspects(checks, blocks)
+        for block in (block for turn in turns for block in self._turns[turn]):
+            if blocks.held[block] and block not in blocks.under_way:
+                checks.setdefault(block, False)
+        return [self._check(block, blocks, first=first) for block, first in checks.items()]
+
+    def _check(self, block: int, blocks: Blocks, *, first: bool) -> Check:
+        here = blocks.tier[block]
+        return Check(block, FAST if here != FAST else max(self._born_in[block], FAST + 1), here, first)
+
+    def _suspects_written(self, layer: int, blocks: Blocks) -> Iterable[int]:
+        """Suspects that `layer` wrote, alive, not under way, and elsewhere than a new page would be."""
+        for block in self._written[layer]:
+            away = blocks.tier[block] != self._home[block]
+            if away and block in self._suspects and blocks.held[block] and block not in blocks.under_way:
+                yield block
+
+    def _add_suspects(self, checks: dict[int, bool], blocks: Blocks) -> None:
+        """A share of those that are away from home, the longest waiting first. Those at home count as seen. A dead
+        one is born again, and written, at home."""
+        room = -(-self._total // HURRIED_STEPS)
+        waiting, seen = {}, {}
+        for block, left in self._suspects.items():
+            away = blocks.tier[block] != self._home[block]
+            if not blocks.held[block]:
+                continue
+            if away and (room <= 0 or block in checks or block in blocks.under_way):
+                waiting[block] = left
+                continue
+            if away:
+                room -= self._nbytes[block]
+                checks[block] = False
+            if left > 1:
+                seen[block] = left - 1
+        self._suspects = {**waiting, **seen}
+
+    # ---- what was found ---------------------------------------------------------------------------------
+
+    def found(self, ended: Ended, fast_bytes: int) -> Ended | None:
+        """A look has ended. The move to record, of what had strayed; None if nothing had.
+
+        `fast_bytes`: those of the block as far as was known before.
+        """
+        move, now = ended.move, ended.bytes_in[0]
+        stayed = max(now - fast_bytes if move.target else fast_bytes - now, 0)
+        if not ended.moved_bytes and not stayed:
+            return None
+        move.nbytes = ended.moved_bytes + stayed
+        down, up = (ended.moved_bytes, 0) if move.target else (0, ended.moved_bytes)
+        self._found.append((move.block, down, up, stayed))
+        return ended
+
+    def report(self) -> tuple[int, str] | None:
+        """Pages that the kernel had placed against the plan, as found since the last call, and a sentence about them. A
+        block that had strayed is suspected on."""
+        if not self._found:
+            return None
+        found, self._found = self._found, []
+        down, up, stayed = (sum(amounts) for amounts in zip(*(stray[1:] for stray in found), strict=True))
+        pages = (down + up + stayed) // PAGE_BYTES
+        sent = [f"{format_bytes(down)} were demoted again"] if down else []
+        sent += [f"{format_bytes(up)} were promoted again"] if up else []
+        sent += [f"{format_bytes(stayed)} could not be moved"] if stayed else []
+        if self._suspects:
+            self._suspects.update(dict.fromkeys((stray[0] for stray in found), CLEAN_STEPS))
+        return pages, f"the kernel placed {pages} pages against the plan ({self._why}): {', '.join(sent)}"
