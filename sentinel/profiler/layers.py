@@ -25,7 +25,7 @@ class LayerClock:
         self.in_step = True  # every tick since the ring's first one came as learned
         self.layer: int | None = 0  # the layer we are in as far as identities tell; None: they don't
         self._position = 0  # index of the tick that ends the present layer
-        self._counts: Counter[tuple[str, Phase]] = Counter()
+        self._counts: dict[tuple[str, Phase], int] = {}
         self._seen: list[LayerId] = []
         self._seen_boundaries: list[int] = []
         self._index: dict[LayerId, int] = {}
@@ -50,13 +50,24 @@ class LayerClock:
 
     def identify(self, name: str, phase: Phase = "") -> LayerId:
         """The identity of a tick that comes now. While recording, it joins the ring to be learned."""
-        occurrence = self._counts[name, phase]
+        occurrence = self._counts.get((name, phase), 0)
         self._counts[name, phase] = occurrence + 1
         found = LayerId(name, occurrence, phase)
         if not self.ring:
             self._seen.append(found)
             self.layer = len(self._seen)
         return found
+
+    def follow(self, name: str, phase: Phase = "") -> int | None:
+        """`advance` by the identity of a tick that comes now, which is not made where it is the expected one."""
+        if self.in_step:
+            expected, key = self.ring[self._position], (name, phase)
+            if name == expected.name and phase == expected.phase:
+                occurrence = self._counts.get(key, 0)
+                if occurrence == expected.occurrence:
+                    self._counts[key] = occurrence + 1
+                    return self._arrive(self._position)
+        return self.advance(self.identify(name, phase))
 
     def require_end(self, most: int) -> None:
         """Raises UsageError where what is recorded as one step has gone on for more than `most` optimizer steps."""
@@ -136,7 +147,7 @@ class LayerClock:
             return
         self.in_step = False
         self.layer = self._position = position
-        self._counts = Counter((tick.name, tick.phase) for tick in self.ring[:position])
+        self._counts = dict(Counter((tick.name, tick.phase) for tick in self.ring[:position]))
 
     def _follow(self, ring: tuple[LayerId, ...], boundaries: tuple[int, ...]) -> None:
         self.ring, self.boundaries = ring, boundaries

@@ -38,8 +38,10 @@ class StepPosition:
     def advance(self, tick: Tick) -> int | None:
         """The layer that begins with this tick; None while out of step."""
         clock = self._clock
-        identity = clock.identify(*tick)
-        return clock.advance(identity) if clock.ring else clock.layer
+        if clock.ring:
+            return clock.follow(*tick)
+        clock.identify(*tick)
+        return clock.layer
 
     def changed_by(self, tick: Tick) -> LayerCycle | None:
         """The job's new cycle, if this tick, which was advanced by, shows that the job has one."""

@@ -69,3 +69,18 @@ def test_identities_are_unique_and_the_layer_is_never_guessed(step: Ticks, round
             assert tick == clock.ring[index] == LayerId(name, tick.occurrence, phase)
             assert clock.advance(tick) == clock.layer == (index + 1) % len(step)
         clock.boundary()
+
+
+@given(steps(), st.data())
+def test_to_follow_is_to_advance_by_identities(step: Ticks, data: st.DataObject) -> None:
+    """Whatever ticks, and whenever optimizers step."""
+    two = [learned(step), learned(step)]
+    any_tick = st.sampled_from([*step, ("expert", "forward"), ("", "")])
+    parts = st.one_of(st.just(step), st.lists(any_tick, max_size=12))
+    for part, boundary in data.draw(st.lists(st.tuples(parts, st.booleans()), max_size=6)):
+        for name, phase in part:
+            assert two[0].follow(name, phase) == two[1].advance(two[1].identify(name, phase))
+            assert (two[0].layer, two[0].in_step) == (two[1].layer, two[1].in_step)
+        if boundary:
+            for clock in two:
+                clock.boundary()
