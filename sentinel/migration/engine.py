@@ -238,13 +238,12 @@ class Engine:
         """The layer under way has ended: inject what its accesses cost. Returns the time now."""
         costs = self._table.costs(self._layer)
         now = self._delay.inject(costs[0], self._now_ns())
-        held = self._mover.held(restart=True)
-        self._recorder.end_layer(self._layer, now, costs, held.high_bytes_in[: len(self._tiers)], held.slow_high_bytes)
+        self._recorder.end_layer(self._layer, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
         return now
 
     def _pass_layers(self) -> int:
         """Layers passed out of step. Returns the time now."""
-        self._recorder.pass_layers(self._mover.held(restart=True).fast_high_bytes)
+        self._recorder.pass_layers(self._mover.restart_high_bytes(FAST + 1)[0][FAST])
         return self._now_ns()
 
     def _act(self, layer: int) -> int:
