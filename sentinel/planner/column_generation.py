@@ -31,7 +31,8 @@ class Effort:
     `rounds` of the subgradient descent, of which the last `keep` give columns. At most `repriced` rounds of master and
     pricing. `dives`: a mix is rounded after each of these numbers of LP diving rounds. `pinned_entries`: most (class,
     instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only.
-    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split.
+    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `if_converged`: round the
+    mix only if a round of pricing found nothing more.
     """
 
     rounds: int
@@ -40,6 +41,7 @@ class Effort:
     dives: tuple[int, ...] = (0,)
     pinned_entries: int = MOST_ENTRIES
     whole_nodes: int = 0
+    if_converged: bool = False
 
 
 _NEAR = 1.0005
@@ -53,7 +55,7 @@ def optimized(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
     """
     generation = start_column_generation(work, effort)
     relaxed = generation.solve(effort.repriced)
-    if relaxed is None:
+    if relaxed is None or (effort.if_converged and not generation.converged):
         return
     enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
     for label, rounded in _rounded(generation, relaxed, effort):

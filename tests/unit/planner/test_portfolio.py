@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from benchmarks.traces.synthetic import synthetic
+from sentinel.planner.column_generation import Effort, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import best_of, efforts_for
 from sentinel.planner.workload import make_workload
 from tests.builders import make_machine, make_profile, param
+from tests.three_tiers import three_tiers
 
 
 def test_the_candidate_that_is_simulated_fastest_is_taken_the_first_of_equals():
@@ -24,3 +26,18 @@ def test_large_steps_are_searched_less_hard():
         work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
         rounds.append(sum(len(effort.dives) for effort in efforts_for(work)))
     assert rounds[0] > rounds[1] > rounds[2] == 1
+
+
+def test_with_two_tiers_only_a_converged_program_is_rounded_in_a_step_of_middling_size():
+    profile = synthetic(3000, 200)
+    budget = footprint_bytes(profile) // 5
+    for machine, asked in ((make_machine(budget), [True, False]), (three_tiers(budget), [False, False])):
+        efforts = efforts_for(make_workload(profile, machine, 0))
+        assert [effort.if_converged for effort in efforts] == asked
+
+
+def test_a_program_that_may_not_be_priced_again_has_not_converged():
+    profile = synthetic(120, 12)
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
+    assert not list(optimized(work, Effort(12, 2, 0, if_converged=True)))
+    assert list(optimized(work, Effort(12, 2, 0)))
