@@ -242,6 +242,43 @@ def _lost_writes(told: Told) -> Iterator[str]:
         yield f"| {' | '.join([f'`{watched}`', *made, str(sum(seen['lost'].values()))])} |"
 
 
+def _plan_time(told: Told) -> Iterator[str]:
+    settings, cases = told["settings"], told["results"]
+    commits = settings["commits"]
+    against = f" `--against` {commits['other']}" if "other" in commits else ""
+    yield (
+        f"`python benchmarks/plan_time.py{against}`, {_where(told)} One thread. Fresh processes take turns,"
+        f" {settings['rounds']} of each; medians. A step is planned, and planned again with other layer times, as a"
+        " session does after some applied steps. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2"
+        " (36×1280, 8,192 words, batch 1×256, AdamW) is traced with fake tensors, its layer times are nominal."
+    )
+    yield ""
+    yield from _columns(
+        "step", "tensors", "layers", "checkout", "plan, s of a core", "plan, s", "both, s of a core", "both, s"
+    )
+    for case, found in cases.items():
+        for name, commit in commits.items():
+            seen = found[name]
+            times = [f"{seen[key]:.2f}" for key in ("plan_cpu_s", "plan_wall_s", "both_cpu_s", "both_wall_s")]
+            size = [f"{found[key]:,}" for key in ("tensors", "layers")]
+            yield f"| {' | '.join([case, *size, commit, *times])} |"
+    if "other" not in commits:
+        return
+    yield ""
+    for case, found in cases.items():
+        ratios = [_ratio(found[f"{what}_this_over_other"]) for what in ("plan", "both")]
+        same = "the same plans" if found["same_plans"] else "other plans"
+        yield f"- {case}: {ratios[0]} times as long for a plan, {ratios[1]} for both; {same}."
+    half = cases["synthetic"]["plan_this_over_other"]["median"]
+    both = cases["gpt2-719m"]["this"]["both_wall_s"]
+    goals = [
+        _goal(f"10,000 × 1,000 in at most half of the time ({half:.2f})", half <= 0.5),
+        _goal(f"the GPT-2 planned and planned again in at most 2 s ({both:.1f} s)", both <= 2.0),
+    ]
+    yield ""
+    yield f"Goals: {'; '.join(goals)}."
+
+
 def _columns(*titles: str) -> Iterator[str]:
     yield f"| {' | '.join(titles)} |"
     yield f"|{' --- |' * len(titles)}"
@@ -260,6 +297,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "lost-writes": ("What other threads write meanwhile", _lost_writes),
     "ticks": ("A tick and an allocation", _ticks),
     "gpt2-large": ("A GPT-2 large", _gpt2_large),
+    "plan-time": ("Planning", _plan_time),
     "scale": ("128 GiB", _scale),
     "scale-1tib": ("1 TiB", _scale),
 }
