@@ -150,7 +150,7 @@ def test_a_report_proves_where_its_plan_came_from(full: Report) -> None:
 def test_a_plan_that_does_not_fit_the_profile_is_refused() -> None:
     """Control: the plan's own profile is taken."""
     build_report(profile=PROFILE, plan=PLAN)
-    with pytest.raises(ReportError, match="plan does not fit them: the slot of w answers to") as raised:
+    with pytest.raises(ReportError, match="plan does not fit them: a slot is of tensor 1, which") as raised:
         build_report(profile=make_profile([param("w", 4096, range(8))], 8), plan=PLAN)
     assert raised.value.what == "plan and profile"
     rows = PROFILE.tensors.copy()
