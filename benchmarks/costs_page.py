@@ -245,9 +245,9 @@ def _lost_writes(told: Told) -> Iterator[str]:
 def _plan_time(told: Told) -> Iterator[str]:
     settings, cases = told["settings"], told["results"]
     commits = settings["commits"]
-    against = f" `--against` {commits['other']}" if "other" in commits else ""
+    against = f" Compared with commit {commits['other']}." if "other" in commits else ""
     yield (
-        f"`python benchmarks/plan_time.py{against}`, {_where(told)} One thread. Fresh processes take turns,"
+        f"`python benchmarks/plan_time.py`, {_where(told)}{against} One thread. Fresh processes take turns,"
         f" {settings['rounds']} of each; medians. A step is planned, and planned again with other layer times, as a"
         " session does after some applied steps. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2"
         " (36×1280, 8,192 words, batch 1×256, AdamW) is traced with fake tensors, its layer times are nominal."
