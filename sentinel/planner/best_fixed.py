@@ -25,6 +25,9 @@ from sentinel.core.units import PAGE_BYTES
 _RUNS = 1024
 """Pages are placed in runs, at most so many: a plan has a block for each at most."""
 
+_CELLS = 4_000_000
+"""Most runs times layers: a step of very many layers has fewer runs, so that what each costs in each layer fits."""
+
 _ALIKE = 1e-9
 """Runs whose worth differs by less, as a share of the greatest, count as alike."""
 
@@ -34,7 +37,7 @@ def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[
     pages = plan.extent_bytes // PAGE_BYTES
     if not pages:
         return np.zeros(0, np.int64)
-    run = max(-(-pages // _RUNS), 1)
+    run = -(-pages // max(min(_RUNS, _CELLS // profile.n_layers), 1))
     heads = np.arange(0, pages, run)
     counts = np.diff(heads, append=pages)
     slow_ns = _slow_ns(plan, profile, machine, run)
@@ -97,7 +100,7 @@ def _slow_pages(
     `slow_ns`: (runs, layers) extra traffic of a layer if a run is slow. `pages`: (runs,) of each. `compute_ns`,
     `traffic_ns`: (layers,) with everything fast.
     """
-    shapes = np.rint(slow_ns / pages[:, None] / max(float(slow_ns.max()), 1e-300) / 1e-9)
+    shapes = np.rint(slow_ns / pages[:, None] / max(float(slow_ns.max()), 1e-300) / _ALIKE)
     _, first, kind = np.unique(shapes, axis=0, return_index=True, return_inverse=True)
     kind = kind.reshape(-1)
     of_kind = np.bincount(kind, pages).astype(np.float64)
@@ -140,4 +143,6 @@ def _solved(
         solver.setOptionValue(option, setting)
     solver.passModel(lp)
     solver.run()
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return np.zeros(kinds)  # then pages are chosen by what each saves by itself
     return np.array(solver.getSolution().col_value[:kinds])

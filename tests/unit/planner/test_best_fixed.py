@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sentinel.planner import best_fixed
 from sentinel.planner.best_fixed import tiers_by_benefit
 from sentinel.planner.fixed_placement import one_tier, with_page_tiers
 from sentinel.simulator import simulate
@@ -48,6 +49,14 @@ def test_a_layers_time_left_over_is_used_up_and_no_further():
     machine = make_machine(30 * PAGE, flops_per_s=1e12)
     tier = tiers_by_benefit(one_tier(profile, machine, 0, "x"), profile, machine)
     assert (tier[:20].sum(), tier[20:].sum()) == (5, 5)
+
+
+def test_a_step_of_very_many_layers_is_placed_in_fewer_runs(monkeypatch):
+    """Two runs of eight pages: the first one has pages of both tensors."""
+    monkeypatch.setattr(best_fixed, "_CELLS", 4)
+    profile = make_profile([param("once", 6 * PAGE, [0]), param("twice", 10 * PAGE, [0, 1])], 2)
+    machine = make_machine(8 * PAGE)
+    assert tiers_by_benefit(one_tier(profile, machine, 0, "x"), profile, machine).tolist() == [1] * 8 + [0] * 8
 
 
 @settings(max_examples=60, deadline=None)
