@@ -47,9 +47,9 @@ def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[
     if machine.flops_per_s is not None:
         fast = machine.fast.capacity_bytes // PAGE_BYTES
         left = _slow_pages(slow_ns, counts, *base_ns(profile, machine), max(pages - fast, 0))
-    # of each run the first `left` pages come behind all others
-    order = np.argsort(-grade, kind="stable")
-    begin, length = np.append((heads + left)[order], heads[order]), np.append((counts - left)[order], left[order])
+    # of each run the last `left` pages come behind all others: a tensor's last page may hold a few bytes only
+    order, kept = np.argsort(-grade, kind="stable"), counts - left
+    begin, length = np.append(heads[order], (heads + kept)[order]), np.append(kept[order], left[order])
     return _filled(begin, length, (machine.fast.capacity_bytes, *plan.capacity_bytes[1:]))
 
 
@@ -106,7 +106,7 @@ def _slow_pages(
     of_kind = np.bincount(kind, pages).astype(np.float64)
     each = slow_ns[first] / pages[first, None]
     slow = np.floor(_solved(each, of_kind, compute_ns, traffic_ns, n_slow) + 1e-6).astype(np.int64)
-    order = np.argsort(kind, kind="stable")
+    order = np.lexsort((-np.arange(len(kind)), kind))  # the last ones of a kind are slow
     before = np.cumsum(pages[order]) - pages[order]
     before -= before[np.searchsorted(kind[order], kind[order])]  # of the same kind
     found = np.zeros(len(pages), np.int64)

@@ -51,6 +51,12 @@ def test_a_layers_time_left_over_is_used_up_and_no_further():
     assert (tier[:20].sum(), tier[20:].sum()) == (5, 5)
 
 
+def test_a_last_page_of_a_few_bytes_is_slow_rather_than_a_full_one():
+    profile = make_profile([param("p", 16 * PAGE + 1, [0])], 1, flops=[0])
+    machine = make_machine(PAGE, flops_per_s=1e12)
+    assert tiers_by_benefit(one_tier(profile, machine, 0, "x"), profile, machine).tolist() == [0] + [1] * 16
+
+
 def test_a_step_of_very_many_layers_is_placed_in_fewer_runs(monkeypatch):
     """Two runs of eight pages: the first one has pages of both tensors."""
     monkeypatch.setattr(best_fixed, "_CELLS", 4)
