@@ -10,67 +10,77 @@ from benchmarks.ladder import RUNGS
 _TEXT = {
     "head": """# The shapes of the paper's figures
 
-Simulated, on {when}, by `benchmarks/paper_shapes.py --markdown docs/paper-shapes.md` (numbers in
-[paper-shapes.json](paper-shapes.json)): full training steps of the paper's five families on described machines. The
-paper (Ren et al., HPCA 2021) measured 24 cores with 96 GB of DRAM and 756 GB of Optane. Its figures were read off; what
-we compare is shape, not digits.
+Everything on this page is simulated: full training steps of the paper's five networks, on described machines. It was
+made on {when} by `benchmarks/paper_shapes.py --markdown docs/paper-shapes.md`; the numbers are in
+[paper-shapes.json](paper-shapes.json). The paper (Ren et al., HPCA 2021) measured real hardware: 24 cores, 96 GB of DRAM
+and 756 GB of Optane. We read its numbers off its figures, so compare the shape of the curves, not digits.
 """,
     "fractions": """
 ## Speed against fast memory
 
-Of fast-only speed, `sentinel-2021` on `slow-optane-mlink` (0.5 TFLOP/s, the slowest compute described):
+Speed of `sentinel-2021` as a share of the speed with all memory fast ("fast-only"), on `slow-optane-mlink`, the
+described machine with the slowest compute (0.5 TFLOP/s). Columns are the share of the footprint that is fast:
 """,
     "why": """
-Ours are higher, because slow memory costs these steps less. A layer of a described machine takes the longer of its
-FLOPs and its traffic (a roofline: perfect overlap, each operand read once, all channels busy), so what computes for
-longer than it reads is never slowed down. The paper's slow-only runs lose far more; even without any overlap the
-described Optane, {ratio} times slower than DRAM for these mixes of reads and writes, explains only part of it:
+Our speeds are higher because slow memory costs less in our model. The model is a roofline: a layer takes the time of
+its FLOPs or the time of its memory traffic, whichever is longer. It assumes perfect overlap, that each operand is read
+once, and that all memory channels are busy. A layer that computes for longer than it reads therefore never slows down.
+
+The paper lost far more speed with all memory slow ("slow-only"). The described Optane is {ratio} times slower than
+DRAM for these mixes of reads and writes. Even if nothing overlapped, that would explain only a part of the paper's loss:
 
 """,
     "scaled": """
-Now the described slow tier is made slower until slow-only loses what it lost in the paper, and nothing else is changed.
-Of fast-only speed:
+Next, we make the described slow tier slower until slow-only is as slow as in the paper, and change nothing else.
+Shares of fast-only speed are then:
 """,
     "scaled_end": """
-With that one input the means come near the paper's. Single networks do not: it takes a slow tier of {slowest} times
-less bandwidth to slow {names} that much, so the paper's runs of these were bound by memory where a roofline of
-their FLOPs is bound by compute (operators that read operands several times, caches that thrash, threads that share an
-Optane buffer), and one factor on all accesses is a crude stand-in for that. The order of the networks by speed-up over
-slow-only is that of these slow-downs, a property of machine and operators more than of the policy:
+With that one change the means come near the paper's, but single networks do not. To slow {names} as much as in
+the paper, the slow tier needs {slowest} times less bandwidth. So memory must have been the limit of these runs in the
+paper, where compute is the limit in our roofline. Possible reasons are operators that read operands several times, caches
+that thrash, and threads that share an Optane buffer. One factor on all accesses describes those only crudely.
+
+Ordered by speed-up over slow-only, the networks follow these slow-downs. The order thus says more about machine and
+operators than about the policy:
 """,
     "swapped": """
-DCGAN and ResNet-32 are swapped: the paper has DCGAN before ResNet-32. That is how these two traces use room, not how
-they are planned. On the slower slow tier, with 20 %:
+DCGAN and ResNet-32 are swapped: in the paper DCGAN comes first. The reason is how these two traces use memory, not
+how they are planned. With the slower slow tier and 20 % fast memory:
 """,
     "swapped_end": """
-*Bound* is what no plan of this kind can pass there: for DCGAN {dcgan:.2f} of fast-only speed, {over:.2f} times
-slow-only, where ResNet-32 reaches {resnet:.2f} times. DCGAN computes most for each byte, so it takes the slowest slow
-tier to slow it as in the paper, and each byte left there costs most. And {wide:.0%} of its traffic is in layers that
-touch more bytes than there is fast memory (the generator's backward pass at 64x64 pixels touches {widest:.0%} of the
-footprint): of these slow memory must serve some. How much depends on the batch; ours is large:
+*Bound* is a speed that no plan of this kind can exceed. For DCGAN it is {dcgan:.2f} of fast-only speed, or {over:.2f}
+times slow-only; ResNet-32 reaches {resnet:.2f} times slow-only. There are two reasons:
+
+- DCGAN computes most for each byte. To slow it as in the paper, the slow tier must be the slowest of all, and then each
+  byte left there costs most.
+- {wide:.0%} of DCGAN's traffic is in layers that touch more bytes than there is fast memory: the generator's backward
+  pass at 64x64 pixels touches {widest:.0%} of the footprint. Slow memory must serve a part of such a layer.
+
+How large that part is depends on the batch. Ours is large:
 """,
     "batches_end": """
-In a small batch weights and optimizer state take the room, in a large one the widest layers do. Between them, at
-{best}, `sentinel` has {ours:.2f} and comes to {best_over:.2f} times slow-only, which is the paper's {paper_over:.1f}.
-The rest of the swap is ResNet-32, which loses less here than in the paper: {r2021:.2f} of fast-only speed with
-`sentinel-2021`, for {r_paper:.2f}.
+With a small batch, weights and optimizer state fill fast memory; with a large one, the widest layers do. Between the
+two, at a batch of {best}, `sentinel` reaches {ours:.2f} of fast-only speed. That is {best_over:.2f} times slow-only; the
+paper has {paper_over:.1f}. The other half of the swap is ResNet-32, which loses less here than in the paper:
+`sentinel-2021` reaches {r2021:.2f} of fast-only speed here, and {r_paper:.2f} there.
 """,
     "mil": """
 ## Interval length
 
-Of fast-only speed at 20 % on `optane-m5`, by migration interval length in layers. The best of ResNet-32 in the paper is
-8, with 0.76 at 5 and 0.72 at 11 around it.
+Share of fast-only speed on `optane-m5` with 20 % fast memory, by the length of a migration interval in layers. The best
+is bold. In the paper ResNet-32 is fastest at 8 layers; it reaches 0.76 at 5 and 0.72 at 11.
 """,
     "ladder": """
-## The ladder
+## What each part of the policy adds
 
-Of fast-only speed at 20 % on `optane-m5`, each rung at the interval length that is best for it. Co-allocation changes
-what small tensors share pages: little at these sizes, where tensors above 64 KiB are nearly all bytes.
+Share of fast-only speed on `optane-m5` with 20 % fast memory. Each column adds one part of the policy, at the interval
+length that is best for it. Co-allocation decides which small tensors share pages. It changes little here, since tensors
+above 64 KiB have nearly all the bytes.
 """,
     "fits": """
 ## A step that fits
 
-With fast memory for the whole footprint every policy keeps all in it; of fast-only speed: {fits}.
+If fast memory has room for the whole footprint, every policy keeps everything there. Shares of fast-only speed: {fits}.
 """,
 }
 

@@ -33,14 +33,18 @@ TELL_EVERY_S = 2
 ABOUT = """\
 # A session interrupted at every line
 
-Each row sums up lives of a session, every one in a process of its own: `start_profile()`, a watched step,
-`end_profile()`, steps that are watched again and applied, `stop()`. In each life a KeyboardInterrupt is raised once,
-at one line of Sentinel's, and the program goes on as one that catches it. *Went on*: the session did too, else it
-ended. *Cut a step*: the optimizer's step ended early, as Ctrl-C in stock training ends one.
+Ctrl-C may come at any moment. Here a KeyboardInterrupt is raised once at every line of Sentinel that a session runs.
 
-*Wrong* would be: after the next call of ours something is left behind (a mapping, a descriptor, a thread, a hook, a
-log that grows), a second session does not run to its report, or losses or parameters differ by a bit from those of
-stock training whose step was cut at the same parameter.
+A *life* is one session in a process of its own: `start_profile()`, a watched step, `end_profile()`, steps that are
+watched again, applied steps, `stop()`. In each life the interrupt is raised at one line, and the program catches it and
+goes on. A row of the table sums up the lives whose line is in that file:
+
+- *reached*: lives in which the line ran, and so was interrupted.
+- *went on*: the session went on after the interrupt. In the other lives it ended.
+- *cut a step*: the interrupt ended the optimizer's step early, as Ctrl-C does in stock training.
+- *wrong*: at least one of these is true after the next call to Sentinel. Something is left behind (a mapping, a
+  descriptor, a thread, a hook, a log that grows). A second session does not run to its report. Losses or parameters
+  differ by a bit from those of stock training whose step was cut at the same parameter.
 """
 
 
