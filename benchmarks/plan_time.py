@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, os.environ.get("PLANNED_BY", str(Path(__file__).resolve().parents[1])))
+if "--child" not in sys.argv:  # a child has the checkout that it measures in PYTHONPATH
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _bench, traces
 from benchmarks.traces.synthetic import synthetic
@@ -154,7 +155,7 @@ def _child(case: str, path: str, checkout: Path, size: dict[str, int]) -> dict[s
     options = ["--child", case, path, "--tensors", str(size["n_tensors"]), "--layers", str(size["n_layers"])]
     done = subprocess.run(
         [sys.executable, __file__, *options],
-        env={**os.environ, "PLANNED_BY": str(checkout), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

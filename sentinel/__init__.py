@@ -68,6 +68,7 @@ def start_profile(
     policy: str = "sentinel",
     machine: str | os.PathLike[str] | Machine | None = None,
     plan: str | os.PathLike[str] | Plan | None = None,
+    rate_limit: str | None = None,
 ) -> None:
     """Begin the profiled step, at any step boundary. Memory is managed from this call on.
 
@@ -78,13 +79,14 @@ def start_profile(
     `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
     `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
     `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.
+    `rate_limit`: migrations go no faster, each way: `"500MB/s"`, `"1GiB/s"`.
 
     Raises UsageError if a session is running or an argument has no meaning, CapabilityError if this host lacks
     something, FormatError if a file is not what it should be; nothing is changed then.
     """
-    _session().start_profile(
-        model, optimizer, fast=fast, slow=slow, tracker=tracker, policy=policy, machine=machine, plan=plan
-    )
+    session = _session()
+    request = session.Request(fast, slow, tracker, policy, machine, plan, rate_limit)
+    session.start_profile(model, optimizer, request)
 
 
 def end_profile() -> Plan:

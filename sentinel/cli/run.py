@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -114,12 +113,8 @@ def prepare_session(arguments: argparse.Namespace) -> None:
 
     need_torch()
     from sentinel.session import Overrides, set_overrides
-    from sentinel.tiers.rate import VARIABLE, rate_limit
 
-    if arguments.rate_limit is not None:
-        os.environ[VARIABLE] = arguments.rate_limit
-    rate_limit()
-    names = ("fast", "slow", "tracker", "policy", "machine", "plan")
+    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     overrides.check()
     if arguments.tracker is not None:

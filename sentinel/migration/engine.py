@@ -54,7 +54,7 @@ class Engine:
         self._plan, self._job, self._now_ns = plan, job, clock.now_ns
         self._mover = NativeMover(plan.capacity_bytes[FAST], full_duplex=machine.full_duplex)
         try:
-            self._tiers = open_tiers(machine, self._mover)
+            self._tiers = open_tiers(machine, self._mover, job.bytes_per_s)
         except BaseException:
             self._mover.close()  # its workers would stay
             raise

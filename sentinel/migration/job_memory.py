@@ -18,7 +18,7 @@ class JobMemory:
 
     `discard(offset, nbytes)`: drop the pages of dead transient blocks at these plan addresses, so that the next ones
     are born at home; without it they stay. `unmanaged_bytes()`: most bytes that fell back to malloc in the step that
-    ends.
+    ends. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no limit.
     """
 
     ranges: Callable[[int], list[tuple[int, int]]]
@@ -26,3 +26,4 @@ class JobMemory:
     strict: bool = False
     discard: Callable[[int, int], None] | None = None
     unmanaged_bytes: Callable[[], int] = _none
+    bytes_per_s: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -14,7 +13,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.errors import UsageError
-from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.profiler import ticks
@@ -27,6 +25,7 @@ from sentinel.system.versions import require_tested
 __all__ = [
     "Annotation",
     "Overrides",
+    "Request",
     "annotate",
     "current",
     "end_profile",
@@ -55,13 +54,7 @@ def current() -> Session | None:
 def start_profile(
     model: nn.Module | Sequence[nn.Module] | None = None,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    *,
-    fast: str | int | None = None,
-    slow: str = "auto",
-    tracker: str = "auto",
-    policy: str = "sentinel",
-    machine: str | os.PathLike[str] | Machine | None = None,
-    plan: str | os.PathLike[str] | Plan | None = None,
+    request: Request | None = None,
 ) -> None:
     """See `sentinel.start_profile`."""
     global _last
@@ -73,8 +66,8 @@ def start_profile(
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
     require_tested(torch.__version__)
-    request = Request(fast, slow, tracker, policy, machine, plan)
-    session = _make(overridden(request), as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer"))
+    models, optimizers = as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
+    session = _make(overridden(request or Request()), models, optimizers)
     before, _last = _last, session
     try:
         session.open()

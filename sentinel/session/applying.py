@@ -67,14 +67,15 @@ def _asked(before: MemoryCounters, now: MemoryCounters) -> _Asked:
 
 class Applying:
     """Carries out the plans of all buckets on `memory`, one at a time: `add`, `serve`, `start`, a `tick` at each
-    layer, `rest` while a step is recorded, `end`. `machine` says where tiers are.
+    layer, `rest` while a step is recorded, `end`. `machine` says where tiers are,
+    `bytes_per_s` how fast migrations between nodes may go (0: no limit).
 
     `current` is the bucket of the step that runs. The allocator changes tables as soon as sizes tell that a step is
     another bucket's; with the next tick its engine takes over, from the first layer if that was in time.
     """
 
-    def __init__(self, memory: ManagedMemory, machine: Machine, job: TrainingJob) -> None:
-        self._memory, self._machine, self._job = memory, machine, job
+    def __init__(self, memory: ManagedMemory, machine: Machine, job: TrainingJob, bytes_per_s: int = 0) -> None:
+        self._memory, self._machine, self._job, self._bytes_per_s = memory, machine, job, bytes_per_s
         self.buckets: list[Bucket] = []
         self.strangers = Served()  # steps of shapes that no bucket knows
         self._current = 0
@@ -332,6 +333,7 @@ class Applying:
             warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
             discard=discard,
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
+            bytes_per_s=self._bytes_per_s,
         )
         return Engine(plan, machine, job, before), mapped.ranges
 

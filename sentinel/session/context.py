@@ -17,14 +17,17 @@ class SessionContext:
 
     `recorded`: the step recorded last, as long as no plan for it is applied. `notes`: what the report must say, a
     sentence each. `setup_ns`: time that the session took from training so far, but for planning.
+    `bytes_per_s`: migrations between nodes go no faster, 0: no limit.
     """
 
-    def __init__(self, job: TrainingJob, machine: Machine, planning: Planning, notes: list[str]) -> None:
+    def __init__(
+        self, job: TrainingJob, machine: Machine, planning: Planning, notes: list[str], bytes_per_s: int = 0
+    ) -> None:
         self.job, self.machine, self.planning, self.notes = job, machine, planning, notes
         self.memory = ManagedMemory.reserve()
         self.position = StepPosition()
         self.recording = Recording(self.memory, job)
-        self.applying = Applying(self.memory, machine, job)
+        self.applying = Applying(self.memory, machine, job, bytes_per_s)
         self.witnessing = Witnessing()
         self.applicable = applicable(machine)
         self.recorded = Dataflow()

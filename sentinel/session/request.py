@@ -16,14 +16,13 @@ from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
-from sentinel.tiers.rate import note_on_limit
 
 FRACTIONAL = "%"
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `start_profile` that say where tensors may live, as given."""
+    """The arguments of `start_profile` that say where tensors may live, and how fast they may move, as given."""
 
     fast: str | int | None = None
     slow: str = "auto"
@@ -31,6 +30,7 @@ class Request:
     policy: str = "sentinel"
     machine: str | os.PathLike[str] | Machine | None = None
     plan: str | os.PathLike[str] | Plan | None = None
+    rate_limit: str | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for an argument of another kind than any that can be meant."""
@@ -40,6 +40,11 @@ class Request:
                 kind = type(value).__name__
                 raise UsageError(f"start_profile({name}={value!r}): its type, {kind}, means nothing", remedy)
 
+    @property
+    def bytes_per_s(self) -> int:
+        """What `rate_limit` says, 0 for no limit. Raises UsageError for what is no rate."""
+        return tiers.parse_rate(self.rate_limit) if self.rate_limit is not None else 0
+
 
 _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("fast", (str, Integral, NoneType), 'give "20%", "8GiB" or bytes'),
@@ -48,6 +53,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("policy", (str,), "give the name of one"),
     ("machine", (str, os.PathLike, Machine, NoneType), "give a path, a name or a Machine"),
     ("plan", (str, os.PathLike, Plan, NoneType), "give a path or a Plan"),
+    ("rate_limit", (str, NoneType), 'give a rate such as "500MB/s"'),
 )
 """Argument of `start_profile`, what it may be, and what to give."""
 
@@ -62,6 +68,7 @@ class Overrides:
     policy: str | None = None
     machine: str | None = None
     plan: str | None = None
+    rate_limit: str | None = None
 
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
@@ -75,6 +82,8 @@ class Overrides:
             _named(self.machine)
         if self.plan is not None:
             files.load_plan(self.plan)
+        if self.rate_limit is not None:
+            tiers.parse_rate(self.rate_limit)
 
 
 _overrides = Overrides()
@@ -101,7 +110,7 @@ def load_plan(request: Request) -> Plan | None:
 
 def machine_of(request: Request) -> Machine:
     """The machine to plan for and to apply on, its links within the rate limit."""
-    return _allowed(tiers.limited(_machine_of(request)))
+    return _allowed(tiers.limited(_machine_of(request), request.bytes_per_s))
 
 
 def available_bytes(request: Request, machine: Machine) -> int:
@@ -181,9 +190,11 @@ _DECIDED = {
 }
 
 
-def notes_on(machine: Machine, host: Topology) -> list[str]:
-    """What a report must say of the tiers that were taken on this host."""
-    notes = [affinity.spanning(host), note_on_limit()]
+def notes_on(machine: Machine, host: Topology, rate_limit: str | None = None) -> list[str]:
+    """What a report must say of the tiers that were taken on this host, and of the limit on migrations."""
+    notes = [affinity.spanning(host)]
+    if rate_limit is not None:
+        notes.append(f"Migrations go no faster than {rate_limit} each way, as was asked.")
     slow = machine.tiers[1]
     if slow.kind == "emulated" and machine.fast.kind == "node" and machine.fast.node is None:
         notes.append(

@@ -131,11 +131,11 @@ class Session:
         began = time.perf_counter_ns()
         given = load_plan(self.request)
         machine = machine_of(self.request)
-        self._notes += notes_on(machine, topology())
+        self._notes += notes_on(machine, topology(), self.request.rate_limit)
         available = available_bytes(self.request, machine) + self._job.held_bytes_of(machine.fast)
         planning = Planning(self.request, machine, available)
         planning.check_words()
-        context = SessionContext(self._job, machine, planning, self._notes)
+        context = SessionContext(self._job, machine, planning, self._notes, self.request.bytes_per_s)
         self._to_end = (  # the last first
             self._job.close,
             context.memory.uninstall,

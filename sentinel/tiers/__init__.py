@@ -9,7 +9,7 @@ from sentinel.tiers.choice import machine_for
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
 from sentinel.tiers.presets import PRESETS, Preset, preset
-from sentinel.tiers.rate import limited, rate_limit
+from sentinel.tiers.rate import limited, parse_rate
 from sentinel.tiers.tier import MOST_TIERS, HeldBlock, Job, Mover, Tier, Transfer
 
 __all__ = [
@@ -25,20 +25,22 @@ __all__ = [
     "limited",
     "machine_for",
     "open_tiers",
+    "parse_rate",
     "preset",
     "require_fit",
 ]
 
 
-def open_tiers(machine: Machine, mover: Mover) -> list[Tier | None]:
+def open_tiers(machine: Machine, mover: Mover, bytes_per_s: int = 0) -> list[Tier | None]:
     """The tiers of `machine`, to be used through `mover`; None for the fast one, which needs nothing.
 
+    `bytes_per_s`: no faster than this does the mover move pages between nodes, each way; 0: no limit.
     Raises CapabilityError for a tier to which nothing can be applied.
     """
     opened: list[Tier | None] = [None]
     for index, spec in enumerate(machine.tiers[1:], start=1):
         if spec.kind == "node":
-            opened.append(NodeTier(machine, index, mover, bytes_per_s=rate_limit()))
+            opened.append(NodeTier(machine, index, mover, bytes_per_s=bytes_per_s))
         elif spec.kind == "emulated":
             opened.append(EmulatedTier(machine, index, mover))
         else:

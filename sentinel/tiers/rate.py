@@ -1,19 +1,17 @@
 """The rate limit: how fast migrations may go, each way, as the user says.
 
-`SENTINEL_RATE_LIMIT=500MB/s`, which `sentinel run --rate-limit 500MB/s` sets. Plans count on links that are no faster,
-emulated links are none either, and on nodes the movers pause between their calls.
+Plans count on links that are no faster, emulated links are none either, and on nodes the movers pause between their
+calls.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 
-VARIABLE = "SENTINEL_RATE_LIMIT"
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]+)/s\s*")
 
@@ -27,21 +25,9 @@ def parse_rate(text: str) -> int:
     return int(amount)
 
 
-def rate_limit() -> int:
-    """Bytes per second that migrations may move each way; 0 without a limit. Raises UsageError for what is no rate."""
-    said = os.environ.get(VARIABLE, "")
-    return parse_rate(said) if said else 0
-
-
-def note_on_limit() -> str:
-    """What a report says of the limit; "" without one."""
-    return f"Migrations go no faster than {os.environ[VARIABLE]} each way, as was asked." if rate_limit() else ""
-
-
-def limited(machine: Machine) -> Machine:
-    """`machine` with links no faster than the rate limit, if there is one."""
-    limit = rate_limit()
-    if not limit:
+def limited(machine: Machine, bytes_per_s: int) -> Machine:
+    """`machine` with links no faster than that; 0: no limit."""
+    if not bytes_per_s:
         return machine
-    links = (replace(link, bandwidth_bytes_per_s=min(limit, link.bandwidth_bytes_per_s)) for link in machine.links)
+    links = (replace(link, bandwidth_bytes_per_s=min(bytes_per_s, link.bandwidth_bytes_per_s)) for link in machine.links)
     return replace(machine, links=tuple(links))

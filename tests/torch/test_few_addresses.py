@@ -39,7 +39,7 @@ print(sentinel.report().text())
 LEFT = """
 import resource, sentinel
 from sentinel import session
-begin = session.start_profile
+begin = sentinel.start_profile
 def start(**asked):
     now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20),) * 2)

@@ -106,6 +106,18 @@ def test_a_profiled_step_that_nobody_ends_is_ended_with_one_warning() -> None:
     assert losses == expected
 
 
+def test_migrations_keep_to_the_rate_that_is_asked_for() -> None:
+    work = job()
+    with sentinel.annotate(work.models, work.optimizers):
+        train(work, range(3), rate_limit="7MB/s")
+    running = current()
+    assert running is not None
+    assert {link.bandwidth_bytes_per_s for link in running.context.machine.links} == {7 * 10**6}
+    assert running.context.applying._bytes_per_s == 7 * 10**6
+    sentinel.stop()
+    assert any("no faster than 7MB/s" in note for note in running.notes)
+
+
 def test_planning_and_the_bound_say_that_they_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

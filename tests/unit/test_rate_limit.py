@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
-from sentinel.session.request import Request, machine_of, notes_on
+from sentinel.session import request
+from sentinel.session.request import Overrides, Request, machine_of, notes_on, overridden
 from sentinel.system.topology import topology
-from sentinel.tiers.rate import VARIABLE, limited, note_on_limit, parse_rate, rate_limit
+from sentinel.tiers import NodeTier, limited, parse_rate
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, applied, emulated_machine
 
@@ -28,30 +31,42 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         parse_rate(text)
 
 
-def test_plans_count_on_links_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+def test_plans_count_on_links_within_it() -> None:
     asked = Request(slow="emulated:cxl-asic-x8")
     free = machine_of(asked)
-    assert rate_limit() == 0
-    assert limited(free) is free
-    assert note_on_limit() == ""
-    monkeypatch.setenv(VARIABLE, "500MB/s")
-    assert {link.bandwidth_bytes_per_s for link in machine_of(asked).links} == {5 * 10**8}
-    assert machine_of(asked).tiers[1] == free.tiers[1]
-    assert "500MB/s" in notes_on(machine_of(asked), topology())[0]
-    monkeypatch.setenv(VARIABLE, "900GB/s")  # no faster than the link itself
-    assert machine_of(asked).links == free.links
-    monkeypatch.setenv(VARIABLE, "much")
+    assert asked.bytes_per_s == 0
+    assert limited(free, 0) is free
+    slower = machine_of(replace(asked, rate_limit="500MB/s"))
+    assert {link.bandwidth_bytes_per_s for link in slower.links} == {5 * 10**8}
+    assert slower.tiers[1] == free.tiers[1]
+    assert "500MB/s" in notes_on(slower, topology(), "500MB/s")[-1]
+    assert machine_of(replace(asked, rate_limit="900GB/s")).links == free.links  # no faster than the link itself
     with pytest.raises(UsageError, match="500MB/s"):
-        machine_of(asked)
+        machine_of(replace(asked, rate_limit="much"))
+
+
+def test_the_command_line_wins_over_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "_overrides", Overrides(rate_limit="1GiB/s"))
+    assert overridden(Request(rate_limit="500MB/s")).bytes_per_s == 1 << 30
+    with pytest.raises(UsageError, match="500MB/s"):
+        Overrides(rate_limit="fast").check()
 
 
 @pytest.mark.needs("native")
-def test_emulated_transfers_keep_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "100MiB/s")
+def test_a_tier_on_a_node_gets_it() -> None:
+    profile = make_profile([param("a", MIB, [0, 1])], 4)
+    plan = persistent_plan(profile, [0], fast_bytes=MIB)
+    with applied(plan, profile, emulated_machine(MIB, slow_node=0), bytes_per_s=5 * 10**8) as running:
+        tier = running.engine._tiers[1]
+        assert isinstance(tier, NodeTier)
+        assert tier._bytes_per_s == 5 * 10**8
+
+
+@pytest.mark.needs("native")
+def test_emulated_transfers_keep_to_it() -> None:
     profile = make_profile([param("a", MIB, [0, 1])], 4)
     plan = persistent_plan(profile, [0], [(0, 0, 1, 1, 2), (0, 1, 0, 3, 4)], fast_bytes=MIB)
-    with applied(plan, profile, limited(emulated_machine(MIB, promote=INSTANT, demote=INSTANT))) as running:
+    with applied(plan, profile, limited(emulated_machine(MIB, promote=INSTANT, demote=INSTANT), 100 << 20)) as running:
         for layer in (1, 2, 3, 0):
             running.tick(layer)
             running.let_land()
