@@ -17,9 +17,10 @@ from sentinel.core.trace import Phase
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ALLOC, FALLBACK, FOREIGN, FREE, SMALL, ManagedMemory
-from sentinel.profiler import annotate, ticks
+from sentinel.profiler import annotate
 from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, make, native_touch
 from sentinel.profiler.record import StepRecorder
+from sentinel.runtime import RUNTIME
 
 PLAIN, EXCLUSIVE, OPS = "stock", "exclusive", "ops"
 PACKED = 64  # bytes: torch's alignment
@@ -105,10 +106,10 @@ def profiled(
         tracker.start([AddressRange(base, base + reserved)])
         tracker.mark(0)
     memory.tick(0)
-    ticks.sink = marks = Marks(memory, tracker, recorder)
+    RUNTIME.sink = marks = Marks(memory, tracker, recorder)
     started = time.perf_counter_ns()
     result = timed_step(step)
-    ticks.sink = None
+    RUNTIME.sink = None
     stopping = time.perf_counter_ns()
     if recorder is not None:
         recorder.abandon()

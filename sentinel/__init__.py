@@ -38,6 +38,7 @@ from sentinel.core.errors import (
     UsageError,
 )
 from sentinel.profiler.ticks import add_layer
+from sentinel.runtime import Observer, Watch, observe
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -130,9 +131,9 @@ def report() -> Report:
 
 def active() -> bool:
     """Whether a session is running."""
-    from sentinel.profiler import ticks
+    from sentinel.runtime import RUNTIME
 
-    return ticks.sink is not None
+    return RUNTIME.sink is not None
 
 
 def need_torch() -> None:
@@ -181,15 +182,18 @@ __all__ = [
     "FormatError",
     "Infeasible",
     "NativeError",
+    "Observer",
     "PlanError",
     "SentinelError",
     "TierError",
     "TierFull",
     "UsageError",
+    "Watch",
     "active",
     "add_layer",
     "annotate",
     "end_profile",
+    "observe",
     "report",
     "start_profile",
     "stop",

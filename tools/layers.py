@@ -38,6 +38,7 @@ RANKS = (
             "system": ("numpy",),
             "tiers": ("numpy",),
             "profiler": ("numpy", "torch"),
+            "runtime": ("torch",),
         },
     ),
     Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
@@ -51,6 +52,7 @@ SIDEWAYS = {
     ("machines", "files"),
     ("tiers", "system"),
     ("profiler", "system"),
+    ("profiler", "runtime"),
     ("system", "files"),  # the calibration that is kept is a Machine on disk
 }
 """(who, whom): imports within a rank, one way only."""

@@ -12,6 +12,7 @@ from sentinel.core.errors import SentinelError, UsageError
 
 if TYPE_CHECKING:
     from sentinel.reports import Report
+    from sentinel.session.auto import Follower
 
 _EXAMPLES = """\
 examples:
@@ -72,17 +73,17 @@ def execute(arguments: argparse.Namespace) -> int:
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     check_files(arguments)
     bind_cpus(arguments.cpus)
-    prepare_session(arguments)
+    follower = prepare_session(arguments)
     try:
         status = run_as_main(script, arguments.arguments)
-        if arguments.auto:
-            end_auto()
+        if follower is not None:
+            follower.finish()
     except SentinelError as error:
         if arguments.debug:
             raise
         print(f"sentinel: {error}", file=sys.stderr)
         status = code_of(error)
-    kept = keep(arguments, failed=status != 0)
+    kept = keep(arguments, follower, failed=status != 0)
     return status or kept
 
 
@@ -107,8 +108,11 @@ def bind_cpus(cpus: str | None) -> None:
         print(f"sentinel: {said}", file=sys.stderr)
 
 
-def prepare_session(arguments: argparse.Namespace) -> None:
-    """Hand the overrides to the session that the script will start. Raises what that session would raise for them."""
+def prepare_session(arguments: argparse.Namespace) -> Follower | None:
+    """Hand the overrides to the session that the script will start. Returns who finds the loop, where `--auto` asks.
+
+    Raises what that session would raise for the overrides.
+    """
     from sentinel import need_torch
 
     need_torch()
@@ -120,10 +124,11 @@ def prepare_session(arguments: argparse.Namespace) -> None:
     if arguments.tracker is not None:
         require_tracker(arguments.tracker)
     set_overrides(overrides)
-    if arguments.auto:
-        from sentinel.session.auto import follow
+    if not arguments.auto:
+        return None
+    from sentinel.session.auto import Follower
 
-        follow()
+    return Follower()
 
 
 def require_tracker(name: str) -> None:
@@ -134,24 +139,10 @@ def require_tracker(name: str) -> None:
         raise refused
 
 
-def end_auto() -> None:
-    """The script has ended; so does the step that `--auto` may still be profiling."""
-    from sentinel.session.auto import follow
-
-    follow().finish()
-
-
-def said_by_auto() -> bool:
-    """Whether `--auto` has said already why nothing was placed."""
-    from sentinel.session.auto import follow
-
-    return bool(follow().failed)
-
-
-def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
+def keep(arguments: argparse.Namespace, follower: Follower | None, *, failed: bool) -> int:
     """Write report, plan, profile and run; returns 1 if one that was asked for could not be written.
 
-    `failed`: the script did.
+    `follower`: who looked for the loop, and has said so where it failed. `failed`: the script did.
     """
     import sentinel
     from sentinel.session import end_applying
@@ -161,7 +152,7 @@ def keep(arguments: argparse.Namespace, *, failed: bool) -> int:
         end_applying()
         report = sentinel.report()
     except UsageError:
-        if not (arguments.auto and said_by_auto()):
+        if follower is None or not follower.failed:
             print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
         return FAILED if asked else 0
     except Exception as error:  # the training is done, and its exit code is not ours to change

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.executed.cgroup import Cgroup
 from sentinel.executed.node_memory import node_free_bytes
@@ -32,10 +31,10 @@ from sentinel.executed.shared_imports import own_present_pages
 from sentinel.executed.stock import StockSession
 from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
-from sentinel.profiler import annotate, names
+from sentinel.profiler import names
 from sentinel.reports.headline import claimed_pages, witness_pages
-from sentinel.session import Overrides, observing
-from sentinel.session.request import Request
+from sentinel.runtime import Observer, observe
+from sentinel.session import Overrides, current, set_overrides
 from sentinel.session.session import Session
 from sentinel.session.witnessing import READ_SHARE
 
@@ -120,11 +119,11 @@ def run_child(job: ComparedJob, placement: Placement, folder: Path, line: Line, 
 
 
 def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, Any]:
-    witness, kept = _Witness(), _Kept(placement)
+    witness, trained = _Witness(), _Trained()
     observer = StepObserver(job.window, job.nodes[0], witness.make_room_in_log)
-    observing.observer = observer
-    session.made_by(kept.make)
-    session.set_overrides(job.overrides)
+    watches = observe(trained), observe(observer)
+    ours = placement.name == OURS
+    set_overrides(job.overrides, Session if ours else StockSession)
     if placement.mode is not None:
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
     line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
@@ -132,13 +131,16 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
     with _losses() as losses:
         _run(job)
     line.job_ended()
+    for watch in watches:
+        if watch.raised is not None:  # what it did not see must not pass for what there was
+            raise watch.raised
     found = observer.finish()
     told: dict[str, Any] = dataclasses.asdict(found)
     told["free_before_bytes"] = free_before
     told["losses"] = hashlib.sha256(b"".join(losses)).hexdigest()
     told["n_losses"] = len(losses)
-    told["parameters"] = kept.digest()
-    told["ours"] = kept.ours()
+    told["parameters"] = trained.digest()
+    told["ours"] = _ours() if ours else None
     told["witness"] = witness.told()
     return told
 
@@ -153,22 +155,17 @@ def _run(job: ComparedJob) -> None:
             raise
 
 
-class _Kept:
-    """The script's session, and the modules and optimizers that it trains, until their digest is taken."""
+class _Trained(Observer):
+    """The modules and optimizers that the script trains, kept until their digest is taken."""
 
-    def __init__(self, placement: Placement) -> None:
-        self._stock = placement.name != OURS
+    def __init__(self) -> None:
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
 
-    def make(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Session:
-        """The session that `start_profile` begins."""
-        annotated = annotate.annotated()
-        self._models += [m for m in (*models, *annotated[0]) if not any(m is other for other in self._models)]
-        self._optimizers += [
-            o for o in (*optimizers, *annotated[1]) if not any(o is other for other in self._optimizers)
-        ]
-        return (StockSession if self._stock else Session)(request, models, optimizers)
+    def session_started(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """See Observer."""
+        self._models += [m for m in models if not any(m is other for other in self._models)]
+        self._optimizers += [o for o in optimizers if not any(o is other for other in self._optimizers)]
 
     def digest(self) -> str:
         """Of every parameter, buffer and optimizer state, by name."""
@@ -179,25 +176,26 @@ class _Kept:
                 total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return total.hexdigest()
 
-    def ours(self) -> dict[str, Any] | None:
-        """What the plan was and what the engine says it did; None for a baseline."""
-        last = session.current()
-        if self._stock or last is None:
-            return None
-        plan, profile, run = last.plan, last.profile, last.stop()
-        return {
-            "budget_bytes": plan.capacity_bytes[0] if plan else None,
-            "footprint_bytes": plan.footprint_bytes if plan else None,
-            "planned_per_step_bytes": plan.migrated_bytes_per_step if plan else None,
-            "live_peak_bytes": profile.live_peak_bytes if profile else None,
-            "tracker": profile.quality.tracker if profile else None,
-            "counters": run.counters.counted(),
-            "claimed_pages": claimed_pages(run),
-            "witness_pages": witness_pages(run),
-            "events": [text for _, text in run.events],
-            "notes": last.notes,
-            "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
-        }
+
+def _ours() -> dict[str, Any] | None:
+    """What the plan was and what the engine says it did; None without a session."""
+    last = current()
+    if last is None:
+        return None
+    plan, profile, run = last.plan, last.profile, last.stop()
+    return {
+        "budget_bytes": plan.capacity_bytes[0] if plan else None,
+        "footprint_bytes": plan.footprint_bytes if plan else None,
+        "planned_per_step_bytes": plan.migrated_bytes_per_step if plan else None,
+        "live_peak_bytes": profile.live_peak_bytes if profile else None,
+        "tracker": profile.quality.tracker if profile else None,
+        "counters": run.counters.counted(),
+        "claimed_pages": claimed_pages(run),
+        "witness_pages": witness_pages(run),
+        "events": [text for _, text in run.events],
+        "notes": last.notes,
+        "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
+    }
 
 
 class _Witness:

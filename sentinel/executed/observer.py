@@ -12,6 +12,7 @@ from sentinel.core.plan import Plan
 from sentinel.executed.audit import Audit, Ranges
 from sentinel.executed.node_memory import node_free_bytes
 from sentinel.executed.touches import Touches
+from sentinel.runtime import Observer
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Observation:
         return self.measured_steps > 0
 
 
-class StepObserver:
-    """The onlooker of one training run on `fast_node`. `at_layers` is called at the end of each layer."""
+class StepObserver(Observer):
+    """Looks at one training run on `fast_node`. `at_layers` is called at the end of each layer."""
 
     def __init__(self, window: Window, fast_node: int, at_layers: Callable[[], None]) -> None:
         self.seen = Observation()
@@ -51,33 +52,27 @@ class StepObserver:
         self._touches = Touches(on_operator=self._sample)
         self._entered = contextlib.ExitStack()
         self._measuring = False
+        self._layer: int | None = None  # under way, since its beginning
         self._plan: tuple[Plan, Machine, Ranges] | None = None
         self._audit: Audit | None = None
 
-    def applying(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
+    def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         """See Observer."""
         self._plan = plan, machine, ranges
         self._audit_if_due()
 
-    def layer_ended(self, layer: int, length: int) -> None:
+    def step_began(self) -> None:
         """See Observer."""
-        self._sample()
-        self._at_layers()
-        self._touches.end_layer()
-        if self._audit is not None:
-            self._audit.after(layer)
-        if layer == length - 1:
-            self._step_ended()
+        self._layer = None  # one that was cut short did not end
 
-    def finish(self) -> Observation:
-        """The script has ended. What was measured of a step that did not end is dropped with it."""
-        self._entered.close()
-        self.seen.by_node = dict(self._touches.by_node)
-        if self._audit is not None:
-            self.seen.audit = {**asdict(self._audit.found), "share": self._audit.found.share, "worst": self._worst()}
-        return self.seen
+    def layer_began(self, layer: int) -> None:
+        """See Observer."""
+        self._end_layer()
+        self._layer = layer
 
-    def _step_ended(self) -> None:
+    def step_ended(self) -> None:
+        """See Observer."""
+        self._end_layer()
         self.seen.steps += 1
         self.seen.measured_steps += self._measuring
         if self._audit is None:
@@ -88,6 +83,24 @@ class StepObserver:
         elif self.seen.steps == self._window.warm_up + self._window.measured:
             self._entered.close()
             self._measuring = False
+
+    def finish(self) -> Observation:
+        """The script has ended. What was measured of a step that did not end is dropped with it."""
+        self._entered.close()
+        self.seen.by_node = dict(self._touches.by_node)
+        if self._audit is not None:
+            self.seen.audit = {**asdict(self._audit.found), "share": self._audit.found.share, "worst": self._worst()}
+        return self.seen
+
+    def _end_layer(self) -> None:
+        if self._layer is None:
+            return
+        self._sample()
+        self._at_layers()
+        self._touches.end_layer()
+        if self._audit is not None:
+            self._audit.after(self._layer)
+        self._layer = None
 
     def _audit_if_due(self) -> None:
         """A plan that takes over within the audited steps is audited from then on, in place of the one before."""

@@ -11,45 +11,32 @@ from torch.optim import Optimizer
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase
-from sentinel.profiler import backward, ticks
+from sentinel.profiler import backward
 from sentinel.reports import Report, build_report
-from sentinel.session import observing
+from sentinel.runtime import RUNTIME, tell, tell_of_layer
 from sentinel.session.applying import nothing_ran
 from sentinel.session.position import StepPosition
 from sentinel.session.request import Request
-from sentinel.session.session import Session
+from sentinel.session.training_job import TrainingJob
 
 
-class StockSession(Session):
+class StockSession:
     """Takes the same calls as a Session, and changes neither memory nor its placement."""
 
-    def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        super().__init__(request, models, optimizers)
+    def __init__(self, _request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self._job = TrainingJob(models, optimizers)
         self._position = StepPosition()
-
-    @property
-    def profiling(self) -> bool:
-        """Whether `end_profile()` is still to come."""
-        return ticks.sink is self and not self._position.layers
-
-    @property
-    def cut_short(self) -> bool:
-        """Never: there is nothing to undo."""
-        return False
-
-    @property
-    def ended_by_itself(self) -> bool:
-        """Whether it is over: then a call of `stop()` does no harm."""
-        return ticks.sink is not self
+        self._layer: int | None = None  # None: out of step
 
     def open(self) -> None:
         """Begin to follow the ticks."""
         self._job.add_annotated()
-        ticks.sink = self
+        RUNTIME.sink = self
+        tell(lambda each: each.session_started(self._job.models, self._job.optimizers))
 
     def end_profile(self) -> Plan:
         """The layers of a step are known now. Returns a provisional plan that places nothing."""
-        layers = self._position.learn()
+        layers, self._layer = self._position.learn(), None
         return Plan("stock", layers, ("fast", "slow"), (0, 0), (), (), (), (), 0, 0, provisional=True)
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
@@ -57,9 +44,9 @@ class StockSession(Session):
         position = self._position
         if source == "add_layer" and not position.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
-        layer, length = position.advance((name, phase)), len(position.layers)
-        if length and layer is not None and observing.observer is not None:
-            observing.observer.layer_ended((layer - 1) % length, length)
+        before, self._layer = self._layer, position.advance((name, phase))
+        if position.layers and self._layer is not None and RUNTIME.watches:
+            tell_of_layer(self._layer, ended=before is not None and self._layer == (before + 1) % len(position.layers))
 
     def step_boundary(self) -> None:
         """See TickSink."""
@@ -67,9 +54,10 @@ class StockSession(Session):
 
     def stop(self) -> Run:
         """Nothing was applied."""
-        if ticks.sink is self:
-            ticks.sink = None
         self._job.close()
+        if RUNTIME.sink is self:
+            RUNTIME.sink = None
+            tell(lambda each: each.session_ended())
         return nothing_ran(None)
 
     def report(self) -> Report:

@@ -10,9 +10,7 @@ way, transients who is born and dies, the mover the accounts, the recorder what 
 from __future__ import annotations
 
 import functools
-import os
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 
 from sentinel.core.machine import Machine
@@ -32,11 +30,11 @@ from sentinel.migration.page_audit import Blocks, PageAudit
 from sentinel.migration.residents import Residents, Wanted
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
+from sentinel.runtime import RUNTIME
 from sentinel.tiers import open_tiers, require_fit
 from sentinel.tiers.tier import FAST, HeldBlock, holds_pages
 
 _UNLIMITED = 1 << 62
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -72,7 +70,7 @@ class Engine:
         self._delay = Delay(clock)
         self._layer = 0
         self._in_step = self._applying = self._forked = False
-        _engines.add(self)
+        RUNTIME.not_inherited.add(self)
 
     @property
     def _inert(self) -> bool:
@@ -129,6 +127,10 @@ class Engine:
         self._in_step = False
         self._transients.release_kept()  # the plan's order is what made room for it
         self._due.abandon()
+
+    def forked(self) -> None:
+        """In a forked child no mover runs: whatever ticks there must not wait for one."""
+        self._forked = True
 
     @property
     def closed(self) -> bool:
@@ -364,12 +366,3 @@ class Engine:
         if not self._inert:
             totals.overflow_bytes = self._mover.held().overflow_bytes
             totals.stayed = self._mover.errors()
-
-
-def _quieten() -> None:
-    """In a forked child no mover runs: whatever ticks there must not wait for one."""
-    for engine in _engines:
-        engine._forked = True
-
-
-os.register_at_fork(after_in_child=_quieten)

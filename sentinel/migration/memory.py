@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES, format_bytes, page_ceil
 from sentinel.profiler import torch_shim
+from sentinel.runtime import RUNTIME
 from sentinel.system import limits, native
 
 ALLOC, FREE, TICK = 1, 2, 3
@@ -75,8 +76,6 @@ class ManagedMemory:
     whatever is called afterwards.
     """
 
-    _current: ManagedMemory | None = None
-
     def __init__(self) -> None:
         self._native, self._quick = native.library(), native.quick()
         self._tick = self._quick.sn_tick
@@ -109,7 +108,7 @@ class ManagedMemory:
         Raises CapabilityError, with nothing changed, if another allocator is in place; UsageError as `reserve`.
         """
         self._require_none()
-        ManagedMemory._current = self
+        RUNTIME.memory = self
         try:
             self._take_over_torch()
         except BaseException:
@@ -129,16 +128,16 @@ class ManagedMemory:
 
     def uninstall(self) -> None:
         """Stock allocation is back; live storages stay valid. Does nothing if this memory is not installed."""
-        if ManagedMemory._current is not self:
+        if RUNTIME.memory is not self:
             return
         self.give_back()
         native.check("sn_pass_through", self._native.sn_pass_through(), _OWNER)
         native.check("sn_shim_uninstall", torch_shim.function("sn_shim_uninstall", ctypes.c_int)())
-        ManagedMemory._current = None
+        RUNTIME.memory = None
 
-    @classmethod
-    def _require_none(cls) -> None:
-        if cls._current is not None:
+    @staticmethod
+    def _require_none() -> None:
+        if RUNTIME.memory is not None:
             raise UsageError("memory is managed already", "uninstall() the ManagedMemory in use first")
 
     def own(self) -> None:
@@ -330,7 +329,7 @@ class ManagedMemory:
             trim(ctypes.c_size_t(0))
 
     def _require_installed(self) -> None:
-        if ManagedMemory._current is not self:
+        if RUNTIME.memory is not self:
             raise UsageError("this memory is no longer managed", "call ManagedMemory.install() again")
 
 

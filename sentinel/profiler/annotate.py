@@ -13,13 +13,10 @@ from torch.optim import Optimizer
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes
-from sentinel.profiler import backward, hooks, slices, ticks
+from sentinel.profiler import backward, hooks, slices
 from sentinel.profiler.blocks import find_blocks, named_blocks
-from sentinel.profiler.ordinals import Ordinals, prefix
-
-_models: Ordinals[nn.Module] = Ordinals()
-_optimizers: Ordinals[Optimizer] = Ordinals()
-_blocks: Ordinals[nn.Module] = Ordinals()  # so that a block shared by two models ticks once
+from sentinel.runtime import RUNTIME
+from sentinel.runtime.ordinals import Ordinals, prefix
 
 
 class Annotation:
@@ -66,11 +63,11 @@ def annotate(
     undo: list[Callable[[], None]] = []
     try:
         for one, found in zip(models, chosen, strict=True):
-            if _models.find(one) is None:
+            if RUNTIME.models.find(one) is None:
                 names += _annotate_model(one, found, undo)
         for stepper in optimizers:
-            if _optimizers.find(stepper) is None:
-                ordinal = _join(_optimizers, stepper, undo)
+            if RUNTIME.optimizers.find(stepper) is None:
+                ordinal = _join(RUNTIME.optimizers, stepper, undo)
                 undo.append(slices.SlicedStep(stepper, f"{prefix(ordinal)}optimizer").remove)
     except BaseException:
         _undo_all(undo)
@@ -80,15 +77,15 @@ def annotate(
 
 def annotated() -> tuple[list[nn.Module], list[Optimizer]]:
     """The models and optimizers that are annotated and alive, in the order of their numbers."""
-    return _models.alive(), _optimizers.alive()
+    return RUNTIME.models.alive(), RUNTIME.optimizers.alive()
 
 
 def watch_steps(optimizer: Optimizer, owner: object) -> None:
     """Tell the session when `optimizer` has stepped, with no ticks: for one that is named but not annotated."""
 
     def after(*_: object) -> None:
-        if ticks.sink is not None:
-            ticks.sink.step_boundary()
+        if RUNTIME.sink is not None:
+            RUNTIME.sink.step_boundary()
 
     optimizer.register_step_post_hook(hooks.Owned(owner, after))
 
@@ -101,12 +98,12 @@ def stop_watching(optimizer: Optimizer, owner: object) -> None:
 def notes() -> list[str]:
     """What the annotations in force cannot do, and what that costs, as sentences."""
     found = []
-    if _models.alive() and _compiled_something():
+    if RUNTIME.models.alive() and _compiled_something():
         found.append(
             "torch.compile was used: what it compiles is one layer, of whose operators and tensors only some are seen;"
             " train in eager mode to have them all placed"
         )
-    for optimizer in _optimizers.alive():
+    for optimizer in RUNTIME.optimizers.alive():
         if not slices.sliceable(optimizer):
             params = [p for group in optimizer.param_groups for p in group["params"]]
             state = [t for held in optimizer.state.values() for t in held.values() if isinstance(t, torch.Tensor)]
@@ -151,12 +148,12 @@ def as_list(given: T | Sequence[T] | None, kind: type[T], what: str) -> list[T]:
 def _annotate_model(
     model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], undo: list[Callable[[], None]]
 ) -> list[str]:
-    start = prefix(_join(_models, model, undo))
+    start = prefix(_join(RUNTIME.models, model, undo))
     undo.append(model.register_forward_pre_hook(_RootBefore(), prepend=True).remove)
     names = []
     for name, block in blocks:
-        if _blocks.find(block) is None:
-            _join(_blocks, block, undo)
+        if RUNTIME.blocks.find(block) is None:
+            _join(RUNTIME.blocks, block, undo)
             label = start + (name or type(model).__name__)
             undo.append(block.register_forward_hook(_BlockHook(label)).remove)
             names.append(label)
@@ -180,14 +177,10 @@ class _Hook:
         return contextlib.nullcontext().__exit__
 
 
-_with_grad: list[bool] = []
-"""Grad mode at the entry of each annotated model whose forward is running."""
-
-
 class _RootBefore(_Hook):
     def __call__(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            _with_grad.append(torch.is_grad_enabled())
+            RUNTIME.grad_modes.append(torch.is_grad_enabled())
 
 
 class _RootAfter(_Hook):
@@ -196,9 +189,9 @@ class _RootAfter(_Hook):
     def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
         if torch.compiler.is_compiling():
             return
-        if _with_grad:
-            _with_grad.pop()
-        if ticks.sink is not None and torch.is_grad_enabled():
+        if RUNTIME.grad_modes:
+            RUNTIME.grad_modes.pop()
+        if RUNTIME.sink is not None and torch.is_grad_enabled():
             backward.watch(output, None)
 
 
@@ -209,17 +202,17 @@ class _BlockHook(_Hook):
         self._name = name
 
     def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
-        sink = ticks.sink
+        sink = RUNTIME.sink
         if sink is None or torch.compiler.is_compiling():  # a compiled graph would replay its ticks afterwards
             return
         grad = torch.is_grad_enabled()
         if backward.graph_task() != -1:  # activation checkpointing computes this block again
             if grad:
-                backward.running.recompute(self._name, output)
+                backward.recompute(self._name, output)
             return
         # a checkpointed block may run without grad mode inside of a forward that has it
-        if grad or (_with_grad and _with_grad[-1]):
-            backward.running.outside()
+        if grad or (RUNTIME.grad_modes and RUNTIME.grad_modes[-1]):
+            backward.outside()
             if grad:
                 backward.watch(output, self._name)
             sink.tick(self._name, "forward", "annotate")

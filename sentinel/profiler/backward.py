@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from sentinel.profiler import ticks
 from sentinel.profiler.blocks import tensors_in
+from sentinel.runtime import RUNTIME
 
 graph_task = torch._C._current_graph_task_id
 """Number of the backward that is running; -1 outside of one."""
@@ -19,52 +19,46 @@ HEAD = "loss"
 _MOST_NODES = 8  # an output that holds more tensors (caches, hidden states) is entered through its first ones
 
 
-class Backward:
-    """The backward that is running, whatever models it passes through."""
-
-    def __init__(self) -> None:
-        self._active = False
-        self._within = ""
-        self._recomputed: _Entry | None = None
-
-    def outside(self) -> None:
-        """Called where no backward runs: one that an exception ended left its mark, and no tick."""
-        self._active = False
-
-    def begin(self) -> None:
-        """Backward has reached the outputs of a model."""
-        if not self._active and ticks.sink is not None:
-            self._active = True
-            self._within = HEAD
-            # runs when the whole backward is done, accumulated gradients included
-            Variable._execution_engine.queue_callback(self._end)
-
-    def enter(self, name: str, entry: _Entry) -> None:
-        """Backward has reached the outputs of block `name`, so it is done with the one before."""
-        sink = ticks.sink
-        if sink is None:
-            return
-        self.begin()
-        if entry is not self._recomputed:  # else its recomputation ticked just now
-            sink.tick(self._within, "backward", "annotate")
-        self._within, self._recomputed = name, None
-
-    def recompute(self, name: str, output: object) -> None:
-        """Activation checkpointing has computed block `name` again."""
-        sink = ticks.sink
-        if sink is not None:
-            self.begin()
-            self._recomputed = watch(output, name)
-            sink.tick(name, "backward", "annotate")
-
-    def _end(self) -> None:
-        if self._active:
-            self._active = False
-            if ticks.sink is not None:
-                ticks.sink.tick(self._within, "backward", "annotate")
+def outside() -> None:
+    """Called where no backward runs: one that an exception ended left its mark, and no tick."""
+    RUNTIME.backward.active = False
 
 
-running = Backward()
+def begin() -> None:
+    """Backward has reached the outputs of a model."""
+    now = RUNTIME.backward
+    if not now.active and RUNTIME.sink is not None:
+        now.active, now.within = True, HEAD
+        # runs when the whole backward is done, accumulated gradients included
+        Variable._execution_engine.queue_callback(_end)
+
+
+def enter(name: str, entry: _Entry) -> None:
+    """Backward has reached the outputs of block `name`, so it is done with the one before."""
+    sink, now = RUNTIME.sink, RUNTIME.backward
+    if sink is None:
+        return
+    begin()
+    if entry is not now.recomputed:  # else its recomputation ticked just now
+        sink.tick(now.within, "backward", "annotate")
+    now.within, now.recomputed = name, None
+
+
+def recompute(name: str, output: object) -> None:
+    """Activation checkpointing has computed block `name` again."""
+    sink = RUNTIME.sink
+    if sink is not None:
+        begin()
+        RUNTIME.backward.recomputed = watch(output, name)
+        sink.tick(name, "backward", "annotate")
+
+
+def _end() -> None:
+    now = RUNTIME.backward
+    if now.active:
+        now.active = False
+        if RUNTIME.sink is not None:
+            RUNTIME.sink.tick(now.within, "backward", "annotate")
 
 
 class _Entry:
@@ -83,9 +77,9 @@ class _Entry:
             return
         self._task = task
         if self._name is None:
-            running.begin()
+            begin()
         else:
-            running.enter(self._name, self)
+            enter(self._name, self)
 
 
 def watch(output: object, name: str | None) -> _Entry:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.trace import Role
-from sentinel.profiler.ordinals import prefix
+from sentinel.runtime.ordinals import prefix
 
 Named = tuple[str, torch.Tensor, Role]
 

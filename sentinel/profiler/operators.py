@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.profiler import flops, torch_shim
+from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
 READ, WRITE, OPERATOR, MADE = 2, 3, 4, 5
@@ -45,19 +46,14 @@ class OperatorLog:
     lost: int
 
 
-_owner: object = None
-"""Who records, or recorded last: only that one may stop it."""
-
-
 def start(owner: object = None) -> None:
-    """Record the operators of this thread from now on, for `owner`.
+    """Record the operators of this thread from now on, for `owner`, who alone may stop it.
 
     Raises UsageError if they are recorded already, NativeError.
     """
-    global _owner
     if recording():
         raise UsageError("operators are recorded already", "end the other recording first")
-    _owner = owner
+    RUNTIME.recorder = owner
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
     result = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR))
@@ -68,7 +64,7 @@ def start(owner: object = None) -> None:
 
 def stop(owner: object = None) -> None:
     """Record no more, if it is `owner` who records. Does nothing if nothing is recorded."""
-    if owner is _owner:
+    if owner is RUNTIME.recorder:
         torch_shim.function("sn_recorder_stop", _INT)()
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, Optimizer, RMSprop
 
-from sentinel.profiler import hooks, ticks
+from sentinel.profiler import hooks
+from sentinel.runtime import RUNTIME
 
 SLICES = 32
 """A slice holds one of so many parts of the parameters' bytes, or one large parameter."""
@@ -86,7 +87,7 @@ class SlicedStep:
 
         @functools.wraps(raw)
         def method(self_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if ticks.sink is None or not self._active:
+            if RUNTIME.sink is None or not self._active:
                 return plain(self_, *args, **kwargs)
             return self._run(self_, functools.partial(plain, self_), args, kwargs)
 
@@ -115,7 +116,7 @@ class SlicedStep:
                 optimizer.step = self._before  # type: ignore[method-assign]
 
     def _run(self, optimizer: Optimizer, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        sink = ticks.sink
+        sink = RUNTIME.sink
         assert sink is not None
         if not sliceable(optimizer):
             result = call(*args, **kwargs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -15,40 +16,56 @@ from torch.optim import Optimizer
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
-from sentinel.profiler import ticks
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
-from sentinel.session.request import Overrides, Request, overridden, set_overrides
+from sentinel.runtime import RUNTIME, TickSink
+from sentinel.session.request import Overrides, Request
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 
 __all__ = [
     "Annotation",
+    "BegunSession",
     "Overrides",
     "Request",
     "annotate",
     "current",
     "end_profile",
-    "made_by",
     "report",
     "set_overrides",
     "start_profile",
     "stop",
 ]
 
-_last: Session | None = None
-_make: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], Session] = Session
+
+class BegunSession(TickSink, Protocol):
+    """What the user's calls need of what `start_profile` begins: a Session, or what measures a script without one."""
+
+    def open(self) -> None:
+        """Begin, and take ticks. Whatever is wrong with the request is raised before anything is changed."""
+
+    def end_profile(self) -> Plan:
+        """See `sentinel.end_profile`."""
+
+    def stop(self) -> Run:
+        """See `sentinel.stop`."""
+
+    def report(self) -> Report:
+        """See `sentinel.report`."""
 
 
-def made_by(factory: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], Session]) -> None:
-    """From now on `start_profile` begins what `factory` makes: so a measurement may watch a script's stock training."""
-    global _make
-    _make = factory
+def set_overrides(
+    overrides: Overrides,
+    begin: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], BegunSession] = Session,
+) -> None:
+    """From now on `overrides` win over what `start_profile` is asked for, and it begins what `begin` makes."""
+    RUNTIME.overrides = {name: value for name, value in vars(overrides).items() if value is not None}
+    RUNTIME.begin = begin
 
 
 def current() -> Session | None:
     """The running session, or the last one; None before the first."""
-    return _last
+    return RUNTIME.last if isinstance(RUNTIME.last, Session) else None
 
 
 def start_profile(
@@ -57,23 +74,23 @@ def start_profile(
     request: Request | None = None,
 ) -> None:
     """See `sentinel.start_profile`."""
-    global _last
     _end_what_was_cut_short()
-    if ticks.sink is not None:
-        doing = "profiling" if isinstance(ticks.sink, Session) and ticks.sink.profiling else "applying a plan"
+    if RUNTIME.sink is not None:
+        doing = "profiling" if isinstance(RUNTIME.sink, Session) and RUNTIME.sink.profiling else "applying a plan"
         raise UsageError(
             f"start_profile(): a session is running already, and {doing}",
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
     require_tested(torch.__version__)
     models, optimizers = as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
-    session = _make(overridden(request or Request()), models, optimizers)
-    before, _last = _last, session
+    asked = replace(request or Request(), **RUNTIME.overrides)
+    session: BegunSession = (RUNTIME.begin or Session)(asked, models, optimizers)
+    before, RUNTIME.last = RUNTIME.last, session
     try:
         session.open()
     except BaseException:
-        if ticks.sink is not session:  # else it is whole, or is ended by the next call: the interrupt came after it
-            _last = before
+        if RUNTIME.sink is not session:  # else it is whole, or is ended by the next call: the interrupt came after it
+            RUNTIME.last = before
         raise
     _watch_for_the_end()
 
@@ -81,42 +98,49 @@ def start_profile(
 def end_profile() -> Plan:
     """See `sentinel.end_profile`."""
     _end_what_was_cut_short()
-    session = _running("end_profile()", "call sentinel.start_profile() before the step")
-    return session.end_profile()
+    return _running("end_profile()", "call sentinel.start_profile() before the step").end_profile()
 
 
 def stop() -> Run:
     """See `sentinel.stop`."""
     _end_what_was_cut_short()
-    if _last is not None and _last.ended_by_itself:
-        return _last.stop()
+    last = current()
+    if last is not None and last.ended_by_itself:
+        return last.stop()
     return _running("stop()", "call sentinel.start_profile() first").stop()
 
 
 def end_applying() -> None:
     """End a session that applies a plan, as the end of the program will: then all that it did is counted."""
-    if _last is not None and _last.applying and ticks.sink is _last and not _last.away:
-        _last.stop()
+    last = current()
+    if last is not None and last.applying and RUNTIME.sink is last and not last.away:
+        last.stop()
 
 
 def report() -> Report:
     """See `sentinel.report`."""
     _end_what_was_cut_short()
-    if _last is None:
+    last = _last()
+    if last is None:
         raise UsageError("report(): nothing was profiled yet", "call sentinel.start_profile() and end_profile() first")
-    return _last.report()
+    return last.report()
 
 
 def _end_what_was_cut_short() -> None:
     """An interrupt may have come within a call of ours, and another one as that was undone."""
-    if isinstance(ticks.sink, Session) and ticks.sink.cut_short:
-        ticks.sink.finish_ending()
+    if isinstance(RUNTIME.sink, Session) and RUNTIME.sink.cut_short:
+        RUNTIME.sink.finish_ending()
 
 
-def _running(what: str, remedy: str) -> Session:
-    if _last is None or ticks.sink is not _last:
+def _last() -> BegunSession | None:
+    return cast("BegunSession | None", RUNTIME.last)  # only start_profile sets it
+
+
+def _running(what: str, remedy: str) -> BegunSession:
+    last = _last()
+    if last is None or RUNTIME.sink is not last:
         raise UsageError(f"{what}: no session is running", remedy)
-    return _last
+    return last
 
 
 @atexit.register
@@ -126,13 +150,15 @@ def _end() -> None:
     A thread that still trains keeps its session: it ends with the process.
     """
     _end_what_was_cut_short()
-    if _last is not None and ticks.sink is _last and not _last.away:
-        _last.stop()
+    last = current()
+    if last is not None and RUNTIME.sink is last and not last.away:
+        last.stop()
 
 
-@functools.cache
 def _watch_for_the_end() -> None:
     """What nobody catches, Ctrl-C included, ends the session also where the interpreter lives on: at a prompt."""
+    if RUNTIME.shows_uncaught:
+        return
     shown = sys.excepthook
 
     def end_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -140,3 +166,4 @@ def _watch_for_the_end() -> None:
         shown(kind, error, trace)
 
     sys.excepthook = end_and_show
+    RUNTIME.shows_uncaught = True

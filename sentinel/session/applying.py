@@ -23,7 +23,7 @@ from sentinel.migration.handover import Handover
 from sentinel.migration.huge_pages import Placed, huge_ranges
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.memory import ManagedMemory, MemoryCounters
-from sentinel.session import observing
+from sentinel.runtime import RUNTIME, tell, tell_of_layer
 from sentinel.session.binding import Addresses, Homes, SlotTable, arena_start, changed_homes, slot_table
 from sentinel.session.planning import Dataflow
 from sentinel.session.shapes import Bucket, Likeness, Served
@@ -210,6 +210,8 @@ class Applying:
             if not self._in_step:
                 engine.out_of_step()
         self._show()
+        if self._in_step:
+            tell_of_layer(0, ended=False)
         self._before = self._memory.counters()
 
     def rest(self) -> None:
@@ -238,10 +240,11 @@ class Applying:
             self._in_step = False
         if layer is None or (layer > 1 and not self._in_step):
             return False
-        if self._in_step and not (layer == 1 and self._layer):
-            self._show_end_of(layer - 1)
-        elif layer == 1:
+        ended = self._in_step and not (layer == 1 and self._layer)  # the layer before
+        if layer == 1 and not ended:
             engine.begin_layer(0)
+        if RUNTIME.watches:
+            tell_of_layer(layer, ended=ended)
         self._in_step, self._layer = True, layer
         engine.begin_layer(layer)
         return layer == 0
@@ -290,16 +293,10 @@ class Applying:
         engine.take_over(given, in_step=self._in_step)
 
     def _show(self) -> None:
-        """Whoever looks on is told which plan is carried out."""
-        bucket = self.current
-        if observing.observer is not None and bucket.flow.machine is not None and bucket.ranges is not None:
-            observing.observer.applying(bucket.plan, bucket.flow.machine, bucket.ranges)
-
-    def _show_end_of(self, layer: int) -> None:
-        """Whoever looks on is told that `layer` has ended: -1 is the last one."""
-        if observing.observer is not None:
-            length = self.current.plan.n_layers
-            observing.observer.layer_ended(layer % length, length)
+        """Observers are told which plan is carried out."""
+        plan, machine, ranges = self.current.plan, self.current.flow.machine, self.current.ranges
+        if machine is not None and ranges is not None:
+            tell(lambda each: each.plan_applied(plan, machine, ranges))
 
     def _note_left_out(self, table: SlotTable) -> None:
         if table.left_out:

@@ -31,19 +31,10 @@ from sentinel.profiler.backward import graph_task
 from sentinel.profiler.step_period import OptimizerStep, period_of
 from sentinel.system import limits
 
-_following: Follower | None = None
-
-
-def follow() -> Follower:
-    """Watch for a training loop from now on. There is one follower in a process."""
-    global _following
-    if _following is None:
-        _following = Follower()
-    return _following
-
 
 class Follower:
-    """Counts optimizer steps, and calls `annotate`, `start_profile` and `end_profile` in the user's place.
+    """Watches for a training loop from now on: counts optimizer steps, and calls `annotate`, `start_profile` and
+    `end_profile` in the user's place.
 
     `done`: the loop was found and one of its steps profiled, or the script did it itself. `failed`: what went wrong.
     Whatever it is, it is said in one sentence, and the script trains on as if nobody watched.

@@ -19,6 +19,7 @@ from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
 from sentinel.planner import plan as make_plan
+from sentinel.runtime import tell
 from sentinel.session.request import Request
 from sentinel.system.progress import telling
 
@@ -151,7 +152,9 @@ class Planning:
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
             plan = make_plan(profile, machine, self._request.policy, budget=budget)  # checked, and with its uses
-        return files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
+        plan = files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
+        tell(lambda each: each.plan_made(plan))
+        return plan
 
     def _budget(self, footprint_bytes: int) -> Budget:
         """What was asked for, of what this host has; a share is one of `footprint_bytes`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
@@ -84,21 +84,6 @@ class Overrides:
             files.load_plan(self.plan)
         if self.rate_limit is not None:
             tiers.parse_rate(self.rate_limit)
-
-
-_overrides = Overrides()
-
-
-def set_overrides(overrides: Overrides) -> None:
-    """From now on `overrides` win over what `start_profile` is asked for."""
-    global _overrides
-    _overrides = overrides
-
-
-def overridden(request: Request) -> Request:
-    """`request` with the overrides applied."""
-    said = {f.name: getattr(_overrides, f.name) for f in fields(_overrides)}
-    return replace(request, **{name: value for name, value in said.items() if value is not None})
 
 
 def load_plan(request: Request) -> Plan | None:

@@ -25,8 +25,9 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import MemoryCounters
-from sentinel.profiler import annotate, backward, ticks
+from sentinel.profiler import annotate, backward
 from sentinel.reports import Report, Setup, build_report
+from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
 from sentinel.session.applying_plans import ApplyingPlans
 from sentinel.session.context import SessionContext
@@ -77,7 +78,7 @@ class Session:
     @property
     def profiling(self) -> bool:
         """Whether `end_profile()` is still to come: not in a forked child, where nothing is watched."""
-        return isinstance(self.state, Profiling) and ticks.sink is self
+        return isinstance(self.state, Profiling) and RUNTIME.sink is self
 
     @property
     def applying(self) -> bool:
@@ -150,7 +151,7 @@ class Session:
 
     def _begin(self, given: Plan | None) -> None:
         context, on_node = self.context, self.context.machine.tiers[1].kind == "node"
-        ticks.sink = self
+        RUNTIME.sink = self
         context.recording.choose(self.request.tracker)
         context.memory.activate()
         self._notes += filter(None, [context.memory.note_on_limit()])
@@ -168,6 +169,7 @@ class Session:
             self._enter(Profiling(context))
         else:
             self._enter(CheckingSavedPlan(context, given).begin())
+        tell(lambda each: each.session_started(context.job.models, context.job.optimizers))
 
     @property
     def away(self) -> bool:
@@ -178,14 +180,14 @@ class Session:
     def cut_short(self) -> bool:
         """Whether a call, or the end, began and went no further: an interrupt came."""
         began = self._busy or isinstance(self.state, Over)  # cheap: each tick asks
-        return began and ticks.sink is self and not self.away and not _under_way()
+        return began and RUNTIME.sink is self and not self.away and not _under_way()
 
     def finish_ending(self) -> None:
         """Go on with an end that was cut short, or that failed. Never raises an Exception."""
         self._attempts += 1
         self._owner.hand_over("this call", self.context.memory)
         self._end_quietly()
-        if ticks.sink is self and self._attempts >= MOST_ATTEMPTS:
+        if RUNTIME.sink is self and self._attempts >= MOST_ATTEMPTS:
             self._notes.append("it could not end: what is left stays until the process ends")
             self._to_end = ()
             self._end_quietly()
@@ -329,8 +331,9 @@ class Session:
         end_all(*reversed(self._to_end))
         self.state = self._ends_as
         self._busy = False
-        if ticks.sink is self:
-            ticks.sink = None
+        if RUNTIME.sink is self:
+            RUNTIME.sink = None
+            tell(lambda each: each.session_ended())
 
     def _end_quietly(self) -> None:
         """`_close`. What it cannot undo is in the notes, and is tried again with the next call."""

@@ -15,7 +15,8 @@ from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.machine import TierSpec
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, hooks, names, ticks
+from sentinel.profiler import annotate, hooks, names
+from sentinel.runtime import RUNTIME
 from sentinel.system import numa
 
 
@@ -46,7 +47,7 @@ class TrainingJob:
         register_optimizer_step_post_hook(hooks.Owned(self, self._after_any_step))
 
     def _after_any_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if ticks.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
+        if RUNTIME.sink is None or optimizer in self._unrelated or any(optimizer is own for own in self.optimizers):
             return
         ours = {id(param) for _, param in names.parameters(self.models)}
         if not any(id(param) in ours for group in optimizer.param_groups for param in group["params"]):
@@ -56,7 +57,7 @@ class TrainingJob:
         if not any(optimizer is annotated for annotated in annotate.annotated()[1]):
             self._watched.append(optimizer)
             annotate.watch_steps(optimizer, self)
-            ticks.sink.step_boundary()
+            RUNTIME.sink.step_boundary()
 
     def held_bytes_of(self, fast: TierSpec) -> int:
         """What the job's tensors hold of the fast tier, if that is a node.

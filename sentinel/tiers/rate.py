@@ -29,5 +29,6 @@ def limited(machine: Machine, bytes_per_s: int) -> Machine:
     """`machine` with links no faster than that; 0: no limit."""
     if not bytes_per_s:
         return machine
-    links = (replace(link, bandwidth_bytes_per_s=min(bytes_per_s, link.bandwidth_bytes_per_s)) for link in machine.links)
-    return replace(machine, links=tuple(links))
+    rates = (min(bytes_per_s, link.bandwidth_bytes_per_s) for link in machine.links)
+    pairs = zip(machine.links, rates, strict=True)
+    return replace(machine, links=tuple(replace(link, bandwidth_bytes_per_s=rate) for link, rate in pairs))

@@ -21,7 +21,7 @@ from sentinel.core.machine import Machine  # noqa: E402
 from sentinel.core.plan import Plan  # noqa: E402
 from sentinel.core.profile import Profile  # noqa: E402
 from sentinel.executed.audit import Audit  # noqa: E402
-from sentinel.session import observing, planning  # noqa: E402
+from sentinel.session import planning  # noqa: E402
 from sentinel.session.applying_plans import REFINE_STEPS  # noqa: E402
 from sentinel.session.planning import Planning  # noqa: E402
 from tests.numa.punctual import punctual  # noqa: E402
@@ -31,18 +31,32 @@ from tests.training import Trained, assert_same, train  # noqa: E402
 STEPS = 2 + REFINE_STEPS + 5
 
 
-class Onlooker:
+class Onlooker(sentinel.Observer):
     """Audits every step that a plan is applied in, plan by plan."""
 
     def __init__(self) -> None:
         self.audits: list[list[Audit]] = []
+        self._layer: int | None = None
         self._show: tuple[Plan, Machine, Callable[[int], list[tuple[int, int]]]] | None = None
 
-    def applying(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
+    def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         self._show = plan, machine, ranges
         self.audits.append([])
 
-    def layer_ended(self, layer: int, length: int) -> None:
+    def step_began(self) -> None:
+        self._layer = None
+
+    def layer_began(self, layer: int) -> None:
+        self._end_layer()
+        self._layer = layer
+
+    def step_ended(self) -> None:
+        self._end_layer()
+
+    def _end_layer(self) -> None:
+        layer, self._layer = self._layer, None
+        if layer is None:
+            return
         assert self._show is not None
         if layer == 0 or not self.audits[-1]:
             self.audits[-1].append(Audit(*self._show))
@@ -71,11 +85,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return plans
 
 
-def test_another_plan_takes_over(made: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_plan_takes_over(made: list[Plan]) -> None:
     onlooker = Onlooker()
-    monkeypatch.setattr(observing, "observer", onlooker)
-    with punctual():
+    with punctual(), sentinel.observe(onlooker) as watch:
         ours = _trained(ours=True)
+    assert watch.raised is None
     run = assert_same(_trained(ours=False), ours)
     assert len(made) == len(onlooker.audits) == 2
     assert list(made[0].migrations) != list(made[1].migrations)

@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sentinel.core.errors import UsageError
 from sentinel.profiler import annotate as module_under_test
-from sentinel.profiler import ticks
 from sentinel.profiler.annotate import annotate, annotated
 from sentinel.profiler.blocks import find_blocks
+from sentinel.runtime import RUNTIME
 from tests.torch.ticking import noted
 
 
@@ -30,7 +30,7 @@ from tests.torch.ticking import noted
 def nothing_left_behind():
     yield
     gc.collect()
-    assert ticks.sink is None
+    assert RUNTIME.sink is None
     assert annotated() == ([], []), "a test left an annotation behind"
 
 
@@ -384,7 +384,7 @@ class TestNothingElseChanges:
         with annotate(mlp()), noted() as notes:
             nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         assert notes.seen == []
-        assert module_under_test._with_grad == []
+        assert RUNTIME.grad_modes == []
 
     def test_a_compiled_model_runs_and_its_blocks_do_not_tick(self):
         model = torch.compile(mlp(), backend="eager")

@@ -18,6 +18,7 @@ from torch import nn
 import sentinel
 from sentinel import session
 from sentinel.profiler.step_period import PATIENCE, OptimizerStep, period_of
+from sentinel.runtime import RUNTIME
 from sentinel.session import Overrides, auto, set_overrides
 
 
@@ -243,7 +244,7 @@ def test_parameters_that_nobody_trains_are_waited_for_but_not_for_ever() -> None
 @pytest.mark.needs("torch", "compiler")
 def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing: the ring that is learned has three optimizer steps."""
-    monkeypatch.setattr(session, "_last", None)  # of another test: --auto leaves a script alone that began one itself
+    monkeypatch.setattr(RUNTIME, "last", None)  # of another test: --auto leaves a script alone that began one itself
     torch.manual_seed(0)
     generator, critic = mlp(), mlp()
     by = {"d": sgd(critic), "g": sgd(generator)}

@@ -17,6 +17,7 @@ from sentinel.profiler import operators, record  # noqa: E402
 from sentinel.profiler.pages import native_touch  # noqa: E402
 from sentinel.profiler.pages.armed_tracker import ArmedTracker  # noqa: E402
 from sentinel.profiler.record import StepRecorder  # noqa: E402
+from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
@@ -53,7 +54,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, 
 def nothing_is_left() -> None:
     assert "memfd:sentinel" not in Path("/proc/self/maps").read_text()
     assert not operators.recording()
-    assert ManagedMemory._current is None
+    assert RUNTIME.memory is None
     assert not sentinel.active()
 
 

@@ -34,12 +34,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> StepObserver:
 
 
 def step(watched: StepObserver) -> None:
+    watched.step_began()
     for layer in range(LAYERS):
-        watched.layer_ended(layer, LAYERS)
+        watched.layer_began(layer)
+    watched.step_ended()
 
 
 def takes_over(watched: StepObserver, plan: str) -> None:
-    watched.applying(plan, None, None)  # type: ignore[arg-type]
+    watched.plan_applied(plan, None, None)  # type: ignore[arg-type]
 
 
 def of(plan: str) -> list[str]:
@@ -76,3 +78,14 @@ def test_a_plan_that_comes_late_is_audited_all_the_same(watched: StepObserver) -
     takes_over(watched, "late")
     step(watched)
     assert CountingAudit.looked == of("late")
+
+
+def test_a_step_that_is_cut_short_is_not_counted(watched: StepObserver) -> None:
+    takes_over(watched, "a")
+    step(watched)
+    watched.step_began()
+    watched.layer_began(0)
+    watched.layer_began(1)
+    step(watched)
+    assert watched.seen.steps == 2
+    assert CountingAudit.looked == ["a:0", *of("a")]

@@ -15,7 +15,7 @@ from sentinel.migration.holders import examine
 from sentinel.profiler.backward import HEAD, graph_task, watch
 from sentinel.profiler.flops import flops, worded
 from sentinel.profiler.hooks import Owned, remove_all_of
-from sentinel.profiler.ordinals import Ordinals, prefix
+from sentinel.runtime.ordinals import Ordinals, prefix
 from tests.torch.ticking import noted
 
 

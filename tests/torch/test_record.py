@@ -21,6 +21,7 @@ from sentinel.profiler.annotate import annotate
 from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.record import StepRecorder
+from sentinel.runtime import RUNTIME
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -45,11 +46,11 @@ class Recording:
         self.memory.record()
         self.recorder.start(self.models, self.optimizers)
         self.memory.tick(0)
-        ticks.sink = self
+        RUNTIME.sink = self
         return self
 
     def __exit__(self, *_):
-        ticks.sink = None
+        RUNTIME.sink = None
         self.ring = self.clock.learn()
         held = names.persistent_tensors(self.models, self.optimizers)
         self.trace = self.recorder.finish(self.memory.events(), self.ring, held)
@@ -252,7 +253,7 @@ class Arming(Recording):
         self.recorder.resume()
 
     def __exit__(self, *_):
-        ticks.sink = None
+        RUNTIME.sink = None
         self.ring = self.clock.learn()
         length = len(self.ring)
         spent = dict.fromkeys(range(length), self.ARM_NS) | {length: self.ARM_NS}  # the last stretch is layer 0's

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
-from sentinel.session import current  # noqa: E402
+from sentinel.session import Overrides, current, set_overrides  # noqa: E402
 from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
@@ -106,10 +106,14 @@ def test_a_profiled_step_that_nobody_ends_is_ended_with_one_warning() -> None:
     assert losses == expected
 
 
-def test_migrations_keep_to_the_rate_that_is_asked_for() -> None:
+def test_migrations_keep_to_the_rate_that_the_command_line_asks_for() -> None:
     work = job()
-    with sentinel.annotate(work.models, work.optimizers):
-        train(work, range(3), rate_limit="7MB/s")
+    set_overrides(Overrides(rate_limit="7MB/s"))
+    try:
+        with sentinel.annotate(work.models, work.optimizers):
+            train(work, range(3), rate_limit="1GiB/s")
+    finally:
+        set_overrides(Overrides())
     running = current()
     assert running is not None
     assert {link.bandwidth_bytes_per_s for link in running.context.machine.links} == {7 * 10**6}

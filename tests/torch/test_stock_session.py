@@ -10,7 +10,7 @@ import torch
 
 import sentinel
 from sentinel.executed.stock import StockSession
-from sentinel.profiler import ticks
+from sentinel.runtime import RUNTIME
 from sentinel.session.request import Request
 
 
@@ -27,8 +27,8 @@ def test_it_follows_steps_and_their_ends_without_a_word() -> None:
             optimizer.step()
             if step == 0:
                 assert session.end_profile().layers
-        assert ticks.sink is session
+        assert RUNTIME.sink is session
     finally:
         session.stop()
         annotated.remove()
-    assert ticks.sink is None
+    assert RUNTIME.sink is None

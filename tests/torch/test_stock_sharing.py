@@ -18,9 +18,10 @@ from sentinel.core.false_sharing import FalseSharing, false_sharing
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import malloc_layout, names, record, ticks
+from sentinel.profiler import malloc_layout, names, record
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.layers import LayerClock
+from sentinel.runtime import RUNTIME
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -48,11 +49,11 @@ class Recording:
             self.memory.record()
         self.recorder.start([self.model], [self.optimizer])
         self.memory.tick(0)
-        ticks.sink = self
+        RUNTIME.sink = self
         return self
 
     def __exit__(self, *_):
-        ticks.sink = None
+        RUNTIME.sink = None
         held = names.persistent_tensors([self.model], [self.optimizer])
         self.trace = self.recorder.finish(self.memory.events(), self.clock.learn(), held)
         self.memory.pass_through()
@@ -152,7 +153,7 @@ def test_large_tensors_share_nothing(memory):
     with Recording(memory, model, optimizer, by_malloc=False) as recording:
         for name in ("a", "b"):
             model(x)
-            ticks.sink.tick(name, "", "test")
+            RUNTIME.sink.tick(name, "", "test")
     annotation.remove()
     assert recording.trace.sharing.tensors > 4
     assert recording.trace.sharing.pages == 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sentinel.core.trace import Phase
-from sentinel.profiler import ticks
+from sentinel.runtime import RUNTIME
 
 
 class Notes:
@@ -33,8 +33,8 @@ class Notes:
 def noted() -> Iterator[Notes]:
     """Ticks go to the Notes that it gives."""
     notes = Notes()
-    ticks.sink = notes
+    RUNTIME.sink = notes
     try:
         yield notes
     finally:
-        ticks.sink = None
+        RUNTIME.sink = None

@@ -10,8 +10,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
-from sentinel.session import request
-from sentinel.session.request import Overrides, Request, machine_of, notes_on, overridden
+from sentinel.session.request import Overrides, Request, machine_of, notes_on
 from sentinel.system.topology import topology
 from sentinel.tiers import NodeTier, limited, parse_rate
 from tests.builders import MIB, make_profile, param, persistent_plan
@@ -45,9 +44,7 @@ def test_plans_count_on_links_within_it() -> None:
         machine_of(replace(asked, rate_limit="much"))
 
 
-def test_the_command_line_wins_over_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_overrides", Overrides(rate_limit="1GiB/s"))
-    assert overridden(Request(rate_limit="500MB/s")).bytes_per_s == 1 << 30
+def test_the_command_line_refuses_what_is_no_rate() -> None:
     with pytest.raises(UsageError, match="500MB/s"):
         Overrides(rate_limit="fast").check()
 

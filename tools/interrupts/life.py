@@ -24,8 +24,8 @@ import torch.optim.optimizer as torch_optimizer
 
 import sentinel
 from sentinel.core.errors import UsageError
-from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import operators, slices, ticks, torch_shim
+from sentinel.profiler import operators, slices, torch_shim
+from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
 PACKAGE = str(Path(sentinel.__file__).parent) + os.sep
@@ -215,9 +215,9 @@ def _left(before_fds: list[str]) -> list[str]:
         found.append("the memfd is mapped")
     if operators.recording():
         found.append("operators are recorded")
-    if ticks.sink is not None:
+    if RUNTIME.sink is not None:
         found.append("a session takes ticks")
-    if ManagedMemory._current is not None or torch_shim.function("sn_shim_installed", ctypes.c_int)():
+    if RUNTIME.memory is not None or torch_shim.function("sn_shim_installed", ctypes.c_int)():
         found.append("our allocator is installed")
     if native.library().sn_memory_mode() != 0:
         found.append(f"the allocator's mode is {native.library().sn_memory_mode()}")

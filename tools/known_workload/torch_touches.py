@@ -24,8 +24,9 @@ from sentinel.core.trace import Phase
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, ticks
+from sentinel.profiler import annotate
 from sentinel.profiler.pages import AddressRange, PageSamples, choose
+from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
 FLOATS = PAGE_BYTES // 4
@@ -144,10 +145,10 @@ def gpt2_step(watch: Watch | None) -> dict[str, Any]:
     if watch is not None:
         adopt(watch.memory, list(model.named_parameters()))
         watch.begin()
-        ticks.sink = Marks(watch.mark)
+        RUNTIME.sink = Marks(watch.mark)
     losses.append(step())
     if watch is not None:
-        ticks.sink = None
+        RUNTIME.sink = None
         samples = watch.end()
         rows = samples.pages
         touched = np.stack([rows["layer"], rows["page"] - watch.arena.start // PAGE_BYTES])

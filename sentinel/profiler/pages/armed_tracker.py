@@ -21,12 +21,12 @@ from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.profiler.pages import native_touch
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
+from sentinel.runtime import RUNTIME
 from sentinel.system import limits
 
 _PROBE_PAGES = 512  # touched before the first mark, to see that touches arrive and what one costs
 _PROBE_LAYER = 2**31 - 1
 _DENIED = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENOENT)
-_begun: set[ArmedTracker] = set()  # those that may have something to give back
 _TOO_OLD = errno.EOPNOTSUPP  # what the library says where no right would help
 
 GRANULE_BYTES = 2 << 20
@@ -135,7 +135,7 @@ class ArmedTracker:
 
     @contextmanager
     def _undone_on_failure(self) -> Iterator[None]:
-        _begun.add(self)
+        RUNTIME.trackers.add(self)
         try:
             yield
         except BaseException:
@@ -207,12 +207,12 @@ class ArmedTracker:
 
         Each part asks what there is to undo. Those left are undone whatever one of them raises.
         """
-        if self not in _begun:
+        if self not in RUNTIME.trackers:
             return 0
         lost: list[int] = []
         end_all(native_touch.touch_stop, lambda: lost.append(self._reader.close()), self._give_memory_back)
         self._running = False
-        _begun.discard(self)
+        RUNTIME.trackers.discard(self)
         return sum(lost)
 
     def _give_memory_back(self) -> None:
@@ -288,7 +288,7 @@ class ArmedTracker:
 
 def close_all() -> None:
     """Closes the trackers that were begun and not closed: an interrupt leaves one that nobody else may know."""
-    for tracker in tuple(_begun):
+    for tracker in tuple(RUNTIME.trackers):
         tracker.close()
 
 

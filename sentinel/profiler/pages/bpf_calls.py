@@ -9,11 +9,11 @@ import mmap
 import os
 import platform
 import struct
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sentinel.core.errors import NativeError
+from sentinel.runtime import RUNTIME
 
 ARRAY, PERCPU_ARRAY = 2, 6
 MMAPABLE = 1 << 10
@@ -25,7 +25,6 @@ _LOG_BYTES = 1 << 18
 _INFO_BYTES, _MISSES_AT = 232, 208  # struct bpf_prog_info up to recursion_misses and what came with it, Linux 5.12
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_held: weakref.WeakSet[Descriptors] = weakref.WeakSet()
 
 
 class Descriptors:
@@ -37,7 +36,7 @@ class Descriptors:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        _held.add(self)
+        RUNTIME.not_inherited.add(self)
 
     def __bool__(self) -> bool:
         return bool(self._numbers)
@@ -62,18 +61,14 @@ class Descriptors:
         while self._numbers:
             _run_in_c(map(_libc.close, map(self._numbers.pop, (-1,))))
 
+    def forked(self) -> None:
+        """See NotInherited."""
+        self.close()
+
 
 # Python handles signals between its own instructions: what one call of C does, no interrupt cuts in two. So no
 # descriptor is lost between the kernel and the list, and none is closed twice.
 _run_in_c: Callable[[Iterable[object]], None] = collections.deque[object](maxlen=0).extend
-
-
-def _let_go() -> None:
-    for held in _held:
-        held.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 def _call(command: int, attributes: bytes, what: str, kept: list[int]) -> int:

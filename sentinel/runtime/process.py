@@ -1,0 +1,102 @@
+"""Runtime: all that Sentinel keeps for the whole process, in one object, and what a forked child finds of it.
+
+It imports nothing but words: what ticks must not wait for torch, nor for the packages whose objects are held here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from sentinel.runtime.ordinals import Ordinals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from sentinel.core.trace import Phase
+    from sentinel.runtime.observing import Watch
+
+
+class TickSink(Protocol):
+    """What a session does with ticks. Called on the thread that trains, between operators."""
+
+    def tick(self, name: str, phase: Phase, source: str) -> None:
+        """A layer has ended, and this is its name. `source`: `add_layer` or `annotate`."""
+
+    def step_boundary(self) -> None:
+        """An optimizer has stepped: its last tick, if it has any, came just before."""
+
+
+class Closable(Protocol):
+    """What gives back what it has taken."""
+
+    def close(self) -> None:
+        """Does nothing where there is nothing to give back."""
+
+
+class NotInherited(Protocol):
+    """What only the process that made it may use, such as threads that a forked child does not have."""
+
+    def forked(self) -> None:
+        """This is a forked child: leave all of it to the parent."""
+
+
+@dataclass
+class BackwardPass:
+    """The backward that is running, whatever models it passes through; see profiler/backward.py."""
+
+    active: bool = False
+    within: str = ""
+    recomputed: object = None
+
+
+class Runtime:
+    """The process-wide state of Sentinel. There is one, RUNTIME; what is not in it, decision 106 lists.
+
+    Sessions. `sink`: the running session, which takes ticks. `last`: the session that began last, running or not.
+    `overrides`: arguments of `start_profile` by name, which win over the script's. `begin`: makes what `start_profile`
+    begins, instead of a Session. `shows_uncaught`: sys.excepthook ends sessions already.
+
+    Observers. `watches`: one for each call of `observe`.
+
+    One in a process. `memory`: the ManagedMemory that is torch's allocator. `recorder`: on whose behalf operators are
+    recorded, or were last. `trackers`: those that were begun and may have something to give back.
+
+    Annotations. `models`, `optimizers`, `blocks`: those that tick; blocks lest one that two models share ticks twice.
+    `grad_modes`: at the entry of each annotated model whose forward is running. `backward`: the one that is running.
+
+    `not_inherited`: what a forked child must leave to its parent.
+    """
+
+    def __init__(self) -> None:
+        self.sink: TickSink | None = None
+        self.last: TickSink | None = None
+        self.overrides: Mapping[str, Any] = {}
+        self.begin: Callable[..., Any] | None = None
+        self.shows_uncaught = False
+        self.watches: tuple[Watch, ...] = ()
+        self.memory: object = None
+        self.recorder: object = None
+        self.trackers: set[Closable] = set()
+        self.models: Ordinals[nn.Module] = Ordinals()
+        self.optimizers: Ordinals[Optimizer] = Ordinals()
+        self.blocks: Ordinals[nn.Module] = Ordinals()
+        self.grad_modes: list[bool] = []
+        self.backward = BackwardPass()
+        self.not_inherited: WeakSet[NotInherited] = WeakSet()
+
+    def forked(self) -> None:
+        """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
+        are the parent's, and so is who looks on."""
+        self.sink, self.memory, self.watches = None, None, ()
+        for held in self.not_inherited:
+            held.forked()
+
+
+RUNTIME = Runtime()
+os.register_at_fork(after_in_child=RUNTIME.forked)
