@@ -12,8 +12,8 @@ _TEXT = {
 
 Everything on this page is simulated: full training steps of the paper's five networks, on described machines. It was
 made on {when} by `benchmarks/paper_shapes.py --markdown docs/paper-shapes.md`; the numbers are in
-[paper-shapes.json](paper-shapes.json). The paper (Ren et al., HPCA 2021) measured real hardware: 24 cores, 96 GB of DRAM
-and 756 GB of Optane. We read its numbers off its figures, so compare the shape of the curves, not digits.
+[paper-shapes.json](paper-shapes.json). The paper (Ren et al., HPCA 2021) measured real hardware: 24 cores, 96 GB of
+DRAM and 756 GB of Optane. We read its numbers off its figures, so compare the shape of the curves, not digits.
 """,
     "fractions": """
 ## Speed against fast memory
@@ -27,7 +27,8 @@ its FLOPs or the time of its memory traffic, whichever is longer. It assumes per
 once, and that all memory channels are busy. A layer that computes for longer than it reads therefore never slows down.
 
 The paper lost far more speed with all memory slow ("slow-only"). The described Optane is {ratio} times slower than
-DRAM for these mixes of reads and writes. Even if nothing overlapped, that would explain only a part of the paper's loss:
+DRAM for these mixes of reads and writes. Even if nothing overlapped, that would explain only a part of the paper's
+loss:
 
 """,
     "scaled": """
@@ -37,8 +38,8 @@ Shares of fast-only speed are then:
     "scaled_end": """
 With that one change the means come near the paper's, but single networks do not. To slow {names} as much as in
 the paper, the slow tier needs {slowest} times less bandwidth. So memory must have been the limit of these runs in the
-paper, where compute is the limit in our roofline. Possible reasons are operators that read operands several times, caches
-that thrash, and threads that share an Optane buffer. One factor on all accesses describes those only crudely.
+paper, where compute is the limit in our roofline. Possible reasons are operators that read operands several times,
+caches that thrash, and threads that share an Optane buffer. One factor on all accesses describes those only crudely.
 
 Ordered by speed-up over slow-only, the networks follow these slow-downs. The order thus says more about machine and
 operators than about the policy:
@@ -60,8 +61,8 @@ How large that part is depends on the batch. Ours is large:
 """,
     "batches_end": """
 With a small batch, weights and optimizer state fill fast memory; with a large one, the widest layers do. Between the
-two, at a batch of {best}, `sentinel` reaches {ours:.2f} of fast-only speed. That is {best_over:.2f} times slow-only; the
-paper has {paper_over:.1f}. The other half of the swap is ResNet-32, which loses less here than in the paper:
+two, at a batch of {best}, `sentinel` reaches {ours:.2f} of fast-only speed. That is {best_over:.2f} times slow-only;
+the paper has {paper_over:.1f}. The other half of the swap is ResNet-32, which loses less here than in the paper:
 `sentinel-2021` reaches {r2021:.2f} of fast-only speed here, and {r_paper:.2f} there.
 """,
     "mil": """
