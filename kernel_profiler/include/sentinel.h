@@ -352,6 +352,98 @@ SN_API void *sn_touch_take(sn_touch_run **runs, uint64_t *count);
 SN_API void sn_touch_drop(void *taken);
 SN_API void sn_touch_quality(sn_touch_state *out);
 
+/* ---- frames*.cpp: memory of a fixed amount that shows a larger range of addresses, the rest in a file --------- */
+
+/* Addresses come in granules of 2 MiB, memory in frames of as much. A granule that is resident shows a frame; one that is
+ * away shows its bytes in a file without a name, read by the kernel where they are touched: right, but slowly. Loads
+ * from any thread, and system calls that read, find the right bytes at every moment. So do stores: while a granule is
+ * turned over they wait, some microseconds, in a handler of SIGSEGV. A system call that writes into a granule in those
+ * microseconds gets EFAULT, or stops short, instead. Not covered: what the kernel has pinned (direct I/O into or out of a granule under
+ * way, process_vm_readv and _writev, devices), and threads that block SIGSEGV.
+ *
+ * fork: the child sees all as it was then, in the file, while its parent goes on; the fork writes what is not yet in the
+ * file. A child's frames are inert: calls give -ECHILD. A child made by a bare clone() has no mapping there at all. */
+typedef struct sn_frames sn_frames;
+
+#define SN_FRAME_BYTES (2u << 20)
+
+enum { SN_FRAMES_BUFFERED = 1, SN_FRAMES_SMALL_PAGES = 2 }; /* not past the page cache; no huge pages */
+enum {
+  SN_GRANULE_ABSENT = 0, /* addresses only */
+  SN_GRANULE_DIRTY,      /* shows its frame, which the file does not hold */
+  SN_GRANULE_CLEAN,      /* shows its frame, which the file holds too; a store makes a page of its own */
+  SN_GRANULE_UNSAVED,    /* the same, but the file does not hold it: a write-out failed */
+  SN_GRANULE_LEAVING,    /* the frame is being written out */
+  SN_GRANULE_AWAY,       /* shows the file */
+  SN_GRANULE_ARRIVING    /* shows the file, while a frame is being filled from it */
+};
+
+typedef struct sn_frames_request {
+  const char *directory; /* of the file */
+  uint32_t frames;       /* memory */
+  uint32_t granules;     /* addresses */
+  uint32_t regions;      /* file; one is taken by each granule that is not absent, and by what forked children read */
+  uint32_t readers, writers; /* threads that do transfers, 1 to 16 of each */
+  uint32_t flags;
+} sn_frames_request;
+
+typedef struct sn_frames_facts {
+  uint64_t base;        /* address of granule 0 */
+  uint64_t pool_bytes;  /* memory of frames that the kernel has given, by its own account */
+  uint32_t frames, granules, regions;
+  uint32_t huge_frames; /* of one huge page each */
+  uint32_t direct;      /* 1: transfers pass the page cache by */
+  uint32_t unnamed;     /* 1: the file never had a name */
+  uint32_t promised;    /* 1: the file system has set its room aside */
+  uint32_t reserved;
+} sn_frames_facts;
+
+typedef struct sn_frames_counters {
+  uint64_t free_frames, free_regions;
+  uint64_t in_state[SN_GRANULE_ARRIVING + 1]; /* granules */
+  uint64_t read_bytes, written_bytes;         /* of the file, by transfers */
+  uint64_t carried_pages;   /* written to while on their way, found and kept */
+  uint64_t given_up;        /* write-outs that ended with the granule resident, since it was written to meanwhile */
+  uint64_t waited;          /* stores that waited in the handler */
+  uint64_t dropped;         /* granules that left without being written: the file held them already */
+  uint64_t fork_bytes;      /* written for forks */
+  uint64_t generations;     /* forks whose children may still read the file */
+} sn_frames_counters;
+
+typedef struct sn_frames_result {
+  uint64_t moved;  /* granules that left, or arrived */
+  uint64_t stayed; /* that were to, and did not */
+  uint64_t start_ns, stop_ns; /* of the transfer */
+  int32_t error;   /* positive errno of what failed first; EAGAIN: written to meanwhile; ECANCELED */
+  uint32_t reserved;
+} sn_frames_result;
+
+/* 0, or -errno with what was tried in *step, a text that lasts. -EMEDIUMTYPE: the directory is in memory itself. */
+SN_API int sn_frames_create(const sn_frames_request *request, sn_frames **out, const char **step);
+/* -EBUSY while a granule is not absent. Nothing of another thread may be under way. */
+SN_API int sn_frames_destroy(sn_frames *frames);
+SN_API int sn_frames_facts_of(sn_frames *frames, sn_frames_facts *out);
+SN_API int sn_frames_count(sn_frames *frames, sn_frames_counters *out);
+SN_API int sn_frames_states(sn_frames *frames, uint32_t first, uint32_t count, uint8_t *out);
+
+/* Granules [first, first + count) that are absent become dirty, with any bytes. Others leave for their frames, those that
+ * were needed longest ago. -ENOSPC: not enough frames or file; nothing is attached then. */
+SN_API int sn_frames_attach(sn_frames *frames, uint32_t first, uint32_t count);
+/* They become absent; nothing is written. What is under way there ends before. */
+SN_API int sn_frames_release(sn_frames *frames, uint32_t first, uint32_t count);
+/* All granules of [address, address + nbytes) are resident when it returns, dirty if `writes`; others leave for them.
+ * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. */
+SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
+
+/* Transfers in the background: those of the granules that are resident leave, or those that are away arrive. Returns an id
+ * for sn_frames_collect, or -errno: -ENOSPC: not enough free frames (nobody leaves for them) or regions. */
+SN_API int64_t sn_frames_leave(sn_frames *frames, uint32_t first, uint32_t count);
+SN_API int64_t sn_frames_arrive(sn_frames *frames, uint32_t first, uint32_t count, int writes);
+/* What no thread has begun stays where it is. Still to be collected. -ENOENT: no such id. */
+SN_API int sn_frames_cancel(sn_frames *frames, uint64_t id);
+/* Turns over what was transferred: to be called where no system call of one's own writes there. -ETIMEDOUT: not yet. */
+SN_API int sn_frames_collect(sn_frames *frames, uint64_t id, uint64_t timeout_ns, sn_frames_result *out);
+
 /* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */
 
 /* READ, WRITE (ordinary stores: a line is read before it is written) and UPDATE (each line read and written in

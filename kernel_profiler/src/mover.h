@@ -10,6 +10,7 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "lock.h"
 #include "move_pages.h"
 #include "naps.h"
 #include "sentinel.h"
@@ -57,17 +58,6 @@ struct Accounts {
     held.overflows += 1;
   }
   uint64_t over() const { return held.bytes[kFast] > capacity ? held.bytes[kFast] - capacity : 0; }
-};
-
-class Lock {
- public:
-  explicit Lock(pthread_mutex_t *mutex) : mutex_(mutex) { pthread_mutex_lock(mutex_); }
-  ~Lock() { pthread_mutex_unlock(mutex_); }
-  Lock(const Lock &) = delete;
-  Lock &operator=(const Lock &) = delete;
-
- private:
-  pthread_mutex_t *mutex_;
 };
 
 }  // namespace sn

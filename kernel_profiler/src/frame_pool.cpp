@@ -1,0 +1,110 @@
+#include "frame_pool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <unistd.h>
+
+#include "arm.h"
+#include "system.h"
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr int kAddSeals = 1033, kSealShrink = 2, kSealGrow = 4;  // F_ADD_SEALS and its arguments
+
+}  // namespace
+
+namespace sn {
+
+long reserve_addresses(uint64_t nbytes) {
+  const long room = map(0, nbytes + kFrameBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (room < 0) return room;
+  const uint64_t begin = static_cast<uint64_t>(room);
+  const uint64_t aligned = (begin + kFrameBytes - 1) / kFrameBytes * kFrameBytes;
+  if (aligned != begin) unmap(begin, aligned - begin);
+  unmap(aligned + nbytes, begin + kFrameBytes - aligned);
+  return static_cast<long>(aligned);
+}
+
+int FramePool::open(uint32_t frames, bool huge, const char **step) {
+  free_.resize(frames);
+  count_ = frames;
+  *step = "making the memory of frames (memfd_create)";
+  const long fd =
+      sn_system(SYS_memfd_create, arg("sentinel-frames"), MFD_CLOEXEC | MFD_ALLOW_SEALING, 0, 0, 0, 0);
+  if (fd < 0) return static_cast<int>(fd);
+  fd_ = static_cast<int>(fd);
+  int error = map_frames(step);
+  if (error == 0) error = fill(huge, step);
+  if (error != 0) {
+    close();
+    return error;
+  }
+  for (uint32_t frame = 0; frame < frames; frame++) give(frame);
+  return 0;
+}
+
+int FramePool::map_frames(const char **step) {
+  const uint64_t nbytes = count_ * kFrameBytes;
+  *step = "giving the memory of frames its length (ftruncate)";
+  const int error = static_cast<int>(sn_system(SYS_ftruncate, fd_, arg(nbytes), 0, 0, 0, 0));
+  if (error != 0) return error;
+  // Nobody else has it: a seal keeps our own mistakes away, and a kernel that refuses it does no harm.
+  sn_system(SYS_fcntl, fd_, kAddSeals, kSealShrink | kSealGrow, 0, 0, 0);
+  *step = "mapping the frames (mmap)";
+  const long base = reserve_addresses(nbytes);
+  if (base < 0) return static_cast<int>(base);
+  base_ = static_cast<uint64_t>(base);
+  const long mapped = map(base_, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_);
+  if (mapped < 0) return static_cast<int>(mapped);
+  *step = "keeping the frames from children (madvise MADV_DONTFORK)";
+  return advise(base_, nbytes, MADV_DONTFORK);
+}
+
+// A huge page is made of a single small one: the kernel has no other call that makes those of a memfd. Where it does not,
+// small pages do.
+int FramePool::fill(bool huge, const char **step) {
+  *step = "filling the frames with memory (fallocate)";
+  for (uint32_t frame = 0; frame < count_; frame++) {
+    const uint64_t at = offset(frame);
+    if (huge && sn_system(SYS_fallocate, fd_, 0, arg(at), arg(kPage), 0, 0) == 0 &&
+        advise(address(frame), kFrameBytes, kCollapse) == 0) {
+      huge_count_++;
+      continue;
+    }
+    long error;
+    do {
+      error = sn_system(SYS_fallocate, fd_, 0, arg(at), arg(kFrameBytes), 0, 0);
+    } while (error == -EINTR);
+    if (error != 0) return static_cast<int>(error);
+  }
+  return 0;
+}
+
+void FramePool::close() {
+  if (base_ != 0) unmap(base_, count_ * kFrameBytes);
+  close_in_child();
+}
+
+void FramePool::close_in_child() {
+  if (fd_ >= 0) sn_system(SYS_close, fd_, 0, 0, 0, 0, 0);
+  fd_ = -1;
+  base_ = 0;
+  count_ = huge_count_ = oldest_ = free_count_ = 0;
+}
+
+uint32_t FramePool::take() {
+  if (free_count_ == 0) return kNone;
+  const uint32_t frame = free_[oldest_];
+  oldest_ = (oldest_ + 1) % count_;
+  free_count_--;
+  return frame;
+}
+
+void FramePool::give(uint32_t frame) {
+  free_[(oldest_ + free_count_) % count_] = frame;
+  free_count_++;
+}
+
+}  // namespace sn

@@ -1,0 +1,405 @@
+// The calls. Making room is the manager's: one thread at a time decides who leaves.
+#include "frames.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "guarded.h"
+#include "system.h"
+
+namespace {
+
+using sn::Granule;
+using sn::Lock;
+using sn::Order;
+using sn::View;
+
+constexpr uint64_t kForever = UINT64_MAX / 4;
+constexpr uint32_t kLeaveTogether = 16;  // granules: a large transfer is fast
+constexpr int kPatience = 16;            // times that nobody could leave, one after the other
+
+int open_all(sn_frames &f, const sn_frames_request &request, const char **step) {
+  f.directory = request.directory;
+  f.count = request.granules;
+  f.granules.reset(new Granule[request.granules]);
+  f.regions.open(request.regions);
+  *step = "opening /proc/self/pagemap, which tells what was written to";
+  const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
+  if (pagemap < 0) return static_cast<int>(pagemap);
+  f.pagemap = static_cast<int>(pagemap);
+  const bool direct = (request.flags & SN_FRAMES_BUFFERED) == 0;
+  int error = f.file.open(request.directory, request.regions * sn::kFrameBytes, direct, step);
+  if (error == 0) error = f.pool.open(request.frames, (request.flags & SN_FRAMES_SMALL_PAGES) == 0, step);
+  if (error != 0) return error;
+  *step = "reserving addresses (mmap)";
+  const long base = sn::reserve_addresses(f.count * sn::kFrameBytes);
+  if (base < 0) return static_cast<int>(base);
+  f.base = static_cast<uint64_t>(base);
+  sn::advise(f.base, f.count * sn::kFrameBytes, MADV_DONTFORK);
+  *step = "starting threads for transfers";
+  error = f.lanes.start(&f.file, request.readers, request.writers);
+  if (error != 0) return error;
+  *step = "watching signals and forks";
+  error = sn::guard_signals();
+  if (error == 0) error = sn::frames_watch_forks();
+  if (error == 0) error = sn::guard_add(&f);
+  if (error == 0) error = sn::frames_register(&f, true);
+  return error;
+}
+
+void close_all(sn_frames *f) {
+  sn::frames_register(f, false);
+  sn::guard_remove(f);
+  f->lanes.stop();
+  if (f->base != 0) sn::unmap(f->base, f->count * sn::kFrameBytes);
+  f->pool.close();
+  f->file.close();
+  if (f->pagemap >= 0) sn_system(SYS_close, f->pagemap, 0, 0, 0, 0, 0);
+  delete f;
+}
+
+bool is_sound(const sn_frames_request &request) {
+  const auto lanes = [](uint32_t count) { return count >= 1 && count <= sn::kMostLanes; };
+  return request.directory != nullptr && request.frames != 0 && request.granules != 0 && request.regions != 0 &&
+         lanes(request.readers) && lanes(request.writers);
+}
+
+uint64_t deadline_in(uint64_t timeout_ns) {
+  return timeout_ns > kForever ? kForever : std::min(kForever, sn_now_ns() + timeout_ns);
+}
+
+uint8_t state_of(const Granule &g) {
+  switch (g.view) {
+    case View::kNothing:
+      return SN_GRANULE_ABSENT;
+    case View::kShared:
+      return SN_GRANULE_DIRTY;
+    case View::kPrivate:
+      if (g.order != nullptr) return SN_GRANULE_LEAVING;
+      return g.saved ? SN_GRANULE_CLEAN : SN_GRANULE_UNSAVED;
+    case View::kFile:
+      break;
+  }
+  return g.order != nullptr ? SN_GRANULE_ARRIVING : SN_GRANULE_AWAY;
+}
+
+// Waits for the order, and ends it. Its errno, positive.
+int finish(sn_frames &f, Order &order) {
+  sn::wait_for(f, order, kForever);
+  sn::settle(f, order);
+  const int error = order.result.error;
+  sn::drop_if_unwanted(f, order);
+  return error;
+}
+
+// What is under way in [first, end) ends: what arrives arrives, what has not left stays.
+void calm(sn_frames &f, uint32_t first, uint32_t end) {
+  for (uint32_t i = first; i < end; i++)
+    while (f.granules[i].order != nullptr) {
+      Order &order = *f.granules[i].order;
+      if (!order.arrives) f.lanes.cancel(order.transfer);
+      finish(f, order);
+    }
+}
+
+// Who leaves next: those needed longest ago, outside [first, end), at least `wanted` of them if there are as many.
+std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
+  std::vector<uint32_t> found;
+  for (uint32_t i = 0; i < f.count; i++) {
+    const Granule &g = f.granules[i];
+    const bool resident = g.view == View::kShared || g.view == View::kPrivate;
+    if (resident && g.order == nullptr && (i < first || i >= end)) found.push_back(i);
+  }
+  const size_t count = std::min<size_t>(found.size(), std::max(wanted, std::min(kLeaveTogether, f.pool.count() / 8)));
+  std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(),
+                   [&](uint32_t a, uint32_t b) {
+                     const uint64_t used_a = f.granules[a].used, used_b = f.granules[b].used;
+                     return used_a != used_b ? used_a < used_b : a < b;
+                   });
+  found.resize(count);
+  std::sort(found.begin(), found.end());  // neighbours in the file share a call
+  return found;
+}
+
+// Sends them away. Positive errno of the first that stayed, 0 if none did; `moved`: how many left.
+int send_away(sn_frames &f, const std::vector<uint32_t> &leaving, uint64_t *moved) {
+  Order &order = sn::open_order(f, false, false, static_cast<uint32_t>(leaving.size()));
+  order.wanted = false;
+  int refused = 0;
+  for (const uint32_t granule : leaving) {
+    const int error = sn::add_departure(f, order, granule);
+    if (error < 0 && refused == 0) refused = -error;
+  }
+  f.lanes.submit(order.transfer);
+  sn::wait_for(f, order, kForever);
+  sn::settle(f, order);
+  *moved = order.result.moved;
+  const int error = order.result.error;
+  sn::drop_if_unwanted(f, order);
+  for (const uint32_t granule : leaving)  // who stayed is not asked again at once
+    if (f.granules[granule].view != View::kFile) f.granules[granule].used = f.needs;
+  return refused != 0 ? refused : error;
+}
+
+bool wait_for_a_departure(sn_frames &f) {
+  for (auto &[id, order] : f.orders) {
+    if (order->arrives || order->settled) continue;
+    finish(f, *order);
+    return true;
+  }
+  return false;
+}
+
+// At least `wanted` frames are free afterwards. The manager's thread only.
+int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
+  for (int in_vain = 0; f.pool.free_count() < wanted;) {
+    if (wait_for_a_departure(f)) continue;
+    const std::vector<uint32_t> leaving = victims(f, wanted - f.pool.free_count(), first, end);
+    if (leaving.empty()) return -ENOSPC;
+    uint64_t moved = 0;
+    const int error = send_away(f, leaving, &moved);
+    in_vain = moved != 0 ? 0 : in_vain + 1;
+    if (in_vain == kPatience) return error != 0 ? -error : -EBUSY;
+  }
+  return 0;
+}
+
+void detach(sn_frames &f, uint32_t granule) {
+  Granule &g = f.granules[granule];
+  if (g.frame != sn::kNone) f.pool.give(g.frame);
+  if (g.region != sn::kNone) f.regions.give(g.region);
+  g.frame = g.region = sn::kNone;
+  g.saved = false;
+}
+
+int attach_one(sn_frames &f, uint32_t granule) {
+  Granule &g = f.granules[granule];
+  int error = sn::region_for(f, granule);
+  const uint32_t frame = error == 0 ? f.pool.take() : sn::kNone;
+  if (error == 0 && frame == sn::kNone) error = -ENOSPC;
+  if (error == 0) error = sn::show_shared(f, granule, frame);
+  if (error != 0) {
+    if (frame != sn::kNone) f.pool.give(frame);
+    detach(f, granule);
+    return error;
+  }
+  g.used = f.needs;
+  g.gate.store(sn::kOpen);
+  return 0;
+}
+
+int attach(sn_frames &f, uint32_t first, uint32_t count) {
+  for (uint32_t i = first; i < first + count; i++)
+    if (f.granules[i].view != View::kNothing) return -EEXIST;
+  if (count > f.pool.count()) return -ENOSPC;
+  int error = make_room(f, count, first, first + count);
+  f.needs++;
+  uint32_t done = first;
+  for (; error == 0 && done < first + count; done++) error = attach_one(f, done);
+  if (error == 0) return 0;
+  for (uint32_t i = first; i < done; i++)
+    if (f.granules[i].view != View::kNothing && sn::show_nothing(f, i) == 0) detach(f, i);
+  return error;
+}
+
+int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
+  for (;;) {
+    calm(f, first, end);
+    const auto missing = static_cast<uint32_t>(std::count_if(
+        f.granules.get() + first, f.granules.get() + end, [](const Granule &g) { return g.view == View::kFile; }));
+    if (missing == 0) return 0;
+    if (f.pool.free_count() < missing) {
+      const int error = make_room(f, missing, first, end);
+      if (error != 0) return error;
+      continue;  // the mutex was let go of
+    }
+    Order &order = sn::open_order(f, true, writes, missing);
+    order.wanted = false;
+    for (uint32_t i = first; i < end; i++) sn::add_arrival(f, order, i);
+    f.lanes.submit(order.transfer);
+    const int error = finish(f, order);
+    if (error != 0) return -error;
+  }
+}
+
+int need(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
+  f.needs++;
+  for (uint32_t i = first; i < end; i++) {
+    if (f.granules[i].view == View::kNothing) return -EINVAL;
+    f.granules[i].used = f.needs;
+  }
+  if (end - first > f.pool.count()) return -ENOSPC;
+  const int error = fetch(f, first, end, writes);
+  if (error != 0 || !writes) return error;
+  for (uint32_t i = first; i < end; i++) {
+    if (f.granules[i].view != View::kPrivate) continue;
+    const int failed = sn::turn_shared(f, i);
+    if (failed != 0) return failed;
+  }
+  return 0;
+}
+
+int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool writes) {
+  uint32_t missing = 0;
+  for (uint32_t i = first; i < first + count; i++) {
+    if (f.granules[i].view == View::kNothing) return -EINVAL;
+    if (f.granules[i].order != nullptr) return -EBUSY;
+    missing += f.granules[i].view == View::kFile ? 1 : 0;
+  }
+  if (arrives && f.pool.free_count() < missing) return -ENOSPC;
+  Order &order = sn::open_order(f, arrives, writes, count);
+  for (uint32_t i = first; i < first + count; i++) {
+    const int error = arrives ? sn::add_arrival(f, order, i) : sn::add_departure(f, order, i);
+    if (error >= 0) continue;
+    order.result.stayed++;
+    if (order.result.error == 0) order.result.error = -error;
+  }
+  f.lanes.submit(order.transfer);
+  return static_cast<int64_t>(order.id);
+}
+
+}  // namespace
+
+extern "C" int sn_frames_create(const sn_frames_request *request, sn_frames **out, const char **step) {
+  *step = "reading what is asked for";
+  if (!is_sound(*request)) return -EINVAL;
+  sn_frames *f = nullptr;
+  const int error = sn::guarded([&] {
+    f = new sn_frames;
+    return open_all(*f, *request, step);
+  });
+  if (error != 0) {
+    if (f != nullptr) close_all(f);
+    return error;
+  }
+  *out = f;
+  return 0;
+}
+
+extern "C" int sn_frames_destroy(sn_frames *f) {
+  if (f == nullptr) return 0;
+  if (f->inert) return -ECHILD;  // its memory stays, like what it shows
+  {
+    Lock lock(&f->mutex);
+    for (uint32_t i = 0; i < f->count; i++)
+      if (f->granules[i].view != View::kNothing) return -EBUSY;
+  }
+  close_all(f);
+  return 0;
+}
+
+extern "C" int sn_frames_facts_of(sn_frames *f, sn_frames_facts *out) {
+  if (f->inert) return -ECHILD;
+  struct stat pool = {};
+  if (fstat(f->pool.descriptor(), &pool) != 0) return -errno;
+  *out = {};
+  out->base = f->base;
+  out->pool_bytes = static_cast<uint64_t>(pool.st_blocks) * 512;
+  out->frames = f->pool.count();
+  out->granules = f->count;
+  out->regions = f->regions.count();
+  out->huge_frames = f->pool.huge_count();
+  out->direct = f->file.direct() ? 1 : 0;
+  out->unnamed = f->file.unnamed() ? 1 : 0;
+  out->promised = f->file.promised() ? 1 : 0;
+  return 0;
+}
+
+extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
+  if (f->inert) return -ECHILD;
+  Lock lock(&f->mutex);
+  *out = {};
+  out->generations = f->regions.generations();
+  out->free_frames = f->pool.free_count();
+  out->free_regions = f->regions.free_count();
+  for (uint32_t i = 0; i < f->count; i++) out->in_state[state_of(f->granules[i])]++;
+  out->read_bytes = f->read_bytes;
+  out->written_bytes = f->written_bytes;
+  out->carried_pages = f->carried_pages;
+  out->given_up = f->given_up;
+  out->waited = f->waited.load();
+  out->dropped = f->dropped;
+  out->fork_bytes = f->fork_bytes;
+  return 0;
+}
+
+extern "C" int sn_frames_states(sn_frames *f, uint32_t first, uint32_t count, uint8_t *out) {
+  if (f->inert) return -ECHILD;
+  if (!f->has(first, count)) return -EINVAL;
+  Lock lock(&f->mutex);
+  for (uint32_t i = 0; i < count; i++) out[i] = state_of(f->granules[first + i]);
+  return 0;
+}
+
+extern "C" int sn_frames_attach(sn_frames *f, uint32_t first, uint32_t count) {
+  if (f->inert) return -ECHILD;
+  if (!f->has(first, count)) return -EINVAL;
+  Lock manager(&f->manager);
+  Lock lock(&f->mutex);
+  return sn::guarded([&] { return attach(*f, first, count); });
+}
+
+extern "C" int sn_frames_release(sn_frames *f, uint32_t first, uint32_t count) {
+  if (!f->has(first, count)) return -EINVAL;
+  if (f->inert) return -ECHILD;
+  Lock lock(&f->mutex);
+  for (uint32_t i = first; i < first + count; i++) {
+    while (f->granules[i].order != nullptr) finish(*f, *f->granules[i].order);
+    if (f->granules[i].view == View::kNothing) continue;
+    const int error = sn::show_nothing(*f, i);
+    if (error != 0) return error;
+    detach(*f, i);
+  }
+  return 0;
+}
+
+extern "C" int sn_frames_need(sn_frames *f, uint64_t address, uint64_t nbytes, int writes) {
+  if (f->inert) return -ECHILD;
+  if (nbytes == 0) return 0;
+  const uint64_t arena = f->count * sn::kFrameBytes, from = address - f->base;
+  if (address < f->base || from >= arena || nbytes > arena - from) return -EINVAL;
+  const auto first = static_cast<uint32_t>(from / sn::kFrameBytes);
+  const auto end = static_cast<uint32_t>((from + nbytes - 1) / sn::kFrameBytes + 1);
+  Lock manager(&f->manager);
+  Lock lock(&f->mutex);
+  return sn::guarded([&] { return need(*f, first, end, writes != 0); });
+}
+
+extern "C" int64_t sn_frames_leave(sn_frames *f, uint32_t first, uint32_t count) {
+  if (f->inert) return -ECHILD;
+  if (!f->has(first, count)) return -EINVAL;
+  Lock lock(&f->mutex);
+  return sn::guarded([&] { return start(*f, first, count, false, false); });
+}
+
+extern "C" int64_t sn_frames_arrive(sn_frames *f, uint32_t first, uint32_t count, int writes) {
+  if (f->inert) return -ECHILD;
+  if (!f->has(first, count)) return -EINVAL;
+  Lock lock(&f->mutex);
+  return sn::guarded([&] { return start(*f, first, count, true, writes != 0); });
+}
+
+extern "C" int sn_frames_cancel(sn_frames *f, uint64_t id) {
+  if (f->inert) return -ECHILD;
+  Lock lock(&f->mutex);
+  const auto found = f->orders.find(id);
+  if (found == f->orders.end() || !found->second->wanted) return -ENOENT;
+  f->lanes.cancel(found->second->transfer);
+  return 0;
+}
+
+extern "C" int sn_frames_collect(sn_frames *f, uint64_t id, uint64_t timeout_ns, sn_frames_result *out) {
+  if (f->inert) return -ECHILD;
+  Lock lock(&f->mutex);
+  const auto found = f->orders.find(id);
+  if (found == f->orders.end() || !found->second->wanted) return -ENOENT;
+  Order &order = *found->second;
+  if (!sn::wait_for(*f, order, deadline_in(timeout_ns))) return -ETIMEDOUT;
+  sn::settle(*f, order);
+  *out = order.result;
+  sn::drop_order(*f, order);
+  return 0;
+}

@@ -1,0 +1,132 @@
+// Granules, the frames and regions they have, and what is under way. Whoever looks at them holds the mutex; what touches
+// blocks looks at gates only.
+#pragma once
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "away_file.h"
+#include "frame_pool.h"
+#include "lanes.h"
+#include "lock.h"
+#include "regions.h"
+#include "sentinel.h"
+
+namespace sn {
+
+struct Order;
+
+// What a store into a granule finds. The gate is shut before its mapping forbids stores, and opened after it allows them.
+enum Gate : uint8_t { kNothing = 0, kOpen, kShut, kStuck };
+
+// What its addresses show: nothing; the frame, with everybody who has it; the frame, and pages of its own where it was
+// written to since; the file, and such pages.
+enum class View : uint8_t { kNothing, kShared, kPrivate, kFile };
+
+struct Granule {
+  std::atomic<uint8_t> gate{kNothing};
+  View view = View::kNothing;
+  bool saved = false;      // its region holds what its frame holds
+  bool was_shared = false;  // before the fork that is under way
+  uint32_t frame = kNone, region = kNone;
+  uint64_t used = 0;  // by the count of needs
+  Order *order = nullptr;
+};
+
+struct Item {
+  uint32_t granule;
+  uint32_t frame;  // of an arrival; a departure's is its granule's
+  size_t piece;    // SIZE_MAX: nothing is to be transferred
+};
+
+struct Order {
+  uint64_t id = 0;
+  bool arrives = false, writes = false, noted = false, settled = false, wanted = true;
+  uint32_t waiting = 0;  // threads that wait for its transfer
+  Transfer transfer;
+  std::vector<Item> items;
+  sn_frames_result result{};
+};
+
+}  // namespace sn
+
+struct sn_frames {
+  uint64_t base = 0;
+  uint32_t count = 0;  // granules
+  std::unique_ptr<sn::Granule[]> granules;
+  sn::FramePool pool;
+  sn::AwayFile file;
+  sn::Regions regions;
+  sn::Lanes lanes;
+  std::string directory;
+  int pagemap = -1;
+  bool inert = false;  // in a forked child
+  bool whole_child = false;  // the fork under way lets the child have the mappings
+  bool held = false;         // and the regions that it reads are listed
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_t manager = PTHREAD_MUTEX_INITIALIZER;  // taken before `mutex`, by those who make room
+  std::map<uint64_t, std::unique_ptr<sn::Order>> orders;
+  uint64_t last_id = 0, needs = 0;
+  uint64_t read_bytes = 0, written_bytes = 0, carried_pages = 0, given_up = 0, dropped = 0, fork_bytes = 0;
+  std::atomic<uint64_t> waited{0};
+  std::atomic<uint32_t> turns{0};  // instants that have ended
+
+  uint64_t address(uint32_t granule) const { return base + granule * sn::kFrameBytes; }
+  bool has(uint32_t first, uint32_t number) const { return number <= count && first <= count - number; }
+};
+
+namespace sn {
+
+// frames_views.cpp: one view for another. Each gives 0 or a negative errno, and leaves the granule as it was, or as told.
+
+int show_shared(sn_frames &f, uint32_t granule, uint32_t frame);
+int show_private(sn_frames &f, uint32_t granule, uint32_t frame);
+int show_file(sn_frames &f, uint32_t granule);
+int show_nothing(sn_frames &f, uint32_t granule);
+// The entries of the pages of a granule that are its own, neither its frame's nor the file's: how many, or -errno.
+int own_pages(int pagemap, uint64_t address, bool *own);
+
+constexpr uint32_t kPagesPerGranule = kFrameBytes / 4096;
+
+// Shared again, what was written meanwhile included; at a failure still private.
+int turn_shared(sn_frames &f, uint32_t granule);
+// From the frame, which the file holds, to the file. -EAGAIN: it was written to, and is shared now.
+int turn_away(sn_frames &f, uint32_t granule);
+// From the file to `frame`, which holds the same; shared if `writes` or if it was written to.
+int turn_resident(sn_frames &f, uint32_t granule, uint32_t frame, bool writes);
+
+// frames_orders.cpp: transfers.
+
+// A region for the granule that may be written; 0 or -ENOSPC.
+int region_for(sn_frames &f, uint32_t granule);
+// An order with memory for so many granules, known by its id; throws where there is no memory.
+Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules);
+// Adds a granule that has no order. 0; 1: there is nothing to do; or a negative errno.
+int add_departure(sn_frames &f, Order &order, uint32_t granule);
+int add_arrival(sn_frames &f, Order &order, uint32_t granule);
+// Notes what the file holds, now that its transfer is over.
+void note_transferred(sn_frames &f, Order &order);
+// Whether the transfer is over by CLOCK_MONOTONIC `deadline_ns`. Meanwhile the mutex is let go of; the order stays.
+bool wait_for(sn_frames &f, Order &order, uint64_t deadline_ns);
+// Turns over what was transferred, once.
+void settle(sn_frames &f, Order &order);
+// Nobody is going to ask for it: it goes when nobody waits for it either.
+void drop_order(sn_frames &f, Order &order);
+void drop_if_unwanted(sn_frames &f, Order &order);
+
+// frames_guard.cpp: handlers of SIGSEGV and SIGBUS.
+int guard_signals();
+int guard_add(sn_frames *f);  // -ENFILE: too many
+void guard_remove(sn_frames *f);
+
+// frames_fork.cpp
+int frames_watch_forks();
+int frames_register(sn_frames *f, bool there);  // -ENFILE: too many
+
+}  // namespace sn

@@ -1,0 +1,214 @@
+// A forked child sees every granule as it was at the fork, in the file, and holds no frame. Before the fork the views are
+// made private and what the file lacks is written; what other threads store from then on is in pages that the kernel
+// copies for the child like any others. The parent goes on when the child shows frames no more.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "frames.h"
+#include "guarded.h"
+#include "system.h"
+
+namespace {
+
+using sn::Granule;
+using sn::Order;
+using sn::View;
+
+constexpr int kMost = 8;
+constexpr int kTries = 3;
+
+pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+sn_frames *registered[kMost];
+int ready[2] = {-1, -1};  // the child writes one byte when it shows no frame any more
+
+void shut(int &fd) {
+  if (fd >= 0) sn_system(SYS_close, fd, 0, 0, 0, 0, 0);
+  fd = -1;
+}
+
+template <typename Body>
+bool tried(Body body) {
+  for (int i = 0; i < kTries; i++)
+    if (body() == 0) return true;
+  return false;
+}
+
+// Stores after this are in pages of the granule's own.
+void make_private(sn_frames &f) {
+  for (uint32_t i = 0; i < f.count; i++) {
+    Granule &g = f.granules[i];
+    if (g.view == View::kShared) g.was_shared = tried([&] { return sn::show_private(f, i, g.frame); });
+  }
+}
+
+// Whatever cannot be written is copied by the child.
+void save(sn_frames &f) {
+  Order &order = sn::open_order(f, false, false, f.count);
+  for (uint32_t i = 0; i < f.count; i++) {
+    const Granule &g = f.granules[i];
+    if (g.view == View::kPrivate && !g.saved && g.order == nullptr) sn::add_departure(f, order, i);
+  }
+  f.lanes.submit(order.transfer);
+  f.lanes.wait(order.transfer, UINT64_MAX / 4);
+  const uint64_t before = f.written_bytes;
+  sn::note_transferred(f, order);
+  f.fork_bytes += f.written_bytes - before;
+  for (const sn::Item &item : order.items) f.granules[item.granule].order = nullptr;
+  f.orders.erase(order.id);
+}
+
+bool child_reads(const Granule &g) {
+  return g.view == View::kFile || (g.view == View::kPrivate && g.saved);
+}
+
+void hold_regions(sn_frames &f) {
+  f.regions.hold_begin(f.count);
+  for (uint32_t i = 0; i < f.count; i++)
+    if (child_reads(f.granules[i])) f.regions.hold_add(f.granules[i].region);
+  f.held = true;
+}
+
+void prepare(sn_frames &f) {
+  f.lanes.drain();
+  for (auto &[id, order] : f.orders) sn::note_transferred(f, *order);
+  make_private(f);
+  sn::guarded([&] {
+    save(f);
+    return 0;
+  });
+  f.held = false;
+  sn::guarded([&] {
+    hold_regions(f);
+    return 0;
+  });
+  f.whole_child = tried([&] { return sn::advise(f.base, f.count * sn::kFrameBytes, MADV_DOFORK); });
+}
+
+void go_on(sn_frames &f) {
+  if (f.held) {
+    f.regions.hold_end_in_parent();
+  } else {  // there was no memory for a list: so for ever
+    for (uint32_t i = 0; i < f.count; i++)
+      if (child_reads(f.granules[i])) f.regions.freeze(f.granules[i].region);
+  }
+  sn::advise(f.base, f.count * sn::kFrameBytes, MADV_DONTFORK);
+  for (uint32_t i = 0; i < f.count; i++)  // what was written to before is likely to be again; else it stays private
+    if (std::exchange(f.granules[i].was_shared, false) && f.granules[i].order == nullptr) sn::turn_shared(f, i);
+}
+
+// Other threads of the parent may have written there, which ThreadSanitizer cannot know to be over.
+__attribute__((no_sanitize("thread"))) void copy_bytes(uint64_t to, uint64_t from) {
+  volatile uint64_t *target = reinterpret_cast<volatile uint64_t *>(to);
+  const volatile uint64_t *source = reinterpret_cast<const volatile uint64_t *>(from);
+  for (uint64_t i = 0; i < sn::kFrameBytes / sizeof *target; i++) target[i] = source[i];
+}
+
+// A copy of its own takes the place of the frame.
+int copy_out(const sn_frames &f, uint32_t granule) {
+  const uint64_t address = f.address(granule);
+  const long copy = sn::map(0, sn::kFrameBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  if (copy < 0) return static_cast<int>(copy);
+  copy_bytes(static_cast<uint64_t>(copy), address);
+  constexpr long kTo = MREMAP_MAYMOVE | MREMAP_FIXED;
+  const long moved = sn_system(SYS_mremap, copy, sn::kFrameBytes, sn::kFrameBytes, kTo, sn::arg(address), 0);
+  return moved < 0 ? static_cast<int>(moved) : 0;
+}
+
+int let_go(sn_frames &f, uint32_t granule) {
+  const Granule &g = f.granules[granule];
+  if (g.view == View::kNothing || g.view == View::kFile) return 0;
+  bool own[sn::kPagesPerGranule];
+  const bool in_file = g.saved && sn::own_pages(f.pagemap, f.address(granule), own) == 0;
+  if (in_file && sn::show_file(f, granule) == 0) return 0;
+  return copy_out(f, granule);
+}
+
+[[noreturn]] void give_up() {
+  static const char text[] = "sentinel: a forked child could not get its own view of memory that is in frames; it ends here\n";
+  sn_system(SYS_write, STDERR_FILENO, sn::arg(text), sizeof text - 1, 0, 0, 0);
+  _exit(EXIT_FAILURE);
+}
+
+void leave_parent(sn_frames &f) {
+  f.inert = true;
+  f.lanes.forget();
+  shut(f.pagemap);  // it tells of the parent's pages
+  const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
+  f.pagemap = pagemap < 0 ? -1 : static_cast<int>(pagemap);  // without it, all is copied
+  if (!f.whole_child || ready[1] < 0) give_up();
+  for (uint32_t i = 0; i < f.count; i++)
+    if (!tried([&] { return let_go(f, i); })) give_up();
+  f.regions.hold_end_in_child();
+  f.pool.close_in_child();
+  f.file.close();  // what is mapped stays
+  shut(f.pagemap);
+}
+
+void before() {
+  pthread_mutex_lock(&registry);
+  bool any = false;
+  for (sn_frames *f : registered) {
+    if (f == nullptr) continue;
+    any = true;
+    pthread_mutex_lock(&f->mutex);
+    prepare(*f);
+  }
+  if (any && sn_system(SYS_pipe2, sn::arg(ready), O_CLOEXEC, 0, 0, 0, 0) != 0) ready[0] = ready[1] = -1;
+}
+
+void parent() {
+  shut(ready[1]);
+  char byte;
+  // Ends with the byte, or at the death of the child, or at once if there is none.
+  for (int failed = 0; ready[0] >= 0 && failed < kTries;) {
+    const long got = sn_system(SYS_read, ready[0], sn::arg(&byte), 1, 0, 0, 0);
+    if (got >= 0) break;
+    if (got != -EINTR) failed++;
+  }
+  shut(ready[0]);
+  for (sn_frames *f : registered) {
+    if (f == nullptr) continue;
+    go_on(*f);
+    pthread_mutex_unlock(&f->mutex);
+  }
+  pthread_mutex_unlock(&registry);
+}
+
+void child() {
+  for (sn_frames *&f : registered) {
+    if (f == nullptr) continue;
+    leave_parent(*f);
+    pthread_mutex_unlock(&f->mutex);
+    f = nullptr;
+  }
+  const char byte = 1;
+  if (ready[1] >= 0) sn_system(SYS_write, ready[1], sn::arg(&byte), 1, 0, 0, 0);
+  shut(ready[1]);
+  shut(ready[0]);  // not before: if the parent is gone, that is no reason to end by SIGPIPE
+  pthread_mutex_unlock(&registry);
+}
+
+}  // namespace
+
+namespace sn {
+
+int frames_watch_forks() {
+  static const int watched = pthread_atfork(before, parent, child);
+  return -watched;
+}
+
+int frames_register(sn_frames *f, bool there) {
+  Lock lock(&registry);
+  for (sn_frames *&each : registered) {
+    if (each != (there ? nullptr : f)) continue;
+    each = there ? f : nullptr;
+    return 0;
+  }
+  return there ? -ENFILE : 0;
+}
+
+}  // namespace sn

@@ -1,0 +1,135 @@
+// Handlers of signals: a store that meets an instant waits for its end, and bytes that the disk has lost are named before
+// the program ends. Whatever else comes goes to whoever handled it before.
+#include <errno.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "frames.h"
+
+namespace {
+
+constexpr int kMost = 8;
+
+struct Watched {
+  std::atomic<uint64_t> base{0}, end{0};
+  std::atomic<sn_frames *> frames{nullptr};
+};
+Watched watched[kMost];
+struct sigaction before_segv, before_bus;
+
+sn_frames *frames_at(uint64_t address) {
+  for (Watched &each : watched)
+    if (address >= each.base.load(std::memory_order_acquire) && address < each.end.load(std::memory_order_acquire))
+      return each.frames.load(std::memory_order_acquire);
+  return nullptr;
+}
+
+bool stores(const void *context) {
+#if defined(__x86_64__)
+  return (static_cast<const ucontext_t *>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#else
+  (void)context;
+  return true;
+#endif
+}
+
+// Whether the store may be tried again. Signal-safe: it takes no lock, and the instant ends without its help.
+bool waited_for(sn_frames &f, uint64_t address) {
+  const std::atomic<uint8_t> &gate = f.granules[(address - f.base) / sn::kFrameBytes].gate;
+  f.waited.fetch_add(1, std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t turns = f.turns.load();
+    const uint8_t now = gate.load();
+    if (now != sn::kShut) return now == sn::kOpen;
+    syscall(SYS_futex, &f.turns, FUTEX_WAIT_PRIVATE, turns, nullptr, nullptr, 0);
+  }
+}
+
+void pass_on(const struct sigaction &before, int number, siginfo_t *info, void *context) {
+  if ((before.sa_flags & SA_SIGINFO) != 0) {
+    before.sa_sigaction(number, info, context);
+  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+    before.sa_handler(number);
+  } else {
+    signal(number, SIG_DFL);  // the faulting instruction runs again, and ends the program
+    if (info->si_code <= 0) raise(number);  // there is none: somebody sent the signal
+  }
+}
+
+void on_segv(int number, siginfo_t *info, void *context) {
+  const int kept = errno;
+  const uint64_t address = reinterpret_cast<uintptr_t>(info->si_addr);
+  sn_frames *f = info->si_code == SEGV_ACCERR && stores(context) ? frames_at(address) : nullptr;
+  if (f == nullptr || !waited_for(*f, address)) pass_on(before_segv, number, info, context);
+  errno = kept;
+}
+
+void say(const char *text) {
+  const ssize_t written = write(STDERR_FILENO, text, strlen(text));
+  (void)written;
+}
+
+void on_bus(int number, siginfo_t *info, void *context) {
+  const int kept = errno;
+  const sn_frames *f = info->si_code > 0 ? frames_at(reinterpret_cast<uintptr_t>(info->si_addr)) : nullptr;
+  if (f != nullptr) {
+    say("sentinel: bytes of a tensor that are in a file in ");
+    say(f->directory.c_str());
+    say(" could not be read back: the disk failed, or is full where its file system had promised room (see dmesg)\n");
+  }
+  pass_on(before_bus, number, info, context);
+  errno = kept;
+}
+
+int install(int number, void (*handler)(int, siginfo_t *, void *), struct sigaction *before) {
+  struct sigaction action = {};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  // Read before it is replaced: the handler may run at once.
+  if (sigaction(number, nullptr, before) != 0 || sigaction(number, &action, nullptr) != 0) return -errno;
+  return 0;
+}
+
+int install_both() {
+  const int error = install(SIGSEGV, on_segv, &before_segv);
+  return error != 0 ? error : install(SIGBUS, on_bus, &before_bus);
+}
+
+}  // namespace
+
+namespace sn {
+
+// Once: a second time would put these handlers above others that pass on to them.
+int guard_signals() {
+  static const int installed = install_both();
+  return installed;
+}
+
+int guard_add(sn_frames *f) {
+  for (Watched &each : watched) {
+    sn_frames *nobody = nullptr;
+    if (!each.frames.compare_exchange_strong(nobody, f)) continue;
+    each.end.store(f->base + f->count * kFrameBytes);
+    each.base.store(f->base);
+    return 0;
+  }
+  return -ENFILE;
+}
+
+void guard_remove(sn_frames *f) {
+  for (Watched &each : watched) {
+    if (each.frames.load() != f) continue;
+    each.end.store(0);
+    each.base.store(0);
+    each.frames.store(nullptr);
+  }
+}
+
+}  // namespace sn

@@ -1,0 +1,149 @@
+// Transfers: which granules take part, what each needs before, and what becomes of it after.
+#include <errno.h>
+
+#include <utility>
+
+#include "frames.h"
+
+namespace {
+
+using sn::Granule;
+using sn::Item;
+using sn::Order;
+using sn::View;
+
+// Neighbours in the file share a system call.
+size_t add_piece(Order &order, uint32_t region, uint64_t address) {
+  std::vector<sn::Piece> &pieces = order.transfer.pieces;
+  const uint64_t offset = region * sn::kFrameBytes;
+  const bool follows = !pieces.empty() && pieces.back().count < sn::kPieceFrames &&
+                       pieces.back().offset + pieces.back().count * sn::kFrameBytes == offset;
+  if (!follows) pieces.push_back({offset, {}, 0, 0});
+  pieces.back().addresses[pieces.back().count++] = address;
+  return pieces.size() - 1;
+}
+
+int error_of(const Order &order, const Item &item) {
+  return item.piece == SIZE_MAX ? 0 : order.transfer.pieces[item.piece].error;
+}
+
+// A positive errno, or 0: it has left.
+int settle_departure(sn_frames &f, const Order &order, const Item &item) {
+  Granule &g = f.granules[item.granule];
+  const int failed = error_of(order, item);
+  if (failed != 0) {
+    if (failed == EIO) g.region = sn::kNone;  // it stays taken, by nobody: that place is not written again
+    sn::turn_shared(f, item.granule);  // where that fails too, it stays private and unsaved, with all its bytes
+    return failed;
+  }
+  const int error = -sn::turn_away(f, item.granule);
+  if (error == EAGAIN) f.given_up++;
+  if (error == 0 && item.piece == SIZE_MAX) f.dropped++;
+  return error;
+}
+
+int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
+  int error = error_of(order, item);
+  if (error == 0) error = -sn::turn_resident(f, item.granule, item.frame, order.writes);
+  if (error != 0) f.pool.give(item.frame);
+  return error;
+}
+
+}  // namespace
+
+namespace sn {
+
+int region_for(sn_frames &f, uint32_t granule) {
+  Granule &g = f.granules[granule];
+  if (g.region != kNone && f.regions.may_write(g.region)) return 0;
+  const uint32_t region = f.regions.take(granule);
+  if (region == kNone) return -ENOSPC;
+  if (g.region != kNone) f.regions.give(g.region);
+  g.region = region;
+  return 0;
+}
+
+Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules) {
+  auto order = std::make_unique<Order>();
+  order->items.reserve(granules);
+  order->transfer.pieces.reserve(granules);
+  order->transfer.writes = !arrives;
+  order->arrives = arrives;
+  order->writes = writes;
+  order->id = f.last_id + 1;
+  Order &opened = *order;
+  f.orders.emplace(order->id, std::move(order));
+  f.last_id++;
+  return opened;
+}
+
+int add_departure(sn_frames &f, Order &order, uint32_t granule) {
+  Granule &g = f.granules[granule];
+  if (g.view == View::kNothing) return -EINVAL;
+  if (g.view == View::kFile) return 1;
+  size_t piece = SIZE_MAX;
+  if (g.view == View::kShared || !g.saved) {
+    int error = region_for(f, granule);
+    if (error == 0 && g.view == View::kShared) error = show_private(f, granule, g.frame);
+    if (error != 0) return error;
+    piece = add_piece(order, g.region, f.pool.address(g.frame));
+  }
+  g.order = &order;
+  order.items.push_back({granule, g.frame, piece});
+  return 0;
+}
+
+int add_arrival(sn_frames &f, Order &order, uint32_t granule) {
+  Granule &g = f.granules[granule];
+  if (g.view == View::kNothing) return -EINVAL;
+  if (g.view != View::kFile) return 1;
+  const uint32_t frame = f.pool.take();
+  if (frame == kNone) return -ENOSPC;
+  g.order = &order;
+  order.items.push_back({granule, frame, add_piece(order, g.region, f.pool.address(frame))});
+  return 0;
+}
+
+void note_transferred(sn_frames &f, Order &order) {
+  if (std::exchange(order.noted, true)) return;
+  for (const Item &item : order.items) {
+    if (error_of(order, item) != 0 || item.piece == SIZE_MAX) continue;
+    (order.arrives ? f.read_bytes : f.written_bytes) += kFrameBytes;
+    if (!order.arrives) f.granules[item.granule].saved = true;
+  }
+}
+
+bool wait_for(sn_frames &f, Order &order, uint64_t deadline_ns) {
+  order.waiting++;
+  pthread_mutex_unlock(&f.mutex);
+  const bool over = f.lanes.wait(order.transfer, deadline_ns);
+  pthread_mutex_lock(&f.mutex);
+  order.waiting--;
+  return over;
+}
+
+void settle(sn_frames &f, Order &order) {
+  if (order.settled) return;
+  order.settled = true;
+  note_transferred(f, order);
+  for (const Item &item : order.items) {
+    f.granules[item.granule].order = nullptr;
+    const int error = order.arrives ? settle_arrival(f, order, item) : settle_departure(f, order, item);
+    order.result.moved += error == 0 ? 1 : 0;
+    order.result.stayed += error != 0 ? 1 : 0;
+    if (order.result.error == 0) order.result.error = error;
+  }
+  order.result.start_ns = order.transfer.start_ns;
+  order.result.stop_ns = order.transfer.stop_ns;
+}
+
+void drop_if_unwanted(sn_frames &f, Order &order) {
+  if (!order.wanted && order.waiting == 0 && order.settled) f.orders.erase(order.id);
+}
+
+void drop_order(sn_frames &f, Order &order) {
+  order.wanted = false;
+  drop_if_unwanted(f, order);
+}
+
+}  // namespace sn

@@ -1,0 +1,120 @@
+#include "lanes.h"
+
+#include <errno.h>
+#include <signal.h>
+
+
+#include "lock.h"
+#include "naps.h"
+#include "sentinel.h"
+
+namespace sn {
+
+Lanes::Lanes() {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&changed_, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+Lanes::~Lanes() { stop(); }
+
+int Lanes::start(const AwayFile *file, uint32_t readers, uint32_t writers) {
+  file_ = file;
+  int error = 0;
+  for (uint32_t i = 0; i < readers && error == 0; i++) error = start_one(false);
+  for (uint32_t i = 0; i < writers && error == 0; i++) error = start_one(true);
+  if (error != 0) stop();
+  return -error;
+}
+
+int Lanes::start_one(bool writes) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  const int error = pthread_create(&threads_[started_], nullptr, writes ? work_writer : work_reader, this);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error == 0) started_++;
+  return error;
+}
+
+void Lanes::stop() {
+  {
+    Lock lock(&mutex_);
+    stopping_ = true;
+    pthread_cond_broadcast(&changed_);
+  }
+  for (; started_ != 0; started_--) pthread_join(threads_[started_ - 1], nullptr);
+}
+
+void Lanes::forget() { started_ = 0; }
+
+void Lanes::submit(Transfer &transfer) {
+  Lock lock(&mutex_);
+  transfer.start_ns = transfer.stop_ns = sn_now_ns();
+  if (transfer.pieces.empty()) return;
+  Transfer **last = &queue_[transfer.writes];
+  while (*last != nullptr) last = &(*last)->behind;
+  *last = &transfer;
+  pthread_cond_broadcast(&changed_);
+}
+
+void Lanes::cancel(Transfer &transfer) {
+  Lock lock(&mutex_);
+  for (Transfer **at = &queue_[transfer.writes]; *at != nullptr; at = &(*at)->behind)
+    if (*at == &transfer) {
+      *at = transfer.behind;
+      break;
+    }
+  for (; transfer.next < transfer.pieces.size(); transfer.next++) transfer.pieces[transfer.next].error = ECANCELED;
+  pthread_cond_broadcast(&changed_);
+}
+
+bool Lanes::wait(const Transfer &transfer, uint64_t deadline_ns) {
+  Lock lock(&mutex_);
+  const timespec deadline = spec_of(deadline_ns);
+  while (!transfer.over())
+    if (pthread_cond_timedwait(&changed_, &mutex_, &deadline) == ETIMEDOUT) return transfer.over();
+  return true;
+}
+
+void Lanes::drain() {
+  Lock lock(&mutex_);
+  while (queue_[0] != nullptr || queue_[1] != nullptr || running_ != 0) pthread_cond_wait(&changed_, &mutex_);
+}
+
+void *Lanes::work_reader(void *lanes) {
+  static_cast<Lanes *>(lanes)->work(false);
+  return nullptr;
+}
+
+void *Lanes::work_writer(void *lanes) {
+  static_cast<Lanes *>(lanes)->work(true);
+  return nullptr;
+}
+
+void Lanes::work(bool writes) {
+  Lock lock(&mutex_);
+  while (!stopping_) {
+    Transfer *transfer = queue_[writes];
+    if (transfer == nullptr) {
+      pthread_cond_wait(&changed_, &mutex_);
+      continue;
+    }
+    Piece &piece = transfer->pieces[transfer->next++];
+    if (transfer->next == transfer->pieces.size()) queue_[writes] = transfer->behind;
+    transfer->running++;
+    running_++;
+    pthread_mutex_unlock(&mutex_);
+    const int error = file_->transfer(piece, writes);
+    pthread_mutex_lock(&mutex_);
+    piece.error = error;
+    transfer->running--;
+    running_--;
+    if (transfer->over()) transfer->stop_ns = sn_now_ns();
+    if (transfer->over() || running_ == 0) pthread_cond_broadcast(&changed_);
+  }
+}
+
+}  // namespace sn

@@ -1,0 +1,60 @@
+// Threads that move bytes between frames and the away file: some read, the others write.
+#pragma once
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include <vector>
+
+#include "away_file.h"
+
+namespace sn {
+
+constexpr uint32_t kMostLanes = 16;  // in each direction
+
+// Lanes ask for no memory: a transfer brings all that it needs, and stays where it is until it is over.
+struct Transfer {
+  bool writes = false;
+  std::vector<Piece> pieces;
+  size_t next = 0;      // piece that no lane has begun
+  uint32_t running = 0;  // pieces under way
+  uint64_t start_ns = 0, stop_ns = 0;
+  Transfer *behind = nullptr;  // in the queue
+
+  bool over() const { return next == pieces.size() && running == 0; }
+};
+
+class Lanes {
+ public:
+  Lanes();
+  ~Lanes();
+  Lanes(const Lanes &) = delete;
+  Lanes &operator=(const Lanes &) = delete;
+
+  int start(const AwayFile *file, uint32_t readers, uint32_t writers);
+  void stop();
+  void forget();  // in a forked child: its threads are not there
+
+  void submit(Transfer &transfer);
+  void cancel(Transfer &transfer);  // pieces that no lane has begun end with ECANCELED
+  // Whether it was over before CLOCK_MONOTONIC `deadline_ns`.
+  bool wait(const Transfer &transfer, uint64_t deadline_ns);
+  void drain();  // until all are over; nobody submits meanwhile
+
+ private:
+  static void *work_reader(void *lanes);
+  static void *work_writer(void *lanes);
+  void work(bool writes);
+  int start_one(bool writes);
+
+  const AwayFile *file_ = nullptr;
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t changed_;
+  Transfer *queue_[2] = {nullptr, nullptr};
+  uint32_t running_ = 0;
+  bool stopping_ = false;
+  pthread_t threads_[2 * kMostLanes];
+  uint32_t started_ = 0;
+};
+
+}  // namespace sn

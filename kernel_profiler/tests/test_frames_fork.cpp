@@ -1,0 +1,251 @@
+// Forked children see what was there at the fork while their parent goes on, and hold nothing of its frames.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <initializer_list>
+#include <thread>
+
+#include "frames_check.h"
+
+namespace {
+
+constexpr uint32_t kFrames = 4, kGranules = 6;
+uint64_t base;
+
+// A child that says by its exit whether it saw `salt` everywhere, once the parent has let it.
+struct Child {
+  pid_t pid;
+  int go[2];
+
+  template <typename Body>
+  explicit Child(Body body) {
+    CHECK(pipe(go) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid != 0) return;
+    alarm(60);  // a deadlock ends by this signal
+    char byte;
+    close(go[1]);
+    if (read(go[0], &byte, 1) != 1) _exit(3);
+    _exit(body() ? 0 : 2);
+  }
+  int end() {
+    CHECK(write(go[1], "x", 1) == 1);
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    close(go[0]);
+    close(go[1]);
+    return status;
+  }
+};
+
+void attach_all(sn_frames *frames) {
+  base = facts(frames).base;
+  for (uint32_t i = 0; i < kGranules; i++) CHECK(sn_frames_attach(frames, i, 1) == 0);
+}
+
+void turn_all_over(sn_frames *frames) {
+  for (uint32_t i = 0; i < kGranules; i++) CHECK(sn_frames_need(frames, base + i * kGranule, 1, 1) == 0);
+  CHECK(leave(frames, 0, kGranules).stayed == 0);
+}
+
+// Whoever stands in any state at the fork: dirty, clean, away, written to while clean or away.
+void mix(sn_frames *frames, uint64_t salt) {
+  write_marks(base, kGranules, salt);
+  turn_all_over(frames);
+  CHECK(sn_frames_need(frames, base, 2 * kGranule, 0) == 0);  // clean
+  *word(base, 1, 7) = salt;
+  CHECK(sn_frames_need(frames, base + 2 * kGranule, 2 * kGranule, 1) == 0);  // dirty
+  *word(base, 3 * 512, 7) = salt;
+  *word(base, 5 * 512 + 9, 7) = salt;  // away
+}
+
+bool holds(uint64_t salt) {
+  return marks_hold(base, kGranules, salt) && *word(base, 1, 7) == salt && *word(base, 3 * 512, 7) == salt &&
+         *word(base, 5 * 512 + 9, 7) == salt;
+}
+
+uint64_t pool_mapped() {
+  FILE *file = fopen("/proc/self/maps", "r");
+  uint64_t count = 0;
+  for (char line[512]; file != nullptr && fgets(line, sizeof line, file) != nullptr;)
+    count += strstr(line, "sentinel-frames") != nullptr ? 1 : 0;
+  if (file != nullptr) fclose(file);
+  return count;
+}
+
+void children_see_the_moment_of_their_fork() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 4 * kGranules));
+  attach_all(frames);
+  for (uint64_t salt = 1; salt <= 3; salt++) {
+    mix(frames, salt);
+    const uint64_t before = counted(frames).fork_bytes;
+    Child child([=] {
+      if (!holds(salt) || pool_mapped() != 0) return false;
+      if (sn_frames_release(frames, 0, 1) != -ECHILD || sn_frames_need(frames, base, 1, 1) != -ECHILD) return false;
+      write_marks(base, kGranules, salt + 1000);  // its own affair
+      return marks_hold(base, kGranules, salt + 1000);
+    });
+    CHECK(counted(frames).fork_bytes - before <= kFrames * kGranule && counted(frames).generations == 1);
+    CHECK(holds(salt));
+    mix(frames, salt + 100);  // and all of it is turned over
+    const int status = child.end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(holds(salt + 100));
+  }
+  turn_all_over(frames);
+  CHECK(counted(frames).generations == 0 && counted(frames).free_regions == 3 * kGranules);
+  close_frames(frames);
+}
+
+void regions_are_kept_for_grandchildren_too() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 2 * kGranules));
+  attach_all(frames);
+  mix(frames, 5);
+  int told[2];
+  CHECK(pipe(told) == 0);
+  Child child([&] {  // it ends at once; its own child, which closes all that it has inherited, lives on
+    if (fork() != 0) return holds(5);
+    const int keep = told[1];
+    for (int fd = 3; fd < 256; fd++)
+      if (fd != keep) close(fd);
+    for (int i = 0; i < 50; i++) usleep(2000);
+    const char right = holds(5) ? 'y' : 'n';
+    _exit(write(keep, &right, 1) == 1 ? 0 : 1);
+  });
+  const int status = child.end();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close(told[1]);
+  while (counted(frames).generations != 0) mix(frames, 6);
+  char right = 0;
+  CHECK(read(told[0], &right, 1) == 1 && right == 'y');
+  close(told[0]);
+  close_frames(frames);
+}
+
+// Other threads store while a fork is under way: each word that the child sees is one that was there, and the parent
+// loses none.
+void threads_store_while_others_fork() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 6 * kGranules));
+  attach_all(frames);
+  write_marks(base, kGranules, 8);
+  for (uint64_t page = 0; page < kGranules * 512; page++) *word(base, page, 1) = 0;
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> round{0};
+  std::thread writer([&] {
+    while (!stop.load()) {
+      const uint64_t now = ++round;
+      for (uint64_t page = 0; page < kGranules * 512; page += 3)
+        __atomic_store_n(word(base, page, 1), now, __ATOMIC_RELAXED);
+    }
+  });
+  for (int i = 0; i < 4; i++) {
+    const uint64_t least = round.load();
+    Child child([=] {
+      uint64_t last = UINT64_MAX, steps = 0;  // a snapshot: one place at which the round changes
+      for (uint64_t page = 0; page < kGranules * 512; page += 3) {
+        const uint64_t now = __atomic_load_n(word(base, page, 1), __ATOMIC_RELAXED);
+        if (now + 1 < least || now > last) return false;
+        steps += last != UINT64_MAX && now != last ? 1 : 0;
+        last = now;
+      }
+      return steps <= 1 && marks_hold(base, kGranules, 8);
+    });
+    for (uint32_t g = 0; g < kGranules; g++) {
+      const int error = sn_frames_need(frames, base + g * kGranule, 1, 1);
+      CHECK(error == 0 || error == -EAGAIN);
+    }
+    const int status = child.end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  stop = true;
+  writer.join();
+  for (uint64_t page = 0; page < kGranules * 512; page += 3) CHECK(*word(base, page, 1) == round.load());
+  close_frames(frames);
+}
+
+void a_thread_forks_while_another_turns_over() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 6 * kGranules));
+  attach_all(frames);
+  write_marks(base, kGranules, 9);
+  std::atomic<bool> stop{false};
+  std::thread turner([&] {
+    for (uint32_t i = 0; !stop.load(); i = (i + 1) % kGranules)
+      CHECK(sn_frames_need(frames, base + i * kGranule, 1, static_cast<int>(i % 2)) == 0);
+  });
+  for (int i = 0; i < 3; i++) {
+    Child child([] { return marks_hold(base, kGranules, 9); });
+    const int status = child.end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  stop = true;
+  turner.join();
+  CHECK(marks_hold(base, kGranules, 9));
+  close_frames(frames);
+}
+
+// Each call at a fork fails in turn. The parent is always right; a child is, or ends itself and says so.
+void a_fork_survives_each_failing_call() {
+  uint64_t right = 0, ended = 0;
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 12 * kGranules));
+  attach_all(frames);
+  uint64_t n = 1;
+  for (;; n += n < 24 ? 1 : 7) {
+    mix(frames, n);
+    sn_system_fail(-1, n, EIO);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      sn_system_fail(-1, 0, 0);
+      alarm(60);
+      _exit(holds(n) ? 0 : 2);
+    }
+    const bool used_up = sn_system_fail(-1, 0, 0) == 0;
+    CHECK(pid > 0);
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) fprintf(stderr, "call %lu: status %x\n", n, status);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) <= 1);
+    (WEXITSTATUS(status) == 0 ? right : ended)++;
+    CHECK(holds(n));
+    if (!used_up) break;
+  }
+  printf("%lu children were right, %lu ended themselves, up to call %lu\n", right, ended, n);
+  CHECK(n > 20 && right > ended);
+  close_frames(frames);
+}
+
+// The sanitizers' own handlers would be in the way of a process that the C library knows nothing of.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void a_bare_clone_faults() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, kGranules));
+  attach_all(frames);
+  write_marks(base, kGranules, 3);
+  leave(frames, 0, 1);
+  for (const uint64_t granule : {uint64_t{0}, uint64_t{5}}) {
+    const long pid = syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr);
+    CHECK(pid >= 0);
+    if (pid == 0) syscall(SYS_exit_group, *word(base, granule * 512, 0) == mark(granule * 512, 3) ? 0 : 1);
+    int status = 0;
+    CHECK(waitpid(static_cast<pid_t>(pid), &status, 0) == pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+  }
+  CHECK(marks_hold(base, kGranules, 3));
+  close_frames(frames);
+}
+#else
+void a_bare_clone_faults() {}
+#endif
+
+}  // namespace
+
+int main() {
+  children_see_the_moment_of_their_fork();
+  regions_are_kept_for_grandchildren_too();
+  threads_store_while_others_fork();
+  a_thread_forks_while_another_turns_over();
+  a_fork_survives_each_failing_call();
+  a_bare_clone_faults();
+  return 0;
+}

@@ -1,0 +1,304 @@
+"""Memory of a fixed amount that shows a larger range of addresses, the rest of it in a file
+(kernel_profiler/src/frames.cpp). Nothing trains on it yet: it is what a storage tier will be made of."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from sentinel.core.errors import NativeError, TierError, UsageError
+from sentinel.core.units import HUGE_PAGE_BYTES
+from sentinel.system import native
+
+FRAME_BYTES = HUGE_PAGE_BYTES
+MOST_LANES = 16
+
+_U64, _I64, _U32, _I32, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int32, ctypes.c_void_p
+_BUFFERED, _SMALL_PAGES = 1, 2  # SN_FRAMES_*
+_SLICE_NS = 100_000_000  # how long a wait keeps Python from handling signals
+
+_REMEDIES = {
+    errno.EMEDIUMTYPE: "name a directory on a disk",
+    errno.ENOENT: "name a directory that exists",
+    errno.ENOTDIR: "name a directory",
+    errno.EACCES: "name a directory that this user may write to",
+    errno.EROFS: "name a directory that this user may write to",
+    errno.ENOSPC: "name a directory on a disk with more room, or ask for less",
+    errno.EDQUOT: "ask for less, or for a larger quota",
+    errno.EFBIG: "allow larger files (ulimit -f), or ask for less",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENOMEM: "allow more addresses (ulimit -v) or memory (free -m, the container's limit), or ask for less",
+    errno.EAGAIN: "allow more threads (ulimit -u)",
+}
+
+
+class State(IntEnum):
+    """Of a granule. ABSENT: addresses only. DIRTY: resident, the file does not hold it. CLEAN: resident, the file holds
+    it too. UNSAVED: resident after a write-out that failed. LEAVING: resident, being written out. AWAY: in the file.
+    ARRIVING: in the file, being read into a frame."""
+
+    ABSENT, DIRTY, CLEAN, UNSAVED, LEAVING, AWAY, ARRIVING = range(7)
+
+
+class Facts(NamedTuple):
+    """What was made. `base`: address of granule 0. `pool_bytes`: memory that the kernel gave to frames. `regions`: of
+    the file. `huge_frames`: of one huge page each. `direct`: transfers pass the page cache by. `unnamed`: the file
+    never had a name. `promised`: the file system has set its room aside."""
+
+    base: int
+    pool_bytes: int
+    frames: int
+    granules: int
+    regions: int
+    huge_frames: int
+    direct: bool
+    unnamed: bool
+    promised: bool
+
+
+class Counters(NamedTuple):
+    """`in_state`: granules in each State. `carried_pages`: written to while on their way, found and kept. `given_up`:
+    write-outs that ended with the granule resident, since it was written to meanwhile. `waited`: stores that waited
+    for a granule to be turned over. `dropped`: granules that left unwritten, since the file held them. `fork_bytes`:
+    written for forks. `generations`: forks whose children may still read the file."""
+
+    free_frames: int
+    free_regions: int
+    in_state: tuple[int, ...]
+    read_bytes: int
+    written_bytes: int
+    carried_pages: int
+    given_up: int
+    waited: int
+    dropped: int
+    fork_bytes: int
+    generations: int
+
+
+class Turned(NamedTuple):
+    """What became of a transfer. `moved`: granules that left, or arrived. `stayed`: that did not. `errno`: of what
+    failed first; EAGAIN: written to meanwhile; ECANCELED. `start_ns`, `stop_ns`: of the transfer, CLOCK_MONOTONIC."""
+
+    moved: int
+    stayed: int
+    start_ns: int
+    stop_ns: int
+    errno: int
+
+
+@dataclass(frozen=True)
+class FramesRequest:
+    """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
+    FRAME_BYTES. A region is taken by each granule that is not absent, and by what forked children still read. `lanes`:
+    threads that read, and that write. `direct`, `huge_pages`: where the host allows it."""
+
+    directory: str | os.PathLike[str]
+    frames: int
+    granules: int
+    regions: int
+    lanes: tuple[int, int] = (2, 2)
+    direct: bool = True
+    huge_pages: bool = True
+
+
+class _Request(ctypes.Structure):
+    _fields_ = (
+        ("directory", ctypes.c_char_p),
+        ("frames", _U32),
+        ("granules", _U32),
+        ("regions", _U32),
+        ("readers", _U32),
+        ("writers", _U32),
+        ("flags", _U32),
+    )
+
+
+class _Facts(ctypes.Structure):
+    _fields_ = (
+        ("base", _U64),
+        ("pool_bytes", _U64),
+        ("frames", _U32),
+        ("granules", _U32),
+        ("regions", _U32),
+        ("huge_frames", _U32),
+        ("direct", _U32),
+        ("unnamed", _U32),
+        ("promised", _U32),
+        ("reserved", _U32),
+    )
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (
+        ("moved", _U64),
+        ("stayed", _U64),
+        ("start_ns", _U64),
+        ("stop_ns", _U64),
+        ("error", _I32),
+        ("reserved", _U32),
+    )
+
+
+_Counters = _U64 * (len(Counters._fields) - 1 + len(State))
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "sn_frames_create": (_I32, (_PTR, ctypes.POINTER(_PTR), ctypes.POINTER(ctypes.c_char_p))),
+    "sn_frames_destroy": (_I32, (_PTR,)),
+    "sn_frames_facts_of": (_I32, (_PTR, _PTR)),
+    "sn_frames_count": (_I32, (_PTR, _PTR)),
+    "sn_frames_states": (_I32, (_PTR, _U32, _U32, _PTR)),
+    "sn_frames_attach": (_I32, (_PTR, _U32, _U32)),
+    "sn_frames_release": (_I32, (_PTR, _U32, _U32)),
+    "sn_frames_need": (_I32, (_PTR, _U64, _U64, _I32)),
+    "sn_frames_leave": (_I64, (_PTR, _U32, _U32)),
+    "sn_frames_arrive": (_I64, (_PTR, _U32, _U32, _I32)),
+    "sn_frames_cancel": (_I32, (_PTR, _U64)),
+    "sn_frames_collect": (_I32, (_PTR, _U64, _U64, _PTR)),
+}
+
+
+class Frames:
+    """Granules of FRAME_BYTES at fixed addresses, of which as many are in memory as there are frames.
+
+    Raises TierError where the host refuses, naming what was tried. In a forked child every call raises NativeError
+    (ECHILD); what the granules held at the fork stays readable there.
+    """
+
+    def __init__(self, request: FramesRequest) -> None:
+        self._call = {name: native.function(name, *_flat(signature)) for name, signature in _SIGNATURES.items()}
+        self._handle = _PTR()  # the library writes it: an interrupt loses none
+        self._directory = os.fspath(request.directory)
+        _check_counts(request)
+        step = ctypes.c_char_p()
+        asked = _Request(
+            os.fsencode(self._directory),
+            request.frames,
+            request.granules,
+            request.regions,
+            *request.lanes,
+            (0 if request.direct else _BUFFERED) | (0 if request.huge_pages else _SMALL_PAGES),
+        )
+        result = self._call["sn_frames_create"](ctypes.byref(asked), ctypes.byref(self._handle), ctypes.byref(step))
+        if result:
+            raise self._error((step.value or b"").decode(), -result)
+        self._facts = self._read_facts()
+
+    def facts(self) -> Facts:
+        """What was made."""
+        return self._facts
+
+    def counters(self) -> Counters:
+        """What has happened, and where granules are."""
+        told = _Counters()
+        self._check("sn_frames_count", told)
+        states = len(State)
+        return Counters(told[0], told[1], tuple(told[2 : 2 + states]), *told[2 + states :])
+
+    def states(self) -> list[State]:
+        """Of each granule."""
+        count = self.facts().granules
+        told = (ctypes.c_uint8 * count)()
+        self._check("sn_frames_states", 0, count, told)
+        return [State(number) for number in told]
+
+    def attach(self, first: int, count: int) -> None:
+        """Granules [first, first + count) get frames, with any bytes; others leave for them. Raises TierError if there
+        are not enough frames or regions."""
+        self._move("sn_frames_attach", f"giving frames to {count} granules", first, count)
+
+    def release(self, first: int, count: int) -> None:
+        """What they held is gone; frames and regions are free again."""
+        self._check("sn_frames_release", first, count)
+
+    def need(self, address: int, nbytes: int, *, writes: bool = False) -> None:
+        """All of [address, address + nbytes) is resident afterwards, and may be written to if `writes`. Those needed
+        longest ago leave for it. Raises TierError if it does not fit, or if the disk fails."""
+        self._move("sn_frames_need", f"bringing {nbytes} bytes into memory", address, nbytes, int(writes))
+
+    def leave(self, first: int, count: int) -> int:
+        """Begin to write out those that are resident; the id of the transfer."""
+        return self._check("sn_frames_leave", first, count)
+
+    def arrive(self, first: int, count: int, *, writes: bool = False) -> int:
+        """Begin to read in those that are away; the id of the transfer. Raises NativeError (ENOSPC) if there are not as
+        many free frames."""
+        return self._check("sn_frames_arrive", first, count, int(writes))
+
+    def cancel(self, transfer: int) -> None:
+        """What no thread has begun stays where it is; the transfer is still to be collected."""
+        self._check("sn_frames_cancel", transfer)
+
+    def collect(self, transfer: int) -> Turned:
+        """Wait for a transfer, and turn over what it moved."""
+        told = _Result()
+        while True:
+            result = self._call["sn_frames_collect"](self._open(), transfer, _SLICE_NS, ctypes.byref(told))
+            if result != -errno.ETIMEDOUT:
+                native.check("sn_frames_collect", result)
+                return Turned(told.moved, told.stayed, told.start_ns, told.stop_ns, told.error)
+
+    def close(self) -> None:
+        """Release all granules, the memory and the file. In a forked child, nothing."""
+        if not self._handle:
+            return
+        if self._call["sn_frames_release"](self._handle, 0, 0) != -errno.ECHILD:
+            self.release(0, self.facts().granules)
+            self._check("sn_frames_destroy")
+        self._handle = _PTR()
+
+    def __enter__(self) -> Frames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_facts(self) -> Facts:
+        told = _Facts()
+        self._check("sn_frames_facts_of", ctypes.byref(told))
+        return Facts(
+            told.base,
+            told.pool_bytes,
+            told.frames,
+            told.granules,
+            told.regions,
+            told.huge_frames,
+            bool(told.direct),
+            bool(told.unnamed),
+            bool(told.promised),
+        )
+
+    def _open(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise UsageError("these frames are closed", "make new ones")
+        return self._handle
+
+    def _check(self, name: str, *arguments: Any) -> int:
+        return native.check(name, self._call[name](self._open(), *arguments))
+
+    def _move(self, name: str, what: str, *arguments: int) -> None:
+        result = self._call[name](self._open(), *arguments)
+        if result in (-errno.ECHILD, -errno.EINVAL, -errno.EEXIST):
+            raise NativeError(name, -result)
+        if result:
+            raise self._error(what, -result)
+
+    def _error(self, what: str, code: int) -> TierError:
+        remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
+        return TierError(f"{what}{remedy}", tier=f"file in {self._directory}", errno=code)
+
+
+def _flat(signature: tuple[Any, tuple[Any, ...]]) -> tuple[Any, ...]:
+    return (signature[0], *signature[1])
+
+
+def _check_counts(request: FramesRequest) -> None:
+    """What ctypes would cut to 32 bits is refused."""
+    for name in ("frames", "granules", "regions"):
+        if not 0 < getattr(request, name) < 1 << 32:
+            raise UsageError(f"{name}={getattr(request, name)}", f"give a number of pieces of {FRAME_BYTES} bytes")
+    if not all(1 <= count <= MOST_LANES for count in request.lanes):
+        raise UsageError(f"lanes={request.lanes}", f"give 1 to {MOST_LANES} threads for each direction")
