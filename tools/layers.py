@@ -29,7 +29,11 @@ class Rank:
 
 RANKS = (
     Rank("nouns", {"core": ("numpy",)}, pure=True),
-    Rank("planning, simulation", {"planner": ("numpy", "highspy"), "simulator": ("numpy",)}, pure=True),
+    Rank(
+        "planning, simulation",
+        {"planner": ("numpy", "highspy"), "simulator": ("numpy",), "samples": ("numpy",)},
+        pure=True,
+    ),
     Rank(
         "host, files, profiling",
         {

@@ -1,0 +1,41 @@
+"""Training data in a room of memory: which chunk is read when, and which samples stay. Pure: no clock, no file, no
+chance.
+
+(Layout, Order, Room) -plan-> Staging -simulate, or the reader of sentinel.data-> Feed.
+"""
+
+from __future__ import annotations
+
+from sentinel.samples.arena_pages import ArenaPages
+from sentinel.samples.epoch_plan import Begun, Epoch, epochs_ahead, plan, simulate
+from sentinel.samples.feed import Feed
+from sentinel.samples.layout import Layout
+from sentinel.samples.order import KINDS, Order
+from sentinel.samples.reading_unit import WHOLE, best_unit, unit_costs
+from sentinel.samples.room import Room
+from sentinel.samples.shuffle_quality import ShuffleQuality, shuffle_quality
+from sentinel.samples.source_costs import SourceCosts
+from sentinel.samples.staging import BEFORE, DIRECT, Staging
+
+__all__ = [
+    "BEFORE",
+    "DIRECT",
+    "KINDS",
+    "WHOLE",
+    "ArenaPages",
+    "Begun",
+    "Epoch",
+    "Feed",
+    "Layout",
+    "Order",
+    "Room",
+    "ShuffleQuality",
+    "SourceCosts",
+    "Staging",
+    "best_unit",
+    "epochs_ahead",
+    "plan",
+    "shuffle_quality",
+    "simulate",
+    "unit_costs",
+]

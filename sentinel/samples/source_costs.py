@@ -1,0 +1,32 @@
+"""SourceCosts: what reading a source costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sentinel.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SourceCosts:
+    """A read of b bytes takes `latency_ns` + b / `read_bytes_per_s`; of `in_flight` reads the latencies overlap.
+
+    `measured`: on this host and source, else declared.
+    """
+
+    latency_ns: float
+    read_bytes_per_s: float
+    in_flight: int = 1
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency_ns < math.inf and self.read_bytes_per_s > 0 and self.in_flight >= 1):
+            raise UsageError(
+                f"a source of {self.latency_ns} ns a read, {self.read_bytes_per_s} bytes/s, {self.in_flight} in flight",
+                "give a latency of at least 0, a bandwidth above 0 and at least one read in flight",
+            )
+
+    def ns(self, reads: float, nbytes: float) -> float:
+        """Time that so many reads of together `nbytes` take."""
+        return reads * self.latency_ns / self.in_flight + 1e9 * nbytes / self.read_bytes_per_s

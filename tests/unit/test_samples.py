@@ -1,0 +1,224 @@
+"""The parts of a plan for training data: layouts, rooms, pages, units of reading, costs and qualities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from sentinel.core.errors import UsageError
+from sentinel.samples import (
+    WHOLE,
+    ArenaPages,
+    Epoch,
+    Feed,
+    Order,
+    Room,
+    ShuffleQuality,
+    SourceCosts,
+    best_unit,
+    epochs_ahead,
+    plan,
+    shuffle_quality,
+    simulate,
+    unit_costs,
+)
+from sentinel.samples.widest import widest
+from tests.sample_layouts import even, layout_of, permutation
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"sample_nbytes": np.array([1, 2, 3], np.int32)}, "sample_nbytes is no column of int64"),
+        ({"sample_offset": np.array([0, 0])}, "sample_offset has 2 rows, not 3"),
+        ({"files": ("a", "b")}, "file_nbytes has 1 rows, not 2"),
+        ({"chunk_samples": np.array([1, 1], np.int32)}, "chunk_samples do not add up"),
+        ({"chunk_samples": np.array([3, 0], np.int32)}, "row 1 of chunk_samples holds no sample"),
+        ({"chunk_file": np.array([0, 1], np.int32)}, "row 1 of chunk_file names no file"),
+        ({"chunk_nbytes": np.array([10, 1 << 62])}, "row 1 of chunk_offset reaches beyond its file"),
+        ({"sample_offset": np.array([3, -1, 3])}, "row 1 of sample_offset is negative"),
+        ({"sample_nbytes": np.array([4, 0, 6])}, "row 1 of sample_nbytes is less than one byte"),
+        ({"sample_nbytes": np.array([4, 5, 1 << 62])}, "row 2 of sample_offset reaches beyond its chunk"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_by_column_and_row(changed, says) -> None:
+    layout = layout_of([2, 1], [4, 5, 6])
+    with pytest.raises(UsageError, match=says):
+        replace(layout, **changed)
+
+
+def test_a_layout_without_samples_is_refused() -> None:
+    none = np.zeros(0, np.int64)
+    with pytest.raises(UsageError, match="there are no samples"):
+        replace(
+            even(1, 1),
+            **dict.fromkeys(("chunk_offset", "chunk_nbytes", "sample_offset", "sample_nbytes"), none),
+            **dict.fromkeys(("chunk_file", "chunk_samples"), none.astype(np.int32)),
+        )
+
+
+def test_the_digest_is_of_what_lies_where_and_not_of_when_it_was_changed() -> None:
+    layout = layout_of([2, 1], [4, 5, 6])
+    assert layout.digest == replace(layout, file_mtime_ns=np.array([7])).digest
+    others = [
+        layout_of([1, 2], [4, 5, 6]),
+        layout_of([2, 1], [4, 6, 5]),
+        layout_of([2, 1], [4, 5, 6], encoded=True),
+        replace(layout, files=("b",)),
+        replace(layout, description="rows"),
+    ]
+    assert len({layout.digest, *(other.digest for other in others)}) == 6
+
+
+def test_a_cut_layout_has_the_same_bytes_for_each_sample_and_reads_no_more_than_its_chunks() -> None:
+    layout = layout_of([5, 1, 4], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
+    cut = layout.cut(2)
+    assert cut.chunk_samples.tolist() == [2, 2, 1, 1, 2, 2]
+
+    def where(of):
+        begin = of.chunk_offset[of.chunk_of] + of.sample_offset
+        return begin.tolist(), (begin + of.sample_nbytes).tolist()
+
+    assert where(cut) == where(layout)
+    assert cut.chunk_nbytes.tolist() == [4 + 3 + 5, 6 + 3 + 7, 8, 9, 10 + 3 + 11, 12 + 3 + 13]
+    assert layout.cut(9).chunk_samples.tolist() == [5, 1, 4]
+    with pytest.raises(UsageError, match="cannot be read in parts"):
+        replace(layout, encoded=True).cut(2)
+    with pytest.raises(UsageError, match="cannot have 0 samples"):
+        layout.cut(0)
+
+
+def test_pages_suit_the_sizes() -> None:
+    assert Room.of(even(3, 4, 100), 1000).page_bytes == 100
+    mixed = layout_of([2, 2], [3000, 5000, 4000, 4400])
+    room = Room.of(mixed, 9000)
+    assert room.page_bytes == 64
+    assert room.pages(mixed).tolist() == [47, 79, 63, 69]
+    with pytest.raises(UsageError, match="give at least 8448 bytes"):
+        Room.of(mixed, 8447)
+    with pytest.raises(UsageError, match="a room of 0 bytes"):
+        Room(0, 16)
+
+
+def test_pages_have_one_owner_each() -> None:
+    pages = ArenaPages(5)
+    first, second = pages.take(2), pages.take(3)
+    assert sorted([*first.tolist(), *second.tolist()]) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="1 pages of the arena are asked for, 0 are free"):
+        pages.take(1)
+    pages.give_back(second)
+    assert pages.take(3).tolist() == second.tolist()
+    pages.give_back(first)
+    with pytest.raises(ValueError, match="4 pages come back to the arena, 3 are out"):
+        pages.give_back(np.arange(4, dtype=np.int32))
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 63, 64, 1000, 98765, 100000])
+def test_the_widest_that_fits_is_found_within_a_hundredth(wanted) -> None:
+    asked = []
+
+    def peak(width: int) -> int:
+        asked.append(width)
+        return 20 + 7 * width
+
+    found = widest(peak, 20 + 7 * wanted, 5000, 100000)
+    assert found <= wanted <= found * 1.03 + 1
+    assert len(asked) < 40
+
+
+def test_costs_add_up_and_impossible_ones_are_refused() -> None:
+    assert SourceCosts(2e6, 1e9, 4).ns(10, 5000) == 10 * 2e6 / 4 + 5000
+    for wrong in ((-1, 1e9, 1), (0, 0, 1), (0, 1e9, 0)):
+        with pytest.raises(UsageError, match="in flight"):
+            SourceCosts(*wrong)
+
+
+def test_where_latency_counts_chunks_are_read_whole_and_where_bandwidth_does_in_parts() -> None:
+    layout, room = even(64, 32, 1000), 64 * 32 * 1000 // 5
+    assert best_unit(layout, room, SourceCosts(5e6, 1e9)) == WHOLE
+    assert best_unit(layout, room, SourceCosts(10, 1e9)) == 1
+    assert set(unit_costs(layout, room, SourceCosts(10, 1e9))) == {1, 2, 4, 8, 16, WHOLE}
+    assert set(unit_costs(replace(layout, encoded=True), room, SourceCosts(10, 1e9))) == {WHOLE}
+    with pytest.raises(UsageError, match="too little for any unit"):
+        best_unit(layout, 10, SourceCosts(10, 1e9))
+
+
+def test_the_quality_of_a_shuffle_is_counted() -> None:
+    layout = even(4, 4)
+    assert shuffle_quality(layout, np.arange(16), 4) == ShuffleQuality(1.0, 3 / 16)
+    mixed = np.arange(16).reshape(4, 4).T.ravel()
+    assert shuffle_quality(layout, mixed, 4) == ShuffleQuality(4.0, 12 / 16)
+    assert shuffle_quality(layout, mixed[:6], 4).chunks_per_batch == (4 + 2) / 2
+
+
+def test_a_feed_counts_epochs_together() -> None:
+    one = Feed(n_chunks=4, samples=8, hits=2, source_reads=5, direct_reads=1, peak_bytes=7)
+    both = Feed()
+    both.add(one)
+    both.add(replace(one, peak_bytes=3))
+    assert (both.samples, both.peak_bytes, both.reads_per_chunk) == (16, 7, 1.5)
+    assert both.headline["hits"] == 4
+    assert both.headline["reads_per_chunk"] == 1.5
+    assert Feed().reads_per_chunk == 0
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    layout = even(4, 4)
+    room = Room.of(layout, 80)
+    with pytest.raises(UsageError, match="a permutation of 15 for a data set of 16"):
+        plan(layout, Order(), room, Epoch(np.arange(15)))
+    with pytest.raises(UsageError, match="less than the samples of one chunk"):
+        plan(layout, Order(), Room(30, 10), Epoch(np.arange(16)))
+    with pytest.raises(UsageError, match="there is no order 'random'"):
+        Order("random")
+    with pytest.raises(UsageError, match="there is no rank 2 of 2"):
+        Order(world=2, rank=2)
+    with pytest.raises(UsageError, match="-1 samples were delivered"):
+        Order().of_rank(np.arange(16), -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "first", "steady"),
+    [("exact", 0.2, 3.7, 2.75), ("exact", 0.5, 2.0, 1.08), ("windowed", 0.2, 1, 1)],
+)
+def test_few_reads_a_chunk_are_enough(kind, share, first, steady) -> None:
+    """128 chunks of 64; with more chunks there are fewer reads, since the room is more evenly used
+    (docs/data-orders.md)."""
+    layout = even(128, 64)
+    room = Room.of(layout, int(layout.nbytes * share))
+    permutations = [permutation(layout.n_samples, seed) for seed in range(6)]
+    before, told = None, []
+    for now, following in pairwise(permutations):
+        before = plan(layout, Order(kind), room, Epoch(now, following), before)
+        feed = simulate(layout, before, SourceCosts(1e6, 1e9))
+        assert feed.direct_reads == 0
+        assert feed.wait_ns == round(feed.source_reads * 1e6 + feed.source_bytes)
+        told.append(feed.reads_per_chunk)
+    assert told[0] <= first
+    assert max(told[1:]) <= steady
+
+
+def test_redirect_reads_a_chunk_as_often_as_published_simulations_say() -> None:
+    layout = even(320, 64)
+    room = Room.of(layout, layout.nbytes // 5)
+    feed = simulate(layout, plan(layout, Order("redirect"), room, Epoch(permutation(layout.n_samples, 1))))
+    assert feed.reads_per_chunk == pytest.approx(7.6, rel=0.05)
+
+
+def test_ranks_with_much_room_look_several_epochs_ahead() -> None:
+    """Four ranks, each with room for what it delivers in 1.2 epochs, read a chunk less than once an epoch each."""
+    layout = even(128, 64)
+    room, order = Room.of(layout, int(layout.nbytes * 0.3)), Order(world=4, rank=1)
+    ahead = epochs_ahead(layout, order, room)
+    assert ahead == 3
+    assert epochs_ahead(layout, Order(), room) == 1
+    permutations = [permutation(layout.n_samples, seed) for seed in range(9)]
+    reads, before = [], None
+    for epoch in range(5):
+        now, following, *later = permutations[epoch : epoch + ahead + 1]
+        before = plan(layout, order, room, Epoch(now, following, later=tuple(later)), before)
+        reads.append(simulate(layout, before).reads_per_chunk)
+    assert max(reads[1:]) < 0.6
