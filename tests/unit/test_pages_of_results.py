@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import costs_page, policies_page, profiling_page, two_nodes_page, validation_page
+from benchmarks import costs_page, data_orders_page, policies_page, profiling_page, two_nodes_page, validation_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,6 +123,10 @@ def test_the_readme_says_of_what_the_simulators_error_is_one() -> None:
 
 def test_the_page_of_costs_is_made_from_its_results() -> None:
     assert (DOCS / "costs.md").read_text() == costs_page.page(costs_page.results())
+
+
+def test_the_page_of_orders_of_training_data_is_made_from_its_results() -> None:
+    assert (DOCS / "data-orders.md").read_text() == data_orders_page.page(told("data-orders.json"))
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:
