@@ -46,7 +46,7 @@ RANKS = (
         },
     ),
     Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
-    Rank("session", {"session": ("numpy", "torch")}),
+    Rank("session, training data", {"session": ("numpy", "torch"), "data": ("numpy", "torch")}),
     Rank("package, comparison", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
     Rank("command line", {"cli": ()}),
     Rank("program", {"__main__": ()}),

@@ -22,6 +22,7 @@ a typical session:
   sentinel simulate p.safetensors plan.json --machine cxl-m5
   sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
   sentinel run --plan plan.json train.py               apply it without profiling
+  sentinel data plan photos.tar                        what reading training data in random order costs here
 
 exit codes:
   0    done
@@ -35,7 +36,7 @@ exit codes:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Imports nothing heavy: a verb does when it runs."""
-    from sentinel.cli import calibrate, compare, doctor, plan, report, run, simulate
+    from sentinel.cli import calibrate, compare, data, doctor, plan, report, run, simulate
 
     top = argparse.ArgumentParser(
         prog="sentinel",
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = top.add_subparsers(metavar="VERB", dest="verb", required=True, title="verbs")
-    for verb in (run, plan, simulate, compare, report, doctor, calibrate):
+    for verb in (run, plan, simulate, compare, report, data, doctor, calibrate):
         verb.add_to(verbs)
     return top
 

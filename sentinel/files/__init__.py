@@ -1,6 +1,6 @@
 """Nouns to disk and back: `save`, `load`, and a digest that lets one file prove which others it came from.
 
-Machine and Plan are JSON; Trace, Profile and Run are safetensors containers. See docs/formats.md. Nothing
+Machine and Plan are JSON; Trace, Profile, Run and Layout are safetensors containers. See docs/formats.md. Nothing
 here runs code found in a file, and nothing allocates what a header claims before the file's own length agrees.
 """
 

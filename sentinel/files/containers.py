@@ -32,7 +32,7 @@ _FOREIGN = "is no Sentinel file; give a file that `sentinel` wrote"
 
 
 def render(noun: Noun) -> bytes:
-    """The file of a Trace, Profile or Run."""
+    """The file of a Trace, Profile, Run or Layout."""
     form = format_of(noun)
     columns = {name: np.ascontiguousarray(column) for name, column in columns_of(noun, form).items()}
     header = encode(noun, leave_out=form.tables)

@@ -18,10 +18,11 @@ from sentinel.core.run import Run
 from sentinel.core.trace import Trace
 from sentinel.files.codec import encode
 from sentinel.files.formats import BY_NOUN, Format
+from sentinel.samples import Layout
 
 _HASHED_ROWS = 1 << 18  # at a time
 
-Noun = Machine | Trace | Profile | Plan | Run
+Noun = Machine | Trace | Profile | Plan | Run | Layout
 Derived = TypeVar("Derived", Trace, Profile, Plan, Run)
 
 
@@ -45,7 +46,9 @@ def format_of(noun: Noun) -> Format:
     """The format of `noun`; UsageError if it is no noun."""
     form = BY_NOUN.get(type(noun))
     if form is None:
-        raise UsageError(f"a {type(noun).__name__} has no file format", "save a Machine, Trace, Profile, Plan or Run")
+        raise UsageError(
+            f"a {type(noun).__name__} has no file format", "save a Machine, Trace, Profile, Plan, Run or Layout"
+        )
     return form
 
 

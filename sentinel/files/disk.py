@@ -54,12 +54,15 @@ def read_exactly(file: BinaryIO, nbytes: int, path: PathLike) -> bytes:
     return data
 
 
-def write_whole(path: PathLike, data: bytes) -> None:
-    """Put `data` at `path`: all of it, or the old file stays. A symbolic link keeps pointing where it did."""
+def write_whole(path: PathLike, data: bytes, mode: int = 0o666) -> None:
+    """Put `data` at `path`: all of it, or the old file stays. A symbolic link keeps pointing where it did.
+
+    `mode`: rights of a new file, less those that the user gives none.
+    """
     with _told(path, "cannot be written"):
         folder, target = _place(path)
         temporary = os.path.join(folder, f".sentinel-{secrets.token_hex(8)}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

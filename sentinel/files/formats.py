@@ -14,8 +14,10 @@ from sentinel.core.plan import USE_DTYPE, Plan
 from sentinel.core.profile import ACCESS_DTYPE, EXTENT_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, Trace
+from sentinel.samples import Layout
 
-_NS = np.dtype("<i8")
+_INT64 = np.dtype("<i8")
+_INT32 = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,13 @@ class Format:
 
 _NAMES = ACCESS_DTYPE.names or ()
 _WHOLE_ACCESS_DTYPE = np.dtype([(name.replace("extent", "tensor"), ACCESS_DTYPE[name]) for name in _NAMES])
-_TIMES_AND_TENSORS = {"layer_ns": _NS, "flops": _NS, "tensors": TENSOR_DTYPE}
+_TIMES_AND_TENSORS = {"layer_ns": _INT64, "flops": _INT64, "tensors": TENSOR_DTYPE}
 _RUN_TABLES = {"steps": STEP_DTYPE, "layers": LAYER_DTYPE, "migrations": MIGRATION_DTYPE}
 
 FORMATS = (
     Format(Machine, "sentinel-machine", 1, text=True),
     Format(Plan, "sentinel-plan", 1, {"uses": USE_DTYPE}, text=True),
-    Format(Trace, "sentinel-trace", 2, {"layer_ns": _NS, "events": EVENT_DTYPE, "pages": PAGE_RUN_DTYPE}),
+    Format(Trace, "sentinel-trace", 2, {"layer_ns": _INT64, "events": EVENT_DTYPE, "pages": PAGE_RUN_DTYPE}),
     Format(
         Profile,
         "sentinel-profile",
@@ -69,6 +71,21 @@ FORMATS = (
         earlier={2: {**_TIMES_AND_TENSORS, "accesses": _WHOLE_ACCESS_DTYPE, "ranges": RANGE_DTYPE}},
     ),
     Format(Run, "sentinel-run", 2, {**_RUN_TABLES, "held": HELD_DTYPE}, earlier={1: _RUN_TABLES}),
+    Format(
+        Layout,
+        "sentinel-layout",
+        1,
+        {
+            "file_nbytes": _INT64,
+            "file_mtime_ns": _INT64,
+            "chunk_file": _INT32,
+            "chunk_offset": _INT64,
+            "chunk_nbytes": _INT64,
+            "chunk_samples": _INT32,
+            "sample_offset": _INT64,
+            "sample_nbytes": _INT64,
+        },
+    ),
 )
 BY_NAME = {form.name: form for form in FORMATS}
 BY_NOUN: dict[type[Any], Format] = {form.noun: form for form in FORMATS}

@@ -14,6 +14,7 @@ from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import FREED, READ, SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, TICK, WRITE, Quality, Trace
 from sentinel.core.units import PAGE_BYTES
 from sentinel.files.digests import Noun
+from sentinel.samples import Layout
 
 MAX_TIERS = 64
 MAX_ADDRESS = 1 << 47
@@ -37,11 +38,24 @@ def problem_of(noun: Noun) -> str:
         return _run(noun)
     if isinstance(noun, Trace):
         return _trace(noun)
+    if isinstance(noun, Layout):
+        return _layout(noun)
     return _machine(noun)
 
 
 def _machine(machine: Machine) -> str:
     return f"more than {MAX_TIERS} tiers" if len(machine.tiers) > MAX_TIERS else ""
+
+
+def _layout(layout: Layout) -> str:
+    """A name must stay below the folder of the data; sums of sizes stay far from 64 bits."""
+    sizes = (layout.file_nbytes, layout.chunk_offset, layout.chunk_nbytes, layout.sample_offset, layout.sample_nbytes)
+    if any(int(column.max(initial=0)) > MAX_ADDRESS for column in sizes) or layout.nbytes > MAX_TRAFFIC:
+        return "a size is larger than any file"
+    for name in layout.files:
+        if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
+            return f"the file name {name[:80]!r} leads out of the folder of the data"
+    return ""
 
 
 def _plan(plan: Plan) -> str:

@@ -1,0 +1,232 @@
+"""`sentinel data`: training data in a memory that one names: its index, what each order would read, and a trial."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, print_json, print_table, whole_number
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from sentinel.data import Forecast, RecordFiles
+
+_EXAMPLES = """\
+examples:
+  sentinel data plan 'train-{000..146}.tar' --memory 5%,20%,50%
+      what each order would read, and whether it is worth it; reads little, trains nothing
+  sentinel data run 'train-{000..146}.tar' --memory 20% --workers 4
+      delivers epochs without training, and prints what was read
+  sentinel data index photos/ --beside
+      keeps the index in the folder of the data; otherwise it is made at first use, and kept in your cache
+  sentinel data plan tokens.bin --record uint16:1025
+
+A SOURCE is .tar shards as WebDataset has them, .npy files, a folder whose files are samples, or with --record files
+without a header. Sources are only read.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = add_verb(verbs, "data", "index training data, and tell what reading it in random order costs", _EXAMPLES)
+    inner = parser.add_subparsers(metavar="VERB", dest="data_verb", required=True, title="verbs")
+    made = add_verb(inner, "index", "find where the samples lie, and keep that", "")
+    _add_source(made)
+    made.add_argument("-o", "--output", metavar="FILE", help="keep the index here")
+    made.add_argument("--beside", action="store_true", help="keep it in the folder of the data")
+    made.set_defaults(execute=execute_index)
+    told = add_verb(inner, "plan", "tell what each order would read, before any training", "")
+    _add_source(told)
+    told.add_argument(
+        "--memory", type=_amounts, default=["5%", "20%", "50%"], metavar="AMOUNTS", help="default 5%%,20%%,50%%"
+    )
+    _add_batches(told)
+    told.set_defaults(execute=execute_plan)
+    tried = add_verb(inner, "run", "deliver epochs without training, and tell what was read", "")
+    _add_source(tried)
+    tried.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="default 20%%")
+    tried.add_argument("--order", default="exact", help="exact (default), windowed or redirect")
+    tried.add_argument("--epochs", type=whole_number, default=2, help="default 2")
+    tried.add_argument("--workers", type=_count, default=0, help="processes that fetch samples (default 0: none)")
+    tried.add_argument("--seed", type=_count, default=0, help="default 0")
+    _add_batches(tried)
+    tried.set_defaults(execute=execute_run)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="SOURCE", nargs="+", help="files, a pattern such as 'a-{000..146}.tar', a folder"
+    )
+    parser.add_argument("--record", metavar="DTYPE:SHAPE", help="records without a header, such as uint16:1025")
+    add_json(parser)
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch-size", type=whole_number, default=256, help="default 256")
+    parser.add_argument("--unit", type=whole_number, default=64, help="samples read at once (default 64)")
+
+
+def execute_index(arguments: argparse.Namespace) -> int:
+    """Index, keep it, and print where."""
+    from sentinel import need_torch
+
+    need_torch()
+    from sentinel import data, files
+
+    if arguments.beside and arguments.output:
+        raise UsageError("--beside and --output name two places", "give one of them")
+    check_outputs(arguments.output)
+    path = data.index(_source(arguments), arguments.output, beside=arguments.beside)
+    layout = files.load(path)
+    assert isinstance(layout, data.Layout)
+    found: dict[str, Any] = {
+        "index": str(path),
+        "format": layout.format,
+        "files": len(layout.files),
+        "samples": layout.n_samples,
+        "sample_bytes": layout.nbytes,
+    }
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table([(name, format_bytes(value) if "bytes" in name else str(value)) for name, value in found.items()])
+    return OK
+
+
+def execute_plan(arguments: argparse.Namespace) -> int:
+    """Predict, and print a row for each order and memory."""
+    from sentinel import need_torch
+
+    need_torch()
+    from sentinel import data
+
+    told = data.forecast(_source(arguments), arguments.memory, batch_size=arguments.batch_size, unit=arguments.unit)
+    if arguments.json:
+        print_json(forecast_json(told))
+        return OK
+    costs = told.costs
+    print(
+        f"{told.layout.n_samples:,} samples, {format_bytes(told.layout.nbytes)}, {len(told.layout.files)} files;"
+        f" a read here takes {format_ns(costs.latency_ns)} and {format_bytes(costs.read_bytes_per_s)}/s (measured)\n"
+    )
+    rows = [
+        ("order", "memory", "reads a chunk", "first epoch", "bytes", "reads take", "speed", "chunks a batch", "span")
+    ]
+    for row in told.rows:
+        rows.append(
+            (
+                row.order,
+                row.memory,
+                f"{row.later_epochs.reads_per_chunk:.2f}",
+                f"{row.first_epoch.reads_per_chunk:.2f}",
+                f"{row.later_epochs.source_bytes / max(row.later_epochs.sample_bytes, 1):.2f} ×",
+                format_ns(row.epoch_ns),
+                f"{row.speedup:.2f} ×",
+                f"{row.chunks_per_batch:.0f}",
+                f"{row.span:.2f}",
+            )
+        )
+    print_table(rows)
+    print(f"\n{told.verdict}")
+    for note in told.notes:
+        print(f"note: {note}")
+    return OK
+
+
+def forecast_json(told: Forecast) -> dict[str, Any]:
+    """Everything that was predicted."""
+    return {
+        "samples": told.layout.n_samples,
+        "sample_bytes": told.layout.nbytes,
+        "files": len(told.layout.files),
+        "costs": asdict(told.costs),
+        "rows": [
+            {
+                "order": row.order,
+                "memory": row.memory,
+                "memory_bytes": row.memory_bytes,
+                "reads_per_chunk": row.later_epochs.reads_per_chunk,
+                "first_epoch_reads_per_chunk": row.first_epoch.reads_per_chunk,
+                "source_bytes": row.later_epochs.source_bytes,
+                "epoch_ns_predicted": row.epoch_ns,
+                "speedup_predicted": row.speedup,
+                "chunks_per_batch": row.chunks_per_batch,
+                "span": row.span,
+                "worth_it": row.worth_it,
+            }
+            for row in told.rows
+        ],
+        "verdict": told.verdict,
+        "notes": list(told.notes),
+    }
+
+
+def execute_run(arguments: argparse.Namespace) -> int:
+    """Deliver epochs, and print the loader's report."""
+    from sentinel import need_torch
+
+    need_torch()
+    from sentinel import data
+
+    loader = data.loader(
+        _source(arguments),
+        batch_size=arguments.batch_size,
+        memory=arguments.memory,
+        order=arguments.order,
+        seed=arguments.seed,
+        workers=arguments.workers,
+        unit=arguments.unit,
+        collate_fn=_as_it_is,
+    )
+    began = time.monotonic()
+    for _ in range(arguments.epochs):
+        for _ in loader:
+            pass
+    seconds = time.monotonic() - began
+    report = loader.report()
+    loader.close()
+    if arguments.json:
+        print_json({**report.headline, "epochs": arguments.epochs, "seconds": seconds, "caveats": report.caveats})
+    else:
+        print(report.text())
+        print(
+            f"{report.feed.samples / max(seconds, 1e-9):,.0f} samples/s over {arguments.epochs} epochs,"
+            " planning included"
+        )
+    return OK
+
+
+def _as_it_is(samples: list[Any]) -> int:
+    """Samples of unlike forms make no batch: only their number goes to the main process."""
+    return len(samples)
+
+
+def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
+    if arguments.record is None:
+        found: list[str] = arguments.source
+        return found
+    from sentinel import data
+
+    dtype, _, shape = arguments.record.partition(":")
+    sizes = shape.split("x")
+    if not all(size.isascii() and size.isdigit() for size in sizes):
+        raise UsageError(f"--record {arguments.record} names no shape", "write --record uint16:1025")
+    try:
+        return data.records(arguments.source, dtype, tuple(map(int, sizes)))
+    except TypeError:
+        raise UsageError(f"there is no dtype {dtype!r}", "write --record uint16:1025") from None
+
+
+def _amounts(text: str) -> list[str]:
+    """An argparse type: amounts of memory, separated by commas."""
+    return [amount(word) for word in text.split(",")]
+
+
+def _count(text: str) -> int:
+    """An argparse type: a number of at least 0."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    return int(text)

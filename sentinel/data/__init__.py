@@ -1,0 +1,137 @@
+"""Training data in torch's own random order, from the files that one has, in a memory that one names.
+
+    import sentinel.data
+
+    loader = sentinel.data.loader("train-{000..146}.tar", decode, batch_size=256, memory="20%", workers=8)
+    for images, labels in loader:
+        ...
+    loader.state_dict()         # what training received; load_state_dict() goes on there
+    loader.report().headline    # samples, hits, source_reads and more
+
+docs/data.md tells which orders there are, what they read and when none of them is worth it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch.utils.data import Dataset, IterableDataset
+
+from sentinel.core.errors import UsageError
+from sentinel.data.chunk_reader import IN_FLIGHT
+from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, records
+from sentinel.data.feed_report import FeedReport
+from sentinel.data.feeding import DatasetFeeding, Feeding, FileFeeding, unit_within
+from sentinel.data.forecast import Forecast, forecast, measured_costs
+from sentinel.data.loading import Batching, Loader
+from sentinel.data.ranks import world_and_rank
+from sentinel.data.room_here import lead_for, memory_bytes
+from sentinel.data.sample_arena import ArenaShape, shape_within
+from sentinel.samples import Layout, Order, best_unit
+
+UNIT = 64
+"""Samples that are read at once, where `unit` doesn't say otherwise."""
+_MOST_UNIT = 256
+
+_OPTIONS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context", "index_path", "unit")
+_NAMED = ("transform", "batch_size", "memory", "order", "seed", "workers", "rank", "world")
+
+
+def loader(
+    source: Paths | RecordFiles | Dataset[Any],
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    batch_size: int,
+    memory: str | int,
+    order: str = "exact",
+    seed: int = 0,
+    workers: int = 0,
+    rank: int | None = None,
+    world: int | None = None,
+    **options: Any,
+) -> Loader:
+    """Batches of a data set. The order of epoch e is `torch.randperm` with a generator of seed + e, split over ranks as
+    DistributedSampler does.
+
+    `source`: `.tar` shards of WebDataset (paths, `{000..146}`, globs), `.npy` files, a folder whose files are samples,
+    `records(...)`, or a map-style Dataset, which reads by itself. `transform` gets a sample as users of the format know
+    it: of a tar a dict of `__key__` and bytes by extension, of rows and records an array, of a folder (path, bytes).
+    `memory`: for samples that are read ahead, `"20%"` of the data set, `"8GiB"` or bytes; it is reserved at once.
+    `order`: `"exact"`, `"windowed"` or `"redirect"`. `rank`, `world`: as torch.distributed has them, else 0 of 1.
+
+    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost), `index_path` (an index made
+    by `index`), and of torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
+    `multiprocessing_context`.
+
+    Raises UsageError for an argument that has no meaning or memory that is too little or not there, FormatError for a
+    file that is damaged or changed since it was indexed; nothing is read from it then.
+    """
+    _check_options(options)
+    unit, index_path = options.pop("unit", UNIT), options.pop("index_path", None)
+    if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
+        raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
+    ranks, own = world_and_rank(rank, world)
+    asked = Order(order, _seed(seed), ranks, own, bool(options.get("drop_last", False)))
+    batching = Batching(batch_size, workers, transform, **options)
+    feeding: Feeding
+    if isinstance(source, IterableDataset) or not _indexable(source):
+        raise UsageError(
+            f"a {type(source).__name__} cannot be indexed: it has no length, or no item i",
+            "give files, or a Dataset with __len__ and __getitem__",
+        )
+    if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+        if order != "exact":
+            raise UsageError(f"order={order!r} needs chunks, a Dataset tells of none", 'give files, or order="exact"')
+        feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
+    else:
+        data = open_data(source, index_path)
+        nbytes = memory_bytes(memory, data.layout)
+        shape = shape_within(nbytes, data.layout.sample_nbytes)
+        if unit == "auto":
+            unit = _cheapest_unit(data, shape) if order == "exact" else UNIT  # other orders depend on it
+        unit = unit_within(data.layout, shape, unit)
+        feeding = FileFeeding(data, data.layout.cut(unit), shape, lead_for(data.layout, shape))
+    return Loader(feeding, asked, batching, unit)
+
+
+def _cheapest_unit(data: DataFiles, shape: ArenaShape) -> int:
+    """Samples to read at once, by what reads of these files cost now."""
+    parts = data.layout.cut(_MOST_UNIT)
+    return best_unit(parts, shape.n_pages * shape.page_bytes, measured_costs(data, IN_FLIGHT)) or _MOST_UNIT
+
+
+def _indexable(source: object) -> bool:
+    return isinstance(source, RecordFiles | str | os.PathLike) or (
+        hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, (*_OPTIONS, *_NAMED), 1)
+            said = f"did you mean {near[0]}?" if near else f"the options are {', '.join(_OPTIONS)}"
+            raise UsageError(f"there is no option {name!r}", said)
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 62:
+        raise UsageError(f"seed={seed!r} is no seed", "give a number of at least 0")
+    return seed
+
+
+__all__ = [
+    "FeedReport",
+    "Forecast",
+    "Layout",
+    "Loader",
+    "Order",
+    "RecordFiles",
+    "forecast",
+    "index",
+    "loader",
+    "records",
+]

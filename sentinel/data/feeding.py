@@ -1,0 +1,249 @@
+"""What feeds a loader: for each epoch the order of samples, and who brings their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes
+from sentinel.data.chunk_reader import ChunkReader
+from sentinel.data.data_index import DataFiles
+from sentinel.data.sample_arena import PEAK_PAGES, READ_BYTES, READS, RUNNING, ArenaShape, SampleArena
+from sentinel.data.source_files import SourceFiles
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset
+from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan
+
+NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """`samples`: (m,) in the order of delivery. `first`: (m,) whether a chunk is read for it; `direct`: whether it is
+    read alone, as planned."""
+
+    samples: NDArray[np.int64]
+    first: NDArray[np.bool_]
+    direct: NDArray[np.bool_]
+
+    @classmethod
+    def of_nothing(cls) -> EpochOrder:
+        """Of an epoch that was delivered to its end."""
+        nothing = np.zeros(0, np.bool_)
+        return cls(np.zeros(0, np.int64), nothing, nothing)
+
+
+class Feeding(Protocol):
+    """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made anew."""
+
+    @property
+    def digest(self) -> str:
+        """Of what lies where in the data set."""
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of the data set."""
+
+    @property
+    def room(self) -> Room:
+        """In which epochs are planned."""
+
+    @property
+    def source(self) -> BytesOfSamples:
+        """What workers ask."""
+
+    def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
+        """Plan an epoch and be ready to carry it out."""
+
+    def start(self) -> None:
+        """Bring samples."""
+
+    def pause(self) -> None:
+        """Bring none, and run in no thread."""
+
+    def give_up(self) -> None:
+        """The epoch is left: what is still asked for is read by who asks."""
+
+    def finish(self) -> None:
+        """All of the epoch was delivered."""
+
+    def counts(self) -> Feed:
+        """What was read since the loader was made, and the most memory in use."""
+
+    def caveats(self) -> list[str]:
+        """Sentences to read before the counts."""
+
+
+def permutation(n: int, order: Order, epoch: int) -> NDArray[np.int64]:
+    """(n,) torch's order of an epoch, as RandomSampler has it with a generator of this seed, and no other chance."""
+    generator = torch.Generator().manual_seed(order.epoch_seed(epoch))
+    found: NDArray[np.int64] = torch.randperm(n, generator=generator).numpy()
+    return found
+
+
+class FileFeeding:
+    """Samples of files, staged in an arena by a reader."""
+
+    def __init__(self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int) -> None:
+        """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin."""
+        self._layout, self._digest = layout, data.layout.digest
+        self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
+        self._arena = SampleArena(shape)
+        files = SourceFiles(layout, data.root)
+        self._reader = ChunkReader(self._arena, files)
+        self._source = FromArena(files, self._arena, data.source)
+        self._done: tuple[Order, int, Staging] | None = None
+        """The last epoch that was delivered to its end, while what it kept is in the arena."""
+        self._now: tuple[Order, int, Staging] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of what lies where in the data set."""
+        return self._digest
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of the data set."""
+        return self._layout.n_samples
+
+    @property
+    def room(self) -> Room:
+        """In which epochs are planned."""
+        return self._room
+
+    @property
+    def source(self) -> BytesOfSamples:
+        """What workers ask."""
+        return self._source
+
+    def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
+        """Plan an epoch, from what the one before kept if that was delivered to its end."""
+        n, done = self._layout.n_samples, self._done
+        goes_on = begun is None and done is not None and done[:2] == (order, epoch - 1)
+        before = done[2] if goes_on and done is not None else None
+        ahead = epochs_ahead(self._layout, order, self._room)
+        now, following, *later = (permutation(n, order, epoch + number) for number in range(1 + ahead))
+        staging = plan(self._layout, order, self._room, Epoch(now, following, begun, tuple(later)), before)
+        self._done, self._now = None, (order, epoch, staging)
+        self._reader.begin(staging, goes_on=goes_on)
+        first = np.zeros(staging.n_positions, np.bool_)
+        first[staging.read_due[staging.read_due < staging.n_positions]] = True
+        return EpochOrder(staging.order, first, staging.stay_at == DIRECT)
+
+    def start(self) -> None:
+        """Read, in threads of this process."""
+        self._reader.start()
+
+    def pause(self) -> None:
+        """No thread reads."""
+        self._reader.pause()
+
+    def give_up(self) -> None:
+        """Nobody waits for the reader any more."""
+        self._arena.counters[RUNNING] = 0
+        self._reader.pause()
+
+    def finish(self) -> None:
+        """All was delivered, or will not be: what the next epoch keeps is read to its end."""
+        self._arena.taken[:] = 1
+        self._reader.finish()
+        self._done = self._now if self._reader.error is None else None
+
+    def counts(self) -> Feed:
+        """What was read since the loader was made, and the most memory in use."""
+        counters, shape = self._arena.counters, self._arena.shape
+        return Feed(
+            kind="executed",
+            n_chunks=self._layout.n_chunks,
+            source_reads=int(counters[READS]),
+            source_bytes=int(counters[READ_BYTES]),
+            peak_bytes=int(counters[PEAK_PAGES]) * shape.page_bytes,
+        )
+
+    def caveats(self) -> list[str]:
+        """Sentences to read before the counts."""
+        found = []
+        if self._reader.error is not None:
+            found.append(f"the reader ended ({self._reader.error}): samples are read one by one")
+        if int(self._layout.chunk_samples.max()) == 1:
+            found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
+        return found
+
+
+class DatasetFeeding:
+    """Items of a map-style Dataset, in the same order; it reads them by itself."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
+        if self._n < 1:
+            raise UsageError("the Dataset has no items", "give one that has")
+        self._source = FromDataset(dataset)
+
+    @property
+    def digest(self) -> str:
+        """Its length is all that is known of it."""
+        return f"dataset of {self._n}"
+
+    @property
+    def n_samples(self) -> int:
+        """Items of the Dataset."""
+        return self._n
+
+    @property
+    def room(self) -> Room:
+        """None is used."""
+        return Room(1, 1)
+
+    @property
+    def source(self) -> BytesOfSamples:
+        """What workers ask."""
+        return self._source
+
+    def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
+        """Torch's order."""
+        samples = order.of_rank(permutation(self._n, order, epoch), 0 if begun is None else begun.delivered)
+        return EpochOrder(samples, np.zeros(len(samples), np.bool_), np.ones(len(samples), np.bool_))
+
+    def start(self) -> None:
+        """Nothing is to be done, here and below."""
+
+    def pause(self) -> None:
+        """As `start`."""
+
+    def give_up(self) -> None:
+        """As `start`."""
+
+    def finish(self) -> None:
+        """As `start`."""
+
+    def counts(self) -> Feed:
+        """Nothing is read but by the Dataset."""
+        return Feed(kind="executed")
+
+    def caveats(self) -> list[str]:
+        """Sentences to read before the counts."""
+        return [NOTHING_STAGED]
+
+
+def unit_within(layout: Layout, shape: ArenaShape, most: int) -> int:
+    """How many samples to read at once: at most `most`, a power of two below it if a quarter of the arena is less.
+
+    Raises UsageError where the arena does not hold the largest sample.
+    """
+    pages = -(-layout.sample_nbytes // shape.page_bytes)
+    largest = int(pages.max())
+    if largest > shape.n_pages:
+        needed = largest * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        raise UsageError(
+            f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the largest one",
+            f"give at least {format_bytes(4 * needed)}",
+        )
+    unit = most
+    while unit > 1 and unit * largest > shape.n_pages // 4:
+        unit //= 2
+    return unit

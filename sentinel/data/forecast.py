@@ -1,0 +1,175 @@
+"""What each order would read of a data set, before any training: counts by simulation, times by measured reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sentinel.core.errors import UsageError
+from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
+from sentinel.data.feeding import permutation, unit_within
+from sentinel.data.room_here import lead_for, memory_bytes
+from sentinel.data.sample_arena import shape_within
+from sentinel.samples import KINDS, Epoch, Feed, Layout, Order, Room, SourceCosts, plan, shuffle_quality, simulate
+from sentinel.system.progress import telling
+
+RANDOM = "random access"
+"""Reading each sample alone, in torch's order, with no memory for samples."""
+_WORTH = 1.1
+"""An order that is predicted to be less than this many times as fast as random access is not worth it."""
+_SMALL, _LARGE, _ROUNDS = 4096, 4 << 20, 32
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """One order with one amount of memory, in an epoch. `memory_bytes`: of the arena, 0 for random access.
+
+    `first_epoch`, `later_epochs`: what is read. `epoch_ns`: predicted time of a later epoch's reads. `speedup`: that
+    of random access over it. `chunks_per_batch`, `span`: how well the order mixes, see ShuffleQuality.
+    """
+
+    order: str
+    memory: str
+    memory_bytes: int
+    first_epoch: Feed
+    later_epochs: Feed
+    epoch_ns: float
+    speedup: float
+    chunks_per_batch: float
+    span: float
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether it is predicted to be clearly faster than random access."""
+        return self.speedup >= _WORTH
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """`rows`: random access, then each order with each memory. `notes`: sentences to read before them."""
+
+    layout: Layout
+    costs: SourceCosts
+    rows: tuple[ForecastRow, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what is worth it here."""
+        best = max(self.rows, key=lambda row: row.speedup)
+        exact = max((row for row in self.rows if row.order == "exact"), key=lambda row: row.speedup, default=None)
+        if not best.worth_it:
+            return "not worth it: no order reads clearly faster than random access does from this source"
+        said = f"{best.order} with {best.memory} reads {best.speedup:.1f} times as fast as random access"
+        if exact is not None and exact is not best:
+            also = f"exact with {exact.memory} {exact.speedup:.1f} times"
+            said += f", {also}" if exact.worth_it else f"; exact order is not worth it ({also})"
+        return said
+
+
+def forecast(
+    source: Paths | RecordFiles,
+    memory: Sequence[str | int] = ("5%", "20%", "50%"),
+    *,
+    batch_size: int = 256,
+    unit: int = 64,
+    costs: SourceCosts | None = None,
+) -> Forecast:
+    """What each order would read with each amount of memory. `costs`: of the source, measured here if not given.
+
+    Raises what `loader` raises for a source and a memory.
+    """
+    data = open_data(source)
+    layout = data.layout
+    costs = costs or measured_costs(data)
+    alone = costs.ns(layout.n_samples, layout.nbytes)
+    nothing = _alone(layout, unit, batch_size, alone)
+    rows, notes = [nothing], []
+    with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
+        for text in memory:
+            nbytes = memory_bytes(text, layout)
+            shape = shape_within(nbytes, layout.sample_nbytes)
+            now = unit_within(layout, shape, unit)
+            if now < unit:
+                notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
+            cut = layout.cut(now)
+            room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
+            for kind in KINDS:
+                rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, costs, alone))
+    if int(layout.chunk_samples.max()) == 1:
+        notes.append("each file is one sample: reading ahead saves no reads; pack small files into tar shards")
+    if not costs.measured:
+        notes.append("what reads cost was declared, not measured")
+    return Forecast(layout, costs, tuple(rows), tuple(notes))
+
+
+def _alone(layout: Layout, unit: int, batch_size: int, ns: float) -> ForecastRow:
+    cut = layout.cut(unit)
+    order = permutation(layout.n_samples, Order(), 0)
+    n = layout.n_samples
+    feed = Feed(
+        n_chunks=cut.n_chunks,
+        samples=n,
+        sample_bytes=layout.nbytes,
+        source_bytes=layout.nbytes,
+        direct_reads=n,
+        direct_bytes=layout.nbytes,
+    )
+    quality = shuffle_quality(cut, order, batch_size)
+    return ForecastRow(RANDOM, "-", 0, feed, feed, ns, 1.0, quality.chunks_per_batch, quality.span)
+
+
+def _row(
+    layout: Layout, room: Room, kind: str, memory: tuple[str, int], batch_size: int, costs: SourceCosts, alone: float
+) -> ForecastRow:
+    order, n = Order(kind), layout.n_samples
+    orders = [permutation(n, order, epoch) for epoch in range(3)]
+    before = plan(layout, order, room, Epoch(orders[0], orders[1]))
+    staging = plan(layout, order, room, Epoch(orders[1], orders[2]), before) if kind == "exact" else before
+    first, later = simulate(layout, before, costs), simulate(layout, staging, costs)
+    quality = shuffle_quality(layout, staging.order, batch_size)
+    ns = max(float(later.wait_ns), 1.0)
+    return ForecastRow(kind, *memory, first, later, ns, alone / ns, quality.chunks_per_batch, quality.span)
+
+
+def measured_costs(data: DataFiles, in_flight: int = 1) -> SourceCosts:
+    """What a read of these files costs now: the median of small reads at random places, and of large ones.
+
+    The kernel is asked to drop the pages that are read from its cache before, which it does for what nobody has mapped.
+    """
+    layout = data.layout
+    if int(layout.file_nbytes.sum()) < 1:
+        raise UsageError("the files are empty", "give files with samples")
+    chance = np.random.Generator(np.random.PCG64(0))
+    small, large = [], []
+    for _ in range(_ROUNDS):
+        sample = int(chance.integers(layout.n_samples))
+        small.append(_read_ns(data, sample, _SMALL)[0])
+    for _ in range(_ROUNDS // 4):
+        ns, nbytes = _read_ns(data, int(chance.integers(layout.n_samples)), _LARGE)
+        large.append((ns, nbytes))
+    latency = float(np.median(small))
+    rates = [nbytes / max(ns - latency, 0.1 * ns) for ns, nbytes in large]
+    return SourceCosts(latency, float(np.median(rates)) * 1e9, in_flight, measured=True)
+
+
+def _read_ns(data: DataFiles, sample: int, nbytes: int) -> tuple[int, int]:
+    """(ns, bytes) of one read of up to `nbytes` at a sample, from the device if the kernel lets go of its copy."""
+    layout = data.layout
+    chunk = int(layout.chunk_of[sample])
+    file = int(layout.chunk_file[chunk])
+    at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
+    at = max(min(at, int(layout.file_nbytes[file]) - nbytes), 0)
+    descriptor = os.open(os.path.join(data.root, layout.files[file]), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, at, nbytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
+        began = time.monotonic_ns()
+        got = len(os.pread(descriptor, nbytes, at))
+        return time.monotonic_ns() - began, got
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,327 @@
+"""Loader: batches of a data set in torch's order, from a torch DataLoader whose workers are fed by one reader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.feed_report import FeedReport
+from sentinel.data.feeding import EpochOrder, Feeding
+from sentinel.data.ranks import check_ranks_agree
+from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples, Transform
+from sentinel.samples import Begun, Feed, Order, Room
+from sentinel.system.progress import say
+
+MOST_RESTARTS = 3
+"""Of workers that were killed, in one iteration."""
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How samples become batches, as torch's DataLoader has it."""
+
+    batch_size: int
+    workers: int = 0
+    transform: Transform | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+    multiprocessing_context: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}={value!r} is no number of at least {least}", f"give {name}={least} or more")
+        chosen = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+        method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
+        if self.workers and method != "fork":
+            for name in ("transform", "collate_fn"):
+                _check_pickled(getattr(self, name), name, method)
+
+
+class Loader:
+    """Iterate over it: an iteration is an epoch. Made by `sentinel.data.loader`. For one thread."""
+
+    def __init__(self, feeding: Feeding, order: Order, batching: Batching, unit: int = 0) -> None:
+        """`unit`: samples read at once, on which orders other than exact depend."""
+        self._feeding, self._order, self._batching, self._unit = feeding, order, batching, unit
+        self._epoch, self._delivered = 0, 0
+        self._base: Begun | None = None
+        self._iteration = 0
+        self._batches = _Batches()
+        self._agreed = False
+        self._asked = False
+        """Whether workers may be at batches of an iteration that was left."""
+        self._workers: DataLoader[Any] | None = None
+        self._total, self._now = _Counted(feeding.counts()), _Counted(feeding.counts())
+
+    # --- batches ---
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of an epoch, or of the rest of the one that `load_state_dict` told."""
+        if not self._agreed:
+            order, room = self._order, self._feeding.room
+            said = {"seed": order.seed, "world": order.world, "order": order.kind, "drop_last": order.drop_last}
+            memory = None if order.kind == "exact" else room.nbytes
+            check_ranks_agree({**said, "data set": self._feeding.digest, "memory": memory})
+            self._agreed = True
+        self._drain()
+        if self._delivered:  # the last iteration was left
+            self._next_epoch()
+        self._iteration += 1
+        if self._base is not None and self._base.delivered >= self._feeding.n_samples:
+            planned = EpochOrder.of_nothing()
+        else:
+            planned = self._feeding.begin(self._order, self._epoch, self._base)
+        self._delivered = 0
+        self._now = _Counted(self._feeding.counts())
+        self._asked = False
+        return self._deliver(self._iteration, planned)
+
+    def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
+        requests = _requests(planned, self._batching)
+        restarts = done = 0
+        batches: Any = None
+        while done < len(requests):
+            if iteration != self._iteration:
+                raise UsageError("another iteration of this loader has begun", "finish one before the next")
+            if batches is None:
+                batches = self._worked(requests[done:])
+            try:
+                batch, served = next(batches)
+            except RuntimeError:
+                if restarts == MOST_RESTARTS or not _lost(batches):
+                    raise
+                restarts += 1
+                said = f"a worker of the loader was lost: all start again, at sample {self._delivered} of the epoch"
+                say(f"{said} ({restarts} of {MOST_RESTARTS} times)")
+                self._stop_workers(batches)
+                batches = None
+                continue
+            if isinstance(batch, Failed):
+                raise FormatError(*batch)
+            done += 1
+            self._asked = done < len(requests)
+            self._delivered += served.samples
+            for counted in (self._total, self._now):
+                counted.add(served)
+            if done == len(requests):
+                self._feeding.finish()
+            yield batch
+        if iteration == self._iteration:
+            self._total.epochs += bool(requests)
+            self._next_epoch()
+
+    def _worked(self, requests: list[Request]) -> Iterator[Any]:
+        """(batch, how it was got) of each request, in order. Workers are made before the reader's threads are."""
+        self._feeding.pause()
+        self._batches.waiting, self._asked = requests, True
+        if self._workers is None:
+            self._workers = self._dataloader()
+        batches = iter(self._workers)
+        _keep_signals_from(batches)
+        self._feeding.start()
+        return batches
+
+    def _dataloader(self) -> DataLoader[Any]:
+        asked = self._batching
+        several: dict[str, Any] = {}
+        if asked.workers:
+            several = {
+                "persistent_workers": True,
+                "prefetch_factor": asked.prefetch_factor,
+                "multiprocessing_context": asked.multiprocessing_context,
+            }
+        return DataLoader(
+            StagedSamples(self._feeding.source, asked.transform),
+            batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
+            num_workers=asked.workers,
+            collate_fn=Collate(asked.collate_fn),  # type: ignore[arg-type]  # of what StagedSamples gives
+            pin_memory=asked.pin_memory,
+            generator=torch.Generator().manual_seed(self._order.seed),  # torch's own would be drawn from
+            **several,
+        )
+
+    def _drain(self) -> None:
+        """No worker is at a batch of an iteration that was left: these would use the room of the next one."""
+        if not self._asked:
+            return
+        self._asked = False
+        self._feeding.give_up()
+        if self._workers is not None and self._batching.workers:
+            self._batches.waiting = []
+            try:
+                iter(self._workers)  # torch waits until they are done with what they were asked
+            except RuntimeError:  # one of them was lost
+                self._stop_workers(self._workers._iterator)
+
+    def _stop_workers(self, batches: Any) -> None:
+        self._feeding.pause()
+        self._workers = None
+        batches._shutdown_workers()
+
+    def _next_epoch(self) -> None:
+        self._epoch += 1
+        self._base, self._delivered = None, 0
+
+    def __len__(self) -> int:
+        """Batches of an epoch from its begin."""
+        whole = self._order.per_rank(self._feeding.n_samples)
+        return (
+            whole // self._batching.batch_size if self._batching.drop_last else -(-whole // self._batching.batch_size)
+        )
+
+    def close(self) -> None:
+        """Ends workers and the reader now; otherwise they end when the loader is not used any more."""
+        self._iteration += 1
+        self._feeding.give_up()
+        self._workers = None
+
+    # --- where it is ---
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or that the next iteration will be."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its begin, or from where `load_state_dict` says for the same epoch."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0")
+        if epoch != self._epoch or self._delivered:
+            self._iteration += 1
+            self._epoch = epoch
+            self._base, self._delivered = None, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, in less than 1 KB of JSON values: what it received, not what workers have fetched."""
+        order, room = self._order, self._feeding.room
+        begun = self._base or Begun(0, order.world, room)
+        return {
+            "version": STATE_VERSION,
+            "data": self._feeding.digest,
+            "order": order.kind,
+            "seed": order.seed,
+            "drop_last": order.drop_last,
+            "unit": self._unit,
+            "epoch": self._epoch,
+            "delivered": begun.delivered + self._delivered * order.world,
+            "world": begun.world,
+            "room": [begun.room.nbytes, begun.room.page_bytes, begun.room.lead],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration is the rest of the epoch that `state` tells of, in the same order, whatever the number of
+        workers, ranks or bytes of memory. Raises UsageError for the state of another data set, order or version."""
+        order = self._order
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            raise UsageError("this is no state of a loader of this version", "give what state_dict() returned")
+        if state.get("data") != self._feeding.digest:
+            raise UsageError("the state is of another data set", "give the files that it was made with")
+        same = {"order": order.kind, "seed": order.seed, "drop_last": order.drop_last}
+        if order.kind != "exact":
+            same["unit"] = self._unit
+        for name, mine in same.items():
+            if state.get(name) != mine:
+                raise UsageError(
+                    f"the state has {name}={state.get(name)!r}, the loader {mine!r}",
+                    f"make it with {name}={state.get(name)!r}",
+                )
+        epoch, delivered, world, room = (state.get(name) for name in ("epoch", "delivered", "world", "room"))
+        whole = (epoch, delivered, world, *(room if isinstance(room, list) and len(room) == 3 else (None,)))
+        if not all(type(number) is int and number >= 0 for number in whole):
+            raise UsageError("the state is damaged", "give what state_dict() returned")
+        self._iteration += 1
+        self._epoch, self._delivered = state["epoch"], 0
+        self._base = Begun(state["delivered"], state["world"], Room(*state["room"])) if delivered else None
+
+    def report(self) -> FeedReport:
+        """What was delivered so far, and what was read for it."""
+        counts = self._feeding.counts()
+        return FeedReport(
+            self._total.feed(counts), self._now.feed(counts), self._epoch, self._feeding.caveats() + self._said()
+        )
+
+    def _said(self) -> list[str]:
+        late = self._total.served.late
+        return [f"{late} samples were not in memory in time, and were read alone"] if late else []
+
+
+class _Batches:
+    """The requests that are next, as torch's batch samplers give them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.waiting)
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+
+class _Counted:
+    """What was delivered and read since `begin`."""
+
+    def __init__(self, begin: Feed) -> None:
+        self.begin, self.served, self.epochs = begin, Served(), 0
+
+    def add(self, served: Served) -> None:
+        for name, value in vars(served).items():
+            setattr(self.served, name, getattr(self.served, name) + value)
+
+    def feed(self, now: Feed) -> Feed:
+        served = self.served
+        return Feed(
+            kind="executed",
+            n_chunks=now.n_chunks * max(self.epochs, 1),
+            samples=served.samples,
+            sample_bytes=served.sample_bytes,
+            hits=served.hits,
+            source_reads=now.source_reads - self.begin.source_reads,
+            source_bytes=now.source_bytes - self.begin.source_bytes + served.direct_bytes,
+            direct_reads=served.direct_reads,
+            direct_bytes=served.direct_bytes,
+            peak_bytes=now.peak_bytes,
+            wait_ns=served.wait_ns,
+        )
+
+
+def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
+    size, m = asked.batch_size, len(planned.samples)
+    stop = m // size * size if asked.drop_last else m
+    cuts = [slice(begin, min(begin + size, stop)) for begin in range(0, stop, size)]
+    return [Request(cut.start, planned.samples[cut], planned.first[cut], planned.direct[cut]) for cut in cuts]
+
+
+def _lost(batches: Any) -> bool:
+    """Whether a worker ended by itself: its error is not one of the user's."""
+    return any(not worker.is_alive() for worker in getattr(batches, "_workers", ()))
+
+
+def _keep_signals_from(batches: Any) -> None:
+    """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. It also
+    looks every five seconds while it waits for a batch: that is enough, and then the loader can start workers anew."""
+    if getattr(batches, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+
+
+def _check_pickled(given: Any, name: str, method: str) -> None:
+    try:
+        pickle.dumps(given)
+    except Exception as error:
+        raise UsageError(
+            f"{name}= cannot be sent to workers that are started by {method} ({error})",
+            'define it in a module, not as a lambda, or give multiprocessing_context="fork"',
+        ) from error

@@ -1,0 +1,48 @@
+"""How much memory this machine has for samples, and how far ahead of training they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes, parse_amount
+from sentinel.data.sample_arena import ArenaShape
+from sentinel.samples import Layout
+from sentinel.system.limits import room_bytes
+from sentinel.system.sysfs import text
+
+_SHARE, _MOST_LEAD = 32, 4096
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """What the kernel could give this process now without swapping, and its container allows."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            there = int(line.split()[1]) * 1024
+    return min(there, room_bytes(root) or there)
+
+
+def lead_for(layout: Layout, shape: ArenaShape) -> int:
+    """How many samples before their first use chunks may be read: a 32nd of what the arena holds.
+
+    Not told by workers or batches, for orders other than exact depend on the room.
+    """
+    held = shape.n_pages * shape.page_bytes * layout.n_samples // max(layout.nbytes, 1)
+    return max(1, min(held // _SHARE, _MOST_LEAD))
+
+
+def memory_bytes(memory: str | int, layout: Layout) -> int:
+    """What `memory` means for this data set, in bytes. Raises UsageError for no amount and for more than there is."""
+    try:
+        nbytes = parse_amount(memory).of(layout.nbytes)
+    except UsageError as error:
+        raise UsageError(error.what, 'write memory="20%" of the data set, "8GiB", or bytes') from None
+    there = available_bytes()
+    if nbytes > there:
+        raise UsageError(
+            f"memory={memory!r} is {format_bytes(nbytes)}, this machine has {format_bytes(there)} left",
+            f"give at most {format_bytes(there)}",
+        )
+    return nbytes

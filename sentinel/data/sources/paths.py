@@ -1,0 +1,73 @@
+"""The files that a user means: braces as WebDataset writes them, globs, folders, lists of these."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from sentinel.core.errors import FormatError, UsageError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_FILES = 10_000_000
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`"a-{00..02}.tar"` and `"{a,b}.tar"` as the texts that they stand for, in their order."""
+    parts = _BRACES.split(pattern)
+    choices: list[Sequence[str]] = []
+    total = 1
+    for number, part in enumerate(parts):
+        choices.append(_choices(part) if number % 2 else (part,))
+        total *= len(choices[-1])
+        if total > _MOST_FILES:
+            raise UsageError(f"{pattern!r} stands for more than {_MOST_FILES} files", "give fewer")
+    return ["".join(words) for words in product(*choices)]
+
+
+def _choices(inner: str) -> Sequence[str]:
+    matched = _RANGE.fullmatch(inner)
+    if matched is None:
+        if "," not in inner:
+            raise UsageError(f"{{{inner}}} stands for no range", "write {000..146} or {a,b}")
+        return inner.split(",")
+    first, last = int(matched[1]), int(matched[2])
+    if first > last or last - first >= _MOST_FILES:
+        raise UsageError(f"{{{inner}}} is no range that rises", "write the lower number first")
+    width = len(matched[1]) if matched[1].startswith("0") or len(matched[1]) == len(matched[2]) else 0
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+
+
+def files_named(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Paths of the files that `given` means, each once, in its order; those of one glob sorted.
+
+    Raises FormatError where one is not there, UsageError for a pattern that stands for nothing or a file named twice.
+    """
+    words = [given] if isinstance(given, str | os.PathLike) else list(given)
+    found: list[str] = []
+    for word in words:
+        text = os.fspath(word)
+        if "://" in text:
+            raise UsageError(f"{text!r} is not on this machine's file system", "mount it, and give the path")
+        for path in [text] if os.path.exists(text) else expand_braces(text):
+            found += _matching(path)
+    if not found:
+        raise UsageError("the source names no files", "give paths, a pattern or a folder")
+    seen: set[str] = set()
+    for path in found:
+        if path in seen:
+            raise UsageError(f"{path} is given twice", "name each file once")
+        seen.add(path)
+    return found
+
+
+def _matching(path: str) -> list[str]:
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [path]
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise FormatError(path, "file", "no file has such a name; check the pattern")
+    return found

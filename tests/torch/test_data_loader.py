@@ -1,0 +1,396 @@
+"""The loader: torch's order, the source's bytes, each sample once; whatever dies, samples are not lost."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler  # noqa: E402
+
+import sentinel.data  # noqa: E402
+from sentinel.core.errors import FormatError, UsageError  # noqa: E402
+from sentinel.data.feed_report import FeedReport  # noqa: E402
+from sentinel.data.feeding import FileFeeding  # noqa: E402
+from sentinel.data.loading import Loader  # noqa: E402
+from tests.data_files import number_of, rows, shards  # noqa: E402
+
+COUNT = 600
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> list[str]:
+    return shards(tmp_path, [200, 150, 250])
+
+
+def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
+    return sentinel.data.loader(source, transform, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
+
+
+def epoch_of(loader: Loader) -> list[int]:
+    return [number for batch in loader for number in batch.tolist()]
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def torchs(seed: int, epoch: int, n: int = COUNT) -> list[int]:
+    """What torch's own DataLoader and RandomSampler deliver."""
+    sampler = RandomSampler(range(n), generator=torch.Generator().manual_seed(seed + epoch))
+    return [int(i) for batch in DataLoader(range(n), 32, sampler=sampler) for i in batch]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn"), (2, "forkserver")])
+def test_the_order_is_torchs_and_the_bytes_are_the_sources(tars: list[str], workers: int, method: str | None) -> None:
+    expected = [torchs(5, epoch) for epoch in range(3)]
+    state = torch.random.get_rng_state()
+    loader = loader_of(tars, workers=workers, seed=5, multiprocessing_context=method)
+    for epoch in range(3):
+        assert epoch_of(loader) == expected[epoch]
+    feed = loader.report().feed
+    assert (feed.samples, feed.direct_reads) == (3 * COUNT, 0)
+    assert feed.hits + feed.source_reads == feed.samples
+    assert feed.source_reads < feed.samples / 2
+    assert torch.equal(state, torch.random.get_rng_state())
+    loader.close()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_are_split_as_distributed_sampler_splits_them(tars: list[str], drop_last: bool) -> None:
+    everything = []
+    for rank in range(4):
+        sampler = DistributedSampler(Numbers(), 4, rank, seed=2, drop_last=drop_last)
+        sampler.set_epoch(1)
+        loader = loader_of(tars, rank=rank, world=4, seed=2, drop_last=drop_last, batch_size=10)
+        loader.set_epoch(1)
+        expected = list(DataLoader(Numbers(), 10, sampler=sampler, drop_last=drop_last))
+        assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in expected]
+        assert len(loader) == len(expected)
+        everything += list(sampler)
+    assert sorted(everything) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("order", ["windowed", "redirect"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_orders_deliver_each_sample_once_whoever_fetches(tars: list[str], order: str, workers: int) -> None:
+    loader = loader_of(tars, order=order, workers=workers)
+    first, second = epoch_of(loader), epoch_of(loader)
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert first != second
+    assert first == epoch_of(loader_of(tars, order=order))
+    assert loader.report().feed.direct_reads == 0
+    loader.close()
+
+
+def test_rows_folders_and_records(tmp_path: Path) -> None:
+    path = rows(tmp_path, COUNT, 500)
+    array = np.load(path)
+    for source in (path, sentinel.data.records(path, "uint8", 80)):
+        loader = loader_of(source, None, memory="20%" if source is path else "1MiB")
+        got = np.concatenate([batch.numpy() for batch in loader])
+        if source is path:
+            assert np.array_equal(got, array[torchs(0, 0)])
+        else:
+            whole = np.fromfile(path, np.uint8)
+            whole = whole[: len(whole) // 80 * 80].reshape(-1, 80)
+            assert np.array_equal(got, whole[torchs(0, 0, len(whole))])
+        assert loader.report().feed.direct_reads == 0
+    (tmp_path / "files").mkdir()
+    for i in range(40):
+        (tmp_path / "files" / f"{i:02d}.txt").write_text(f"content {i}")
+    loader = loader_of(tmp_path / "files", None, memory="1MiB")
+    found = [data for _, contents in loader for data in contents]
+    assert found == [b"content %d" % i for i in torchs(0, 0, 40)]
+    assert any("pack small files" in said for said in loader.report().caveats)
+
+
+def test_a_dataset_reads_by_itself(tars: list[str]) -> None:
+    loader = loader_of(Numbers(), None, workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    state = loader.state_dict()
+    assert epoch_of(loader) == torchs(0, 1)
+    assert any("nothing is staged" in said for said in loader.report().caveats)
+    loader.load_state_dict(state)
+    assert loader.epoch == 1
+    with pytest.raises(UsageError, match="needs chunks"):
+        loader_of(Numbers(), order="windowed")
+    loader.close()
+
+
+# --- resuming ---
+
+
+@pytest.mark.parametrize("order", ["exact", "windowed", "redirect"])
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_a_job_goes_on_where_training_was(tars: list[str], order: str, before: int, after: int) -> None:
+    whole = loader_of(tars, order=order, seed=1)
+    whole.set_epoch(1)
+    expected, following = epoch_of(whole), epoch_of(whole)
+    first = loader_of(tars, order=order, seed=1, workers=before)
+    epoch_of(first)
+    got: list[int] = []
+    for number, batch in enumerate(first):
+        got += batch.tolist()
+        if number == 6:
+            break
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    assert (state["epoch"], state["delivered"]) == (1, 7 * 32)
+    first.close()
+    second = loader_of(tars, order=order, seed=1, workers=after, memory="20%" if order != "exact" else "60%")
+    second.load_state_dict(state)
+    assert got + epoch_of(second) == expected
+    assert epoch_of(second) == following
+    second.close()
+
+
+def test_another_number_of_ranks_goes_on_with_what_is_left(tars: list[str]) -> None:
+    loaders = [loader_of(tars, rank=rank, world=3, batch_size=10) for rank in range(3)]
+    got: list[int] = []
+    for loader in loaders:
+        batches = iter(loader)
+        got += [i for _ in range(5) for i in next(batches).tolist()]
+    states = [loader.state_dict() for loader in loaders]
+    assert states[0] == states[1] == states[2]
+    for rank in range(2):
+        loader = loader_of(tars, rank=rank, world=2)
+        loader.load_state_dict(states[0])
+        got += epoch_of(loader)
+    assert sorted(got) == list(range(COUNT))
+
+
+def test_a_state_of_something_else_is_refused(tars: list[str], tmp_path: Path) -> None:
+    loader = loader_of(tars)
+    state = loader.state_dict()
+    for change, said in (
+        ({"version": 9}, "this version"),
+        ({"data": "x"}, "another data set"),
+        ({"seed": 3}, "make it with seed=3"),
+        ({"order": "windowed"}, "make it with order='windowed'"),
+        ({"epoch": -1}, "damaged"),
+        ({"room": None}, "damaged"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            loader.load_state_dict({**state, **change})
+    loader.load_state_dict(state)
+    assert epoch_of(loader) == torchs(0, 0)
+
+
+def test_an_iteration_that_is_left_or_overtaken(tars: list[str]) -> None:
+    loader = loader_of(tars, workers=2)
+    for _ in loader:
+        break
+    assert epoch_of(loader) == torchs(0, 1)
+    left = iter(loader)
+    next(left)
+    loader.set_epoch(7)
+    with pytest.raises(UsageError, match="another iteration"):
+        next(left)
+    assert epoch_of(loader) == torchs(0, 7)
+    loader.set_epoch(8)  # where it is anyway
+    assert epoch_of(loader) == torchs(0, 8)
+    loader.close()
+
+
+def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) -> None:
+    loader = loader_of(tars)
+    state = {}
+    for _ in loader:
+        state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert epoch_of(loader) == []
+    assert epoch_of(loader) == torchs(0, 1)
+
+
+# --- what dies ---
+
+
+class KilledOnce:
+    """Ends the worker that fetches a chosen sample, the first time."""
+
+    def __init__(self, mark: Path, sample: int) -> None:
+        self.mark, self.sample = mark, sample
+
+    def __call__(self, sample: dict[str, bytes]) -> int:
+        number = number_of(sample)
+        if number == self.sample and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+def test_a_worker_that_is_killed_costs_time_only(
+    tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, KilledOnce(tmp_path / "mark", torchs(0, 0)[333]), workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    assert (tmp_path / "mark").exists()
+    assert "a worker of the loader was lost" in capfd.readouterr().err
+    assert epoch_of(loader) == torchs(0, 1)
+    loader.close()
+
+
+class Killed:
+    def __call__(self, sample: dict[str, bytes]) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+
+@pytest.mark.slow
+def test_workers_that_are_always_killed_end_in_an_error(tars: list[str]) -> None:
+    loader = loader_of(tars, Killed(), workers=1)
+    with pytest.raises(RuntimeError, match="worker"):
+        epoch_of(loader)
+    loader.close()
+
+
+def test_a_reader_that_ends_costs_time_only(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_of(tars)
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    real, calls = feeding._reader._state.files.chunk, []
+
+    def fails(chunk: int) -> Any:
+        calls.append(chunk)
+        if len(calls) > 9:
+            raise OSError(5, "Input/output error")
+        return real(chunk)
+
+    monkeypatch.setattr(feeding._reader._state.files, "chunk", fails)
+    assert epoch_of(loader) == torchs(0, 0)
+    report = loader.report()
+    assert 0 < report.feed.direct_reads < COUNT
+    assert any("read alone" in said for said in report.caveats)
+    monkeypatch.undo()
+    assert epoch_of(loader) == torchs(0, 1)
+    assert loader.report().epoch.direct_reads == 0
+
+
+def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.05)
+    loader = loader_of(tars, batch_size=4)
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    hangs, real = threading.Event(), feeding._reader._state.files.chunk
+    monkeypatch.setattr(feeding._reader._state.files, "chunk", lambda chunk: hangs.wait(30) and real(chunk))
+    batches = iter(loader)
+    got = next(batches).tolist()
+    assert loader.report().feed.direct_reads == 4
+    hangs.set()
+    got += [number for batch in batches for number in batch.tolist()]
+    assert got == torchs(0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_source_that_is_cut_short_ends_the_epoch_with_its_name(tars: list[str], workers: int) -> None:
+    loader = loader_of(tars, workers=workers)
+    os.truncate(tars[1], 512)
+    with pytest.raises(FormatError, match="changed since it was indexed") as error:
+        epoch_of(loader)
+    assert error.value.path == tars[1]
+    loader.close()
+
+
+def test_an_error_of_the_transform_is_the_users(tars: list[str]) -> None:
+    def wrong(sample: dict[str, bytes]) -> int:
+        raise RuntimeError("my own")
+
+    for workers in (0, 2):
+        loader = loader_of(tars, wrong, workers=workers, multiprocessing_context="fork" if workers else None)
+        with pytest.raises(RuntimeError, match="my own"):
+            epoch_of(loader)
+        loader.close()
+
+
+def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
+    def reading() -> int:
+        return sum(thread.name == "sentinel reader" for thread in threading.enumerate())
+
+    def memories() -> int:
+        links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+        return sum("sentinel-samples" in os.readlink(link) for link in links if os.path.lexists(link))
+
+    gc.collect()
+    before = reading(), memories()
+    loader = loader_of(tars)
+    batches: Iterator[Any] = iter(loader)
+    next(batches)
+    assert memories() > before[1]
+    del loader, batches
+    for _ in range(1000):  # threads end by themselves
+        if reading() <= before[0] and memories() <= before[1]:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the reader or its memory is left")
+
+
+# --- what is asked for ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory": "8KiB"}, "give at least"),
+        ({"memory": "20"}, "of the data set"),
+        ({"batchsize": 3}, "did you mean batch_size"),
+        ({"num_worker": 3}, "there is no option"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"workers": -1}, "workers=-1"),
+        ({"unit": 0}, "unit=0"),
+        ({"seed": "a"}, "is no seed"),
+        ({"order": "exakt"}, "there is no order"),
+        ({"rank": 1}, "go together"),
+        ({"rank": 3, "world": 3}, "no rank 3"),
+        ({"workers": 1, "multiprocessing_context": "spawn", "transform": lambda sample: sample}, "as a lambda"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_remedy(tars: list[str], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        loader_of(tars, **options)
+
+
+def test_what_cannot_be_indexed_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    for source in (Stream(), iter([]), 3):
+        with pytest.raises(UsageError, match="cannot be indexed"):
+            loader_of(source)
+
+
+def test_the_report_adds_up(tars: list[str]) -> None:
+    loader = loader_of(tars)
+    epoch_of(loader)
+    epoch_of(loader)
+    report = loader.report()
+    assert isinstance(report, FeedReport)
+    headline = report.headline
+    assert {"samples", "hits", "source_reads", "source_bytes", "direct_reads", "peak_bytes", "wait_ns"} < set(headline)
+    chunks = sum(-(-count // 16) for count in (200, 150, 250))
+    assert headline["reads_per_chunk"] == pytest.approx(headline["source_reads"] / chunks / 2)
+    size = sum(os.stat(path).st_size for path in tars)
+    assert 0 < headline["peak_bytes"] <= 0.2 * size
+    assert "reads_per_chunk" in report.text()
+    assert repr(report).startswith("<FeedReport 1200 samples")

@@ -1,0 +1,100 @@
+"""The reader carries a plan out: all that a position needs is there before it, in no more pages than there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from sentinel.core.errors import CapabilityError  # noqa: E402
+from sentinel.data.chunk_reader import ChunkReader  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
+from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.sample_arena import PEAK_PAGES, READS, SampleArena, shape_within  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.staged_samples import Collate, Failed, FromArena, Served, StagedSamples  # noqa: E402
+from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
+from tests.data_files import shards  # noqa: E402
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ChunkReader, SampleArena, SourceFiles, Room]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = open_data(shards(tmp_path, [100, 80]))
+    layout = data.layout.cut(8)
+    shape = shape_within(layout.nbytes // 4, layout.sample_nbytes)
+    arena = SampleArena(shape)
+    files = SourceFiles(layout, data.root)
+    room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, 4)
+    return ChunkReader(arena, files, in_flight=3), arena, files, room
+
+
+def staging(files: SourceFiles, room: Room, epoch: int, before: Staging | None) -> Staging:
+    orders = [permutation(180, Order(), number) for number in (epoch, epoch + 1)]
+    return plan(files.layout, Order(), room, Epoch(*orders), before)
+
+
+def copied(arena: SampleArena, files: SourceFiles, sample: int) -> bytes:
+    """The sample from the arena, once it is there."""
+    began = time.monotonic()
+    while (found := arena.copy(sample, int(files.layout.sample_nbytes[sample]))) is None:
+        assert time.monotonic() - began < 60, "it does not come"
+        time.sleep(0.001)
+    return bytes(found)
+
+
+def test_epochs_follow_one_another_with_pauses_between(
+    job: tuple[ChunkReader, SampleArena, SourceFiles, Room],
+) -> None:
+    reader, arena, files, room = job
+    before: Staging | None = None
+    reads = 0
+    for epoch in range(3):
+        now = staging(files, room, epoch, before)
+        reader.begin(now, goes_on=before is not None)
+        reader.start()
+        for position, sample in enumerate(now.order.tolist()):
+            if now.stay_at[position] >= 0:
+                assert copied(arena, files, sample) == files.sample(sample).tobytes()
+            arena.taken[position] = 1
+            if position % 50 == 20:
+                reader.pause()
+                reader.start()
+        reader.finish()
+        assert reader.error is None
+        before, reads = now, reads + len(now.read_chunk)
+    assert int(arena.counters[READS]) == reads
+    assert 0 < int(arena.counters[PEAK_PAGES]) <= arena.shape.n_pages
+
+
+def test_an_epoch_that_was_left_is_forgotten(job: tuple[ChunkReader, SampleArena, SourceFiles, Room]) -> None:
+    reader, arena, files, room = job
+    left = staging(files, room, 0, None)
+    reader.begin(left, goes_on=False)
+    reader.start()
+    copied(arena, files, int(left.order[0]))
+    now = staging(files, room, 5, None)
+    reader.begin(now, goes_on=False)
+    assert not arena.entries.any()
+    reader.start()
+    for position, sample in enumerate(now.order.tolist()):
+        if now.stay_at[position] >= 0:
+            copied(arena, files, sample)
+        arena.taken[position] = 1
+    reader.finish()
+
+
+def test_what_a_batch_carries_passes_collation(job: tuple[ChunkReader, SampleArena, SourceFiles, Room]) -> None:
+    _, arena, files, _ = job
+    served = Served(samples=2)
+    assert Collate(None)(([1, 2], served))[0].tolist() == [1, 2]
+    failed = Failed("a.tar", "sample 3", "is gone")
+    assert Collate(None)((failed, served)) == (failed, served)
+    samples = StagedSamples(FromArena(files, arena, open_data(files.path_of(0)).source), None)
+    with pytest.raises(CapabilityError, match="iterate over the loader"):
+        samples[0]
+    assert np.array_equal(arena.taken, np.zeros(180))

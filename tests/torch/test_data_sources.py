@@ -1,0 +1,253 @@
+"""Sources of training data: samples are found without reading them, and what cannot be read is refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel.data  # noqa: E402
+from sentinel.core.errors import FormatError, UsageError  # noqa: E402
+from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.sources.folder import files_below  # noqa: E402
+from sentinel.data.sources.paths import expand_braces, files_named  # noqa: E402
+from sentinel.data.sources.records import Records  # noqa: E402
+from sentinel.data.sources.source import SourceFile  # noqa: E402
+from sentinel.data.sources.tar_shards import TarShards, split_name  # noqa: E402
+from sentinel.files import load  # noqa: E402
+from sentinel.samples import Layout  # noqa: E402
+from tests.data_files import add, content, number_of, rows, shards  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def sample_of(data: DataFiles, sample: int) -> object:
+    files = SourceFiles(data.layout, data.root)
+    return data.source.decode(files.sample(sample).data, files.path_of(sample))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_tar_gives_what_tarfile_gives(folder: Path, form: int) -> None:
+    paths = shards(folder, [5, 1, 9], format=form)
+    data = open_data(paths)
+    assert data.layout.n_samples == 15
+    assert [number_of(sample_of(data, i)) for i in range(15)] == list(range(15))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_names_other_members_and_folders_in_names(folder: Path, form: int) -> None:
+    name = "photos.v1/" + "long " * 50 + "ü"
+    with tarfile.open(folder / "a.tar", "w", format=form) as tar:
+        tar.addfile(tarfile.TarInfo("photos.v1/") if False else _folder("photos.v1"))
+        for number in range(3):
+            add(tar, f"{name}{number}.left.PNG", content(number, 10))
+            add(tar, f"{name}{number}.txt", b"")
+        add(tar, "README", b"no sample")
+    data = open_data(folder / "a.tar")
+    assert [sample_of(data, i) for i in range(3)] == [
+        {"__key__": f"{name}{i}", "left.png": content(i, 10), "txt": b""} for i in range(3)
+    ]
+
+
+def _folder(name: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type = tarfile.DIRTYPE
+    return made
+
+
+def test_names_are_split_as_webdataset_does() -> None:
+    assert split_name("a/b.c/d.e.f") == ("a/b.c/d", "e.f")
+    assert split_name("000.JPG") == ("000", "jpg")
+    for name in ("README", "a.b/c", ".hidden", "a/.x.y"):
+        assert split_name(name) is None
+
+
+def test_contents_are_not_read_for_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = shards(folder, [20], nbytes=1 << 20, uneven=False)
+    got: list[int] = []
+    real = os.pread
+
+    def counted(descriptor: int, nbytes: int, at: int) -> bytes:
+        got.append(nbytes)
+        return real(descriptor, nbytes, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    TarShards().scan(SourceFile.at(path))
+    assert sum(got) < 1 << 20
+
+
+def _shard(path: Path, *members: str) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name in members:
+            add(tar, name, b"x")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (["a.jpg", "a.cls", "b.jpg"], "'b' lacks cls"),
+        (["a.jpg", "b.jpg", "b.cls"], "'b' has cls, which the first one lacks"),
+        (["a.jpg", "a.jpg"], "'a' has two members 'jpg'"),
+        (["a.jpg", "b.jpg", "a.jpg"], "the members of 'a' do not follow one another"),
+        (["README"], "holds no sample"),
+    ],
+)
+def test_members_that_make_no_samples_are_refused(folder: Path, members: list[str], said: str) -> None:
+    with pytest.raises(FormatError, match=said) as error:
+        open_data(_shard(folder / "a.tar", *members))
+    assert error.value.path == str(folder / "a.tar")
+
+
+@pytest.mark.parametrize("cut", [0, 100, 512, 700, 1200, 2048, 5000])
+def test_a_shard_that_was_cut_short_is_refused(folder: Path, cut: int) -> None:
+    (path,) = shards(folder, [3])
+    os.truncate(path, cut)
+    with pytest.raises(FormatError, match=r"cut short|is empty|no end mark"):
+        open_data(path)
+
+
+def test_what_is_no_plain_tar_is_refused(folder: Path) -> None:
+    (path,) = shards(folder, [3])
+    packed = gzip.compress(Path(path).read_bytes())
+    (folder / "a.tar.gz").write_bytes(packed)
+    (folder / "b.tar").write_bytes(packed)
+    (folder / "c.tar").write_bytes(content(0, 4096))
+    for name, said in (("a.tar.gz", "decompress it"), ("b.tar", "run gunzip"), ("c.tar", "no tar file|damaged header")):
+        with pytest.raises(FormatError, match=said):
+            open_data(folder / name)
+
+
+def test_rows_of_arrays(folder: Path) -> None:
+    path = rows(folder, 30)
+    data = open_data(path)
+    for i in (0, 29, 7):
+        assert np.array_equal(sample_of(data, i), np.load(path)[i])  # type: ignore[arg-type]
+    for name, array, said in (
+        ("f", np.asfortranarray(np.ones((3, 4))), "Fortran order"),
+        ("n", np.float32(3), "without rows"),
+        ("e", np.ones((0, 3)), "no row"),
+    ):
+        np.save(folder / f"{name}.npy", array)
+        with pytest.raises(FormatError, match=said):
+            open_data(folder / f"{name}.npy")
+    np.save(folder / "o.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(FormatError, match="pickled"):
+        open_data(folder / "o.npy")
+    np.save(folder / "x.npy", np.ones((3, 7)))
+    with pytest.raises(FormatError, match="give files of one form"):
+        open_data([path, folder / "x.npy"])
+    os.truncate(path, os.stat(path).st_size - 1)
+    with pytest.raises(FormatError, match="cut short"):
+        sentinel.data.index(path)
+
+
+def test_records_without_a_header(folder: Path) -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    tokens.tofile(folder / "t.bin")
+    data = open_data(sentinel.data.records(folder / "t.bin", "uint16", 33))
+    assert data.layout.n_samples == 30
+    assert np.array_equal(sample_of(data, 29), tokens[29 * 33 : 30 * 33])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"there is no reader for .bin"):
+        open_data(folder / "t.bin")
+    with pytest.raises(FormatError, match="give a smaller shape"):
+        Records("uint16", 1001).scan(SourceFile.at(str(folder / "t.bin")))
+    with pytest.raises(UsageError, match="hold no bytes"):
+        Records("uint16", 0)
+
+
+def test_a_folder_of_files(folder: Path) -> None:
+    for name in ("b/2.txt", "a.txt", "b/.hidden", "c.jpg"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    data = open_data(folder)
+    expected = [(str(folder / name), name.encode()) for name in ("a.txt", "b/2.txt", "c.jpg")]
+    assert [sample_of(data, i) for i in range(3)] == expected
+    assert files_below(str(folder)) == [path for path, _ in expected]
+    (folder / "d.jpg").touch()
+    with pytest.raises(FormatError, match=r"d\.jpg: file: is empty"):
+        open_data(folder)
+
+
+def test_patterns() -> None:
+    assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert expand_braces("{a,b}{0..1}") == ["a0", "a1", "b0", "b1"]
+    for bad in ("{}", "{3..1}", "{x..y}"):
+        with pytest.raises(UsageError):
+            expand_braces(bad)
+    with pytest.raises(FormatError, match="no file has such a name"):
+        files_named("/nowhere/*.tar")
+    with pytest.raises(UsageError, match="given twice"):
+        files_named(["/a.tar", "/a.tar"])
+    with pytest.raises(UsageError, match="mount it"):
+        files_named("s3://bucket/a.tar")
+
+
+def test_the_index_is_kept_for_its_owner_alone_and_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = shards(folder, [4, 4])
+    first = open_data(paths).layout
+    (kept,) = (Path(os.environ["XDG_CACHE_HOME"]) / "sentinel" / "data").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert isinstance(load(kept), Layout)
+    monkeypatch.setattr(TarShards, "scan", None)
+    assert open_data(paths).layout.digest == first.digest
+    kept.write_bytes(kept.read_bytes()[:-1])
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept.parents[2]))
+    with pytest.warns(RuntimeWarning, match="this index is not used"):
+        assert open_data(paths).layout.digest == first.digest
+
+
+def test_an_index_beside_the_data_or_at_a_path(folder: Path, tmp_path: Path) -> None:
+    paths = shards(folder, [4])
+    assert sentinel.data.index(paths, beside=True).parent == folder
+    kept = sentinel.data.index(paths, tmp_path / "mine")
+    assert open_data(paths, kept).layout.n_samples == 4
+    (other,) = shards(tmp_path, [4])
+    with pytest.raises(FormatError, match="index of other files"):
+        open_data([*paths, other], kept)
+
+
+@pytest.mark.parametrize("how", ["longer", "touched", "gone"])
+def test_a_source_that_changed_is_refused_by_name(folder: Path, how: str) -> None:
+    paths = shards(folder, [4, 4])
+    data = open_data(paths)
+    if how == "longer":
+        with open(paths[1], "ab") as file:
+            file.write(bytes(512))
+    elif how == "touched":
+        os.utime(paths[1], ns=(0, 1))
+    else:
+        os.unlink(paths[1])
+    with pytest.raises(FormatError, match=r"changed since it was indexed|cannot be read") as error:
+        open_data(paths)
+    assert error.value.path == paths[1]
+    files = SourceFiles(data.layout, data.root)
+    assert len(files.chunk(0)) == data.layout.chunk_nbytes[0]
+    with pytest.raises(FormatError, match=r"changed since it was indexed|cannot be read"):
+        files.sample(5)
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_names_the_sample(folder: Path) -> None:
+    data = open_data(shards(folder, [4]))
+    files = SourceFiles(data.layout, data.root)
+    files.sample(0)
+    os.truncate(files.path_of(0), 1024)
+    with pytest.raises(FormatError, match="sample 3: the file ends within it"):
+        files.sample(3)

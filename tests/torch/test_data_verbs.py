@@ -1,0 +1,106 @@
+"""`sentinel data`: index, plan and run, in tables and JSON; errors are one line and a code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel.data  # noqa: E402
+from sentinel.cli import main  # noqa: E402
+from sentinel.cli.data import forecast_json  # noqa: E402
+from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
+from sentinel.data.forecast import RANDOM, measured_costs  # noqa: E402
+from sentinel.samples import SourceCosts  # noqa: E402
+from tests.data_files import rows, shards  # noqa: E402
+
+
+@pytest.fixture
+def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shards(tmp_path, [900, 700])
+
+
+def test_index_says_where_it_is(tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "index", *tars, "-o", str(tmp_path / "mine"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["index"], found["samples"], found["files"]) == (str(tmp_path / "mine"), 1600, 2)
+    pattern = str(tmp_path / "train-{000..001}.tar")
+    assert main(["data", "index", pattern, "--beside"]) == 0
+    assert ".sentinel-layout-" in capsys.readouterr().out
+    assert main(["data", "index", pattern, "--beside", "-o", "x"]) == 2
+
+
+def test_plan_tells_each_order_and_whether_it_is_worth_it(tars: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "plan", *tars, "--memory", "20%,50%", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["order"] for row in found["rows"]] == [RANDOM, *2 * ["exact", "windowed", "redirect"]]
+    assert found["costs"]["measured"] is True
+    assert main(["data", "plan", *tars]) == 0
+    shown = capsys.readouterr().out
+    assert "reads a chunk" in shown
+    assert "exact" in shown
+
+
+def test_the_verdict_follows_from_what_reads_cost(tars: list[str]) -> None:
+    slow = sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(2e6, 1e9))
+    assert "times as fast as random access" in slow.verdict
+    assert any("declared" in note for note in slow.notes)
+    exact = next(row for row in slow.rows if row.order == "exact")
+    assert exact.worth_it
+    assert exact.later_epochs.reads_per_chunk < exact.first_epoch.reads_per_chunk
+    assert slow.rows[0].later_epochs.reads_per_chunk == pytest.approx(64, rel=0.05)
+    free = sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(0, 1e9))
+    assert free.verdict.startswith("not worth it")
+    assert forecast_json(free)["verdict"] == free.verdict
+    measured = measured_costs(open_data(tars))
+    assert measured.latency_ns > 0
+
+
+def test_what_plan_predicts_is_what_the_loader_reads(tars: list[str]) -> None:
+    (row,) = (
+        row for row in sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(1, 1)).rows if row.order == "exact"
+    )
+    loader = sentinel.data.loader(tars, batch_size=50, memory="20%", collate_fn=len)
+    for epoch in (row.first_epoch, row.later_epochs):
+        for _ in loader:
+            pass
+        done = loader.report().epoch
+        assert (done.source_reads, done.source_bytes, done.hits) == (epoch.source_reads, epoch.source_bytes, epoch.hits)
+        assert done.direct_reads == epoch.direct_reads
+
+
+def test_run_delivers_epochs(tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "run", *tars, "--memory", "20%", "--epochs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["samples"], found["epochs"], found["direct_reads"]) == (1600, 1, 0)
+    path = rows(tmp_path, 100)
+    assert main(["data", "run", path, "--record", "uint8:10", "--order", "windowed", "--memory", "1MiB"]) == 0
+    assert "samples/s over 2 epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "/nowhere.tar"], 1, "cannot be read"),
+        (["run", "{}", "--memory", "4KiB"], 2, "give at least"),
+        (["run", "{}", "--order", "exakt"], 2, "there is no order"),
+        (["plan", "x.bin", "--record", "uint16"], 2, "names no shape"),
+        (["plan", "{}", "--record", "uint17:3"], 2, "there is no dtype"),
+    ],
+)
+def test_errors_are_one_line(
+    tars: list[str], arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", *(tars[0] if word == "{}" else word for word in arguments)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_forecast_without_memory_is_refused(tars: list[str]) -> None:
+    with pytest.raises(UsageError, match="does not hold the largest"):
+        sentinel.data.forecast(tars, ["4KiB"], costs=SourceCosts(1, 1))
