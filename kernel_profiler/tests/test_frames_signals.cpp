@@ -1,0 +1,67 @@
+// The handlers take what is theirs, and pass on what is not: a wrong access is as visible as ever.
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "frames_check.h"
+
+namespace {
+
+sigjmp_buf back;
+volatile sig_atomic_t seen = 0;
+
+// Whoever was there before.
+void on_signal(int number) {
+  seen = number;
+  siglongjmp(back, 1);
+}
+
+void handle(int number) {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_NODEFER;
+  CHECK(sigaction(number, &action, nullptr) == 0);
+}
+
+// The signal that an access ends with; 0: with none.
+template <typename Access>
+int signal_of(Access access) {
+  seen = 0;
+  if (sigsetjmp(back, 1) == 0) access();
+  return seen;
+}
+
+void store(uint64_t address) { *reinterpret_cast<volatile char *>(address) = 1; }
+void load(uint64_t address) { (void)*reinterpret_cast<volatile char *>(address); }
+
+}  // namespace
+
+int main() {
+  handle(SIGSEGV);
+  handle(SIGBUS);
+  sn_frames *frames = open_frames(request_of(2, 4, 4));
+  const uint64_t base = facts(frames).base;
+
+  void *elsewhere = mmap(nullptr, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(elsewhere != MAP_FAILED);
+  CHECK(signal_of([=] { store(reinterpret_cast<uintptr_t>(elsewhere)); }) == SIGSEGV);
+  CHECK(signal_of([=] { load(reinterpret_cast<uintptr_t>(elsewhere)); }) == SIGSEGV);
+  CHECK(signal_of([] { raise(SIGSEGV); }) == SIGSEGV);
+
+  CHECK(signal_of([=] { store(base); }) == SIGSEGV);  // nothing is there yet
+  CHECK(sn_frames_attach(frames, 0, 2) == 0);
+  CHECK(signal_of([=] { store(base); }) == 0);
+  leave(frames, 0, 2);
+  CHECK(signal_of([=] { load(base), store(base); }) == 0);
+  CHECK(sn_frames_release(frames, 0, 1) == 0);
+  CHECK(signal_of([=] { load(base); }) == SIGSEGV);  // nor any more
+  CHECK(signal_of([=] { store(base + kGranule - 1); }) == SIGSEGV);
+  CHECK(signal_of([=] { store(base + kGranule); }) == 0);
+  CHECK(counted(frames).waited == 0 || counted(frames).waited == 2);  // it looked at the two stores that met nothing
+
+  CHECK(munmap(elsewhere, kPage) == 0);
+  close_frames(frames);
+  CHECK(signal_of([=] { store(base); }) == SIGSEGV);
+  return 0;
+}
