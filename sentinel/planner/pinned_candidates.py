@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.ragged import ring_layers
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.relaxation import alive_at, instants
+from sentinel.planner.relaxation import alike, alive_at, instants
 from sentinel.planner.workload import Workload
 
 _NEGLIGIBLE = 1e-4
@@ -107,12 +107,11 @@ def _short_groups(
         i, f = np.zeros(0, np.int64), np.zeros(0)
         return of, (f, i, f, i, i, f)
     bits = (alive[counted] << np.arange(alive.shape[1])).sum(axis=1)
-    keys = np.stack([t["start"][counted].astype(np.int64), bits.astype(np.int64), grade[counted]])
-    _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    of[counted] = place.reshape(-1)
+    first, place = alike(t["start"][counted], bits, grade[counted])
+    of[counted] = place
     nbytes = np.bincount(of[counted], t["nbytes"][counted], len(first))
     gain = np.bincount(of[counted], work.short_ns[counted], len(first))
-    layer = keys[0][first]
+    layer = t["start"][counted[first]].astype(np.int64)
     group, instant = np.nonzero(alive[counted[first]])
     return of, (nbytes, layer, gain, rows[layer[group], instant], group, nbytes[group])
 

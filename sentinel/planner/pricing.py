@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.episodes import Choice
+from sentinel.planner.relaxation import alike
 from sentinel.planner.workload import Workload
 
 
@@ -44,7 +45,7 @@ class Priced:
     """Cheapest moves at given prices. Two turns of the ring are unrolled."""
 
     def __init__(self, prices: Prices) -> None:
-        self.room = np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
+        self.room = _room_before(prices)
         self._arrive = RangeMinimum(np.tile(prices.promote, 2) - self.room[:-1])
         self._leave = RangeMinimum(np.tile(prices.demote, 2) + self.room[1:])
 
@@ -60,23 +61,25 @@ class Priced:
         return Window(best, np.where(best >= 0, self._leave.values[best] - self.room[start], np.inf))
 
 
+def _room_before(prices: Prices) -> NDArray[np.float64]:
+    """(2 L + 1,) what a byte held in all unrolled layers before each one costs."""
+    return np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
+
+
 class RangeMinimum:
     """Sparse table: n log n to build, constant time a query."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
         self.values = values
-        best = np.arange(len(values))
-        self._levels = [best]
-        width = 1
-        while 2 * width <= len(values):
-            left, right = best[:-width], best[width:]
-            best = np.where(values[left] <= values[right], left, right)
-            self._levels.append(best)
+        n = len(values)
+        self._table = np.zeros((max(n.bit_length(), 1), n), np.int64)
+        best, least, width = np.arange(n), values, 1
+        for row in self._table:
+            row[: len(best)] = best
+            left, right = least[:-width], least[width:]
+            best = np.where(left <= right, best[:-width], best[width:])
+            least = np.minimum(left, right)
             width *= 2
-        rows = np.full((len(self._levels), len(values)), 0)
-        for level, row in enumerate(self._levels):
-            rows[level, : len(row)] = row
-        self._table = rows
 
     def argmin(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
         """Per range [low, high) the first index of the least value; -1 for an empty range."""
@@ -105,6 +108,7 @@ class _Runs:
     has_gap: NDArray[np.bool_]
     born: NDArray[np.bool_]
     by_ordinal: list[NDArray[np.int64]]
+    rings_by_ordinal: list[NDArray[np.int64]]
     end_run: NDArray[np.int64]
 
 
@@ -115,16 +119,17 @@ class Pricer:
         self.work = work
         self.runs = _make_runs(work)
         self.nbytes = work.units.nbytes.astype(np.float64)
-        kinds, of = np.unique(work.move_slowdown[:, self.runs.unit], axis=1, return_inverse=True)
-        self._links = [(kind, np.flatnonzero(of.reshape(-1) == i)) for i, kind in enumerate(kinds.T)]
+        slowdown = work.move_slowdown[:, self.runs.unit]
+        first, of = alike(*slowdown)
+        self._links = [(slowdown[:, row], np.flatnonzero(of == i)) for i, row in enumerate(first.tolist())]
 
     def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
         """The cheapest timeline of each unit, and (units,) what it saves against slow memory throughout, in ns."""
         work, runs = self.work, self.runs
-        priced = Priced(prices)
+        room = _room_before(prices)
         nbytes = self.nbytes[runs.unit]
         here = np.zeros((len(runs.head), 2))  # cost of a run: fast, slow
-        here[:, 0] = nbytes * (priced.room[runs.last + 1] - priced.room[runs.first])
+        here[:, 0] = nbytes * (room[runs.last + 1] - room[runs.first])
         weighed = work.use_ns * prices.slow[work.use_layer % work.n_layers]
         here[:, 1] = np.bincount(runs.of, weighed, len(runs.head))
         all_slow = np.bincount(runs.unit, here[:, 1], len(self.nbytes))
@@ -136,7 +141,7 @@ class Pricer:
         gap[:, 1, 0] = np.where(runs.has_gap, _times(nbytes, arrive.price), 0.0)
         dying = ~runs.has_gap  # held until it is freed
         death = work.units.stop[runs.unit[dying]]
-        here[dying, 0] += nbytes[dying] * (priced.room[death] - priced.room[runs.last[dying] + 1])
+        here[dying, 0] += nbytes[dying] * (room[death] - room[runs.last[dying] + 1])
         fast, cost = self._shortest(here, gap)
         return self._choice(fast, parted, leave, arrive, out, back), all_slow - cost
 
@@ -180,10 +185,10 @@ class Pricer:
         ring = self.work.units.persistent
         some = runs.end_run >= 0
         # a transient ends as it may; a ring begins where it ends, so both beginnings are tried
-        for units, opening in ((some, 0), (some & ring, 1)):
+        for units, opening, by_ordinal in ((some, 0, runs.by_ordinal), (some & ring, 1, runs.rings_by_ordinal)):
             cost = np.zeros((2, n_units))  # of the cheapest path that is fast, slow by now
             from_slow = np.zeros((2, len(runs.head)), bool)
-            for number, rows in enumerate(runs.by_ordinal):
+            for number, rows in enumerate(by_ordinal):
                 unit = runs.unit[rows]
                 if number == 0:
                     cost[:, unit] = here[rows].T
@@ -203,7 +208,7 @@ class Pricer:
             better = np.zeros(n_units, bool)
             better[end] = total < best_cost[end]
             best_cost[end] = np.minimum(total, best_cost[end])
-            for rows in reversed(runs.by_ordinal):
+            for rows in reversed(by_ordinal):
                 unit = runs.unit[rows]
                 slow = slow_end[unit]
                 won = better[unit]
@@ -254,6 +259,7 @@ def _make_runs(work: Workload) -> _Runs:
     ordinal = number - start
     order = np.argsort(ordinal, kind="stable")
     cuts = np.searchsorted(ordinal[order], np.arange(1, int(ordinal.max(initial=0)) + 1))
+    by_ordinal = np.split(order, cuts) if len(head) else []
     counted = np.diff(first_run)
     return _Runs(
         of=of,
@@ -266,6 +272,7 @@ def _make_runs(work: Workload) -> _Runs:
         next_layer=layer[head][next_run] + np.where(wraps, work.n_layers, 0),
         has_gap=(number != end) | wraps,
         born=(number == start) & ~persistent,
-        by_ordinal=np.split(order, cuts) if len(head) else [],
+        by_ordinal=by_ordinal,
+        rings_by_ordinal=[rows[persistent[rows]] for rows in by_ordinal],
         end_run=np.where(counted > 0, first_run[1:] - 1, -1),
     )

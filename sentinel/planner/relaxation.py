@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,21 @@ _GAIN_STEP = 0.01
 """Gains a byte that differ by less (as a share) count as the same."""
 
 
+def alike(*keys: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(first row of each combination of `keys`, in the order of these; (rows,) which combination each row has).
+
+    `keys`: (rows,) each, the most significant one first. `np.unique` of columns compares row by row: 50 times as slow.
+    """
+    order = np.lexsort(keys[::-1])
+    new = np.ones(len(order), bool)
+    new[1:] = False
+    for key in keys:
+        new[1:] |= np.diff(key[order]) != 0
+    of = np.empty(len(order), np.int64)
+    of[order] = np.cumsum(new) - 1
+    return order[new], of
+
+
 def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
     """(the workload with classes in the place of units, (units,) class of each unit)."""
     units = work.units
@@ -25,9 +41,7 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
     marks = hash64(hash64(work.use_layer.astype(np.uint64) + np.uint64(1)) ^ grade.astype(np.uint64))
     fate = np.zeros(len(units), np.uint64)
     np.add.at(fate, work.use_unit, marks)
-    keys = np.stack([~units.persistent, units.start, units.stop, fate.view(np.int64), work.slow_tier])
-    _, first, of = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-    of = of.reshape(-1)
+    first, of = alike(~units.persistent, units.start, units.stop, fate, work.slow_tier)
     order = np.argsort(first)  # classes in the order of their first units
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
@@ -103,19 +117,11 @@ def make_groups(profile: Profile, extra_ns: NDArray[np.float64], budget: int) ->
     )
     uses = np.zeros(n, np.uint64)
     np.add.at(uses, a["extent"], hash64(a["layer"].astype(np.uint64) * np.uint64(1 << 44) + grade.astype(np.uint64)))
-    life = np.stack(
-        [
-            t["start"].astype(np.int64),
-            t["stop"].astype(np.int64),
-            t["persistent"].astype(np.int64),
-            _alive_bits(profile),
-        ]
-    )
     rows = np.flatnonzero(kept)
-    keys = np.concatenate([life[:, rows], uses[rows].view(np.int64)[None]])
-    _, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    life = (t["start"], t["stop"], t["persistent"], _alive_bits(profile), uses.view(np.int64))
+    first, place = alike(*(key[rows] for key in life))
     of = np.full(n, -1, np.int64)
-    of[rows] = place.reshape(-1)
+    of[rows] = place
     head = rows[first]
     total = np.bincount(of[rows], nbytes[rows], len(head)).astype(np.float64)
     used = np.flatnonzero((of[a["extent"]] >= 0) & (density > 0))

@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from sentinel.core.cost import slow_extra_ns
-from sentinel.planner.relaxation import alive_at, instants, make_groups, merge_alike
+from sentinel.planner.relaxation import alike, alive_at, instants, make_groups, merge_alike
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 
 LARGE = 1 << 16
+
+
+@pytest.mark.parametrize("rows", [0, 1, 200])
+def test_rows_alike_are_those_that_numpy_finds_column_by_column(rows):
+    rng = np.random.default_rng(rows)
+    keys = rng.integers(-2, 3, (3, rows))
+    found = alike(keys[0] > 0, keys[0].astype(np.int32), keys[1], keys[2].astype(np.float64))
+    _, first, of = np.unique(np.stack([keys[0] > 0, *keys]), axis=1, return_index=True, return_inverse=True)
+    assert [x.tolist() for x in found] == [first.tolist(), of.reshape(-1).tolist()]
 
 
 def test_units_used_alike_are_one_class_with_their_sums():
