@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.planner.decision import Decision
 from sentinel.planner.master import Columns, Master, Mix
-from sentinel.planner.pinned_candidates import MOST_ENTRIES, find_candidates
+from sentinel.planner.pinned_candidates import MOST_ENTRIES, PinnedCandidates, find_candidates
 from sentinel.planner.pool import Reserve, pool_ns, reserve
 from sentinel.planner.prices import descend
 from sentinel.planner.pricing import Pricer
@@ -45,32 +46,56 @@ class Effort:
 
 
 _NEAR = 1.0005
-"""Stop when a rounded mix takes at most this many times as long as the relaxed one."""
+"""Stop when a rounded mix takes at most this many times as long as the relaxed one: no search finds much better."""
 
 
-def optimized(work: Workload, effort: Effort) -> Iterator[tuple[str, Decision]]:
-    """Decisions with their labels, one for each of `effort.dives`; none if the solver fails.
+def optimized(work: Workload, *efforts: Effort) -> Iterator[tuple[str, Decision]]:
+    """Decisions with their labels, of each effort one for each of its `dives`, until one is near the relaxed step.
 
-    Their details: `program_ns`, the step that the program predicts; `columns`.
+    Their details: `program_ns`, the step that the program predicts; `columns`. None of an effort whose solver fails.
     """
-    generation = start_column_generation(work, effort)
-    relaxed = generation.solve(effort.repriced)
-    if relaxed is None or (effort.if_converged and not generation.converged):
-        return
-    enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
-    for label, rounded in _rounded(generation, relaxed, effort):
-        yield label, _decision(generation, rounded, enough_ns)
-        if rounded.mix.step_ns <= enough_ns:
-            return
+    descended = cache(partial(_descended, work))
+    for effort in efforts:
+        generation = _start(work, effort, descended(effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
+        relaxed = generation.solve(effort.repriced)
+        if relaxed is None or (effort.if_converged and not generation.converged):
+            continue
+        enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
+        for label, rounded in _rounded(generation, relaxed, effort):
+            yield label, _decision(generation, rounded)
+            if rounded.mix.step_ns <= enough_ns:
+                return
 
 
 def start_column_generation(work: Workload, effort: Effort) -> ColumnGeneration:
     """A relaxation whose master has the columns that were cheapest at the last prices of a descent."""
-    merged, of = merge_alike(work) if not effort.whole_nodes else (work, np.arange(len(work.units)))
+    return _start(work, effort, _descended(work, effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Descent:
+    """What efforts have in common that descend alike: the class of each unit, the `Pricer` of the classes, the columns
+    that were cheapest at the last prices, and what may be pinned of short-lived tensors. Others have no part in it."""
+
+    of: NDArray[np.int64]
+    pricer: Pricer
+    columns: Columns
+    shorts: PinnedCandidates
+
+
+def _descended(work: Workload, rounds: int, keep: int, *, whole: bool) -> _Descent:
+    merged, of = (work, np.arange(len(work.units))) if whole else merge_alike(work)
     pricer, columns = Pricer(merged), Columns(merged)
-    candidates = find_candidates(work, merged, of, most_entries=effort.pinned_entries)
-    descend(merged, pricer, columns, candidates, effort.rounds, effort.keep)
-    return ColumnGeneration(work, of, Master(merged, columns, candidates), pricer)
+    shorts = find_candidates(work, merged, of, most_entries=0)
+    descend(merged, pricer, columns, shorts, rounds, keep)
+    return _Descent(of, pricer, columns, shorts)
+
+
+def _start(work: Workload, effort: Effort, descent: _Descent) -> ColumnGeneration:
+    merged, of, candidates = descent.pricer.work, descent.of, descent.shorts
+    if effort.pinned_entries:
+        candidates = find_candidates(work, merged, of, most_entries=effort.pinned_entries)
+    return ColumnGeneration(work, of, Master(merged, descent.columns.copy(), candidates), descent.pricer)
 
 
 def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator[tuple[str, PoolRounding]]:
@@ -93,11 +118,9 @@ def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator
             yield f"optimized, {dived} dives" if effort.pinned_entries else "optimized by layers", rounded
 
 
-def _decision(generation: ColumnGeneration, rounded: PoolRounding, enough_ns: float) -> Decision:
+def _decision(generation: ColumnGeneration, rounded: PoolRounding) -> Decision:
     decision = round_to_pages(generation.work, generation.of, generation.columns, rounded.mix.share, rounded.short)
-    step_ns = rounded.mix.step_ns
-    details = {"program_ns": int(step_ns), "columns": generation.columns.n}
-    return replace(decision, details=details, near=step_ns <= enough_ns)
+    return replace(decision, details={"program_ns": int(rounded.mix.step_ns), "columns": generation.columns.n})
 
 
 _ENOUGH = 2e-4

@@ -47,8 +47,7 @@ class Decision:
     `fast_pool`: the packed pool of the fast tier, which then holds room only in the layers in which it is used;
     without it, what is pooled is packed by `assemble` into one block that is resident all step. `rest_tier`: of what
     lies above that pool's cap. `slow_tiers_chosen`: false if tier 1 stands for all slower ones (see
-    `slow_tier_assignment`). `near`: its program's step is about as short as the relaxed one, so no search finds much
-    better.
+    `slow_tier_assignment`).
     """
 
     parts: NDArray[Any]
@@ -58,7 +57,6 @@ class Decision:
     details: dict[str, Any] = field(default_factory=dict)
     rest_tier: int = 1
     slow_tiers_chosen: bool = False
-    near: bool = False
 
 
 def whole_parts(units: Units, tier: NDArray[np.int64] | int, *, pooled: bool = True) -> NDArray[Any]:

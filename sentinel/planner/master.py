@@ -6,6 +6,7 @@ solver keeps its basis from one round to the next.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import highspy
@@ -32,6 +33,12 @@ class Columns:
         self._episodes: list[Episodes] = []
         self._episode_columns: list[NDArray[np.int64]] = []
         self.n = 0
+
+    def copy(self) -> Columns:
+        """A table with the same columns, which grows by itself."""
+        made = Columns(self.work)
+        made.__dict__.update({name: copy(value) for name, value in vars(self).items() if name != "work"})
+        return made
 
     def add(self, choice: Choice) -> int:
         """Add what is new in a choice; returns how many columns were."""

@@ -66,13 +66,7 @@ def _fixed(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
 
 def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
     """Candidates with their labels, the likeliest best first."""
-    for effort in efforts_for(work):
-        near = False
-        for label, decision in optimized(work, effort):
-            near = near or decision.near
-            yield label, decision
-        if near:
-            return
+    return optimized(work, *efforts_for(work))
 
 
 def efforts_for(work: Workload) -> tuple[Effort, ...]:

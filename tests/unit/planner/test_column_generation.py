@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.traces.synthetic import synthetic
 from sentinel.planner.column_generation import Effort, optimized, start_column_generation
+from sentinel.planner.fixed_placement import footprint_bytes
 from sentinel.planner.workload import make_workload
 from tests.builders import GB, act, make_machine, make_profile, param
 
@@ -23,7 +25,7 @@ def test_the_relaxed_step_is_that_of_the_hot_tensor_in_fast_memory():
     assert mix.step_ns == pytest.approx(profile.layer_ns.sum() + work.use_ns[0], rel=1e-4)
     (label, decision), *_ = optimized(work, EFFORT)
     assert label == "optimized, 0 dives"
-    assert decision.near
+    assert len(list(optimized(work, EFFORT, EFFORT))) == 1  # it is near the relaxed step: no search finds much better
     assert dict(zip(decision.parts["unit"].tolist(), decision.parts["tier"].tolist(), strict=True)) == {0: 1, 1: 0}
 
 
@@ -53,3 +55,16 @@ def test_a_search_that_splits_no_unit_keeps_them_whole():
     (_, decision), *_ = optimized(work, Effort(60, 6, 2, whole_nodes=50))
     assert decision.parts["pages"].tolist() == [LARGE // 4096] * 2
     assert sorted(decision.parts["tier"].tolist()) == [0, 1]
+
+
+def test_efforts_that_share_a_descent_decide_as_each_does_alone():
+    profile = synthetic(150, 10)
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
+    first, second = Effort(20, 3, 0, dives=(0, 3)), Effort(20, 3, 0, pinned_entries=0)
+    together = list(optimized(work, first, second))
+    alone = [*optimized(work, first), *optimized(work, second)]
+    assert [label for label, _ in together] == ["optimized, 0 dives", "optimized, 3 dives", "optimized by layers"]
+    for (label, one), (other_label, other) in zip(together, alone, strict=True):
+        assert (label, one.details) == (other_label, other.details)
+        assert one.parts.tolist() == other.parts.tolist()
+        assert one.moves.tolist() == other.moves.tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,12 @@ def test_a_timeline_that_is_known_is_no_new_column():
     assert columns.unit[owner].tolist() == episodes.unit.tolist() == [0, 1]
     served, use = columns.uses
     assert columns.unit[served].tolist() == work.use_unit[use].tolist() == [0, 0, 1]
+
+
+def test_a_copy_of_a_table_grows_by_itself():
+    work = make_workload(make_profile([param("p", LARGE, [0, 2]), param("q", LARGE, [1])], 4), make_machine(), 0)
+    columns, everything = Columns(work), Pricer(work).best(free_of_charge(4))[0]
+    columns.add(replace(everything, fast=everything.fast & (work.use_unit == 0)))
+    copied = columns.copy()
+    assert (copied.add(everything), copied.unit.tolist()) == (1, [0, 1])
+    assert (columns.n, columns.unit.tolist(), len(columns.episodes[0])) == (1, [0], 1)
