@@ -124,31 +124,30 @@ def _lowest_of_each(
     return out
 
 
-class _ByAddress:
-    """Columns of what is placed, by address: first byte, one past the last, and the times [begin, end) that it takes.
+class _Placed:
+    """Rows of what is placed: first byte, one past the last, and the times [begin, end) that it takes.
 
     What passes the end of the circle has two rows.
     """
 
     def __init__(self, most: int) -> None:
-        self._rows = np.zeros((4, 2 * most), np.int64)
+        self._low, self._high, self._begin, self._end = np.zeros((4, 2 * most), np.int64)
         self._n = 0
 
     def add(self, row: tuple[int, int, int, int]) -> None:
-        rows, n = self._rows, self._n
-        at = int(rows[0, :n].searchsorted(row[0], side="right"))
-        rows[:, at + 1 : n + 1] = rows[:, at:n]
-        rows[0, at], rows[1, at], rows[2, at], rows[3, at] = row
+        n = self._n
+        self._low[n], self._high[n], self._begin[n], self._end[n] = row
         self._n = n + 1
 
-    def beside(self, times: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-        """(2, rows) first byte and one past the last of what is there at any of these times."""
-        rows = self._rows[:, : self._n]
+    def beside(self, times: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(rows,) first byte and one past the last of what is there at any of these times."""
+        begins, ends = self._begin[: self._n], self._end[: self._n]
         begin, end = times[0]
-        found = (rows[2] < end) & (rows[3] > begin)
+        found = (begins < end) & (ends > begin)
         for begin, end in times[1:]:
-            found |= (rows[2] < end) & (rows[3] > begin)
-        return rows[:2, found]
+            found |= (begins < end) & (ends > begin)
+        rows = found.nonzero()[0]
+        return self._low[rows], self._high[rows]
 
 
 def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
@@ -160,7 +159,7 @@ def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
         return
     bucket = max(-(-arcs.period // _BUCKETS), 1)
     near: list[list[tuple[int, int, int, int]]] = [[] for _ in range(-(-arcs.period // bucket))]
-    everything, long = _ByAddress(len(done)), _ByAddress(len(done))
+    everything, long = _Placed(len(done)), _Placed(len(done))
     columns = (arcs.nbytes, arcs.begin, arcs.width, arcs.align, arcs.offset, done)
     order = np.argsort(~done, kind="stable")  # what is placed already comes first
     for i, size, begin, width, align, offset, placed in zip(
@@ -171,12 +170,12 @@ def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
         brief = width < _FEW * bucket
         mine = [rows for b, e in times for rows in near[b // bucket : (e - 1) // bucket + 1]] if brief else []
         if not placed:
-            taken = (long if mine else everything).beside(times)
+            low, high = (long if mine else everything).beside(times)
             few = [row[:2] for rows in mine for row in rows for b, e in times if row[2] < e and row[3] > b]
             if few:
-                taken = np.concatenate([taken, np.array(few, np.int64).T], axis=1)
-                taken = taken[:, taken[0].argsort(kind="stable")]
-            arcs.offset[i] = offset = _lowest(taken, size, align)
+                more = np.array(few, np.int64)
+                low, high = np.append(low, more[:, 0]), np.append(high, more[:, 1])
+            arcs.offset[i] = offset = _lowest(low, high, size, align)
         for time in times:
             row = (offset, offset + size, *time)
             everything.add(row)
@@ -186,12 +185,12 @@ def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
                 long.add(row)
 
 
-def _lowest(taken: NDArray[np.int64], size: int, align: int) -> int:
-    """Lowest multiple of `align` at which `size` bytes fit beside the (2, rows) [low, high) that are taken, by low."""
-    low, high = taken
+def _lowest(low: NDArray[np.int64], high: NDArray[np.int64], size: int, align: int) -> int:
+    """Lowest multiple of `align` at which `size` bytes fit beside the rows [low, high) that are taken."""
+    order = low.argsort()
+    low, reach = low[order], np.maximum.accumulate(high[order])
     if not len(low) or low[0] >= size:
         return 0
-    reach = np.maximum.accumulate(high)
     if align > 1:
         reach = -(-reach // align) * align
     gaps = low[1:] - reach[:-1] >= size
