@@ -7,6 +7,7 @@ whose parts are born in different tiers. Addresses cost nothing; pages do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,16 @@ class _Draft:
             else:
                 self.segments.append(Segment(begin, nbytes, tier))
         return begin
+
+    def extend_by(self, parts: NDArray[Any]) -> NDArray[np.int64]:
+        """Open segments for rows of PART_DTYPE, one after the other; returns where each part begins."""
+        nbytes, tier = parts["pages"] * PAGE_BYTES, parts["tier"]
+        begins = self.top + np.cumsum(nbytes) - nbytes
+        heads = np.flatnonzero(np.diff(tier, prepend=-1))
+        runs = np.add.reduceat(nbytes, heads) if len(heads) else heads
+        for run, home in zip(runs.tolist(), tier[heads].tolist(), strict=True):
+            self.extend(run, home)
+        return begins
 
     def align(self, nbytes: int) -> None:
         """So many bytes that follow begin with a huge page, if they are as long.
@@ -103,10 +114,8 @@ def fast_needed_bytes(profile: Profile, units: Units) -> int:
 
 
 def _persistent(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.int64]) -> None:
-    for unit in np.flatnonzero(units.persistent).tolist():
-        draft.base[unit] = draft.top
-        for part in decision.parts[first[unit] : first[unit + 1]]:
-            draft.extend(int(part["pages"]) * PAGE_BYTES, int(part["tier"]))
+    lasting = int(units.persistent.sum())  # they come first
+    draft.base[:lasting] = draft.extend_by(decision.parts[: first[lasting]])[first[:lasting]]
 
 
 def _pool(
@@ -171,40 +180,39 @@ def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.in
     for unit in np.flatnonzero((draft.base < 0) & ~pooled).tolist():
         draft.align(int(units.nbytes[unit]))
         draft.base[unit] = draft.top
-        for part in decision.parts[first[unit] : first[unit + 1]]:
-            draft.extend(int(part["pages"]) * PAGE_BYTES, int(part["tier"]))
+        draft.extend_by(decision.parts[first[unit] : first[unit + 1]])
 
 
 def _movable_blocks(draft: _Draft, decision: Decision, units: Units, profile: Profile) -> NDArray[np.int64]:
     """Append a block for each part that is not pooled; returns the block of each part, -1 if it is pooled."""
     block_of = np.full(len(decision.parts), -1, np.int64)
-    own = np.flatnonzero(draft.base >= 0)
-    members = np.concatenate([units.members(int(u)) for u in own]) if len(own) else np.zeros(0, np.int64)
+    members = units.tensors[draft.base[units.unit_of[units.tensors]] >= 0]
     draft.offset[members] = draft.base[units.unit_of[members]] + units.inner[members]
-    n_parts = np.bincount(decision.parts["unit"], minlength=len(units))
-    sizes = profile.tensors["nbytes"]
+    n_parts = np.bincount(decision.parts["unit"], minlength=len(units)).tolist()
+    sizes, tensors, cuts = profile.tensors["nbytes"], units.tensors.tolist(), units.first.tolist()
+    base, start, stop, lasting = (x.tolist() for x in (draft.base, units.start, units.stop, units.persistent))
     for index, (unit, page, pages, tier, pooled) in enumerate(decision.parts.tolist()):
         if pooled:
             continue
         block_of[index] = len(draft.blocks)
         low, high = page * PAGE_BYTES, (page + pages) * PAGE_BYTES
-        inside = units.members(unit)
+        inside = tensors[cuts[unit] : cuts[unit + 1]]
         if n_parts[unit] > 1 and len(inside) > 1:
             inner = units.inner[inside]
-            inside = inside[(inner < high) & (inner + sizes[inside] > low)]
-        name = profile.names[int(inside[0])] if len(inside) else ""
+            inside = units.members(unit)[(inner < high) & (inner + sizes[inside] > low)].tolist()
+        name = profile.names[inside[0]] if inside else ""
         name += f"+{len(inside) - 1}" if len(inside) > 1 else ""
         name += f"[{page}:{page + pages}]" if n_parts[unit] > 1 else ""
         draft.blocks.append(
             Block(
-                int(draft.base[unit]) + low,
+                base[unit] + low,
                 high - low,
-                int(units.start[unit]),
-                int(units.stop[unit]),
+                start[unit],
+                stop[unit],
                 tier,
-                tuple(inside.tolist()),
+                tuple(inside),
                 name,
-                persistent=bool(units.persistent[unit]),
+                persistent=lasting[unit],
             )
         )
     return block_of
@@ -246,10 +254,14 @@ def finalize(plan: Plan, profile: Profile, machine: Machine) -> Plan:
     predicted = plan.predicted_step_ns
     if predicted is None:
         predicted = simulate_lawful(plan, profile, machine).step_ns
+    return completed(plan.told(predicted_step_ns=predicted), profile, machine)
+
+
+def completed(plan: Plan, profile: Profile, machine: Machine) -> Plan:
+    """`plan` with its uses, and with what every policy tells in `details`."""
     short = max(min(plan.fast_needed_bytes, plan.footprint_bytes) - machine.fast.capacity_bytes, 0)
     rs = int(short_peaks(profile, short_tensors(profile)).max(initial=0))
     return plan.told(
-        predicted_step_ns=predicted,
         uses=block_uses(plan, profile),
         details={
             "mil": None,

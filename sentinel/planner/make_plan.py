@@ -13,9 +13,10 @@ from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_ten
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.run import Run
 from sentinel.planner import load_policy
-from sentinel.planner.assemble import finalize
-from sentinel.simulator import simulate_lawful
+from sentinel.planner.assemble import completed, finalize
+from sentinel.simulator import simulate
 
 
 class Policy(Protocol):
@@ -47,15 +48,22 @@ def plan(
     make = load_policy(policy).plan
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
+    merged = merge_extents(profile)
     # A policy that is not told of ranges thinks that a tensor is used evenly; the simulator is told.
-    even = replace(make(merge_extents(profile), machine), predicted_step_ns=None)
-    whole = finalize(even, profile, machine)
+    whole, run = _simulated(make(merged, machine).told(predicted_step_ns=None), profile, machine)
     fits = whole.footprint_bytes <= machine.fast.capacity_bytes
-    if whole_tensors or fits or not worth_planning(profile):
+    if whole_tensors or fits or not worth_planning(profile, merged):
         return whole
     made = plan_of_tensors(make(extents_as_tensors(profile), machine), profile)
-    ranged = finalize(replace(made, fast_needed_bytes=whole.fast_needed_bytes), profile, machine)
-    return better_of(ranged, whole, profile, machine)
+    ranged, ranged_run = _simulated(made.told(fast_needed_bytes=whole.fast_needed_bytes), profile, machine)
+    return better_of(ranged, whole, {"ranged": ranged_run, "whole": run})
+
+
+def _simulated(made: Plan, profile: Profile, machine: Machine) -> tuple[Plan, Run]:
+    """`made` complete, checked against the laws, and simulated."""
+    run = simulate(made, profile, machine)
+    predicted = run.step_ns if made.predicted_step_ns is None else made.predicted_step_ns
+    return completed(made.told(predicted_step_ns=predicted), profile, machine), run
 
 
 def plan_curve(profile: Profile, machine: Machine, budgets: Sequence[int], policy: str = "sentinel") -> list[Plan]:
@@ -83,10 +91,10 @@ LEAST_UNEVEN = 1e-3
 them takes as long again, and below this it cannot show."""
 
 
-def worth_planning(profile: Profile) -> bool:
-    """Whether what `profile` knows of page ranges can matter to a plan."""
+def worth_planning(profile: Profile, merged: Profile) -> bool:
+    """Whether what `profile` knows of page ranges can matter to a plan. `merged`: it with whole tensors."""
     a, e, length = profile.accesses, profile.extents, profile.n_layers
-    whole = merge_extents(profile).accesses
+    whole = merged.accesses
     tensor = e["tensor"][a["extent"]].astype(np.int64)
     key = whole["extent"].astype(np.int64) * length + whole["layer"]
     total = whole["touched_bytes"][np.searchsorted(key, tensor * length + a["layer"])]
@@ -95,20 +103,20 @@ def worth_planning(profile: Profile) -> bool:
     return uneven >= LEAST_UNEVEN * float(whole["touched_bytes"].sum()) and uneven > 0
 
 
-def better_of(ranged: Plan, whole: Plan, profile: Profile, machine: Machine) -> Plan:
+def better_of(ranged: Plan, whole: Plan, runs: dict[str, Run]) -> Plan:
     """The faster plan by prediction, and where they are as fast the one that serves more from fast memory.
 
     `details["page_ranges"]` of it has, for `ranged` and `whole` under equal fast memory, `fast_served_fraction`,
     `predicted_step_ns` and `migrated_bytes_per_step`; and `chosen`, one of the two names.
     """
     plans = {"ranged": ranged, "whole": whole}
-    told = {name: _told(plan, profile, machine) for name, plan in plans.items()}
+    told = {name: _told(plan, runs[name]) for name, plan in plans.items()}
     name = min(plans, key=lambda n: (told[n]["predicted_step_ns"], -(told[n]["fast_served_fraction"] or 0)))
     return replace(plans[name], details={**plans[name].details, "page_ranges": {**told, "chosen": name}})
 
 
-def _told(plan: Plan, profile: Profile, machine: Machine) -> dict[str, Any]:
-    layers = simulate_lawful(plan, profile, machine).layers
+def _told(plan: Plan, run: Run) -> dict[str, Any]:
+    layers = run.layers
     touched = int(layers["touched_bytes"].sum())
     return {
         "fast_served_fraction": int(layers["served_fast_bytes"].sum()) / touched if touched else None,

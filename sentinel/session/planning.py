@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from sentinel import files, simulator
+from sentinel import files
 from sentinel.core.attribution import attribute
 from sentinel.core.budget import Budget, budget_within
 from sentinel.core.errors import PlanError, UsageError
@@ -21,6 +21,7 @@ from sentinel.planner import footprint_bytes as footprint_of
 from sentinel.planner import plan as make_plan
 from sentinel.runtime import tell
 from sentinel.session.request import Request
+from sentinel.simulator import plain_layer_ns, simulate_lawful
 from sentinel.system.progress import telling
 
 REFINE_GAIN = 0.98
@@ -89,7 +90,7 @@ class Planning:
         self.capped = f"{budget.capped}: that is the budget" if budget.capped else self.capped
         plan = self._plan(flow.profile, self._machine, budget)
         self.spent_ns += time.perf_counter_ns() - began
-        simulated = simulator.simulate(plan, flow.profile, self._machine, steps=2)
+        simulated = simulate_lawful(plan, flow.profile, self._machine, steps=2)
         return replace(flow, machine=self._machine, budget=budget, plan=plan, simulated=simulated)
 
     def saved(self, plan: Plan) -> Dataflow:
@@ -113,12 +114,12 @@ class Planning:
         plan, machine, profile = flow.plan, flow.machine, flow.profile
         if plan is None or machine is None or profile is None:
             return flow
-        layer_ns = simulator.plain_layer_ns(executed, profile.n_layers)
+        layer_ns = plain_layer_ns(executed, profile.n_layers)
         if layer_ns is None:
             return flow
         profile = replace(profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
         plan = files.with_origin(replace(plan, bound_step_ns=None), profile=profile, machine=machine)
-        return replace(flow, profile=profile, plan=plan, simulated=simulator.simulate(plan, profile, machine, steps=2))
+        return replace(flow, profile=profile, plan=plan, simulated=simulate_lawful(plan, profile, machine, steps=2))
 
     def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
         """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one.
@@ -135,7 +136,7 @@ class Planning:
             return flow, False
         assert kept.budget is not None  # who has a plan has a budget
         better = self._plan(kept.profile, kept.machine, kept.budget)
-        simulated = simulator.simulate(better, kept.profile, kept.machine, steps=2)
+        simulated = simulate_lawful(better, kept.profile, kept.machine, steps=2)
         switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
         self.spent_ns += time.perf_counter_ns() - began
         return (replace(kept, plan=better, simulated=simulated), True) if switch else (kept, False)
@@ -152,7 +153,7 @@ class Planning:
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
             plan = make_plan(profile, machine, self._request.policy, budget=budget)  # checked, and with its uses
-        plan = files.with_origin(replace(plan, provisional=profile.provisional), profile=profile, machine=machine)
+        plan = files.with_origin(plan.told(provisional=profile.provisional), profile=profile, machine=machine)
         tell(lambda each: each.plan_made(plan))
         return plan
 

@@ -40,7 +40,7 @@ def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) 
 
 
 def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
-    """As `simulate`, of a plan that keeps the laws: for who makes many plans and has them checked by `seal`."""
+    """As `simulate`, of a plan that keeps the laws: for whoever makes many plans, or has had it checked."""
     shares = tier_shares(plan, profile)
     extra = layer_extra_ns(profile, machine, shares)
     compute, traffic = base_ns(profile, machine)

@@ -32,7 +32,7 @@ def play(line: Timeline, steps: int) -> tuple[list[int], Record]:
     before = -1
     for _ in range(MAX_WARM_STEPS):
         begin = movers.now
-        _one_step(line, movers, Record(), 0)
+        _one_step(line, movers, None, 0)
         if movers.now - begin == before:
             break
         before = movers.now - begin
@@ -46,7 +46,7 @@ def play(line: Timeline, steps: int) -> tuple[list[int], Record]:
     return durations, record
 
 
-def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None:
+def _one_step(line: Timeline, movers: Movers, record: Record | None, step: int) -> None:
     for layer, duration in enumerate(line.duration_ns):
         tick = movers.now
         _await_due(line, movers, record, step, layer, tick)
@@ -62,6 +62,8 @@ def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None
         movers.least_free_bytes = list(movers.free_bytes)
         stall = movers.now - tick
         movers.advance(movers.now + duration)
+        if record is None:
+            continue
         record.layer_start_ns.append(tick)
         record.layer_stall_ns.append(stall)
         slow = sum(c - f for c, f in zip(line.capacity_bytes[1:], movers.free_bytes[1:], strict=True))
@@ -70,12 +72,14 @@ def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None
         record.layer_slow_bytes.append(slow)
 
 
-def _await_due(line: Timeline, movers: Movers, record: Record, step: int, layer: int, tick: int) -> None:
+def _await_due(line: Timeline, movers: Movers, record: Record | None, step: int, layer: int, tick: int) -> None:
     for job in line.due_before[layer]:
         if movers.submitted_ns[job] < 0:
             continue  # the first warm step: it would have been submitted in the step before
         while movers.waits_for(job):
             movers.step(f"layer {layer}")
+        if record is None:
+            continue
         done, spec = movers.done_ns[job], line.jobs[job]
         submitted = line.submit_layer[job]
         record.jobs.append((step, submitted, job, done - spec.duration_ns, done, done > tick, movers.blocked[job]))
