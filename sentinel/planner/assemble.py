@@ -52,7 +52,7 @@ class _Draft:
     def extend_by(self, parts: NDArray[Any]) -> NDArray[np.int64]:
         """Open segments for rows of PART_DTYPE, one after the other; returns where each part begins."""
         nbytes, tier = parts["pages"] * PAGE_BYTES, parts["tier"]
-        begins = self.top + np.cumsum(nbytes) - nbytes
+        begins: NDArray[np.int64] = self.top + np.cumsum(nbytes) - nbytes
         heads = np.flatnonzero(np.diff(tier, prepend=-1))
         runs = np.add.reduceat(nbytes, heads) if len(heads) else heads
         for run, home in zip(runs.tolist(), tier[heads].tolist(), strict=True):

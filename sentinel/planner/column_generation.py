@@ -7,7 +7,7 @@ cheapest at some prices, and its duals are the next prices. Beyond the paper; se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -32,8 +32,9 @@ class Effort:
     `rounds` of the subgradient descent, of which the last `keep` give columns. At most `repriced` rounds of master and
     pricing. `dives`: a mix is rounded after each of these numbers of LP diving rounds. `pinned_entries`: most (class,
     instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only.
-    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `if_converged`: round the
-    mix only if a round of pricing found nothing more.
+    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `promised_by`: round
+    the mix only if a round of pricing found nothing more; do not even look for one where this other effort is far
+    from that.
     """
 
     rounds: int
@@ -42,8 +43,12 @@ class Effort:
     dives: tuple[int, ...] = (0,)
     pinned_entries: int = MOST_ENTRIES
     whole_nodes: int = 0
-    if_converged: bool = False
+    promised_by: Effort | None = None
 
+
+_HOPELESS = 2e-3
+"""Where the last round of an effort still gained more than this share of the step, what counts more exactly does not
+converge either."""
 
 _NEAR = 1.0005
 """Stop when a rounded mix takes at most this many times as long as the relaxed one: no search finds much better."""
@@ -54,11 +59,12 @@ def optimized(work: Workload, *efforts: Effort) -> Iterator[tuple[str, Decision]
 
     Their details: `program_ns`, the step that the program predicts; `columns`. None of an effort whose solver fails.
     """
-    descended = cache(partial(_descended, work))
+    relaxed_by = cache(partial(_relaxed, work, cache(partial(_descended, work))))
     for effort in efforts:
-        generation = _start(work, effort, descended(effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
-        relaxed = generation.solve(effort.repriced)
-        if relaxed is None or (effort.if_converged and not generation.converged):
+        if effort.promised_by and relaxed_by(effort.promised_by)[0].is_hopeless:
+            continue
+        generation, relaxed = relaxed_by(effort)
+        if relaxed is None or (effort.promised_by and not generation.converged):
             continue
         enough_ns = relaxed.step_ns * _NEAR if generation.converged else 0.0
         for label, rounded in _rounded(generation, relaxed, effort):
@@ -70,6 +76,11 @@ def optimized(work: Workload, *efforts: Effort) -> Iterator[tuple[str, Decision]
 def start_column_generation(work: Workload, effort: Effort) -> ColumnGeneration:
     """A relaxation whose master has the columns that were cheapest at the last prices of a descent."""
     return _start(work, effort, _descended(work, effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
+
+
+def _relaxed(work: Workload, descended: Callable[..., _Descent], effort: Effort) -> tuple[ColumnGeneration, Mix | None]:
+    generation = _start(work, effort, descended(effort.rounds, effort.keep, whole=effort.whole_nodes > 0))
+    return generation, generation.solve(effort.repriced)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,26 +152,31 @@ class ColumnGeneration:
     def __init__(self, work: Workload, of: NDArray[np.int64], master: Master, pricer: Pricer) -> None:
         self.work, self.merged, self.of = work, master.work, of
         self.master, self.pricer, self.columns = master, pricer, master.columns
-        self.converged = False
+        self.converged, self.open = False, 0.0
 
     def solve(self, rounds: int) -> Mix | None:
         """The best mix after at most so many rounds of master and pricing; None if the solver fails.
 
-        `converged` says whether it ended because no new column helped.
+        `converged` says whether it ended because no new column helped, `open` what share of a step the last ones saved.
         """
-        mix, self.converged = self.master.solve(), True
+        mix, self.converged, self.open = self.master.solve(), True, 0.0
         for _ in range(rounds):
             if mix is None or not self.columns.add(self.pricer.best(mix.prices)[0]):
                 break
             better = self.master.solve()
             if better is None:
                 break
-            gained, mix = mix.step_ns - better.step_ns, better
-            if gained < _ENOUGH * better.step_ns:
+            self.open, mix = (mix.step_ns - better.step_ns) / better.step_ns, better
+            if self.open < _ENOUGH:
                 break
         else:
             self.converged = False
         return mix
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether what was solved last is far from converged."""
+        return not self.converged and self.open > _HOPELESS
 
     def round_to_pool(self, slow: NDArray[np.bool_], units: NDArray[np.int64], rounds: int) -> PoolRounding | None:
         """Pack the short-lived tensors that are not `slow` and these units; the pool stays fixed in the master

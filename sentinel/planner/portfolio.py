@@ -75,8 +75,9 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
         return (Effort(12, 2, 1, pinned_entries=0),)
     if len(work.units) * work.n_layers > _MIDDLING:
         # with two tiers, a mix that did not converge is hardly ever better than the one by layers, and takes as long
+        by_layers = Effort(60, 4, 3, pinned_entries=0)
         two = len(work.machine.tiers) == 2
-        return (Effort(60, 4, 3, dives=(12,), if_converged=two), Effort(60, 4, 3, pinned_entries=0))
+        return (Effort(60, 4, 3, dives=(12,), promised_by=by_layers if two else None), by_layers)
     return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.traces.synthetic import synthetic
-from sentinel.planner.column_generation import Effort, optimized
+from sentinel.planner.column_generation import ColumnGeneration, Effort, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import best_of, efforts_for
 from sentinel.planner.workload import make_workload
@@ -31,13 +31,34 @@ def test_large_steps_are_searched_less_hard():
 def test_with_two_tiers_only_a_converged_program_is_rounded_in_a_step_of_middling_size():
     profile = synthetic(3000, 200)
     budget = footprint_bytes(profile) // 5
-    for machine, asked in ((make_machine(budget), [True, False]), (three_tiers(budget), [False, False])):
-        efforts = efforts_for(make_workload(profile, machine, 0))
-        assert [effort.if_converged for effort in efforts] == asked
+    for machine, promised in ((make_machine(budget), True), (three_tiers(budget), False)):
+        exact, by_layers = efforts_for(make_workload(profile, machine, 0))
+        assert exact.promised_by == (by_layers if promised else None)
+        assert by_layers.promised_by is None
 
 
 def test_a_program_that_may_not_be_priced_again_has_not_converged():
     profile = synthetic(120, 12)
     work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
-    assert not list(optimized(work, Effort(12, 2, 0, if_converged=True)))
+    assert not list(optimized(work, Effort(12, 2, 0, promised_by=Effort(12, 2, 0, pinned_entries=0))))
     assert list(optimized(work, Effort(12, 2, 0)))
+
+
+def test_where_the_mix_by_layers_is_far_from_converged_no_other_is_looked_for(monkeypatch):
+    """Two rounds of pricing are too few here, twenty suffice; solved are the one by layers, and the other where it can
+    be of use."""
+    profile = synthetic(120, 12)
+    work = make_workload(profile, make_machine(footprint_bytes(profile) // 5), 0)
+    solved = []
+    solve = ColumnGeneration.solve
+
+    def counted(self, rounds):
+        solved.append(bool((self.master.candidates.unit_class >= 0).any()))
+        return solve(self, rounds)
+
+    monkeypatch.setattr(ColumnGeneration, "solve", counted)
+    for rounds, pinned in ((2, False), (20, True)):
+        solved.clear()
+        by_layers = Effort(12, 2, rounds, pinned_entries=0)
+        list(optimized(work, Effort(12, 2, rounds, promised_by=by_layers), by_layers))
+        assert (solved[0], any(solved)) == (False, pinned)
