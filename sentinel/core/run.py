@@ -22,7 +22,7 @@ OUTCOMES = ("done", "late", "failed", "skipped", "partial", "already there")
 MIGRATION_DTYPE = np.dtype(
     [
         ("step", "<i4"),
-        ("layer", "<i4"),  # in which it was submitted
+        ("layer", "<i4"),  # in which it was submitted; 0 where all that moved comes home at the end
         ("block", "<i4"),
         ("source", "<i4"),
         ("target", "<i4"),

@@ -90,3 +90,8 @@ def format_ns(ns: float) -> str:
         if abs(ns) >= factor:
             return f"{ns / factor:.2f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

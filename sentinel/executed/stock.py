@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from sentinel.core.plan import Plan
 from sentinel.core.run import Run
+from sentinel.core.step_follower import StepFollower
 from sentinel.core.trace import Phase
 from sentinel.profiler import backward
 from sentinel.reports import Report, build_report
 from sentinel.runtime import RUNTIME, tell, tell_of_layer
 from sentinel.session.applying import nothing_ran
-from sentinel.session.position import StepPosition
 from sentinel.session.request import Request
 from sentinel.session.training_job import TrainingJob
 
@@ -25,8 +25,7 @@ class StockSession:
 
     def __init__(self, _request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self._job = TrainingJob(models, optimizers)
-        self._position = StepPosition()
-        self._layer: int | None = None  # None: out of step
+        self._follower = StepFollower()
 
     def open(self) -> None:
         """Begin to follow the ticks."""
@@ -36,21 +35,22 @@ class StockSession:
 
     def end_profile(self) -> Plan:
         """The layers of a step are known now. Returns a provisional plan that places nothing."""
-        layers, self._layer = self._position.learn(), None
+        layers = self._follower.learn()
+        tell_of_layer(0, ended=False)
         return Plan("stock", layers, ("fast", "slow"), (0, 0), (), (), (), (), 0, 0, provisional=True)
 
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink."""
-        position = self._position
-        if source == "add_layer" and not position.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+        follower = self._follower
+        if source == "add_layer" and not follower.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
-        before, self._layer = self._layer, position.advance((name, phase))
-        if position.layers and self._layer is not None and RUNTIME.watches:
-            tell_of_layer(self._layer, ended=before is not None and self._layer == (before + 1) % len(position.layers))
+        at = follower.tick((name, phase))
+        if follower.layers and at.layer is not None and RUNTIME.watches:
+            tell_of_layer(at.layer, ended=at.ended != "cut short")
 
     def step_boundary(self) -> None:
         """See TickSink."""
-        self._position.boundary()
+        self._follower.boundary()
 
     def stop(self) -> Run:
         """Nothing was applied."""

@@ -10,12 +10,12 @@ way, transients who is born and dies, the mover the accounts, the recorder what 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable, Sequence
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan, Reason
 from sentinel.core.run import Run
+from sentinel.core.step_follower import Position
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.clock import MONOTONIC, Clock
@@ -68,8 +68,7 @@ class Engine:
         self._outcomes = Outcomes(plan, job, self._table, self._recorder, self._audit)
         self._due = DueMoves(plan, self._agenda, self._moves, self._recorder, clock)
         self._delay = Delay(clock)
-        self._layer = 0
-        self._in_step = self._applying = self._forked = False
+        self._applying = self._forked = False
         RUNTIME.not_inherited.add(self)
 
     @property
@@ -81,7 +80,7 @@ class Engine:
 
     def start(self) -> None:
         """Put every block where layer 0, which is under way, wants it; begin the first step."""
-        self._applying = self._in_step = True
+        self._applying = True
         self._recorder.began_ns = self._now_ns()
         self._mover.set_capacity(_UNLIMITED)
         self._send(self._residents.place(), 0)
@@ -97,45 +96,28 @@ class Engine:
         self._start_moves_and_births(0)
         self._recorder.begin_layer(now, 0)
 
-    def begin_layer(self, layer: int) -> None:
-        """A tick: the layer before has ended, `layer` begins. Waits where the plan says so, and for injected delays."""
-        if self._inert or not self._applying:
+    def begin_layer(self, at: Position) -> None:
+        """A tick. Waits where the plan says so, and for injected delays. Where no layer begins, nothing new starts
+        until one does."""
+        if self._forked or not self._applying:
             return
-        if layer and (not self._in_step or layer != self._layer + 1):
-            self.out_of_step()
+        layer, ended = at
+        if layer is None:
+            self._abandon_step()
             return
-        now = self._end_layer() if self._in_step else self._pass_layers()
+        if ended == "cut short":
+            self._begin_anew()
+            if not layer:
+                return
+        now = self._end_layer((layer or self._plan.n_layers) - 1)
         self._collect()
-        stall = 0
-        if layer == 0:
-            if self._in_step and self._layer != self._plan.n_layers - 1:
-                self.out_of_step()  # cut short
-            self._recorder.end_step(now, in_step=self._in_step, unmanaged_bytes=self._job.unmanaged_bytes())
-            if not self._in_step:
-                stall = self._resume()
-        if self._has_pages and self._in_step:
-            self._look_for_strays(self._layer, layer)
-        self._layer = layer
-        if self._agenda.expects[layer]:
-            self._due.enter(layer, now)
-        if self._agenda.busy[layer]:
-            stall += self._act(layer)
-        self._recorder.begin_layer(now, stall)
-
-    def out_of_step(self) -> None:
-        """The ticks are not those of the plan: nothing new starts until layer 0 comes round."""
-        self._in_step = False
-        self._transients.release_kept()  # the plan's order is what made room for it
-        self._due.abandon()
+        if not layer:
+            self._recorder.end_step(now, in_step=True, unmanaged_bytes=self._job.unmanaged_bytes())
+        self._enter(layer, now)
 
     def forked(self) -> None:
         """In a forked child no mover runs: whatever ticks there must not wait for one."""
         self._forked = True
-
-    @property
-    def closed(self) -> bool:
-        """Whether its movers have ended."""
-        return self._mover.closed
 
     def end_run(self) -> Run:
         """Wait for what is under way (the step under way is not in the tables) and return what was executed."""
@@ -155,11 +137,11 @@ class Engine:
     def restore(self) -> None:
         """Bring every block that lives on to where it would be without a plan; end the movers, whatever is raised."""
         try:
+            self._applying = False
             if not self._inert:
-                self._applying = False
                 self._finish_moves()
                 self._mover.set_capacity(_UNLIMITED)
-                self._send(self._residents.away_from_home(), self._layer)
+                self._send(self._residents.away_from_home(), 0)
                 self._finish_moves()
                 self._count_accounts()
                 for tier in self._tiers:
@@ -172,7 +154,7 @@ class Engine:
 
     def hand_over(self) -> Handover:
         """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step."""
-        self.out_of_step()
+        self._abandon_step()
         self._applying = False
         for move in reversed(self._moves.all()):
             self._moves.cancel(move)  # gone if it had not started
@@ -192,14 +174,12 @@ class Engine:
         now = self._now_ns()
         self._take(given, now)
         self._applying = True
-        self._layer = 0
         self._due.begin_step()
         self._recorder.begin_step(given.began_ns)
         self._mover.held(restart=True)
         self._send_back(demoting=True)
         self._finish_moves()
         self._residents.place_others()
-        self._in_step = in_step
         if in_step:
             stall = self._now_ns() - now + self._resume()
             self._start_moves_and_births(0)
@@ -216,7 +196,6 @@ class Engine:
 
     def _resume(self) -> int:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""
-        self._in_step = True
         self._due.begin_step()
         stall = self._release(self._residents.passing)
         self._send_back(demoting=True)
@@ -236,24 +215,40 @@ class Engine:
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
-    def _end_layer(self) -> int:
-        """The layer under way has ended: inject what its accesses cost. Returns the time now."""
-        costs = self._table.costs(self._layer)
+    def _end_layer(self, layer: int) -> int:
+        """`layer` has ended: inject what its accesses cost. Returns the time now."""
+        costs = self._table.costs(layer)
         now = self._delay.inject(costs[0], self._now_ns())
-        self._recorder.end_layer(self._layer, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
+        self._recorder.end_layer(layer, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
         return now
 
-    def _pass_layers(self) -> int:
-        """Layers passed out of step. Returns the time now."""
-        self._recorder.pass_layers(self._mover.restart_high_bytes(FAST + 1)[0][FAST])
-        return self._now_ns()
+    def _abandon_step(self) -> None:
+        """The ticks are not those of the plan."""
+        self._transients.release_kept()  # the plan's order is what made room for it
+        self._due.abandon()
 
-    def _act(self, layer: int) -> int:
-        """What the schedule says as `layer` begins. Returns the ns it waited."""
-        stall = self._finish_due(layer)
-        if self._agenda.dead[layer]:
-            stall += self._release(self._agenda.dead[layer], keep=True)
-        return stall + self._start_moves_and_births(layer)
+    def _begin_anew(self) -> None:
+        """A step is over that was not the plan's, or not from its beginning on; the next one begins with layer 0."""
+        self._abandon_step()
+        now = self._now_ns()
+        self._recorder.pass_layers(self._mover.restart_high_bytes(FAST + 1)[0][FAST])
+        self._collect()
+        self._recorder.end_step(now, in_step=False, unmanaged_bytes=self._job.unmanaged_bytes())
+        self._enter(0, now, self._resume())
+
+    def _enter(self, layer: int, now: int, stall: int = 0) -> None:
+        """What the schedule says as `layer` begins, which has waited for `stall` ns already."""
+        agenda = self._agenda
+        if self._has_pages:
+            self._look_for_strays(layer)
+        if agenda.expects[layer]:
+            self._due.enter(layer, now)
+        if agenda.busy[layer]:
+            stall += self._finish_due(layer)
+            if agenda.dead[layer]:
+                stall += self._release(agenda.dead[layer], keep=True)
+            stall += self._start_moves_and_births(layer)
+        self._recorder.begin_layer(now, stall)
 
     def _start_moves_and_births(self, layer: int) -> int:
         """Births take their room before promotions of the same layer may: by the law of capacity both fit, and
@@ -280,8 +275,9 @@ class Engine:
         self._collect()
         return stall
 
-    def _look_for_strays(self, ended: int, layer: int) -> None:
-        """Layer `ended` is over and `layer` begins: look at the pages of some blocks."""
+    def _look_for_strays(self, layer: int) -> None:
+        """`layer` begins: look at the pages of some blocks."""
+        ended = (layer or self._plan.n_layers) - 1
         totals, step = self._recorder.totals, self._recorder.step
         self._audit.forked(self._mover.forks())
         if layer:
@@ -313,11 +309,11 @@ class Engine:
         began = waited = 0
         for block in blocks:
             if self._table.held[block] and block in self._moves.blocks:
-                began = began or time.monotonic_ns()
+                began = began or self._now_ns()
                 self._moves.end(block)
         if began:
             self._collect()
-            waited = time.monotonic_ns() - began
+            waited = self._now_ns() - began
         self._transients.release(blocks, keep=keep)
         return waited
 

@@ -216,10 +216,10 @@ class ManagedMemory:
         """The number of the table that serves now; that of `place` is 0."""
         return self._table.value
 
-    def tick(self, layer: int) -> None:
-        """The allocations that follow belong to `layer`, numbered from 0. -1: unsynchronised. Owner's thread only;
+    def tick(self, layer: int | None) -> None:
+        """The allocations that follow belong to `layer`, numbered from 0. None: unsynchronised. Owner's thread only;
         from another one it does nothing."""
-        self._tick(layer)
+        self._tick(-1 if layer is None else layer)
 
     def events(self) -> NDArray[np.void]:
         """A copy of the log, by `seq`. Raises NativeError (ENOBUFS) if events were lost: 16 Mi of them fit."""

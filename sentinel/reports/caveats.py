@@ -11,7 +11,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, TRIAL, Run
 from sentinel.core.trace import Quality
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.setup import Setup
 
 MAX_EVENTS = 8
@@ -63,11 +63,6 @@ def caveats_of(
 def _sentence(text: str) -> str:
     """`text` as a sentence: notes of profiles and plans are written without capital and stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
-
-
-def counted(n: int, noun: str) -> str:
-    """`1 layer`, `2 layers`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _of_plan(plan: Plan) -> list[str]:

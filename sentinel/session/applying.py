@@ -16,6 +16,7 @@ from sentinel.core.ending import end_all
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.step_follower import Position, StepFollower
 from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
@@ -74,14 +75,15 @@ class Applying:
     another bucket's; with the next tick its engine takes over, from the first layer if that was in time.
     """
 
-    def __init__(self, memory: ManagedMemory, machine: Machine, job: TrainingJob, bytes_per_s: int = 0) -> None:
-        self._memory, self._machine, self._job, self._bytes_per_s = memory, machine, job, bytes_per_s
+    def __init__(
+        self, memory: ManagedMemory, machine: Machine, job: TrainingJob, follower: StepFollower, bytes_per_s: int = 0
+    ) -> None:
+        self._memory, self._machine, self._job, self._follower = memory, machine, job, follower
+        self._bytes_per_s = bytes_per_s
         self.buckets: list[Bucket] = []
         self.strangers = Served()  # steps of shapes that no bucket knows
         self._current = 0
         self._handover: Handover | None = None  # of the engine that rests
-        self._in_step = False
-        self._layer = 0  # while in step
         self._before = memory.counters()  # as the step began
         self._inside: MemoryCounters | None = None  # as its first layer ended
         self._on_nodes = any(tier.node is not None for tier in machine.tiers)
@@ -165,8 +167,8 @@ class Applying:
         self.buckets.clear()
         self._current = 0
 
-    def serve(self, bucket: Bucket, layer: int | None) -> None:
-        """From now on slots are served: those of `bucket` until a step tells otherwise. `layer` is under way."""
+    def serve(self, bucket: Bucket) -> None:
+        """From now on slots are served: those of `bucket` until a step tells otherwise."""
         self._current = bucket.number
         if not applicable(self._machine):
             return
@@ -180,7 +182,7 @@ class Applying:
         self._memory.set_huge_pages(self._huge_ranges())
         self._house(bucket.homes)
         self._between = self._changes_between() if self._on_nodes else {}
-        self._memory.tick(layer if layer is not None else -1)
+        self._memory.tick(self._follower.layer)
         self._memory.reset_peaks()
         self._memory.trim()
         self._before = self._memory.counters()
@@ -195,22 +197,19 @@ class Applying:
             return [(0, whole)] if whole else []
         return huge_ranges([Placed(plan, arena_start(plan)) for plan in plans], nbytes)
 
-    def start(self, layer: int | None) -> None:
-        """From now on the migrations of the current bucket's plan are carried out.
-
-        `layer` is under way: 0, or another one, and then the engine waits for the next step.
-        """
-        self._in_step, self._layer = layer == 0, 0
-        engine = self._engine_of(self.current)
+    def start(self) -> None:
+        """From now on the migrations of the current bucket's plan are carried out: in this step if layer 0 is under
+        way, else from the next one on."""
+        engine, in_step = self._engine_of(self.current), self._follower.join()
         if self._handover is not None:
             self._handover = replace(self._handover, began_ns=time.monotonic_ns())
-            self._take_over(engine)
+            self._take_over(engine, in_step=in_step)
         else:
             engine.start()
-            if not self._in_step:
-                engine.out_of_step()
+            if not in_step:
+                engine.begin_layer(Position(None))
         self._show()
-        if self._in_step:
+        if in_step:
             tell_of_layer(0, ended=False)
         self._before = self._memory.counters()
 
@@ -218,35 +217,17 @@ class Applying:
         """Nothing is migrated from now on until `start`; bytes stay where they are."""
         self._handover = self._engine_of(self.current).hand_over()
 
-    def tick(self, layer: int | None) -> bool:
-        """A tick began `layer`, None while out of step. Returns whether a step of the ring has ended.
-
-        layer  until now    the engine of the step's plan
-        None   in step/not  begins nothing until it is back in step
-        any    in step      begins the layer
-        0      not          begins its step with it
-        1      not          begins its step, of which this is the ring's first tick, and then the layer
-        1      in step,     as that: the step before was cut short
-               not in 0
-        2, …   not          waits for the next step: it took over within this one
-        """
+    def tick(self, at: Position) -> bool:
+        """A tick. Returns whether layer 0 begins with it: a step has ended."""
         if self._memory.table != self._current:
-            self._change(layer)
+            at = self._change(at)
         engine = self._engine_of(self.current)
+        layer, ended = at
         if layer == 1:
             self._inside = self._memory.counters()
-        if layer is None:
-            engine.out_of_step()
-            self._in_step = False
-        if layer is None or (layer > 1 and not self._in_step):
-            return False
-        ended = self._in_step and not (layer == 1 and self._layer)  # the layer before
-        if layer == 1 and not ended:
-            engine.begin_layer(0)
-        if RUNTIME.watches:
-            tell_of_layer(layer, ended=ended)
-        self._in_step, self._layer = True, layer
-        engine.begin_layer(layer)
+        if layer is not None and RUNTIME.watches:
+            tell_of_layer(layer, ended=ended != "cut short")
+        engine.begin_layer(at)
         return layer == 0
 
     def end_step(self) -> Ended:
@@ -264,7 +245,6 @@ class Applying:
         otherwise."""
         if not self.buckets:
             return
-        self._in_step = False
         engines = [partial(self._end_engine, bucket) for bucket in reversed(self.buckets)]
         end_all(self._bring_handover_home, *engines, lambda: self._house(()))
 
@@ -274,23 +254,26 @@ class Applying:
         if given is not None and engines:  # any of them brings home what it finds by its address
             engines[0].bring_home(given)
 
-    def _change(self, layer: int | None) -> None:
-        """The step that runs is another bucket's."""
+    def _change(self, at: Position) -> Position:
+        """The step that runs is another bucket's. Returns what its engine is to be told of the tick."""
         self.rest()
-        self._in_step, self._layer = self._in_step and layer == 1, 0
         before, self._current = self._current, self._memory.table
         self._homes = self.current.homes
         if self._on_nodes:
             self._rehouse(self._between[before, self._current])
-        self._take_over(self._engine_of(self.current))
+        in_time = at == Position(1)
+        self._take_over(self._engine_of(self.current), in_step=in_time)
         self.current.taken_over += 1
         self._show()
+        if in_time or at.ended == "cut short":
+            return at
+        return Position(0, "cut short") if self._follower.join() else Position(None)
 
-    def _take_over(self, engine: Engine) -> None:
+    def _take_over(self, engine: Engine, *, in_step: bool) -> None:
         """`engine` gets what the one that rests left; kept until here, lest it be lost where there is no engine."""
         given, self._handover = self._handover, None
         assert given is not None
-        engine.take_over(given, in_step=self._in_step)
+        engine.take_over(given, in_step=in_step)
 
     def _show(self) -> None:
         """Observers are told which plan is carried out."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sentinel.core.errors import SentinelError
+from sentinel.core.layer_cycle import LayerCycle, Tick
+from sentinel.core.step_follower import Position
 from sentinel.core.trace import Trace
-from sentinel.reports.caveats import counted
+from sentinel.core.units import counted
 from sentinel.session.context import SessionContext
-from sentinel.session.layer_cycle import LayerCycle, Tick
 from sentinel.session.planning import Dataflow
 from sentinel.session.shapes import MOST, Bucket, ShapeScheduler, known_bucket
 from sentinel.session.state import Over, State
@@ -33,10 +34,10 @@ class ApplyingPlans:
 
     # ---- see State --------------------------------------------------------------------------------------
 
-    def tick(self, _tick: Tick, layer: int | None, /) -> State:
+    def tick(self, _tick: Tick, at: Position, /) -> State:
         """See State."""
         self._context.begin_layer()
-        return self._end_step() if self._context.applying.tick(layer) else self
+        return self._end_step() if self._context.applying.tick(at) else self
 
     def boundary(self) -> None:
         """See State."""
@@ -44,15 +45,15 @@ class ApplyingPlans:
     def new_cycle(self, cycle: LayerCycle, /) -> State:
         """See State. The next whole step of the new cycle is recorded, and nothing is migrated until then."""
         context = self._context
-        if context.position.n_changes == MOST_CHANGES:
+        if context.follower.n_changes == MOST_CHANGES:
             context.notes.append("the job goes through other layers than those planned for, and keeps its plan")
-            context.position.stop_detecting()
+            context.follower.stop_detecting()
             return self
-        why = context.position.describe(cycle)
+        why = context.follower.describe(cycle)
         context.applying.rest()
         context.job.add_annotated()
         context.job.adopt(context.memory)
-        context.position.follow_change(cycle)
+        context.follower.follow_change(cycle)
         return WaitingForStep(context, NewCycle(context, self, why))
 
     # ---- plans ------------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ class ApplyingPlans:
 
     def apply(self, bucket: Bucket) -> State:
         """From now on the plan of `bucket` is carried out; layer 0, or the first after it, has begun."""
-        self._context.applying.serve(bucket, self._context.position.layer)
+        self._context.applying.serve(bucket)
         return self.start()
 
     def start(self) -> State:
@@ -82,10 +83,10 @@ class ApplyingPlans:
                 f' use slow="emulated:PRESET" to run with injected delays'
             )
             return Over.DECLARED
-        context.applying.start(context.position.layer)
-        if not context.position.detecting:
+        context.applying.start()
+        if not context.follower.detecting:
             context.job.watch_new_optimizers()
-            context.position.detect_changes()
+            context.follower.detect_changes()
         return self
 
     def _hold_to_one_budget(self) -> None:
@@ -175,20 +176,24 @@ class NewCycle:
     def recorded(self, trace: Trace) -> State:
         """See Purpose."""
         context = self._context
-        flow = context.planning.planned(context.planning.profiled(trace, provisional=False), anew=True)
         try:
+            flow = context.planning.planned(context.planning.profiled(trace, provisional=False), anew=True)
             bucket = context.applying.supersede(flow)
         except SentinelError as error:
-            context.notes.append(f"other layers were planned for, but the plan before goes on: {error}")
-            return self.cut_short()
+            context.notes.append(f"the job goes through other layers, but the plan before goes on: {error}")
+            return self._go_on()
         context.notes.append(self._why)
-        context.position.keep_change()
+        context.follower.keep_change()
         return ApplyingPlans(context, self._applying.steps).apply(bucket)
 
     def cut_short(self) -> State:
-        """See Purpose. The cycle before is followed again, and its plans go on."""
+        """See Purpose."""
         _note_once(self._context, NO_PLAN)
-        self._context.position.undo_change()
+        return self._go_on()
+
+    def _go_on(self) -> State:
+        """The cycle before is followed again, and its plans go on."""
+        self._context.follower.undo_change()
         return self._applying.apply(self._context.applying.current)
 
 

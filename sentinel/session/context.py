@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sentinel.core.machine import Machine
+from sentinel.core.step_follower import StepFollower
 from sentinel.migration.memory import ManagedMemory
 from sentinel.session.applying import Applying, applicable
 from sentinel.session.planning import Dataflow, Planning
-from sentinel.session.position import StepPosition
 from sentinel.session.recording import Recording
 from sentinel.session.training_job import TrainingJob
 from sentinel.session.witnessing import Witnessing
@@ -25,9 +25,9 @@ class SessionContext:
     ) -> None:
         self.job, self.machine, self.planning, self.notes = job, machine, planning, notes
         self.memory = ManagedMemory.reserve()
-        self.position = StepPosition()
+        self.follower = StepFollower()
         self.recording = Recording(self.memory, job)
-        self.applying = Applying(self.memory, machine, job, bytes_per_s)
+        self.applying = Applying(self.memory, machine, job, self.follower, bytes_per_s)
         self.witnessing = Witnessing()
         self.applicable = applicable(machine)
         self.recorded = Dataflow()
@@ -47,8 +47,7 @@ class SessionContext:
 
     def begin_layer(self) -> None:
         """The allocator gives out the slots of the layer under way; none where that layer is not known."""
-        layer = self.position.layer
-        self.memory.tick(-1 if layer is None else layer)
+        self.memory.tick(self.follower.layer)
 
     def planned(self, flow: Dataflow) -> Dataflow:
         """`flow` with a plan. Where planning fails, the report still has the profile."""

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 from sentinel.core.errors import UsageError
+from sentinel.core.step_follower import StepFollower
 from sentinel.core.trace import LayerId
 from sentinel.migration.memory import ManagedMemory
-from sentinel.session.position import StepPosition
 
 
 class OwnerThread:
@@ -57,10 +57,10 @@ class OwnerThread:
         memory.own()
         self._set_owner()
 
-    def learn(self, position: StepPosition) -> tuple[LayerId, ...]:
+    def learn(self, follower: StepFollower) -> tuple[LayerId, ...]:
         """The layers of the profiled step. Raises UsageError where nothing ticked, naming other threads that did."""
         try:
-            return position.learn()
+            return follower.learn()
         except UsageError:
             if not self.foreign_ticks:
                 raise

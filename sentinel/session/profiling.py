@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+from sentinel.core.layer_cycle import LayerCycle, Tick
+from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId, Trace
 from sentinel.session.applying_plans import ApplyingPlans
 from sentinel.session.context import SessionContext
-from sentinel.session.layer_cycle import LayerCycle, Tick
 from sentinel.session.state import State
 from sentinel.session.whole_step import WaitingForStep
 
@@ -25,11 +26,11 @@ class Profiling:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
 
-    def tick(self, _tick: Tick, layer: int | None, /) -> State:
+    def tick(self, _tick: Tick, at: Position, /) -> State:
         """See State."""
-        assert layer is not None
-        self._context.recording.end_layer(layer - 1, layer)
-        self._context.position.require_end(MOST_OPTIMIZER_STEPS * max(len(self._context.job.optimizers), 1))
+        assert at.layer is not None
+        self._context.recording.end_layer(at.layer - 1, at.layer)
+        self._context.follower.require_end(MOST_OPTIMIZER_STEPS * max(len(self._context.job.optimizers), 1))
         return self
 
     def boundary(self) -> None:
@@ -43,7 +44,7 @@ class Profiling:
         """The step has ended; `layers` were its own. Returns the state from now on."""
         context = self._context
         began, planned = time.perf_counter_ns(), context.planning.spent_ns
-        if context.job.optimizers and not context.position.boundaries:
+        if context.job.optimizers and not context.follower.cycle.boundaries:
             context.notes.append("no optimizer stepped in the profiled step: it may have been cut short")
         trace = context.recording.finish(layers)
         after = self._after(trace)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.plan import Plan
+from sentinel.core.step_follower import Position
 from sentinel.session.applying_plans import ApplyingPlans
 from sentinel.session.context import SessionContext
-from sentinel.session.layer_cycle import LayerCycle, Tick
 from sentinel.session.profiling import FirstPlan
 from sentinel.session.shapes import FALLBACK_SHARE
 from sentinel.session.state import State
@@ -26,15 +27,15 @@ class CheckingSavedPlan:
     def begin(self) -> State:
         """From now on the slots of the plan are given out."""
         context = self._context
-        context.position.follow_saved(self._plan.layers)
-        context.applying.serve(context.applying.add(context.planning.saved(self._plan)), context.position.layer)
+        context.follower.follow_saved(self._plan.layers)
+        context.applying.serve(context.applying.add(context.planning.saved(self._plan)))
         return self
 
-    def tick(self, tick: Tick, layer: int | None, /) -> State:
+    def tick(self, tick: Tick, at: Position, /) -> State:
         """See State."""
         self._context.begin_layer()
         again = bool(self._heard) and tick == self._heard[0]
-        ended = again and (layer == self._context.position.second_layer or bool(self._boundaries))
+        ended = again and (at.layer == self._context.follower.second_layer or bool(self._boundaries))
         after = self.end_step() if ended else self
         self._heard.append(tick)
         return after
@@ -53,7 +54,7 @@ class CheckingSavedPlan:
         assert context.flow.plan is not None
         state_was_born = context.job.state_was_born()
         context.job.adopt(context.memory)
-        why = mismatch(context.flow.plan, context.position.in_step, context.job)
+        why = mismatch(context.flow.plan, context.follower.in_step, context.job)
         missed = context.applying.end_step().missed
         if state_was_born and not why:  # it got no slots in this step, nor did what was allocated after it
             self._heard, self._boundaries = [], []
@@ -61,12 +62,12 @@ class CheckingSavedPlan:
         if not why and missed > FALLBACK_SHARE:
             why = f"{missed:.0%} of its bytes found no planned slot"
         if not why:
-            context.position.learn_boundaries(self._boundaries)
+            context.follower.learn_boundaries(self._boundaries)
             return ApplyingPlans(context).start()
         context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew")
         context.recorded = replace(context.flow, plan=None)
         context.applying.clear()
-        context.position.follow(LayerCycle(tuple(self._heard), tuple(self._boundaries)))  # the one to record
+        context.follower.follow(LayerCycle(tuple(self._heard), tuple(self._boundaries)))  # the one to record
         context.memory.record()
         return WaitingForStep(context, FirstPlan(context))
 

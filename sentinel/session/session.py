@@ -215,7 +215,7 @@ class Session:
 
     def _end_profiling(self, profiling: Profiling) -> None:
         self.context.memory.give_back()
-        self._enter(profiling.end(self._owner.learn(self.context.position)))
+        self._enter(profiling.end(self._owner.learn(self.context.follower)))
 
     def stop(self) -> Run:
         """See `sentinel.stop`."""
@@ -265,19 +265,19 @@ class Session:
             self._guard(self._boundary, end_now=False)  # torch goes through hooks just now, of which some are ours
 
     def _tick(self, name: str, phase: Phase, source: str) -> None:
-        position = self.context.position
-        if source == "add_layer" and not position.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
+        follower = self.context.follower
+        if source == "add_layer" and not follower.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
         tick = (name, phase)
-        self._enter(self.state.tick(tick, position.advance(tick)))
-        cycle = position.changed_by(tick)
+        self._enter(self.state.tick(tick, follower.tick(tick)))
+        cycle = follower.changed_by(tick)
         if cycle is not None:
             self._enter(self.state.new_cycle(cycle))
 
     def _boundary(self) -> None:
         """An optimizer has stepped."""
         self.context.memory.give_back()
-        cycle = self.context.position.boundary()
+        cycle = self.context.follower.boundary()
         self.state.boundary()
         if cycle is not None:
             self._enter(self.state.new_cycle(cycle))

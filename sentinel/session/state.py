@@ -10,14 +10,15 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
-from sentinel.session.layer_cycle import LayerCycle, Tick
+from sentinel.core.layer_cycle import LayerCycle, Tick
+from sentinel.core.step_follower import Position
 
 
 class State(Protocol):
     """What a session does between two changes of its state. Each call returns the state from then on, mostly itself."""
 
-    def tick(self, tick: Tick, layer: int | None, /) -> State:
-        """A tick began `layer`; None while out of step."""
+    def tick(self, tick: Tick, at: Position, /) -> State:
+        """A tick, and what it says."""
 
     def boundary(self) -> None:
         """An optimizer has stepped."""
@@ -33,7 +34,7 @@ class Over(enum.Enum):
     ENDING = "the end has begun; where it was cut short, the next call goes on with it"
     ENDED = "stock allocation is back"
 
-    def tick(self, _tick: Tick, _layer: int | None, /) -> State:
+    def tick(self, _tick: Tick, _at: Position, /) -> State:
         """See State."""
         return self
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from sentinel.core.layer_cycle import LayerCycle, Tick
+from sentinel.core.step_follower import Position
 from sentinel.core.trace import Trace
 from sentinel.session.context import SessionContext
-from sentinel.session.layer_cycle import LayerCycle, Tick
 from sentinel.session.recording import MOST_FORKS
 from sentinel.session.state import State
 
@@ -33,12 +34,12 @@ class WaitingForStep:
         self._context, self._purpose = context, purpose
         self._seen_first_tick = False
 
-    def tick(self, tick: Tick, layer: int | None, /) -> State:
+    def tick(self, tick: Tick, at: Position, /) -> State:
         """See State."""
         self._context.begin_layer()
-        if layer == 0:
+        if at.layer == 0:
             return recording_step(self._context, self._purpose)
-        if layer == self._context.position.second_layer:
+        if at.layer == self._context.follower.second_layer:
             if self._seen_first_tick:
                 return recording_step(self._context, self._purpose, tick)
             self._seen_first_tick = True
@@ -49,7 +50,7 @@ class WaitingForStep:
 
     def new_cycle(self, cycle: LayerCycle, /) -> State:
         """See State. The new cycle that is waited for did not come; this one does."""
-        self._context.position.follow_change(cycle)
+        self._context.follower.follow_change(cycle)
         return WaitingForStep(self._context, self._purpose)
 
 
@@ -67,11 +68,11 @@ class RecordingStep:
         self._heard, self._boundaries = list(heard), list[int]()
         self._first_layer = len(heard)
 
-    def tick(self, tick: Tick, layer: int | None, /) -> State:
+    def tick(self, tick: Tick, at: Position, /) -> State:
         """See State."""
-        if layer == self._first_layer:
+        if at.layer == self._first_layer:
             return self._end()
-        if layer == self._context.position.second_layer and self._heard:
+        if at.layer == self._context.follower.second_layer and self._heard:
             return self._cut_short(tick)
         self._context.recording.end_layer(len(self._heard), len(self._heard) + 1)
         self._heard.append(tick)
@@ -86,12 +87,12 @@ class RecordingStep:
         return self
 
     def _end(self) -> State:
-        context, position, recording = self._context, self._context.position, self._context.recording
+        context, follower, recording = self._context, self._context.follower, self._context.recording
         recording.end_last_layer(0 if self._first_layer else len(self._heard))
         if self._first_layer:
-            position.follow_recorded(self._cycle())
+            follower.follow_recorded(self._cycle())
         began, planned = time.perf_counter_ns(), context.planning.spent_ns
-        trace = recording.finish(position.layers)
+        trace = recording.finish(follower.layers)
         if recording.to_repeat():
             return recording_step(context, self._purpose, *self._heard[: self._first_layer])
         if recording.cut_short:
@@ -107,8 +108,8 @@ class RecordingStep:
         after = self._purpose.cut_short()
         if after is not None:
             return after
-        self._context.position.follow(self._cycle())
-        self._context.position.advance(tick)
+        self._context.follower.follow(self._cycle())
+        self._context.follower.tick(tick)
         return recording_step(self._context, self._purpose, tick)
 
     def _cycle(self) -> LayerCycle:

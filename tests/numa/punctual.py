@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sentinel.core.step_follower import Position
 from sentinel.session.applying import Applying
 
 
@@ -16,9 +17,9 @@ def punctual() -> Iterator[None]:
     """
     tick = Applying.tick
 
-    def tick_in_time(self: Applying, layer: int | None) -> bool:
+    def tick_in_time(self: Applying, at: Position) -> bool:
         let_land(self)
-        return tick(self, layer)
+        return tick(self, at)
 
     Applying.tick = tick_in_time  # type: ignore[method-assign]
     try:

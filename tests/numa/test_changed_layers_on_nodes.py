@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from sentinel.core.layer_cycle import ROUNDS  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.layer_cycle import ROUNDS  # noqa: E402
 from tests.numa.training import Net, in_process  # noqa: E402
 from tests.training import Trained, assert_same, train  # noqa: E402
 
@@ -41,7 +41,7 @@ def test_unfrozen_layers_are_planned_for_within_the_budget() -> None:
     assert not run.emulated
     session = current()
     assert session is not None
-    assert session.context.position.n_changes == 1
+    assert session.context.follower.n_changes == 1
     assert session.plan is not None
     assert {layer.name for layer in session.plan.layers if layer.phase == "backward"} >= {"0", "2", "4", "6", "8"}
     assert run.steps["in_step"].all()

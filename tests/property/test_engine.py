@@ -89,7 +89,7 @@ def test_whatever_ticks_come_the_budget_holds_and_the_books_balance(
     with applied(plan, profile, machine, strict=True) as running:
         for layer in layers:
             if layer == 7:
-                running.engine.out_of_step()
+                running.lose()
             else:
                 running.tick(layer % length)
         running.tick(0)

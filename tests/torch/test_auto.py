@@ -260,7 +260,7 @@ def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pyte
         assert follower.done
         running = session.current()
         assert running is not None
-        assert len(running.context.position.boundaries) == 3
+        assert len(running.context.follower.cycle.boundaries) == 3
         assert len(sentinel.stop().steps) >= 1
     finally:
         set_overrides(Overrides())

@@ -12,9 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.core.errors import PlanError  # noqa: E402
+from sentinel.core.layer_cycle import ROUNDS, UNSEEN_ROUNDS  # noqa: E402
 from sentinel.session import current  # noqa: E402
-from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
-from sentinel.session.layer_cycle import ROUNDS, UNSEEN_ROUNDS  # noqa: E402
+from sentinel.session.applying import Applying  # noqa: E402
+from sentinel.session.applying_plans import NO_PLAN, ApplyingPlans  # noqa: E402
+from sentinel.session.planning import Planning  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -84,7 +87,7 @@ def test_steps_in_another_order_run_without_migrations_and_are_told() -> None:
     session = trained([(HERE,)] * 5 + [(THERE,), (HERE,)] * 4)
     assert isinstance(session.state, ApplyingPlans)
     (bucket,) = session.context.applying.buckets
-    assert bucket.plan.layers == session.context.position.layers
+    assert bucket.plan.layers == session.context.follower.layers
     run = sentinel.stop()
     assert STRAY in sentinel.report().text()
     assert run.counters.steps_out_of_step >= 3
@@ -104,7 +107,7 @@ def test_a_step_in_another_order_that_was_to_be_recorded_takes_no_plan_away() ->
     assert isinstance(session.state, ApplyingPlans)
     assert session.state.shapes.in_vain == 1
     for bucket in session.context.applying.buckets:
-        assert bucket.plan.layers == session.context.position.layers
+        assert bucket.plan.layers == session.context.follower.layers
     assert any("another order" in note for note in session.notes)
     run = sentinel.stop()
     assert run.steps["in_step"][-3:].all()
@@ -114,7 +117,7 @@ def test_another_order_for_good_is_profiled_and_planned() -> None:
     few = (0, 2, 3)
     session = trained([(HERE,)] * 6 + [(few,)] * (ROUNDS + 12))
     (bucket,) = session.context.applying.buckets
-    assert bucket.plan.layers == session.context.position.layers
+    assert bucket.plan.layers == session.context.follower.layers
     assert blocks_of(session) == list(few)
     run = sentinel.stop()
     assert run.counters.steps_out_of_step == 0
@@ -128,9 +131,9 @@ def test_another_order_for_good_is_profiled_and_planned() -> None:
 
 
 def test_there_and_back_is_profiled_twice_and_not_sooner_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sentinel.session.position.STEPS_BETWEEN_CHANGES", 30)
+    monkeypatch.setattr("sentinel.core.step_follower.STEPS_BETWEEN_CHANGES", 30)
     session = trained([(HERE,)] * 5 + [(THERE,)] * (ROUNDS + 4) + [(HERE,)] * 40)
-    assert session.context.position.n_changes == 2
+    assert session.context.follower.n_changes == 2
     assert [note.split()[:3] for note in session.notes if "other layers" in note] == [
         ["after", "19", "optimizer"],
         ["after", "30", "optimizer"],
@@ -141,7 +144,7 @@ def test_there_and_back_is_profiled_twice_and_not_sooner_than_it_may_be(monkeypa
 def test_another_order_now_and_then_is_profiled_never() -> None:
     """Negative control: the same layers, two steps of three in order."""
     session = trained([(HERE,)] * 5 + [(HERE,), (HERE,), (THERE,)] * (ROUNDS + 2))
-    assert session.context.position.n_changes == 0
+    assert session.context.follower.n_changes == 0
     assert blocks_of(session) == list(HERE)
 
 
@@ -153,7 +156,7 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     if cut[-1] < 0:
         assert any("no optimizer stepped in the profiled step" in note for note in session.notes)
     run = sentinel.stop()
-    if session.context.position.n_changes:  # else the first whole step was profiled in its place anyway
+    if session.context.follower.n_changes:  # else the first whole step was profiled in its place anyway
         assert "cut short or no usual one" in sentinel.report().text()
     assert blocks == list(HERE)
     assert session.plan is not None
@@ -163,7 +166,7 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
 
 def test_an_optimizer_that_nobody_annotated_takes_over_and_is_heard() -> None:
     session = trained([(HERE,)] * (5 + ROUNDS + 10), another_optimizer_at=5)
-    assert session.context.position.n_changes == 1
+    assert session.context.follower.n_changes == 1
     assert session.profile is not None
     assert {layer.phase for layer in session.profile.layers} == {"forward", "backward"}
     assert any(name.endswith(".momentum_buffer") for name in session.profile.names)
@@ -188,3 +191,25 @@ def test_a_new_plan_that_cannot_take_over_leaves_the_present_one(monkeypatch: py
     assert isinstance(session.state, ApplyingPlans)
     assert any("the plan before goes on" in note for note in session.notes)
     assert sentinel.stop().steps["in_step"][-4:].all()
+
+
+@pytest.mark.parametrize("failing", ["planning", "applying"])
+def test_other_layers_that_get_no_plan_leave_the_one_before_and_are_not_said_to_be_cut_short(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = Planning.planned
+
+    def refuse(*_: object, **asked: object) -> Any:
+        if failing == "applying" or asked:
+            raise PlanError("nothing fits")
+        return planned(*_)  # type: ignore[arg-type]
+
+    if failing == "planning":
+        monkeypatch.setattr(Planning, "planned", refuse)
+    else:
+        monkeypatch.setattr(Applying, "supersede", refuse)
+    session = trained([(HERE,)] * 6 + [((0, 2, 3),)] * (ROUNDS + 6) + [(HERE,)] * 4)
+    assert blocks_of(session) == list(HERE)
+    assert [note for note in session.notes if "the plan before goes on: nothing fits" in note]
+    assert NO_PLAN not in session.notes
+    assert sentinel.stop().steps["in_step"][-3:].all()

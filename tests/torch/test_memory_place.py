@@ -168,7 +168,7 @@ def test_without_ticks_slots_are_served_where_they_fit(memory: ManagedMemory) ->
     stock = Job(lambda _: None)
     expected = [stock.step(i) for i in range(6)]
     job = applied(memory)
-    memory.tick(-1)
+    memory.tick(None)
     job.tick = lambda _: None
     share, losses = served(memory, lambda: [job.step(i) for i in range(4, 6)])
     assert losses == expected[4:]

@@ -14,11 +14,11 @@ from torch import nn
 
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
-from sentinel.core.trace import BORN, FREED, PAGE_RUN_DTYPE, ROLES, Quality
+from sentinel.core.step_follower import StepFollower
+from sentinel.core.trace import BORN, FREED, PAGE_RUN_DTYPE, ROLES, LayerId, Quality
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import names, ticks
 from sentinel.profiler.annotate import annotate
-from sentinel.profiler.layers import LayerClock
 from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.record import StepRecorder
 from sentinel.runtime import RUNTIME
@@ -40,7 +40,7 @@ class Recording:
 
     def __init__(self, memory, models, optimizers):
         self.memory, self.models, self.optimizers = memory, models, optimizers
-        self.clock, self.recorder = LayerClock(), StepRecorder()
+        self.follower, self.recorder = StepFollower(), StepRecorder()
 
     def __enter__(self):
         self.memory.record()
@@ -51,19 +51,19 @@ class Recording:
 
     def __exit__(self, *_):
         RUNTIME.sink = None
-        self.ring = self.clock.learn()
+        self.ring = self.follower.learn()
         held = names.persistent_tensors(self.models, self.optimizers)
         self.trace = self.recorder.finish(self.memory.events(), self.ring, held)
         self.memory.pass_through()
 
     def tick(self, name, phase, source):
-        self.clock.identify(name, phase)
-        assert self.clock.layer is not None
-        self.recorder.tick(self.clock.layer - 1)
-        self.memory.tick(self.clock.layer)
+        layer = self.follower.tick((name, phase)).layer
+        assert layer is not None
+        self.recorder.tick(layer - 1)
+        self.memory.tick(layer)
 
     def step_boundary(self):
-        self.clock.boundary()
+        self.follower.boundary()
 
 
 def job(depth=3, kind=torch.optim.AdamW):
@@ -196,8 +196,7 @@ def test_less_than_a_round_is_refused(memory):
     recorder = StepRecorder()
     recorder.start([], [])
     recorder.tick(0)
-    clock = LayerClock()
-    ring = [clock.identify("a"), clock.identify("b")]
+    ring = [LayerId("a"), LayerId("b")]
     with pytest.raises(UsageError, match="1 ticks"):
         recorder.finish(memory.events(), ring, [])
     recorder.abandon()
@@ -212,7 +211,7 @@ def test_a_recorder_that_could_not_start_ends_no_other(memory):
     x = torch.ones(1000)
     x.add_(1)
     one.tick(0)
-    trace = one.finish(memory.events(), [LayerClock().identify("a")], [])
+    trace = one.finish(memory.events(), [LayerId("a")], [])
     assert "add_" in trace.ops
 
 
@@ -222,7 +221,7 @@ def test_the_step_ends_with_stop(memory):
     recorder.tick(0)
     recorder.stop()
     torch.ones(1000).add_(1)
-    trace = recorder.finish(memory.events(), [LayerClock().identify("a")], [])
+    trace = recorder.finish(memory.events(), [LayerId("a")], [])
     assert trace.events["kind"].tolist() == [5]
 
 
@@ -254,7 +253,7 @@ class Arming(Recording):
 
     def __exit__(self, *_):
         RUNTIME.sink = None
-        self.ring = self.clock.learn()
+        self.ring = self.follower.learn()
         length = len(self.ring)
         spent = dict.fromkeys(range(length), self.ARM_NS) | {length: self.ARM_NS}  # the last stretch is layer 0's
         samples = PageSamples(np.zeros(0, PAGE_RUN_DTYPE), Quality("arming", "touched layers"), spent)

@@ -371,7 +371,7 @@ def test_what_fails_inside_a_tick_ends_the_session_and_not_the_step(monkeypatch:
         session = current()
         assert session is not None
 
-        def fail(layer: int) -> None:
+        def fail(_: object) -> None:
             raise sentinel.NativeError("move_pages", 5)
 
         monkeypatch.setattr(session.context.applying.current.engine, "begin_layer", fail)

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
+from sentinel.core.layer_cycle import ROUNDS  # noqa: E402
 from sentinel.session.applying_plans import ApplyingPlans  # noqa: E402
 from sentinel.session.context import SessionContext  # noqa: E402
-from sentinel.session.layer_cycle import ROUNDS  # noqa: E402
 from sentinel.session.profiling import STATE_WAS_BORN, Profiling  # noqa: E402
 from sentinel.session.request import Request  # noqa: E402
 from sentinel.session.saved_plan import CheckingSavedPlan  # noqa: E402

@@ -15,12 +15,12 @@ from torch import nn
 from sentinel.core.attribution import attribute
 from sentinel.core.errors import CapabilityError
 from sentinel.core.false_sharing import FalseSharing, false_sharing
+from sentinel.core.step_follower import StepFollower
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import malloc_layout, names, record
 from sentinel.profiler.annotate import annotate
-from sentinel.profiler.layers import LayerClock
 from sentinel.runtime import RUNTIME
 
 pytestmark = pytest.mark.needs("compiler")
@@ -40,7 +40,7 @@ class Recording:
 
     def __init__(self, memory, model, optimizer, by_malloc):
         self.memory, self.model, self.optimizer, self.by_malloc = memory, model, optimizer, by_malloc
-        self.clock, self.recorder = LayerClock(), record.StepRecorder()
+        self.follower, self.recorder = StepFollower(), record.StepRecorder()
 
     def __enter__(self):
         if self.by_malloc:
@@ -55,16 +55,16 @@ class Recording:
     def __exit__(self, *_):
         RUNTIME.sink = None
         held = names.persistent_tensors([self.model], [self.optimizer])
-        self.trace = self.recorder.finish(self.memory.events(), self.clock.learn(), held)
+        self.trace = self.recorder.finish(self.memory.events(), self.follower.learn(), held)
         self.memory.pass_through()
 
     def tick(self, name, phase, source):
-        self.clock.identify(name, phase)
-        self.recorder.tick(self.clock.layer - 1)
-        self.memory.tick(self.clock.layer)
+        layer = self.follower.tick((name, phase)).layer
+        self.recorder.tick(layer - 1)
+        self.memory.tick(layer)
 
     def step_boundary(self):
-        self.clock.boundary()
+        self.follower.boundary()
 
 
 def job(width, depth=5):

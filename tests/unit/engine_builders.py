@@ -14,6 +14,7 @@ from sentinel.core.laws import check
 from sentinel.core.machine import Machine, TierKind
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import Profile
+from sentinel.core.step_follower import Position
 from sentinel.core.units import PAGE_BYTES, page_ceil
 from sentinel.core.uses import with_uses
 from sentinel.migration.clock import Clock
@@ -86,17 +87,28 @@ class Running:
     n_layers: int
     said: list[str] = field(default_factory=list)
     discarded: list[tuple[int, int]] = field(default_factory=list)
+    _layer: int | None = 0
 
     def step(self, times: int = 1) -> None:
         """Whole steps, each ending with the tick that begins layer 0."""
         for _ in range(times):
-            for layer in [*range(1, self.n_layers), 0]:
-                self.engine.begin_layer(layer)
+            self.tick(*range(1, self.n_layers), 0)
 
     def tick(self, *layers: int) -> None:
-        """Some ticks."""
+        """Some ticks. A layer that does not follow the one before puts the engine out of step, until layer 0 or 1."""
         for layer in layers:
-            self.engine.begin_layer(layer)
+            if self._layer is not None and layer == (self._layer + 1) % self.n_layers:
+                self._tell(Position(layer, None if layer else "whole"))
+            else:
+                self._tell(Position(layer, "cut short") if layer < 2 else Position(None))
+
+    def lose(self) -> None:
+        """A tick that the plan does not have."""
+        self._tell(Position(None))
+
+    def _tell(self, at: Position) -> None:
+        self._layer = at.layer
+        self.engine.begin_layer(at)
 
     def late_promotions(self, *, waited_for: bool) -> None:
         """Where it has the choice, the engine waits for late promotions, or goes on without them: nothing is tried."""

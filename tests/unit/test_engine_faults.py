@@ -15,7 +15,7 @@ from sentinel.migration.mover import NativeMover
 from sentinel.migration.moves import Move
 from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
-from tests.unit.engine_builders import INSTANT, Running, applied, emulated_machine, transient_plan
+from tests.unit.engine_builders import INSTANT, HandClock, Running, applied, emulated_machine, transient_plan
 
 pytestmark = pytest.mark.needs("native")
 
@@ -158,7 +158,7 @@ def test_out_of_step_nothing_starts_and_afterwards_blocks_drift_back() -> None:
         running.let_land()
         running.tick(1, 2, 3)
         running.let_land()
-        running.engine.out_of_step()
+        running.lose()
         before = running.engine._moves.all()
         running.tick(5, 6)  # ticks of a stranger: ignored
         assert running.engine._moves.all() == before
@@ -219,6 +219,23 @@ def test_a_death_in_flight_is_waited_for_and_leaves_no_account() -> None:
     assert run.counters.late == 3
     assert (run.layers["stall_ns"].reshape(3, 6)[:, 3] > 0).all()
     assert running.discarded == []  # nothing real moved
+
+
+def test_the_wait_for_a_death_in_flight_is_timed_by_the_clock_that_the_engine_is_given() -> None:
+    profile = make_profile([act("x", 4 * MIB, 1, 3, [2])], 6)
+    plan = transient_plan(profile, [0], [(0, 0, 1, 2, 3)], fast_bytes=4 * MIB)
+    hand = HandClock()
+    with applied(plan, profile, emulated_machine(4 * MIB, demote=8 * MIB), clock=hand.clock, strict=True) as running:
+        end = running.engine._moves.end
+
+        def end_by_hand(block: int) -> None:
+            hand.ns += 7_000_000
+            end(block)
+
+        running.engine._moves.end = end_by_hand  # type: ignore[method-assign]
+        running.step()
+        run = running.engine.end_run()
+    assert run.layers["stall_ns"].tolist() == [0, 0, 0, 7_000_000, 0, 0]
 
 
 def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() -> None:

@@ -14,6 +14,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import REASONS
+from sentinel.core.step_follower import Position
 from sentinel.core.units import PAGE_BYTES
 from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
@@ -103,7 +104,7 @@ def test_the_time_of_a_run_begins_with_the_layer_in_which_its_engine_first_took_
         time.sleep(0.002)  # into layer 0, which is the other plan's
         second.take_over(first.engine.hand_over(), in_step=True)
         for layer in (1, 2, 3, 0):
-            second.begin_layer(layer)
+            second.begin_layer(Position(layer, None if layer else "whole"))
         run = second.end_run()
         second.restore()
     assert run.steps["start_ns"][0] == run.layers["start_ns"][0] == 0

@@ -164,7 +164,7 @@ def test_a_step_that_is_cut_short_lets_all_go() -> None:
         running.step(2)
         running.tick(1, 2)
         assert running.engine._mover.held().fast_bytes == 4 * PAGE_BYTES
-        running.engine.out_of_step()
+        running.lose()
         assert sorted(running.discarded) == [(2 * PAGE_BYTES, PAGE_BYTES), (3 * PAGE_BYTES, PAGE_BYTES)]
         assert running.engine._mover.held().fast_bytes == 2 * PAGE_BYTES
         running.tick(0)

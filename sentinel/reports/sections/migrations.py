@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS
-from sentinel.core.units import format_bytes
-from sentinel.reports.caveats import counted
+from sentinel.core.units import counted, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
 from sentinel.reports.html.lanes import lanes

@@ -12,8 +12,7 @@ from sentinel.core.extents import merge_extents
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
-from sentinel.core.units import format_bytes
-from sentinel.reports.caveats import counted
+from sentinel.core.units import counted, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, truths, whole, words
 from sentinel.reports.html.heat import heat

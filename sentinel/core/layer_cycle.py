@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 
 from sentinel.core.trace import LayerId, Phase
-from sentinel.reports.caveats import counted
+from sentinel.core.units import counted
 
 Tick = tuple[str, Phase]
 Stretch = tuple[Tick, ...]

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
-
-from sentinel.session.layer_cycle import LONGEST, MOST_TICKS, ROUNDS, UNSEEN_ROUNDS, CycleChangeDetector, LayerCycle
+from sentinel.core.layer_cycle import LONGEST, MOST_TICKS, ROUNDS, UNSEEN_ROUNDS, CycleChangeDetector, LayerCycle
 
 STEP = "|"  # an optimizer steps
 
