@@ -109,7 +109,11 @@ class Engine:
             self._begin_anew()
             if not layer:
                 return
-        now = self._end_layer((layer or self._plan.n_layers) - 1)
+        over = (layer or self._plan.n_layers) - 1
+        costs, now = self._table.costs(over), self._now_ns()
+        if costs[0]:
+            now = self._delay.inject(costs[0], now)
+        self._recorder.end_layer(over, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
         self._collect()
         if not layer:
             self._recorder.end_step(now, in_step=True, unmanaged_bytes=self._job.unmanaged_bytes())
@@ -214,13 +218,6 @@ class Engine:
             self._submit(*each, layer)
 
     # ---- a layer ----------------------------------------------------------------------------------------
-
-    def _end_layer(self, layer: int) -> int:
-        """`layer` has ended: inject what its accesses cost. Returns the time now."""
-        costs = self._table.costs(layer)
-        now = self._delay.inject(costs[0], self._now_ns())
-        self._recorder.end_layer(layer, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
-        return now
 
     def _abandon_step(self) -> None:
         """The ticks are not those of the plan."""

@@ -226,20 +226,18 @@ class NativeMover:
 
     def held(self, *, restart: bool = False) -> Held:
         """The accounts; `restart`: the high-water marks begin anew."""
-        self._ask_accounts(restart)
+        result = self._held_call(self._open("sn_mover_held"), self._accounts_at, restart)
+        if result:
+            raise NativeError("sn_mover_held", -result)
         told = self._accounts[:]
         return Held(tuple(told[:MOST_TIERS]), tuple(told[MOST_TIERS : 2 * MOST_TIERS]), *told[2 * MOST_TIERS :])
 
     def restart_high_bytes(self, tiers: int) -> tuple[list[int], int]:
         """Most bytes that each of the first `tiers` tiers held, and all slower ones together; these marks begin anew.
         Asked at each tick, so it reads no other account."""
-        self._ask_accounts(True)
-        return self._accounts[MOST_TIERS : MOST_TIERS + tiers], self._accounts[2 * MOST_TIERS]
-
-    def _ask_accounts(self, restart: bool) -> None:
-        result = self._held_call(self._open("sn_mover_held"), self._accounts_at, restart)
-        if result:
+        if result := self._held_call(self._handle or self._open("sn_mover_held"), self._accounts_at, True):
             raise NativeError("sn_mover_held", -result)
+        return self._accounts[MOST_TIERS : MOST_TIERS + tiers], self._accounts[2 * MOST_TIERS]
 
     def bytes_in(self, tier: int) -> int:
         """Bytes that `tier` holds now."""

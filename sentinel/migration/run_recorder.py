@@ -85,10 +85,11 @@ class RunRecorder:
         `high_bytes`: most bytes that each tier held in it; `slow_high_bytes`: all slower tiers together.
         """
         slow_ns, served_fast_bytes, touched_bytes = costs
-        began, stall, high = self.layer_began_ns, self._layer_stall_ns, high_bytes[0]
-        times = (began - self.began_ns, now_ns - began, stall, slow_ns)
-        now = self._now
-        now.layers.append((self.step, layer, *times, high, slow_high_bytes, served_fast_bytes, touched_bytes))
+        began, stall, high, now = self.layer_began_ns, self._layer_stall_ns, high_bytes[0], self._now
+        since, took = began - self.began_ns, now_ns - began
+        now.layers.append(
+            (self.step, layer, since, took, stall, slow_ns, high, slow_high_bytes, served_fast_bytes, touched_bytes)
+        )
         if len(high_bytes) > 2:
             now.held.extend([(self.step, layer, tier, high_bytes[tier]) for tier in range(1, len(high_bytes))])
         self._step_stall_ns += stall

@@ -221,7 +221,8 @@ class Applying:
         """A tick. Returns whether layer 0 begins with it: a step has ended."""
         if self._memory.table != self._current:
             at = self._change(at)
-        engine = self._engine_of(self.current)
+        bucket = self.buckets[self._current]
+        engine = bucket.engine or self._engine_of(bucket)
         layer, ended = at
         if layer == 1:
             self._inside = self._memory.counters()

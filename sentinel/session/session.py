@@ -269,7 +269,9 @@ class Session:
         if source == "add_layer" and not follower.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
         tick = (name, phase)
-        self._enter(self.state.tick(tick, follower.tick(tick)))
+        state = self.state.tick(tick, follower.tick(tick))
+        if state is not self.state:
+            self._enter(state)
         cycle = follower.changed_by(tick)
         if cycle is not None:
             self._enter(self.state.new_cycle(cycle))
