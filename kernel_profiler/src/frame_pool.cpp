@@ -62,8 +62,8 @@ int FramePool::map_frames(const char **step) {
   return advise(base_, nbytes, MADV_DONTFORK);
 }
 
-// A huge page is made of a single small one: the kernel has no other call that makes those of a memfd. Where it does not,
-// small pages do.
+// A huge page is made of a single small one: the kernel has no other call that makes those of a memfd. Where it does
+// not, small pages do.
 int FramePool::fill(bool huge, const char **step) {
   *step = "filling the frames with memory (fallocate)";
   for (uint32_t frame = 0; frame < count_; frame++) {

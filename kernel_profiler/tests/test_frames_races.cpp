@@ -59,7 +59,7 @@ void store_on(uint64_t index, std::vector<uint64_t> &expected) {
     CHECK(load(page, index) == expected[page]);
     __atomic_store_n(word(base, page, index), ++expected[page], __ATOMIC_RELAXED);
     stores++;
-    if (calm.load()) usleep(1000);
+    if (calm.load()) usleep(4000);
   }
 }
 
@@ -77,7 +77,7 @@ void store_by_system_call(uint64_t index, std::vector<uint64_t> &expected) {
     }
     expected[page] = wanted;
     stores++;
-    if (calm.load()) usleep(1000);
+    if (calm.load()) usleep(4000);
   }
   close(file);
 }
