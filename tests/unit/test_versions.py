@@ -81,7 +81,7 @@ def test_a_session_asks_before_anything_is_changed(monkeypatch: pytest.MonkeyPat
     from sentinel import session
 
     monkeypatch.setattr(torch, "__version__", "2.4.0")
-    monkeypatch.setattr(session, "_make", lambda *given: pytest.fail("a session was made"))
+    monkeypatch.setattr(session.RUNTIME, "begin", lambda *given: pytest.fail("a session was made"))
     with pytest.raises(CapabilityError, match=r"torch 2\.4\.0"):
         sentinel.start_profile(fast="20%")
 
