@@ -94,6 +94,8 @@ class _Reading:
         self.staging: Staging | None = None
         self.entries: dict[int, int] = {}
         """Stay -> its entry, of what is in the arena."""
+        self.reads_before = 0
+        """Of earlier stagings: a read's number, counted from the first one on, is in no other entry."""
         self._lock = threading.Lock()
         self._clear()
 
@@ -115,6 +117,7 @@ class _Reading:
         else:
             self._clear()
         self.arena.taken[:] = 0
+        self.reads_before += 0 if before is None else len(before.read_chunk)
         self.staging, self.error = staging, None
         self.next_read, self.low = 0, 0
         self.seen = np.zeros(staging.n_positions, np.bool_)
@@ -182,12 +185,15 @@ class _Reading:
             counters[READS] += np.uint64(1)
             counters[READ_BYTES] += np.uint64(len(data))
             counters[PULSE] += np.uint64(1)
-            number = int(counters[READS])
+        number = self.reads_before + read.number + 1
         for stay, pages in zip(read.stays.tolist(), read.pages, strict=True):
             sample = int(staging.stay_sample[stay])
             begin = int(layout.sample_offset[sample])
             found = data[begin : begin + int(layout.sample_nbytes[sample])]
-            self.entries[stay] = self.arena.put(sample, found, pages, number)
+            entry = self.arena.put(found, pages, number)
+            with self._lock:
+                self.arena.publish(sample, entry)
+            self.entries[stay] = entry
 
     def look(self, staging: Staging) -> None:
         """Frees what was copied for its last position."""
@@ -213,7 +219,8 @@ class _Reading:
 
     def release(self, staging: Staging, stay: int) -> None:
         """The pages of a stay are free."""
-        self.arena.remove(int(staging.stay_sample[stay]), self.entries.pop(stay))
+        with self._lock:
+            self.arena.remove(int(staging.stay_sample[stay]), self.entries.pop(stay))
         self.free.give_back(self.pages.pop(stay))
 
     def fail(self, error: BaseException) -> None:

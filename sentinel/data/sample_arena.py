@@ -142,11 +142,8 @@ class SampleArena:
             chain.append(page)
         return chain
 
-    def put(self, sample: int, data: NDArray[np.uint8], pages: NDArray[np.int32], read: int) -> int:
-        """`data` of `sample` into `pages`, which are the caller's; from then on it is there for everybody.
-
-        Returns its entry, for `remove`.
-        """
+    def put(self, data: NDArray[np.uint8], pages: NDArray[np.int32], read: int) -> int:
+        """The `data` of a sample into `pages`, which are the caller's. Returns its entry, to `publish` and `remove`."""
         page_bytes = self.shape.page_bytes
         if len(pages) > 1:
             self.following[pages[:-1]] = pages[1:]
@@ -156,12 +153,15 @@ class SampleArena:
         rest = len(data) - whole * page_bytes
         if rest:
             self.pages[pages[whole], :rest] = data[whole * page_bytes :]
-        entry = (read & _LOW) << 32 | (int(pages[0]) + 1)
-        self.entries[sample] = entry
-        return entry
+        return (read & _LOW) << 32 | (int(pages[0]) + 1)
+
+    def publish(self, sample: int, entry: int) -> None:
+        """The sample is there for everybody, unless a later read brought it already: that one stays longer."""
+        if int(self.entries[sample]) < entry:
+            self.entries[sample] = entry
 
     def remove(self, sample: int, entry: int) -> None:
-        """The sample is not there any more, unless a later read brought it again."""
+        """The sample is not there any more, unless a later read brought it again. Not beside `publish`."""
         if int(self.entries[sample]) == entry:
             self.entries[sample] = 0
 

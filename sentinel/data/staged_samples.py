@@ -19,7 +19,7 @@ from sentinel.data.sources.source import Source
 
 Transform = Callable[[Any], Any]
 
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
 """How long nothing may happen in the reader before a sample that it should bring is read without it."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 20e-6, 1e-3
 

@@ -31,7 +31,9 @@ def got(arena: SampleArena, sample: int, nbytes: int) -> bytes:
 
 
 def put(arena: SampleArena, sample: int, data: bytes, pages: list[int], read: int = 1) -> int:
-    return arena.put(sample, np.frombuffer(data, np.uint8), np.array(pages, np.int32), read)
+    entry = arena.put(np.frombuffer(data, np.uint8), np.array(pages, np.int32), read)
+    arena.publish(sample, entry)
+    return entry
 
 
 def test_samples_lie_in_pages_anywhere() -> None:
@@ -64,6 +66,17 @@ def test_a_copy_of_what_is_replaced_meanwhile_is_none(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     arena.following[5] = 1 << 30  # whatever lies there
     assert arena.copy(4, 130) is None
+
+
+def test_of_two_reads_of_a_sample_the_later_one_counts() -> None:
+    """Reads that are carried out at once may end in any order."""
+    arena = SampleArena(SHAPE)
+    later = put(arena, 1, content(1, 100), [5, 6], read=8)
+    earlier = put(arena, 1, content(1, 100), [7, 8], read=7)
+    arena.remove(1, earlier)
+    assert got(arena, 1, 100) == content(1, 100)
+    arena.remove(1, later)
+    assert got(arena, 1, 100) == b"none"
 
 
 def test_nobody_can_shorten_it() -> None:
