@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ def check_segments(plan: Plan) -> None:
 def check_birth(plan: Plan) -> None:
     """All pages of a block are born in the block's tier, so that the plan knows where its bytes are."""
     segments = sorted(plan.segments, key=lambda segment: segment.offset)
-    offset, nbytes, tier = _columns(3, ((s.offset, s.nbytes, s.tier) for s in segments))
+    offset, nbytes, tier = np.array([(s.offset, s.nbytes, s.tier) for s in segments], np.int64).reshape(-1, 3).T
     blocks = plan.block_columns
     begin, room, wanted = blocks.offset, blocks.nbytes, blocks.tier
     # neighbours of one tier are one range
@@ -245,8 +244,3 @@ def _contested(offset: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[
     found[1:] |= shares
     found[:-1] |= shares
     return order[found]
-
-
-def _columns(n_columns: int, rows: Iterable[tuple[int, ...]]) -> NDArray[np.int64]:
-    """(n_columns, rows), to be unpacked."""
-    return np.array(list(rows), np.int64).reshape(-1, n_columns).T

@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.extents import RANGE_DTYPE, cut_extents
-from sentinel.core.lifetimes import PREVIOUS, Circle, Entity, entities
+from sentinel.core.lifetimes import Circle, Entity, entities
 from sentinel.core.page_touches import PageTouches, Touches, complete
 from sentinel.core.plan import ring_sum
 from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
+from sentinel.core.rules import holding
 from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
 from sentinel.core.units import PAGE_BYTES
-
-__all__ = ["PREVIOUS", "attribute"]
 
 _PAGE_WEIGHT = 7
 """Observing a page touch takes about as long as recording so many operators."""
@@ -175,19 +174,21 @@ def _bound_by_pages(accesses: NDArray[Any], own: NDArray[np.bool_]) -> None:
 
 
 def _page_notes(touches: Touches) -> list[str]:
-    notes, total = [], touches.total
-    if touches.unknown:
-        notes.append(f"{touches.unknown} of {total} page touches belong to no known tensor")
-    if touches.shared:
-        notes.append(
-            f"{touches.shared} of {total} page touches could be of several tensors that shared a page in that layer"
-        )
-    if touches.passed_on:
-        notes.append(
-            f"{touches.passed_on} of {total} page touches were of pages that went on to tensors born and freed in that"
-            " layer: which pages these touched is not known"
-        )
-    return notes
+    of = f"of {touches.total} page touches"
+    return holding(
+        (touches.unknown, f"{touches.unknown} {of} belong to no known tensor"),
+        (
+            touches.shared,
+            f"{touches.shared} {of} could be of several tensors that shared a page in that layer",
+        ),
+        (
+            touches.passed_on,
+            (
+                f"{touches.passed_on} {of} were of pages that went on to tensors born and freed in that layer: which"
+                " pages these touched is not known"
+            ),
+        ),
+    )
 
 
 def _plain_ns(trace: Trace, page_touches: NDArray[np.int64]) -> NDArray[np.int64]:

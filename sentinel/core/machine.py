@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 
 TierKind = Literal["node", "emulated", "file", "described"]
 """`node`: a NUMA node of this host. `emulated`: accounted for, delays injected. `file`: bytes leave memory.
@@ -36,13 +36,19 @@ class TierSpec:
     loaded_latency_a: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise UsageError("a tier has no name", "name every tier")
-        for what in ("capacity_bytes", "latency_ns", "loaded_latency_a"):
-            if not 0 <= getattr(self, what) < math.inf:
-                raise UsageError(f"tier {self.name}: {what} is {getattr(self, what)}", "give a number of at least 0")
-        if self.read_bytes_per_s <= 0 or self.write_bytes_per_s <= 0:
-            raise UsageError(f"tier {self.name}: a bandwidth is not positive", "give bytes per second above 0")
+        amounts = {what: getattr(self, what) for what in ("capacity_bytes", "latency_ns", "loaded_latency_a")}
+        require(
+            (not self.name, "a tier has no name", "name every tier"),
+            *(
+                (not 0 <= amount < math.inf, f"tier {self.name}: {what} is {amount}", "give a number of at least 0")
+                for what, amount in amounts.items()
+            ),
+            (
+                self.read_bytes_per_s <= 0 or self.write_bytes_per_s <= 0,
+                f"tier {self.name}: a bandwidth is not positive",
+                "give bytes per second above 0",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,18 @@ class Link:
     measured: bool = False
 
     def __post_init__(self) -> None:
-        if self.source == self.target:
-            raise UsageError(f"a link leads from tier {self.source} to itself", "link two different tiers")
-        if self.bandwidth_bytes_per_s <= 0 or self.latency_ns < 0:
-            raise UsageError(
+        require(
+            (
+                self.source == self.target,
+                f"a link leads from tier {self.source} to itself",
+                "link two different tiers",
+            ),
+            (
+                self.bandwidth_bytes_per_s <= 0 or self.latency_ns < 0,
                 f"link {self.source}->{self.target}: bandwidth or latency is off",
                 "give a bandwidth above 0 and a latency of at least 0",
-            )
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,31 +93,34 @@ class Machine:
     decided_by: str = "declared"
 
     def __post_init__(self) -> None:
-        if len(self.tiers) < 2:
-            raise UsageError(f"machine {self.name} has {len(self.tiers)} tier", "describe a fast and a slow tier")
-        names = [tier.name for tier in self.tiers]
-        if len(set(names)) != len(names):
-            raise UsageError(f"machine {self.name}: two tiers share a name", "name each tier once")
+        of, count = f"machine {self.name}", len(self.tiers)
+        require((count < 2, f"{of} has {count} tier", "describe a fast and a slow tier"))
         pairs = {(link.source, link.target) for link in self.links}
-        if len(pairs) != len(self.links):
-            raise UsageError(f"machine {self.name}: two links join the same tiers", "give each direction once")
-        for link in self.links:
-            if not (0 <= link.source < len(self.tiers) and 0 <= link.target < len(self.tiers)):
-                raise UsageError(f"machine {self.name}: a link names a tier that is not there", "use 0-based indexes")
-        for slow in self.slower:
-            if (self.hub, slow) not in pairs or (slow, self.hub) not in pairs:
-                raise UsageError(
-                    f"machine {self.name}: no link both ways between {self.fast.name} and {names[slow]}",
-                    "link the fast tier with each slower one",
-                )
-        if self.flops_per_s is not None and not 0 < self.flops_per_s < math.inf:
-            raise UsageError(
-                f"machine {self.name}: flops_per_s is {self.flops_per_s}", "give a number above 0, or leave it out"
-            )
-        if not self.fast.addressable:
-            raise UsageError(
-                f"machine {self.name}: the fast tier is not addressable", "put one first that is used in place"
-            )
+        alone = [self.tiers[slow].name for slow in self.slower if not {(self.hub, slow), (slow, self.hub)} <= pairs]
+        require(
+            (len({tier.name for tier in self.tiers}) != count, f"{of}: two tiers share a name", "name each tier once"),
+            (len(pairs) != len(self.links), f"{of}: two links join the same tiers", "give each direction once"),
+            (
+                any(not 0 <= end < count for pair in pairs for end in pair),
+                f"{of}: a link names a tier that is not there",
+                "use 0-based indexes",
+            ),
+            (
+                alone,
+                f"{of}: no link both ways between {self.fast.name} and {', '.join(alone[:1])}",
+                "link the fast tier with each slower one",
+            ),
+            (
+                self.flops_per_s is not None and not 0 < self.flops_per_s < math.inf,
+                f"{of}: flops_per_s is {self.flops_per_s}",
+                "give a number above 0, or leave it out",
+            ),
+            (
+                not self.fast.addressable,
+                f"{of}: the fast tier is not addressable",
+                "put one first that is used in place",
+            ),
+        )
 
     @property
     def hub(self) -> int:

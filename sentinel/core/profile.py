@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.false_sharing import FalseSharing
+from sentinel.core.rules import first_broken
 from sentinel.core.trace import ROLES, LayerId, Quality
 from sentinel.core.units import PAGE_BYTES
 
@@ -104,13 +105,6 @@ class Profile:
         """(n + 1,) the extents of tensor i are [first[i], first[i + 1])."""
         return np.searchsorted(self.extents["tensor"], np.arange(len(self.tensors) + 1))
 
-    def alive(self) -> NDArray[np.bool_]:
-        """(n, L) whether each tensor is alive in each layer. Small profiles only: it is dense."""
-        layer = np.arange(self.n_layers)
-        start, stop = self.tensors["start"][:, None], self.tensors["stop"][:, None]
-        found: NDArray[np.bool_] = ((layer >= start) & (layer < stop)) | (layer + self.n_layers < stop)
-        return found
-
     def short_lived(self) -> NDArray[np.bool_]:
         """(n,) whether each tensor lives at most one layer."""
         found: NDArray[np.bool_] = (self.tensors["stop"] - self.tensors["start"] <= 1) & ~self.tensors["persistent"]
@@ -129,32 +123,37 @@ class Profile:
         return out.cumsum(axis=1)[:, :-1]
 
 
-def _problems(p: Profile, n_layers: int, n: int) -> str:
+def _problems(p: Profile, n_layers: int, n: int) -> str | None:
     t, a = p.tensors, p.accesses
-    if n_layers == 0:
-        return "no layers"
-    if len(p.layer_ns) != n_layers or len(p.flops) != n_layers:
-        return "layers, layer_ns and flops have different lengths"
-    if t.dtype != TENSOR_DTYPE or a.dtype != ACCESS_DTYPE or len(t) != n:
-        return "a table has another dtype or length than declared"
-    if n and (len(set(p.names)) != n):
-        return "two tensors share a name"
-    if n and not (
-        (t["nbytes"] > 0).all()
-        and (t["start"] >= 0).all()
-        and (t["start"] < n_layers).all()
-        and (t["stop"] > t["start"]).all()
-        and (t["stop"] - t["start"] <= n_layers).all()
-        and (t["role"] < len(ROLES)).all()
-    ):
-        return "a tensor has no bytes, no role or a lifetime outside the step"
-    if n and not (
-        (t["born_event"] >= 0).all()
-        and (t["died_event"] > t["born_event"]).all()
-        and (t["died_event"] - t["born_event"] <= max(p.n_events, 1)).all()
-    ):
-        return "a tensor's events lie outside the circle"
-    return _extent_problems(p.extents, t) or _access_problems(p, n_layers)
+    shapes = {
+        "no layers": n_layers == 0,
+        "layers, layer_ns and flops have different lengths": {len(p.layer_ns), len(p.flops)} != {n_layers},
+        "a table has another dtype or length than declared": t.dtype != TENSOR_DTYPE
+        or a.dtype != ACCESS_DTYPE
+        or len(t) != n,
+        "two tensors share a name": len(set(p.names)) != n,
+        "the table of extents has another dtype than declared": p.extents.dtype != EXTENT_DTYPE,
+    }
+    return (
+        first_broken(shapes)
+        or _tensor_problems(t, n_layers, p.n_events)
+        or _extent_problems(p.extents, t)
+        or _access_problems(p, n_layers)
+    )
+
+
+def _tensor_problems(t: NDArray[Any], n_layers: int, n_events: int) -> str | None:
+    start, stop, born, died = (t[name] for name in ("start", "stop", "born_event", "died_event"))
+    outside = (start < 0) | (start >= n_layers) | (stop <= start) | (stop - start > n_layers)
+    off = (born < 0) | (died <= born) | (died - born > max(n_events, 1))
+    return first_broken(
+        {
+            "a tensor has no bytes, no role or a lifetime outside the step": outside.any()
+            or (t["nbytes"] <= 0).any()
+            or (t["role"] >= len(ROLES)).any(),
+            "a tensor's events lie outside the circle": off.any(),
+        }
+    )
 
 
 def _whole(tensors: NDArray[Any]) -> NDArray[Any]:
@@ -164,33 +163,36 @@ def _whole(tensors: NDArray[Any]) -> NDArray[Any]:
     return out
 
 
-def _extent_problems(e: NDArray[Any], t: NDArray[Any]) -> str:
-    if e.dtype != EXTENT_DTYPE:
-        return "the table of extents has another dtype than declared"
+def _extent_problems(e: NDArray[Any], t: NDArray[Any]) -> str | None:
     tensor, begin, end = e["tensor"].astype(np.int64), e["offset"], e["offset"] + e["nbytes"]
     head = np.append(True, np.diff(tensor) != 0)[: len(e)]
     if not np.array_equal(tensor[head], np.arange(len(t))):
         return "a tensor has no extents, or they are not sorted by tensor"
     tail = np.append(head[1:], True)[: len(e)]
     whole = (begin[head] == 0).all() and (end[tail] == t["nbytes"]).all() and (begin[~head] == end[~tail]).all()
-    if not whole or (e["nbytes"] <= 0).any() or (begin < 0).any() or (begin % PAGE_BYTES != 0).any():
-        return "the extents of a tensor do not cover it by runs of whole pages"
-    if not (t["persistent"] & t["managed"])[tensor[~head]].all():
-        return "a tensor has several extents and does not live across steps, or is not managed"
-    return ""
+    return first_broken(
+        {
+            "the extents of a tensor do not cover it by runs of whole pages": not whole
+            or ((e["nbytes"] <= 0) | (begin < 0) | (begin % PAGE_BYTES != 0)).any(),
+            "a tensor has several extents and does not live across steps, or is not managed": not (
+                t["persistent"] & t["managed"]
+            )[tensor[~head]].all(),
+        }
+    )
 
 
-def _access_problems(p: Profile, n_layers: int) -> str:
-    a = p.accesses
-    if not len(a):
-        return ""
-    if a["extent"].min() < 0 or a["extent"].max() >= len(p.extents) or a["layer"].min() < 0:
+def _access_problems(p: Profile, n_layers: int) -> str | None:
+    extent, layer = p.accesses["extent"].astype(np.int64), p.accesses["layer"]
+    gone = (extent < 0) | (extent >= len(p.extents)) | (layer < 0) | (layer >= n_layers)
+    if gone.any():
         return "an access names an extent or layer that is not there"
-    if a["layer"].max() >= n_layers:
-        return "an access names an extent or layer that is not there"
-    key = a["extent"].astype(np.int64) * n_layers + a["layer"]
-    if not (np.diff(key) > 0).all():
-        return "accesses are not sorted by (extent, layer) or a pair occurs twice"
-    whose = p.tensors[p.extents["tensor"][a["extent"]]]
-    inside = ((a["layer"] >= whose["start"]) & (a["layer"] < whose["stop"])) | (a["layer"] + n_layers < whose["stop"])
-    return "" if inside.all() else "an access lies outside its tensor's lifetime"
+    whose = p.tensors[p.extents["tensor"][extent]]
+    inside = ((layer >= whose["start"]) & (layer < whose["stop"])) | (layer + n_layers < whose["stop"])
+    return first_broken(
+        {
+            "accesses are not sorted by (extent, layer) or a pair occurs twice": (
+                np.diff(extent * n_layers + layer) <= 0
+            ).any(),
+            "an access lies outside its tensor's lifetime": not inside.all(),
+        }
+    )

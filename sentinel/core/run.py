@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.counters import Counters
-from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 from sentinel.core.units import format_ns
 
 TRIAL = "test and trial: "
@@ -128,17 +128,30 @@ class Run:
     witnessed: Witnessed | None = None
 
     def __post_init__(self) -> None:
-        if self.steps.dtype != STEP_DTYPE or self.layers.dtype != LAYER_DTYPE:
-            raise UsageError("a run's tables have other dtypes", "use STEP_DTYPE and LAYER_DTYPE")
-        if self.migrations.dtype != MIGRATION_DTYPE:
-            raise UsageError("a run's migrations have another dtype", "use MIGRATION_DTYPE")
-        slower = max(len(self.tier_names) - 1, 0)
-        if self.held.dtype != HELD_DTYPE or len(self.held) not in (0, slower * len(self.layers)):
-            raise UsageError(
-                "a run tells of slower tiers in other layers than its own", "one row a layer and slower tier, or none"
-            )
-        if self.kind == "simulated" and self.emulated:
-            raise UsageError("a simulated run is not emulated", "only executed runs are")
+        dtypes = self.steps.dtype, self.layers.dtype
+        held_rows = (0, max(len(self.tier_names) - 1, 0) * len(self.layers))
+        require(
+            (
+                dtypes != (STEP_DTYPE, LAYER_DTYPE),
+                "a run's tables have other dtypes",
+                "use STEP_DTYPE and LAYER_DTYPE",
+            ),
+            (
+                self.migrations.dtype != MIGRATION_DTYPE,
+                "a run's migrations have another dtype",
+                "use MIGRATION_DTYPE",
+            ),
+            (
+                self.held.dtype != HELD_DTYPE or len(self.held) not in held_rows,
+                "a run tells of slower tiers in other layers than its own",
+                "one row a layer and slower tier, or none",
+            ),
+            (
+                self.kind == "simulated" and self.emulated,
+                "a simulated run is not emulated",
+                "only executed runs are",
+            ),
+        )
 
     def __repr__(self) -> str:
         """One line, for prompts and notebooks; the tables have thousands of rows."""

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import UsageError
 from sentinel.core.false_sharing import FalseSharing
+from sentinel.core.rules import require
 
 Role = Literal["param", "grad", "optimizer", "activation", "buffer", "input", "workspace"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -122,16 +122,25 @@ class Trace:
     origin: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n_layers, n_tensors = len(self.layers), len(self.tensors)
-        if len(self.layer_ns) != n_layers:
-            raise UsageError("a trace has other numbers of layers and of layer times", "give one time a layer")
-        if self.events.dtype != EVENT_DTYPE:
-            raise UsageError("a trace's events have another dtype", "use EVENT_DTYPE")
-        ev = self.events
-        if len(ev):
-            if ev["layer"].min() < 0 or ev["layer"].max() >= n_layers:
-                raise UsageError("a trace's event names a layer that is not there", f"layers are 0..{n_layers - 1}")
-            if ev["tensor"].max() >= n_tensors or ev["op"].max() >= len(self.ops):
-                raise UsageError("a trace's event names a tensor or operator that is not there", "check the tables")
-            if ev["kind"].max() > TICK:
-                raise UsageError("a trace's event has an unknown kind", f"kinds are 0..{TICK}")
+        n_layers, ev = len(self.layers), self.events
+        require(
+            (
+                len(self.layer_ns) != n_layers,
+                "a trace has other numbers of layers and of layer times",
+                "give one time a layer",
+            ),
+            (ev.dtype != EVENT_DTYPE, "a trace's events have another dtype", "use EVENT_DTYPE"),
+        )
+        require(
+            (
+                ((ev["layer"] < 0) | (ev["layer"] >= n_layers)).any(),
+                "a trace's event names a layer that is not there",
+                f"layers are 0..{n_layers - 1}",
+            ),
+            (
+                ((ev["tensor"] >= len(self.tensors)) | (ev["op"] >= len(self.ops))).any(),
+                "a trace's event names a tensor or operator that is not there",
+                "check the tables",
+            ),
+            ((ev["kind"] > TICK).any(), "a trace's event has an unknown kind", f"kinds are 0..{TICK}"),
+        )

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -40,7 +40,7 @@ class Misfit(Exception):
 def encode(value: Any, leave_out: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON object of a dataclass instance, without the fields named in `leave_out`."""
     found = {}
-    for name, put in _encoders(_hashable(type(value))).items():
+    for name, (put, _) in _codecs(cast(Hashable, type(value))).items():
         if name not in leave_out:
             found[name] = put(getattr(value, name))
     return found
@@ -52,14 +52,14 @@ def decode(cls: type[Any], value: Any, given: dict[str, Any] | None = None) -> A
     if type(value) is not dict:
         raise Misfit(f"is {_said(value)}, not an object")
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    decoders = _decoders(_hashable(cls))
+    codecs = _codecs(cast(Hashable, cls))  # what functools.cache takes
     found = dict(ready)
     for name, raw in value.items():
         if name not in fields or name in ready:
             known = ", ".join(sorted(set(fields) - set(ready)))
             raise Misfit(f"is not known; the fields are {known}", name[:80])
         try:
-            found[name] = decoders[name](raw)
+            found[name] = codecs[name][1](raw)
         except Misfit as error:
             raise error.within(name) from None
     if len(found) < len(fields):
@@ -72,24 +72,42 @@ def decode(cls: type[Any], value: Any, given: dict[str, Any] | None = None) -> A
         raise Misfit(str(error)) from error
 
 
-def _hashable(cls: Any) -> Hashable:
-    """A class, said in a way that the annotations of `functools.cache` accept."""
-    return cast(Hashable, cls)
-
-
-def _hints(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+@cache
+def _codecs(cls: Hashable) -> dict[str, tuple[Encode, Decode]]:
+    """The way out and the way in of each field of a dataclass."""
     hints = get_type_hints(cls)
-    yield from ((f, hints[f.name]) for f in dataclasses.fields(cls))
+    return {f.name: _codec(hints[f.name]) for f in dataclasses.fields(cast(Any, cls))}
 
 
-@cache
-def _encoders(cls: Hashable) -> dict[str, Encode]:
-    return {f.name: _encoder(hint) for f, hint in _hints(cls)}
+def _codec(hint: Any) -> tuple[Encode, Decode]:
+    inner = _optional(hint)
+    if inner is not None:
+        put, get = _codec(inner)
+        return _unless_none(put), _unless_none(get)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _put_str, _literal(args)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        put, get = _codec(args[0])
+        return lambda value: [put(item) for item in value], _sequence(get)
+    if origin is tuple:
+        each = [_codec(arg) for arg in args]
+        return (
+            lambda value: [put(item) for (put, _), item in zip(each, value, strict=True)],
+            _fixed([get for _, get in each]),
+        )
+    if origin is dict:
+        put, get = _codec(args[1])
+        return lambda value: {_put_str(key): put(item) for key, item in value.items()}, _mapping(get)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return encode, lambda value: decode(hint, value)
+    return _put_json, _get_json
 
 
-@cache
-def _decoders(cls: Hashable) -> dict[str, Decode]:
-    return {f.name: _decoder(hint) for f, hint in _hints(cls)}
+def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
 
 
 def _optional(hint: Any) -> Any:
@@ -102,34 +120,6 @@ def _optional(hint: Any) -> Any:
 
 
 # --- out ---
-
-
-def _encoder(hint: Any) -> Encode:
-    inner = _optional(hint)
-    if inner is not None:
-        put = _encoder(inner)
-        return lambda value: None if value is None else put(value)
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is int:
-        return _put_int
-    if hint is float:
-        return _put_float
-    if hint is bool:
-        return bool
-    if hint is str or origin is Literal:
-        return _put_str
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
-        each = _encoder(args[0])
-        return lambda value: [each(item) for item in value]
-    if origin is tuple:
-        puts = [_encoder(arg) for arg in args]
-        return lambda value: [put(item) for put, item in zip(puts, value, strict=True)]
-    if origin is dict:
-        each = _encoder(args[1])
-        return lambda value: {_put_str(key): each(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return encode
-    return _put_json
 
 
 def _put_int(value: Any) -> int:
@@ -175,28 +165,6 @@ def _put_json(value: Any, depth: int = 0) -> Any:
 
 
 # --- in ---
-
-
-def _decoder(hint: Any) -> Decode:
-    inner = _optional(hint)
-    if inner is not None:
-        get = _decoder(inner)
-        return lambda value: None if value is None else get(value)
-    origin, args = get_origin(hint), get_args(hint)
-    plain = {int: _get_int, float: _get_float, bool: _get_bool, str: _get_str}.get(hint)
-    if plain is not None:
-        return plain
-    if origin is Literal:
-        return _literal(args)
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
-        return _sequence(_decoder(args[0]))
-    if origin is tuple:
-        return _fixed([_decoder(arg) for arg in args])
-    if origin is dict:
-        return _mapping(_decoder(args[1]))
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return lambda value: decode(hint, value)
-    return _get_json
 
 
 def _get_int(value: Any) -> int:
@@ -314,3 +282,11 @@ def _said(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if abs(value) < 1 << 63 else "a huge number"
     return "null" if value is None else str(value).lower()
+
+
+_PLAIN: dict[Any, tuple[Encode, Decode]] = {
+    int: (_put_int, _get_int),
+    float: (_put_float, _get_float),
+    bool: (bool, _get_bool),
+    str: (_put_str, _get_str),
+}

@@ -15,6 +15,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
+from sentinel.core.rules import first_broken
 from sentinel.files.codec import Misfit, encode
 from sentinel.files.digests import Noun, canonical, checksum, columns_of, format_of
 from sentinel.files.disk import PathLike, read_exactly
@@ -91,19 +92,23 @@ def _columns_fit(path: PathLike, form: Format, index: dict[str, Any], room_bytes
     rows_of: dict[str, int] = {}
     claimed = 0
     for name, dtype in form.columns.items():
-        entry = index[name]
-        shape = entry.get("shape") if isinstance(entry, dict) else None
-        if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
-            raise FormatError(path, name, "is no column of one dimension; write the file anew")
-        if shape[0] > room_bytes:
-            raise FormatError(path, name, "claims more rows than the file has bytes; it is cut short or damaged")
-        told = entry.get("dtype")
-        if not isinstance(told, str) or _DTYPES.get(told) != dtype.str:
-            raise FormatError(path, name, f"has type {str(told)[:20]}, not {dtype.str}; write the file anew")
-        rows = rows_of.setdefault(name.split(".")[0], shape[0])
-        if rows != shape[0]:
-            raise FormatError(path, name, f"has {shape[0]} rows, its table {rows}; write the file anew")
-        claimed += shape[0] * dtype.itemsize
+        entry = index[name] if isinstance(index[name], dict) else {}
+        shape, told = entry.get("shape"), entry.get("dtype")
+        is_column = isinstance(shape, list) and len(shape) == 1 and type(shape[0]) is int and shape[0] >= 0
+        rows = int(shape[0]) if shape and is_column else 0
+        of_table = rows_of.setdefault(name.split(".")[0], rows)
+        problem = first_broken(
+            {
+                "is no column of one dimension; write the file anew": not is_column,
+                "claims more rows than the file has bytes; it is cut short or damaged": rows > room_bytes,
+                f"has type {str(told)[:20]}, not {dtype.str}; write the file anew": not isinstance(told, str)
+                or _DTYPES.get(told) != dtype.str,
+                f"has {rows} rows, its table {of_table}; write the file anew": rows != of_table,
+            }
+        )
+        if problem is not None:
+            raise FormatError(path, name, problem)
+        claimed += rows * dtype.itemsize
     if claimed != room_bytes:
         raise FormatError(
             path,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.attribution import PREVIOUS
+from sentinel.core.lifetimes import PREVIOUS
 from sentinel.core.trace import BORN, EVENT_DTYPE, FREED, LayerId, Role, TensorInfo
 
 Row = tuple[int, int, int, int, int, int, int]

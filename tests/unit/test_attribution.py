@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sentinel.core.attribution import PREVIOUS, attribute
+from sentinel.core.attribution import attribute
 from sentinel.core.errors import UsageError
 from sentinel.core.extents import merge_extents
+from sentinel.core.lifetimes import PREVIOUS
 from sentinel.core.trace import Quality
 from tests.traces import Tape
 

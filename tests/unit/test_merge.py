@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.core.attribution import PREVIOUS
+from sentinel.core.lifetimes import PREVIOUS
 from sentinel.core.trace import BORN, FREED, OP, READ, TICK, WRITE, LayerId
 from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.profiler.operators import MADE, OPERATOR, OPERATOR_DTYPE, OperatorLog

@@ -1,0 +1,25 @@
+"""Sentences about a noun, each with its condition: rules, of which an error says the first broken one, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sentinel.core.errors import UsageError
+
+
+def first_broken(rules: Mapping[str, Any]) -> str | None:
+    """The first of `rules`, a sentence each, whose value is true; None if all are kept."""
+    return next((sentence for sentence, is_broken in rules.items() if is_broken), None)
+
+
+def require(*rules: tuple[Any, str, str]) -> None:
+    """Raises UsageError at the first of `rules`, (is it broken, what is wrong, remedy), that is broken."""
+    for is_broken, what, remedy in rules:
+        if is_broken:
+            raise UsageError(what, remedy)
+
+
+def holding(*told: tuple[Any, str]) -> list[str]:
+    """Of (does it hold, sentence) the sentences that hold, in their order."""
+    return [sentence for holds, sentence in told if holds]
