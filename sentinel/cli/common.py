@@ -98,10 +98,8 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns on stdout, as wide as they need to be; the last one is not padded."""
-    if not rows:
-        return
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
-        print("  ".join([*padded, row[-1]]).rstrip())
+    """Columns on stdout, as wide as they need to be."""
+    from sentinel.reports.text import aligned
+
+    for line in aligned(rows):
+        print(line)

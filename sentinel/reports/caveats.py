@@ -9,6 +9,7 @@ import numpy as np
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.rules import holding
 from sentinel.core.run import OUTCOMES, TRIAL, Run
 from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
@@ -66,54 +67,55 @@ def _sentence(text: str) -> str:
 
 
 def _of_plan(plan: Plan) -> list[str]:
-    found = []
-    if plan.provisional:
-        found.append(
-            "The plan is provisional: optimizer state was born in the profiled step; the next step is profiled."
-        )
-    short = plan.fast_needed_bytes - plan.capacity_bytes[0]
-    if short > 0 and plan.capacity_bytes[0] < plan.footprint_bytes:
-        found.append(
-            f"The budget of {format_bytes(plan.capacity_bytes[0])} is {format_bytes(short)} below the paper's bound of"
-            f" {format_bytes(plan.fast_needed_bytes)}: some short-lived or large tensors are used from slow memory."
-        )
-    return found
+    budget = plan.capacity_bytes[0]
+    short = plan.fast_needed_bytes - budget
+    return holding(
+        (
+            plan.provisional,
+            "The plan is provisional: optimizer state was born in the profiled step; the next step is profiled.",
+        ),
+        (
+            short > 0 and budget < plan.footprint_bytes,
+            (
+                f"The budget of {format_bytes(budget)} is {format_bytes(short)} below the paper's bound of"
+                f" {format_bytes(plan.fast_needed_bytes)}: some short-lived or large tensors are used from slow memory."
+            ),
+        ),
+    )
 
 
 def _of_run(run: Run) -> list[str]:
-    found = []
-    outcomes = np.bincount(run.migrations["outcome"], minlength=len(OUTCOMES))
-    for word, became in (("failed", "failed"), ("partial", "moved a part only")):
-        count = int(outcomes[OUTCOMES.index(word)])
-        if count:
-            found.append(f"{count} of {len(run.migrations)} migrations {became}.")
-    over = run.layers["fast_bytes"].max(initial=0) - run.fast_capacity_bytes
-    if over > 0:
-        found.append(f"The fast tier held up to {format_bytes(int(over))} more than its budget.")
-    placed = run.counters.kernel_placed_pages
-    if placed:
-        found.append(
-            f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done."
-        )
-    if cut := kept_steps(run):
-        found.append(cut)
-    astray = int((~run.steps["in_step"]).sum())
-    if astray:
-        found.append(f"{astray} of {len(run.steps)} recorded steps did not tick as planned; medians leave them out.")
-    if run.kind == "executed" and len(run.steps) and astray == len(run.steps):
-        found.append("No step ran as planned: figures per step are unknown.")
+    outcomes, moves = np.bincount(run.migrations["outcome"], minlength=len(OUTCOMES)), len(run.migrations)
+    failed, partial = (int(outcomes[OUTCOMES.index(word)]) for word in ("failed", "partial"))
+    over = int(run.layers["fast_bytes"].max(initial=0)) - run.fast_capacity_bytes
+    astray, steps = int((~run.steps["in_step"]).sum()), len(run.steps)
     told = [f"Step {step}: {sentence}" for step, sentence in run.events if not sentence.startswith(TRIAL)]
-    tried = len(run.events) - len(told)
-    if tried:
-        found.append(
-            f"Promotions came late at {counted(tried, 'place')}; test and trial decided whether to wait for them or to"
-            " use those blocks in slow memory."
-        )
-    found += told[:MAX_EVENTS]
-    more = len(told) - MAX_EVENTS + run.counters.events_dropped
-    if more > 0:
-        found.append(f"{more} more such events are in the JSON report.")
-    return found
+    tried, more = len(run.events) - len(told), len(told) - MAX_EVENTS + run.counters.events_dropped
+    placed, cut = run.counters.kernel_placed_pages, kept_steps(run)
+    return holding(
+        (failed, f"{failed} of {moves} migrations failed."),
+        (partial, f"{partial} of {moves} migrations moved a part only."),
+        (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
+        (
+            placed,
+            f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done.",
+        ),
+        (cut, cut),
+        (astray, f"{astray} of {steps} recorded steps did not tick as planned; medians leave them out."),
+        (
+            run.kind == "executed" and 0 < astray == steps,
+            "No step ran as planned: figures per step are unknown.",
+        ),
+        (
+            tried,
+            (
+                f"Promotions came late at {counted(tried, 'place')}; test and trial decided whether to wait for them or"
+                " to use those blocks in slow memory."
+            ),
+        ),
+        *((True, sentence) for sentence in told[:MAX_EVENTS]),
+        (more > 0, f"{more} more such events are in the JSON report."),
+    )
 
 
 def kept_steps(run: Run) -> str:
@@ -128,30 +130,27 @@ def kept_steps(run: Run) -> str:
 
 
 def _of_profile(profile: Profile) -> list[str]:
-    found = []
-    if profile.provisional:
-        found.append("The profile is provisional: the profiled step was not like those that follow.")
-    if profile.step_ns_plain is not None and not profile.step_ns_is_measured:
-        found.append("The plain step time is an estimate: no step ran on stock PyTorch.")
-    return found
+    return holding(
+        (profile.provisional, "The profile is provisional: the profiled step was not like those that follow."),
+        (
+            profile.step_ns_plain is not None and not profile.step_ns_is_measured,
+            "The plain step time is an estimate: no step ran on stock PyTorch.",
+        ),
+    )
 
 
 def _of_tracker(quality: Quality) -> list[str]:
-    found = []
-    missing = {"reads", "writes"} - set(quality.sees)
-    if "touches" in quality.sees:
-        found.append(f"Tracker {quality.tracker} sees that memory was touched, not whether it was read or written.")
-    elif missing:
-        found.append(f"Tracker {quality.tracker} does not see {' or '.join(sorted(missing))}.")
-    if quality.period > 1:
-        found.append(f"Tracker {quality.tracker} counted one event of {quality.period}.")
-    for count, word in ((quality.lost, "lost"), (quality.late, "attributed late")):
-        if count:
-            found.append(f"{count} events of tracker {quality.tracker} were {word}.")
-    if quality.blind_to:
-        found.append(f"Tracker {quality.tracker} is blind to {', '.join(quality.blind_to)}.")
-    found += quality.notes
-    return found
+    of, sees = f"Tracker {quality.tracker}", quality.sees
+    missing = sorted({"reads", "writes"} - set(sees)) if "touches" not in sees else []
+    return holding(
+        ("touches" in sees, f"{of} sees that memory was touched, not whether it was read or written."),
+        (missing, f"{of} does not see {' or '.join(missing)}."),
+        (quality.period > 1, f"{of} counted one event of {quality.period}."),
+        (quality.lost, f"{quality.lost} events of tracker {quality.tracker} were lost."),
+        (quality.late, f"{quality.late} events of tracker {quality.tracker} were attributed late."),
+        (quality.blind_to, f"{of} is blind to {', '.join(quality.blind_to)}."),
+        *((True, note) for note in quality.notes),
+    )
 
 
 def _of_machine(machine: Machine) -> list[str]:
@@ -164,16 +163,12 @@ def _of_machine(machine: Machine) -> list[str]:
 
 
 def _of_memory(headline: dict[str, Any], setup: Setup) -> list[str]:
-    found = []
-    unmanaged = headline["unmanaged_bytes"]
-    if unmanaged:
-        found.append(f"Up to {format_bytes(unmanaged)} fell back to malloc: the budget does not cover them.")
-    if setup.in_place:
-        nbytes = sum(nbytes for _, nbytes, _ in setup.in_place)
-        found.append(
-            f"{counted(len(setup.in_place), 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."
-        )
-    return found
+    unmanaged, stayed = headline["unmanaged_bytes"] or 0, len(setup.in_place)
+    nbytes = sum(nbytes for _, nbytes, _ in setup.in_place)
+    return holding(
+        (unmanaged, f"Up to {format_bytes(unmanaged)} fell back to malloc: the budget does not cover them."),
+        (stayed, f"{counted(stayed, 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."),
+    )
 
 
 def far_off(headline: dict[str, Any]) -> bool:

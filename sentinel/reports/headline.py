@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan
+from sentinel.core.plan import Plan, ring_sum
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
@@ -194,8 +194,6 @@ def coverage(profile: Profile | None) -> tuple[int | None, int | None]:
 
 def live_by_layer(profile: Profile) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
     """(L,) managed bytes alive in each layer, and (L,) all bytes alive."""
-    from sentinel.core.plan import ring_sum
-
     rows = profile.tensors
     per = ring_sum(rows["managed"].astype(np.int64), rows["start"], rows["stop"], rows["nbytes"], 2, profile.n_layers)
     return per[1], per.sum(axis=0)

@@ -21,7 +21,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
     ids = facts.layers
     events: list[Event] = []
     process = 0
-    first = "emulated" if _emulated(facts) else "executed"
+    first = "emulated" if facts.executed is not None and facts.executed.emulated else "executed"
     for run, word in ((facts.executed, first), (facts.simulated, "simulated")):
         if run is not None and len(run.steps):
             process += 1
@@ -29,10 +29,6 @@ def timeline(facts: Facts) -> dict[str, Any]:
     if not process and facts.profile is not None:
         events += _process(1, "profiled, trackers' cost taken off") + _profiled(facts.profile.layer_ns.tolist(), ids)
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": facts.caveats}}
-
-
-def _emulated(facts: Facts) -> bool:
-    return facts.executed is not None and facts.executed.emulated
 
 
 def _process(process: int, name: str) -> list[Event]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.reports.text import aligned
 
 EMULATED = "emulated machine (QEMU, software): shares, pages and bits are real, times are not, and none is shown"
 
@@ -159,14 +160,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def text(found: PlacementComparison) -> str:
     """What a terminal shows."""
-    lines = _columns([HEADS, *(cells(row) for row in found.rows)])
+    lines = aligned([HEADS, *(cells(row) for row in found.rows)])
     where = ", ".join(f"{what} {value}" for what, value in found.where.items())
     return "\n".join([title(found), where, "", *lines, "", *(f"- {note}" for note in notes(found))])
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _left(row: Row) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core import laws
 from sentinel.core.errors import PlanError, SentinelError
@@ -27,8 +30,8 @@ def reconcile(profile: Profile | None, plan: Plan | None, runs: tuple[Run, ...])
     """Raise ReportError at the first pair of sums that differs."""
     if profile is not None:
         _footprint(profile)
-    if profile is not None and plan is not None and profile.n_layers != plan.n_layers:
-        raise ReportError("layers of a step", f"the profile has {profile.n_layers}", f"the plan is for {plan.n_layers}")
+    if profile is not None and plan is not None:
+        _agree("layers of a step", "the profile has {}", profile.n_layers, "the plan is for {}", plan.n_layers)
     if plan is not None:
         _held(plan)
     for run in runs:
@@ -42,17 +45,28 @@ def reconcile(profile: Profile | None, plan: Plan | None, runs: tuple[Run, ...])
 def tables_agree(frames: Frames, run: Run | None) -> None:
     """Raise ReportError unless the tables of a session's report say the same as each other."""
     moves, steps = frames["migrations"], frames["steps"]
-    once = moves["reason"].isin(["initial", "restore"])
-    ended = moves["step"].isin(steps["step"])
-    moved = int(moves["moved_bytes"][~once & ended].sum())
-    by_step = int(steps["migrated_bytes"].sum())
-    if run is not None and moved != by_step:
-        raise ReportError("migrated bytes", f"the migrations add up to {moved}", f"the steps to {by_step}")
+    if run is not None:
+        in_steps = ~moves["reason"].isin(["initial", "restore"]) & moves["step"].isin(steps["step"])
+        moved, by_step = int(moves["moved_bytes"][in_steps].sum()), int(steps["migrated_bytes"].sum())
+        _agree("migrated bytes", "the migrations add up to {}", moved, "the steps to {}", by_step)
     if "footprint" in frames:
         roles, rows = int(frames["footprint"]["nbytes"].sum()), frames["tensors"]
         tensors = int((rows["nbytes"] * rows["lifetime_layers"]).sum())
-        if roles != tensors:
-            raise ReportError("byte-layers", f"the roles add up to {roles}", f"the tensors to {tensors}")
+        _agree("byte-layers", "the roles add up to {}", roles, "the tensors to {}", tensors)
+
+
+def _agree(what: str, left: str, a: Any, right: str, b: Any) -> None:
+    """Raise ReportError, with `a` and `b` in its sentences, unless they are equal."""
+    if a != b:
+        raise ReportError(what, left.format(a), right.format(b))
+
+
+def _none(wrong: NDArray[np.bool_], rows: NDArray[Any], what: str, left: str, right: str) -> None:
+    """Raise ReportError, its sentences naming columns of the row in braces, for the first of `rows` that is `wrong`."""
+    if wrong.any():
+        row = rows[wrong.argmax()]
+        columns = {name: row[name] for name in rows.dtype.names or ()}
+        raise ReportError(*(sentence.format(**columns) for sentence in (what, left, right)))
 
 
 def _of_profile(plan: Plan, profile: Profile) -> None:
@@ -70,19 +84,18 @@ def _of_profile(plan: Plan, profile: Profile) -> None:
 def _footprint(profile: Profile) -> None:
     """Bytes alive by role against bytes alive by tensor."""
     rows = profile.tensors
-    by_role = profile.live_bytes_by_role()
     zero = np.zeros(len(rows), np.int64)
     by_tensor = ring_sum(zero, rows["start"], rows["stop"], rows["nbytes"], 1, profile.n_layers)[0]
-    total = by_role.sum(axis=0)
-    wrong = np.flatnonzero(total != by_tensor)
-    if len(wrong):
-        layer = int(wrong[0])
-        raise ReportError(
-            f"footprint in layer {layer}",
-            f"the roles add up to {total[layer]} bytes",
-            f"the tensors to {by_tensor[layer]}",
-        )
-    if total.shape[0] and profile.live_peak_bytes > int(total.max()):
+    total = profile.live_bytes_by_role().sum(axis=0)
+    layer = int((total != by_tensor).argmax())  # the first that differs, if one does
+    _agree(
+        f"footprint in layer {layer}",
+        "the roles add up to {} bytes",
+        total[layer],
+        "the tensors to {}",
+        by_tensor[layer],
+    )
+    if profile.live_peak_bytes > int(total.max()):
         raise ReportError(
             "live peak",
             f"the profile says {profile.live_peak_bytes} bytes",
@@ -101,59 +114,47 @@ def _held(plan: Plan) -> None:
                 f"its budget is {capacity}",
             )
     for move in plan.migrations:
-        if move.nbytes != plan.blocks[move.block].nbytes:
-            raise ReportError(
-                f"block {move.block}",
-                f"a migration moves {move.nbytes} bytes",
-                f"the block has {plan.blocks[move.block].nbytes}",
-            )
+        nbytes = plan.blocks[move.block].nbytes
+        _agree(f"block {move.block}", "a migration moves {} bytes", move.nbytes, "the block has {}", nbytes)
 
 
 def _run_alone(run: Run) -> None:
     moves, layers, steps = run.migrations, run.layers, run.steps
-    bad = np.flatnonzero((moves["moved_bytes"] > moves["nbytes"]) | (moves["moved_bytes"] < 0))
-    if len(bad):
-        row = moves[bad[0]]
-        raise ReportError(
-            f"migration of block {row['block']} in step {row['step']}",
-            f"{row['moved_bytes']} bytes were moved",
-            f"{row['nbytes']} were to be",
-        )
+    of_move = "migration of block {block} in step {step}"
+    _none(
+        (moves["moved_bytes"] > moves["nbytes"]) | (moves["moved_bytes"] < 0),
+        moves,
+        of_move,
+        "{moved_bytes} bytes were moved",
+        "{nbytes} were to be",
+    )
     # On real nodes pages that were there already, or never touched, are part of what is done.
     all_move = run.kind == "simulated" or run.emulated
-    done = (moves["outcome"] == OUTCOMES.index("done")) & (moves["moved_bytes"] != moves["nbytes"])
-    if all_move and done.any():
-        row = moves[np.flatnonzero(done)[0]]
-        raise ReportError(
-            f"migration of block {row['block']} in step {row['step']}",
-            f"it is called done with {row['moved_bytes']} bytes",
-            f"{row['nbytes']} were to be moved",
-        )
-    over = np.flatnonzero(layers["served_fast_bytes"] > layers["touched_bytes"])
-    if len(over):
-        row = layers[over[0]]
-        raise ReportError(
-            f"layer {row['layer']} of step {row['step']}",
-            f"{row['served_fast_bytes']} bytes were served from the fast tier",
-            f"{row['touched_bytes']} were touched",
-        )
-    _capacity_of_run(run)
-    _steps_of_run(run)
-    if len(steps) != len(set(steps["step"].tolist())):
-        raise ReportError("steps of a run", f"it has {len(steps)} rows", f"{len(set(steps['step'].tolist()))} numbers")
-
-
-def _capacity_of_run(run: Run) -> None:
-    """No layer holds more than the budget, unless the run itself tells of it (then it is a caveat)."""
+    _none(
+        (moves["outcome"] == OUTCOMES.index("done")) & (moves["moved_bytes"] != moves["nbytes"]) & all_move,
+        moves,
+        of_move,
+        "it is called done with {moved_bytes} bytes",
+        "{nbytes} were to be moved",
+    )
+    _none(
+        layers["served_fast_bytes"] > layers["touched_bytes"],
+        layers,
+        "layer {layer} of step {step}",
+        "{served_fast_bytes} bytes were served from the fast tier",
+        "{touched_bytes} were touched",
+    )
+    # No layer holds more than the budget, unless the run itself tells of it (then it is a caveat).
     told = run.counters.overflows or run.counters.overflow_bytes or run.counters.kernel_placed_pages
-    over = np.flatnonzero(run.layers["fast_bytes"] > run.fast_capacity_bytes)
-    if len(over) and not told:
-        row = run.layers[over[0]]
-        raise ReportError(
-            f"fast tier in layer {row['layer']} of step {row['step']}",
-            f"the {run.kind} run held {row['fast_bytes']} bytes",
-            f"the budget is {run.fast_capacity_bytes} and the run counted no overflow",
-        )
+    _none(
+        (layers["fast_bytes"] > run.fast_capacity_bytes) & (not told),
+        layers,
+        "fast tier in layer {layer} of step {step}",
+        f"the {run.kind} run held {{fast_bytes}} bytes",
+        f"the budget is {run.fast_capacity_bytes} and the run counted no overflow",
+    )
+    _steps_of_run(run)
+    _agree("steps of a run", "it has {} rows", len(steps), "{} numbers", len(set(steps["step"].tolist())))
 
 
 def _steps_of_run(run: Run) -> None:
@@ -188,12 +189,9 @@ def _run_of_plan(run: Run, plan: Plan) -> None:
             f"the run has layer {run.layers['layer'].max()}",
             f"the plan is for {plan.n_layers} layers",
         )
-    moves = run.migrations
-    if not len(moves):
-        return
-    if int(moves["block"].max()) >= len(plan.blocks):
-        raise ReportError("blocks", f"the run moved block {moves['block'].max()}", f"the plan has {len(plan.blocks)}")
-    sizes = np.array([block.nbytes for block in plan.blocks], np.int64)
+    moves, sizes = run.migrations, plan.block_columns.nbytes
+    if len(moves) and int(moves["block"].max()) >= len(sizes):
+        raise ReportError("blocks", f"the run moved block {moves['block'].max()}", f"the plan has {len(sizes)}")
     bad = np.flatnonzero(moves["nbytes"] > sizes[moves["block"]])
     if len(bad):
         row = moves[bad[0]]

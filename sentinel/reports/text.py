@@ -48,16 +48,14 @@ def _wrapped(sentence: str, indent: str) -> str:
 
 
 def _block(table: TextTable) -> str:
-    """Columns padded to their widest entry; the last one as it is."""
-    rows = table.rows
-    if not rows:
-        return ""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append(("  " + "  ".join([*cells, row[-1]])).rstrip())
-    return "\n".join([table.title, *lines])
+    """The table below its title; "" without rows."""
+    return "\n".join([table.title, *(f"  {line}" for line in aligned(table.rows))]) if table.rows else ""
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, columns as wide as their widest entry; all rows have the same number of them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def sparkline(values: Sequence[float], top: float, width: int = 64) -> str:

@@ -1,5 +1,1 @@
 """The report as one self-contained page."""
-
-from sentinel.reports.html.page import page
-
-__all__ = ["page"]

@@ -8,7 +8,7 @@ from sentinel.core.units import format_bytes
 from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
-from sentinel.reports.html.tables import Column, pairs, table
+from sentinel.reports.html.tables import Column, of_share, pairs, table
 from sentinel.reports.policy_comparison import about, amount, answer, knee_of, knee_rule, refusals
 
 _FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
@@ -128,9 +128,5 @@ def _shares(cells: list[Cell], column: str, name: str) -> str:
         rows["(the bound)"] = {cell.fast: cell.bound_speed for cell in cells}
     frame = pd.DataFrame({fast: [row[fast] for row in rows.values()] for fast in amounts}, dtype="Float64")
     frame.insert(0, "policy", list(rows))
-    shown: list[Column] = [("policy", "policy", str), *((fast, title, _percent) for fast, title in amounts.items())]
+    shown: list[Column] = [("policy", "policy", str), *((fast, title, of_share) for fast, title in amounts.items())]
     return table(frame, shown, name)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"

@@ -6,8 +6,8 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.section import Document, TextTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,25 +29,15 @@ def yes_no(value: Any) -> str:
     return "yes" if value else "no"
 
 
-def of_bytes(value: Any) -> str:
-    """Bytes in a readable unit."""
-    return format_bytes(int(value))
-
-
 def of_share(value: Any) -> str:
     """A share in per cent."""
     return f"{value:.1%}"
 
 
-def of_ns(value: Any) -> str:
-    """Nanoseconds in a readable unit."""
-    return format_ns(int(value))
-
-
 def table(frame: pd.DataFrame, columns: Sequence[Column], name: str, *, total: int | None = None) -> str:
     """The first MAX_ROWS rows of `frame`; `total` is what it was before it was cut elsewhere."""
     shown = frame.head(MAX_ROWS)
-    numeric = [_is_number(shown[column]) for column, _, _ in columns]
+    numeric = [str(shown[column].dtype) in ("Int64", "Float64") for column, _, _ in columns]
     head = "".join(
         f'<th scope="col"{_class(number)}><button type="button">{escape(title)}</button></th>'
         for (_, title, _), number in zip(columns, numeric, strict=True)
@@ -85,8 +75,9 @@ def pairs(rows: Sequence[Sequence[str]], name: str) -> str:
     )
 
 
-def _is_number(column: Any) -> bool:
-    return str(column.dtype) in ("Int64", "Float64")
+def text_as_pairs(text: Callable[[Document[Any]], TextTable], name: str) -> Callable[[Document[Any]], str]:
+    """The markup of a section that shows on the page what `text` shows in the text; nothing without rows."""
+    return lambda report: pairs(rows, name) if (rows := text(report).rows) else ""
 
 
 def _class(number: bool) -> str:

@@ -9,9 +9,10 @@ import pandas as pd
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import LayerId
 from sentinel.core.units import format_bytes
+from sentinel.reports.caveats import counted
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
-from sentinel.reports.html.tables import pairs
+from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Page-level false sharing, if malloc placed the tensors"
@@ -39,20 +40,16 @@ def _rows(sharing: FalseSharing, layers: Sequence[LayerId]) -> list[tuple[str, s
     found = [
         (
             "pages with tensors of unlike hotness",
-            f"{format_bytes(sharing.nbytes)}, {_pages(sharing.pages)}",
+            f"{format_bytes(sharing.nbytes)}, {counted(sharing.pages, 'page')}",
             "in some layer one tensor on the page is used and another is not",
         )
     ]
     if sharing.pages:
         found += [
-            ("most in one layer", _pages(pages[most]), _named(most, layers)),
+            ("most in one layer", counted(pages[most], "page"), _named(most, layers)),
             ("cold bytes in hot pages, at most", format_bytes(cold[coldest]), _named(coldest, layers)),
         ]
     return [*found, ("tensors placed", f"{sharing.tensors:,}", sharing.how)]
-
-
-def _pages(count: int) -> str:
-    return f"{count:,} page" if count == 1 else f"{count:,} pages"
 
 
 def _named(layer: int, layers: Sequence[LayerId]) -> str:
@@ -64,9 +61,4 @@ def _text(report: Document[Facts]) -> TextTable:
     return TextTable(TITLE, _rows(sharing, report.facts.layers)) if sharing is not None else NO_TEXT
 
 
-def _html(report: Document[Facts]) -> str:
-    rows = _text(report).rows
-    return pairs(rows, TITLE) if rows else ""
-
-
-FALSE_SHARING = Section[Facts](TITLE, "false_sharing", _frame, _text, _html)
+FALSE_SHARING = Section[Facts](TITLE, "false_sharing", _frame, _text, text_as_pairs(_text, TITLE))

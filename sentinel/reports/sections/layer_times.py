@@ -16,34 +16,34 @@ from sentinel.reports.html import layer_charts
 from sentinel.reports.html.layer_axis import Columns
 from sentinel.reports.section import Document, Section
 
+_MEDIANS = ("stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes")
+
 
 def _layers(facts: Facts) -> pd.DataFrame:
     """One row a layer. Of a run: the median over the steps that ran as planned; without one, the profile's time."""
-    profile, ids = facts.profile, facts.layers
-    length = len(ids)
+    profile, ids, length = facts.profile, facts.layers, len(facts.layers)
     unknown = whole(np.zeros(length, np.int64), False)
     plain = whole(profile.layer_ns) if profile else unknown
-    of_run = _medians(facts.run, length)
-    predicted = _medians(facts.simulated, length)
-    out: dict[str, Any] = {
-        "layer": whole(np.arange(length)),
-        "name": words(layer.name for layer in ids),
-        "phase": words(layer.phase for layer in ids),
-        "duration_ns": of_run.get("duration_ns", plain),
-        "flops": whole(profile.flops, profile.flops >= 0) if profile else unknown,
-        "nbytes_touched": _touched(profile) if profile else unknown,
-    }
-    for name in ("stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes"):
-        out[name] = of_run.get(name, unknown)
-    out["plain_ns"] = plain
     taken = profile.quality.layer_overhead_ns if profile else ()
-    out["tracker_ns"] = whole(taken) if len(taken) == length else unknown
-    out["predicted_ns"] = predicted.get("duration_ns", unknown)
-    out["predicted_stall_ns"] = predicted.get("stall_ns", unknown)
+    of_run, predicted = _medians(facts.run, length), _medians(facts.simulated, length)
     managed, live = live_by_layer(profile) if profile else (np.zeros(length), np.zeros(length))
-    out["live_bytes"] = whole(live, profile is not None)
-    out["managed_bytes"] = whole(managed, profile is not None)
-    return pd.DataFrame(out)
+    return pd.DataFrame(
+        {
+            "layer": whole(np.arange(length)),
+            "name": words(layer.name for layer in ids),
+            "phase": words(layer.phase for layer in ids),
+            "duration_ns": of_run.get("duration_ns", plain),
+            "flops": whole(profile.flops, profile.flops >= 0) if profile else unknown,
+            "nbytes_touched": _touched(profile) if profile else unknown,
+            **{name: of_run.get(name, unknown) for name in _MEDIANS},
+            "plain_ns": plain,
+            "tracker_ns": whole(taken) if len(taken) == length else unknown,
+            "predicted_ns": predicted.get("duration_ns", unknown),
+            "predicted_stall_ns": predicted.get("stall_ns", unknown),
+            "live_bytes": whole(live, profile is not None),
+            "managed_bytes": whole(managed, profile is not None),
+        }
+    )
 
 
 def _touched(profile: Profile) -> Any:
@@ -56,8 +56,7 @@ def _medians(run: Run | None, length: int) -> dict[str, Any]:
     """Column -> its median per layer over the steps that ran as planned; empty without such a step."""
     if run is None:
         return {}
-    names = ("duration_ns", "stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes")
-    found = {name: median_by_layer(run, run.layers[name], length) for name in names}
+    found = {name: median_by_layer(run, run.layers[name], length) for name in ("duration_ns", *_MEDIANS)}
     return {name: whole(*medians) for name, medians in found.items() if medians[1].any()}
 
 

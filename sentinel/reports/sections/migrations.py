@@ -16,7 +16,7 @@ from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
 from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.svg import tag
-from sentinel.reports.html.tables import Column, of_bytes, plain, table
+from sentinel.reports.html.tables import Column, plain, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Migrations"
@@ -110,8 +110,8 @@ def _html(report: Document[Facts]) -> str:
         ("reason", "reason", str),
         ("outcome", "outcome", str),
         ("count", "count", plain),
-        ("nbytes", "bytes to move", of_bytes),
-        ("moved", "bytes moved", of_bytes),
+        ("nbytes", "bytes to move", format_bytes),
+        ("moved", "bytes moved", format_bytes),
     ]
     steps = frame["step"].nunique()
     return table(

@@ -7,7 +7,7 @@ import os
 
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
-from sentinel.reports.html.tables import pairs
+from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "Pages that could not be moved, over all steps"
@@ -47,9 +47,4 @@ def _text(report: Document[Facts]) -> TextTable:
     return TextTable(TITLE, stayed_rows(report.facts.executed))
 
 
-def _html(report: Document[Facts]) -> str:
-    rows = stayed_rows(report.facts.executed)
-    return pairs(rows, TITLE) if rows else ""
-
-
-MOVE_ERRORS = Section[Facts](TITLE, text=_text, html=_html)
+MOVE_ERRORS = Section[Facts](TITLE, text=_text, html=text_as_pairs(_text, TITLE))

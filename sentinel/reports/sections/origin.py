@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.facts import Facts
-from sentinel.reports.html.tables import of_ns, pairs
+from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "Quality and origin"
@@ -31,7 +31,7 @@ def _html(report: Document[Facts]) -> str:
             ("sees", " and ".join(quality.sees) or "nothing", ""),
             ("granularity", format_bytes(quality.granularity_bytes), ""),
             ("lost; attributed late", f"{quality.lost:,}; {quality.late:,}", "events"),
-            ("own cost in the profiled step", of_ns(quality.overhead_ns), "taken off the layers' times"),
+            ("own cost in the profiled step", format_ns(quality.overhead_ns), "taken off the layers' times"),
             ("blind to", ", ".join(quality.blind_to) or "nothing known", ""),
         ]
     if report.facts.run is not None:

@@ -13,7 +13,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole
-from sentinel.reports.html.tables import Column, of_bytes, of_share, plain, table
+from sentinel.reports.html.tables import Column, of_share, plain, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Hot and cold ranges of large tensors"
@@ -68,10 +68,8 @@ def _places(plan: Plan, profile: Profile) -> tuple[Any, Any, Any]:
     """Per extent: the tier of most of it as layer 0 begins, its bytes in fast, its migrations."""
     n = len(profile.extents)
     block, extent, share = extent_shares(plan, profile)
-    tier = np.fromiter((b.tier for b in plan.blocks), np.int64, len(plan.blocks))[block]
-    times = np.zeros(len(plan.blocks), np.int64)
-    for index, mine in plan.moves_by_block.items():
-        times[index] = len(mine)
+    tier = plan.block_columns.tier[block]
+    times = np.bincount(plan.move_columns.block, minlength=len(plan.blocks))
     held, moves = np.zeros((len(plan.tier_names), n), np.int64), np.zeros(n, np.int64)
     np.add.at(held, (tier, extent), np.rint(share * profile.extents["nbytes"][extent]).astype(np.int64))
     np.add.at(moves, extent, times[block])
@@ -107,11 +105,11 @@ def _html(report: Document[Facts]) -> str:
         ("tensor", "tensor", str),
         ("first_page", "first page", plain),
         ("stop_page", "stop page", plain),
-        ("nbytes", "bytes", of_bytes),
+        ("nbytes", "bytes", format_bytes),
         ("density", "pages touched, a layer", of_share),
         ("share_of_touches", "of the tensor's touches", of_share),
         ("tier", "tier", str),
-        ("fast_bytes", "bytes in fast", of_bytes),
+        ("fast_bytes", "bytes in fast", format_bytes),
         ("migrations", "migrations a step", plain),
     ]
     return table(report.tables["ranges"], columns, TITLE)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.facts import Facts
-from sentinel.reports.html.tables import pairs
+from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 from sentinel.reports.setup import BucketRow
 
@@ -27,11 +27,6 @@ def _text(report: Document[Facts]) -> TextTable:
     return TextTable(TITLE, [HEADS, *(_words(row) for row in rows)]) if rows else NO_TEXT
 
 
-def _html(report: Document[Facts]) -> str:
-    rows = _text(report).rows
-    return pairs(rows, TITLE) if rows else ""
-
-
 def _words(row: BucketRow) -> tuple[str, ...]:
     asked = max(row.asked_bytes, 1)
     return (
@@ -46,4 +41,4 @@ def _words(row: BucketRow) -> tuple[str, ...]:
     )
 
 
-SHAPES = Section[Facts](TITLE, "buckets", _frame, _text, _html)
+SHAPES = Section[Facts](TITLE, "buckets", _frame, _text, text_as_pairs(_text, TITLE))

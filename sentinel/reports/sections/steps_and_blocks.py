@@ -46,7 +46,7 @@ def _blocks(facts: Facts) -> pd.DataFrame | None:
             "tier": of_names(plan.tier_names, np.array([b.tier for b in rows], np.int64)),
             "persistent": truths([b.persistent for b in rows]),
             "fixed": truths([b.fixed for b in rows]),
-            "migrations": whole([len(plan.moves_by_block.get(i, ())) for i in range(len(rows))]),
+            "migrations": whole(np.bincount(plan.move_columns.block, minlength=len(rows))),
         }
     )
 

@@ -17,7 +17,7 @@ from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, truths, whole, words
 from sentinel.reports.html.heat import heat
 from sentinel.reports.html.layer_axis import Columns
-from sentinel.reports.html.tables import MAX_ROWS, Column, of_bytes, plain, table, yes_no
+from sentinel.reports.html.tables import MAX_ROWS, Column, plain, table, yes_no
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 from sentinel.reports.text import printable
 
@@ -73,24 +73,18 @@ def _places(profile: Profile, plan: Plan | None) -> tuple[NDArray[np.int64], NDA
     """Per tensor: tier of birth (persistent: as layer 0 begins) of most of its bytes, -1 unknown; migrations
     of its blocks a step; its own bytes that these move."""
     n = len(profile.names)
-    tier = np.full(n, -1, np.int64)
-    moves, moved = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    if plan is None:
-        return tier, moves, moved
-    begins = np.zeros((len(plan.tier_names), n), np.int64)
-    nbytes = profile.tensors["nbytes"]
-    for index, block in enumerate(plan.blocks):
-        times = len(plan.moves_by_block.get(index, ()))
-        for tensor in block.tensors:
-            if tensor >= n:
-                continue
-            held = min(int(nbytes[tensor]), block.nbytes)
-            begins[block.tier, tensor] += held
-            moves[tensor] += times
-            moved[tensor] += times * held
+    tiers = 1 if plan is None else len(plan.tier_names)
+    begins, moves, moved = (np.zeros(shape, np.int64) for shape in ((tiers, n), n, n))
+    if plan is not None:
+        blocks = plan.block_columns
+        tensor, owner = blocks.tensors, blocks.owner
+        times = np.bincount(plan.move_columns.block, minlength=len(blocks))[owner]
+        held = np.minimum(profile.tensors["nbytes"][tensor], blocks.nbytes[owner])
+        np.add.at(begins, (blocks.tier[owner], tensor), held)
+        np.add.at(moves, tensor, times)
+        np.add.at(moved, tensor, times * held)
     placed = begins.any(axis=0) & profile.tensors["managed"]
-    tier[placed] = begins.argmax(axis=0)[placed]
-    return tier, moves, moved
+    return np.where(placed, begins.argmax(axis=0), -1), moves, moved
 
 
 def _accesses(facts: Facts) -> pd.DataFrame | None:
@@ -132,7 +126,7 @@ def _html(report: Document[Facts]) -> str:
     columns: list[Column] = [
         ("tensor", "tensor", str),
         ("role", "role", str),
-        ("nbytes", "bytes", of_bytes),
+        ("nbytes", "bytes", format_bytes),
         ("first_layer", "first layer", plain),
         ("last_layer", "last layer", plain),
         ("touched_layers", "touched layers", plain),

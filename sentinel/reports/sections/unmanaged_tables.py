@@ -9,7 +9,7 @@ import pandas as pd
 from sentinel.core.units import format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
-from sentinel.reports.html.tables import Column, of_bytes, table
+from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 from sentinel.reports.text import printable
 
@@ -18,7 +18,7 @@ TOP = 10
 _IN_PLACE = "Stayed in place"
 _UNMANAGED = "Fell back to malloc, all allocations added up"
 _TENSOR: Column = ("tensor", "tensor", str)
-_NBYTES: Column = ("nbytes", "bytes", of_bytes)
+_NBYTES: Column = ("nbytes", "bytes", format_bytes)
 _REASON: Column = ("reason", "reason", str)
 
 

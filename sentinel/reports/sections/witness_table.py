@@ -10,7 +10,7 @@ from sentinel.core.run import SYSCALL, Run, Witnessed
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.headline import claimed_pages
-from sentinel.reports.html.tables import pairs
+from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Who moved what (pages of managed memory, by an independent witness)"
@@ -102,9 +102,4 @@ def _text(report: Document[Facts]) -> TextTable:
     return TextTable(TITLE, [*rows, ("verdict", said, "")])
 
 
-def _html(report: Document[Facts]) -> str:
-    rows = _text(report).rows
-    return pairs(rows, TITLE) if rows else ""
-
-
-WITNESS = Section[Facts]("Who moved what", "who_moved", _frame, _text, _html)
+WITNESS = Section[Facts]("Who moved what", "who_moved", _frame, _text, text_as_pairs(_text, TITLE))
