@@ -109,8 +109,7 @@ def _status(pid: int, name: str) -> int:
 
 
 def _child(footprint: int, lengths: dict[str, int]) -> None:
-    from sentinel.profiler.pages import AddressRange, armed_tracker
-    from sentinel.profiler.pages.ebpf import ebpf_tracker
+    from sentinel.profiler.pages import AddressRange, armed_tracker, make
     from sentinel.profiler.record import _on_ring
 
     places = np.linspace(0, footprint // PAGE_BYTES, TENSORS + 1).astype(np.int64) + FIRST_PAGE
@@ -119,7 +118,7 @@ def _child(footprint: int, lengths: dict[str, int]) -> None:
     sys.stdin.readline()
     begin, begin_cpu = time.perf_counter(), time.process_time()
     runs = armed_tracker._without(runs, AddressRange(PAGE_BYTES, 2 * PAGE_BYTES))
-    spent = ebpf_tracker()._costs(runs)
+    spent = make("ebpf")._costs(runs)
     trace = make_trace(places, _on_ring(runs, LAYERS), sum(spent.values()))
     profile = attribute(trace)
     profile = files.with_origin(profile, trace=trace)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from hypothesis import strategies as st
 
-from sentinel.core.page_runs import PAGE_DTYPE, runs_of_pages
+from sentinel.core.page_runs import PAGE_DTYPE
 from sentinel.core.trace import (
     BORN,
     EVENT_DTYPE,
@@ -23,6 +23,7 @@ from sentinel.core.trace import (
     TensorInfo,
     Trace,
 )
+from tests.page_rows import runs_of_pages
 
 QUALITY = Quality(tracker="ops", counts="operator accesses")
 

@@ -183,18 +183,6 @@ def by_page(runs: Runs, most_pages: int = 1 << 20) -> Iterator[tuple[NDArray[np.
         yield of, runs.page[of] + place - begins[of]
 
 
-def runs_of_pages(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows of PAGE_DTYPE, one a page and layer, as rows of PAGE_RUN_DTYPE: neighbours alike in one."""
-    rows = rows[np.lexsort((rows["page"], rows["layer"]))]
-    seen = (rows["reads"] > 0) * SEEN_READ + (rows["writes"] > 0) * SEEN_WRITE + (rows["writes"] < 0) * SEEN_UNKNOWN
-    same = (np.diff(rows["page"]) == 1) & (np.diff(rows["layer"]) == 0) & (np.diff(seen) == 0)
-    starts = np.flatnonzero(np.concatenate([[True], ~same])) if len(rows) else np.zeros(0, np.int64)
-    found = np.zeros(len(starts), PAGE_RUN_DTYPE)
-    found["layer"], found["page"], found["seen"] = rows["layer"][starts], rows["page"][starts], seen[starts]
-    found["npages"] = np.diff(np.append(starts, len(rows)))
-    return found
-
-
 def pages_of_runs(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows of PAGE_DTYPE, one a page and layer, sorted so, of rows of PAGE_RUN_DTYPE. Where there are few."""
     rows = joined(rows)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 from sentinel.core.units import format_bytes
 from sentinel.profiler import backward, hooks, slices
 from sentinel.profiler.blocks import find_blocks, named_blocks
@@ -54,10 +55,18 @@ def annotate(
     """
     models = as_list(model, nn.Module, "model")
     optimizers = as_list(optimizer, Optimizer, "optimizer")
-    if not models and not optimizers:
-        raise UsageError("annotate(): there is no model and no optimizer in what it was given", "give one or several")
-    if blocks is not None and len(models) != 1:
-        raise UsageError(f"blocks: given for {len(models)} models", "annotate each model by itself to choose blocks")
+    require(
+        (
+            not models and not optimizers,
+            "annotate(): there is no model and no optimizer in what it was given",
+            "give one or several",
+        ),
+        (
+            blocks is not None and len(models) != 1,
+            f"blocks: given for {len(models)} models",
+            "annotate each model by itself to choose blocks",
+        ),
+    )
     chosen = [find_blocks(m) if blocks is None else named_blocks(m, blocks) for m in models]
     names: list[str] = []
     undo: list[Callable[[], None]] = []

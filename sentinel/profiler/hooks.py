@@ -20,7 +20,6 @@ class Owned:
 
 def remove_all_of(owner: object, table: MutableMapping[int, Any] | None) -> None:
     """Takes every hook of `owner` out of one of torch's tables; None is an empty one. May be called again."""
-    for key, hook in list((table or {}).items()):
-        if isinstance(hook, Owned) and hook.owner is owner:
-            assert table is not None
+    if table:
+        for key in [key for key, hook in table.items() if isinstance(hook, Owned) and hook.owner is owner]:
             table.pop(key, None)

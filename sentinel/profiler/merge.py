@@ -88,15 +88,17 @@ def _within(seq: NDArray[Any], step: Step) -> NDArray[np.bool_]:
     return inside
 
 
+def _lists(rows: NDArray[Any], *columns: str) -> list[list[int]]:
+    """Columns as lists, which a loop reads faster."""
+    return [rows[name].tolist() for name in columns]
+
+
 class Allocations:
     """Columns of the allocation log, as lists, with ordinals counted from the ring's own start of each layer."""
 
     def __init__(self, step: Step, rows: NDArray[Any]) -> None:
         self.seq = rows["seq"]
-        self.kind = rows["kind"].tolist()
-        self.address = rows["address"].tolist()
-        self.nbytes = rows["nbytes"].tolist()
-        self.flags = rows["flags"].tolist()
+        self.kind, self.address, self.nbytes, self.flags = _lists(rows, "kind", "address", "nbytes", "flags")
         self.time_ns = (rows["time_ns"].astype(np.int64) - step.began_ns).tolist()
         # The stretch before the first tick goes on where the one after the last tick stops: they are one layer.
         stretch = np.searchsorted(step.tick_seqs, rows["seq"])
@@ -115,13 +117,8 @@ class _Operands:
         order = np.lexsort((rows["kind"] != OPERATOR, rows["seq"]))
         rows, flops = rows[order], flops[order]
         self.seq = rows["seq"]
-        self.kind = rows["kind"].tolist()
-        self.address = rows["address"].tolist()
-        self.nbytes = rows["nbytes"].tolist()
-        self.offset = rows["offset"].tolist()
-        self.span = rows["span"].tolist()
-        self.op = rows["op"].tolist()
-        self.backward = rows["backward"].tolist()
+        self.kind, self.op, self.backward = _lists(rows, "kind", "op", "backward")
+        self.address, self.nbytes, self.offset, self.span = _lists(rows, "address", "nbytes", "offset", "span")
         self.flops = flops.tolist()
         when = np.append(calls["offset"], 0).astype(np.int64) - step.began_ns
         self.time_ns = when[np.searchsorted(calls["seq"], rows["seq"])].tolist()  # MADE has none, and needs none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -20,24 +20,22 @@ def persistent_tensors(models: Sequence[nn.Module], optimizers: Sequence[Optimiz
     The first name of a storage counts; `aliases` has the others. Names from the second model on start with its
     ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on.
     """
-    seen: set[int] = set()
-    found = []
-    for name, tensor, role in _all(models, optimizers):
-        address = storage_address(tensor)
-        if address and address not in seen:
-            seen.add(address)
-            found.append((name, tensor, role))
-    return found
+    return [held[0] for held in _by_storage(models, optimizers)]
 
 
 def aliases(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> dict[str, tuple[str, ...]]:
     """Further names of the storages that have several, by the name that counts."""
-    names: dict[int, list[str]] = {}
-    for name, tensor, _ in _all(models, optimizers):
-        address = storage_address(tensor)
-        if address and name not in names.setdefault(address, []):
-            names[address].append(name)
-    return {held[0]: tuple(held[1:]) for held in names.values() if len(held) > 1}
+    names = [list(dict.fromkeys(name for name, _, _ in held)) for held in _by_storage(models, optimizers)]
+    return {first: tuple(others) for first, *others in names if others}
+
+
+def _by_storage(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Collection[list[Named]]:
+    """All that is held, each storage of host memory by itself, in the order of their first names."""
+    found: dict[int, list[Named]] = {}
+    for named in _all(models, optimizers):
+        if address := storage_address(named[1]):
+            found.setdefault(address, []).append(named)
+    return found.values()
 
 
 def storage_address(tensor: torch.Tensor) -> int:

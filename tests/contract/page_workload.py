@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sentinel.core.units import PAGE_BYTES
-from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker, ReplayTracker
+from sentinel.profiler.pages import AddressRange, PageSamples, PageTracker
+from tests.contract.replay_tracker import ReplayTracker
 
 
 @dataclass

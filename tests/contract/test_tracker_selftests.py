@@ -10,11 +10,11 @@ import pytest
 
 from sentinel.cli import main
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.core.page_runs import runs_of_pages
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler import selftest
 from sentinel.profiler.pages import TRACKERS, ArmedTracker, PageSamples, make, obstacle
 from sentinel.profiler.selftest import SelfTest, automatic, check_trackers
+from tests.page_rows import runs_of_pages
 
 pytestmark = pytest.mark.needs("compiler")
 

@@ -17,7 +17,6 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import (
     TRACKERS,
     AddressRange,
-    ReplayTracker,
     choose,
     make,
     native_touch,
@@ -25,6 +24,7 @@ from sentinel.profiler.pages import (
     trackers,
 )
 from tests.contract.page_workload import Memory, layers
+from tests.contract.replay_tracker import ReplayTracker
 
 PAGES = 211
 _ALLOWED = [name for name in TRACKERS if obstacle(name) is None]

@@ -4,14 +4,13 @@
     tracker.start([AddressRange(base, base + reserved_bytes)])    # the exclusive arena's whole reservation
     tracker.mark(0)                             # the step begins; then, as the last thing in each tick:
     tracker.mark(layer)                         # the layer that begins now; -1 for stretches that do not count
-    samples = on_ring(tracker.stop(), n_layers) # at the step's end: memory is private again
+    samples = tracker.stop()                    # at the step's end: memory is private again
 
 `start` and `stop` change what is under the arena's addresses: call them between steps, from its owner's thread.
 """
 
 from sentinel.profiler.pages.armed_tracker import ArmedTracker
-from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker, on_ring
-from sentinel.profiler.pages.replay import ReplayTracker
+from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTracker
 from sentinel.profiler.pages.trackers import AUTO, TRACKERS, choose, make, obstacle
 
 __all__ = [
@@ -21,9 +20,7 @@ __all__ = [
     "ArmedTracker",
     "PageSamples",
     "PageTracker",
-    "ReplayTracker",
     "choose",
     "make",
     "obstacle",
-    "on_ring",
 ]

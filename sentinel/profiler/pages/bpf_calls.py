@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sentinel.core.errors import NativeError
 from sentinel.runtime import RUNTIME
+from sentinel.system.sysfs import numbers, text
 
 ARRAY, PERCPU_ARRAY = 2, 6
 MMAPABLE = 1 << 10
@@ -54,7 +55,21 @@ class Descriptors:
 
     def load_program(self, code: bytes, license_text: str) -> int:
         """Descriptor of a raw-tracepoint program. NativeError, with the verifier's last words if it objects."""
-        return _load_program(code, license_text, self._numbers)
+        instructions = ctypes.create_string_buffer(code, len(code))
+        text = ctypes.create_string_buffer(license_text.encode())
+        plain = (_RAW_TRACEPOINT, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(text))
+        try:
+            return self._load(*plain, 0, 0, 0)
+        except NativeError as error:
+            log = ctypes.create_string_buffer(_LOG_BYTES)
+            try:
+                return self._load(*plain, 1, _LOG_BYTES, ctypes.addressof(log))
+            except NativeError:
+                said = log.value.decode(errors="replace").strip().splitlines()
+                raise NativeError(error.call, error.errno, " / ".join(said[-3:])) from error
+
+    def _load(self, *attributes: int) -> int:
+        return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *attributes), "program load", self._numbers)
 
     def close(self) -> None:
         """Closes all, once."""
@@ -94,28 +109,12 @@ def unmap(maps: list[mmap.mmap]) -> None:
 def look_up_per_cpu(map_fd: int, value_bytes: int) -> list[bytes]:
     """Each processor's value of entry 0 of a per-cpu array."""
     stride = -(-value_bytes // 8) * 8
-    cpus = _possible_cpus()
+    possible = numbers(text(Path("/sys/devices/system/cpu/possible")))
+    cpus = max(possible) + 1 if possible else os.sysconf("SC_NPROCESSORS_CONF")
     key, values = ctypes.c_uint(0), ctypes.create_string_buffer(stride * cpus)
     attributes = struct.pack("<IIQQQ", map_fd, 0, ctypes.addressof(key), ctypes.addressof(values), 0)
     _call(_MAP_LOOKUP, attributes, "lookup", [])
     return [values.raw[i * stride : i * stride + value_bytes] for i in range(cpus)]
-
-
-def _load_program(code: bytes, license_text: str, kept: list[int]) -> int:
-    """Descriptor of a raw-tracepoint program. NativeError, with the verifier's last words if it objects."""
-    instructions = ctypes.create_string_buffer(code, len(code))
-    text = ctypes.create_string_buffer(license_text.encode())
-    plain = (_RAW_TRACEPOINT, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(text))
-    what = "program load"
-    try:
-        return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 0, 0, 0), what, kept)
-    except NativeError as error:
-        log = ctypes.create_string_buffer(_LOG_BYTES)
-        try:
-            return _call(_PROG_LOAD, struct.pack("<IIQQIIQ", *plain, 1, _LOG_BYTES, ctypes.addressof(log)), what, kept)
-        except NativeError:
-            said = log.value.decode(errors="replace").strip().splitlines()
-            raise NativeError(error.call, error.errno, " / ".join(said[-3:])) from error
 
 
 def missed_runs(program_fd: int) -> int:
@@ -124,11 +123,3 @@ def missed_runs(program_fd: int) -> int:
     info = ctypes.create_string_buffer(_INFO_BYTES)
     _call(_INFO_BY_FD, struct.pack("<IIQ", program_fd, len(info), ctypes.addressof(info)), "program info", [])
     return int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
-
-
-def _possible_cpus() -> int:
-    try:
-        ranges = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")
-        return int(ranges[-1].split("-")[-1]) + 1
-    except OSError:
-        return os.sysconf("SC_NPROCESSORS_CONF")

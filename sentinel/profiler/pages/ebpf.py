@@ -13,7 +13,7 @@ from pathlib import Path
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import bpf_calls, native_touch
-from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, PINNED, TWICE, ArmedTracker, Reader
+from sentinel.profiler.pages.armed_tracker import CHILDREN, DEVICES, PINNED, TWICE, Reader
 from sentinel.profiler.pages.bpf_object import read_programs
 from sentinel.profiler.pages.protocol import AddressRange
 
@@ -99,8 +99,3 @@ def _control(n_pages: int, layout: Sequence[tuple[AddressRange, int]]) -> bytes:
         for owned, first in layout
     )
     return (head + ranges).ljust(_CONTROL_BYTES, b"\0")
-
-
-def ebpf_tracker() -> ArmedTracker:
-    """Every fault, in user code and in system calls, reads and writes apart."""
-    return ArmedTracker(EbpfReader())

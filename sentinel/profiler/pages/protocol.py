@@ -54,16 +54,6 @@ class PageSamples:
         return pages_of_runs(self.runs)
 
 
-def on_ring(samples: PageSamples, n_layers: int) -> PageSamples:
-    """`samples` with layer numbers taken modulo `n_layers`: the stretch after a step's last tick is layer 0."""
-    runs = samples.runs.copy()
-    runs["layer"] %= n_layers
-    spent: dict[int, int] = {}
-    for layer, ns in samples.tracker_ns.items():
-        spent[layer % n_layers] = spent.get(layer % n_layers, 0) + ns
-    return PageSamples(runs, samples.quality, spent)
-
-
 Others = Callable[[], Sequence[str]]
 
 
@@ -87,7 +77,6 @@ class PageTracker(Protocol):
 
         `others` as in `start`; where there are such threads, nothing is done. Raises what `start` raises.
         """
-        ...
 
     def start(self, ranges: Sequence[AddressRange], others: Others = nobody) -> None:
         """Watches `ranges`. Touches before the first mark belong to no layer.
@@ -96,16 +85,12 @@ class PageTracker(Protocol):
         `ranges`. Raises CapabilityError where this host does not allow it, or where there are such threads; nothing
         has changed then.
         """
-        ...
 
     def mark(self, layer: int) -> None:
         """Touches until the next mark belong to `layer`; a layer may be marked again. -1: to none."""
-        ...
 
     def stop(self) -> PageSamples:
         """Ends the watch; memory is as before `start`, but for what the program wrote."""
-        ...
 
     def close(self) -> None:
         """As `stop`, without samples, from wherever the calls before were cut short."""
-        ...

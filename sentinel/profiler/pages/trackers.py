@@ -1,25 +1,62 @@
-"""Which page tracker to use: the most exact that this host allows."""
+"""The page trackers by name, and which one to use: the most exact that this host allows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, parse_bytes
-from sentinel.profiler.pages.armed_tracker import GRANULE_BYTES, ArmedTracker
-from sentinel.profiler.pages.ebpf import ebpf_tracker
-from sentinel.profiler.pages.pagemap import pagemap_tracker
-from sentinel.profiler.pages.perf import perf_tracker
+from sentinel.profiler.pages import native_touch
+from sentinel.profiler.pages.armed_tracker import (
+    CHILDREN,
+    DEVICES,
+    GRANULE_BYTES,
+    PINNED,
+    TWICE,
+    ArmedTracker,
+    Reader,
+)
+from sentinel.profiler.pages.ebpf import EbpfReader
 from sentinel.profiler.pages.protocol import PageTracker
-from sentinel.profiler.pages.uffd import uffd_tracker
 
-TRACKERS: dict[str, Callable[[], ArmedTracker]] = {
-    "ebpf": ebpf_tracker,
-    "uffd": uffd_tracker,
-    "perf": perf_tracker,
-    "pagemap": pagemap_tracker,
+TRACKERS: dict[str, Callable[[], Reader]] = {
+    # every fault, in user code and in system calls, reads and writes apart
+    "ebpf": EbpfReader,
+    # userfaultfd hands each fault to a native thread: whoever takes it, reads and writes apart; some µs each
+    "uffd": partial(
+        Reader,
+        "uffd",
+        native_touch.UFFD,
+        "handling page faults by userfaultfd",
+        "run as root, set vm.unprivileged_userfaultfd=1, give access to /dev/userfaultfd (Linux 6.1 or later),"
+        " or use --tracker perf",
+        (TWICE, DEVICES, CHILDREN),
+        too_old="this kernel's UFFDIO_CONTINUE cannot map a page write-protected (Linux 6.4 can)",
+    ),
+    # the kernel's page-fault event, of every thread; not whether it read or wrote; unprivileged, none in system calls
+    "perf": partial(
+        Reader,
+        "perf",
+        native_touch.PERF,
+        "counting page faults by perf_event_open",
+        "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n, or use --tracker pagemap",
+        (PINNED, DEVICES, CHILDREN),
+        ("touches",),
+    ),
+    # which pages the page tables map at the end of each layer: whoever touched them, with no right at all
+    "pagemap": partial(
+        Reader,
+        "pagemap",
+        native_touch.PAGEMAP,
+        "reading the page tables from /proc/self/pagemap",
+        "mount /proc, or use --tracker ops",
+        (DEVICES, CHILDREN),
+        ("touches",),
+    ),
 }
-"""By name, the most exact first. `uffd` tells writes too, but is several times slower: `auto` never takes it."""
+"""How each reads touches, the most exact first. `uffd` tells writes too, but is several times slower: `auto` never
+takes it."""
 
 AUTO = ("ebpf", "perf", "pagemap")
 
@@ -54,24 +91,18 @@ def check_words(spec: str) -> None:
     parse(spec)
 
 
-def make(spec: str) -> PageTracker:
+def make(spec: str) -> ArmedTracker:
     """The page tracker of `spec` (see `parse`), not yet started. Raises UsageError if there is none such."""
-    return _make(spec)
-
-
-def _make(spec: str) -> ArmedTracker:
     name, granule_bytes = parse(spec)
     if name == "auto":
         raise UsageError("'auto' is not a page tracker", f"use one of {', '.join(TRACKERS)}, or choose()")
-    tracker = TRACKERS[name]()
-    tracker.granule_bytes = granule_bytes
-    return tracker
+    return ArmedTracker(TRACKERS[name](), granule_bytes)
 
 
 def obstacle(name: str) -> CapabilityError | None:
     """Why this host does not allow tracker `name`, found by trying it on a page of its own; None if it does."""
     try:
-        _make(name).try_here()
+        make(name).try_here()
     except CapabilityError as error:
         return error
     except SentinelError as error:

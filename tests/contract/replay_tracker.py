@@ -1,4 +1,4 @@
-"""Tracker `replay`: the twin of the others in pure Python, told what was touched."""
+"""A page tracker in pure Python that is told what was touched: what the real ones are held against."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sentinel.core.errors import UsageError
-from sentinel.core.page_runs import PAGE_DTYPE, runs_of_pages
+from sentinel.core.page_runs import PAGE_DTYPE
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages.protocol import COUNTS, AddressRange, Others, PageSamples, nobody
+from tests.page_rows import runs_of_pages
 
 
 class ReplayTracker:
