@@ -20,6 +20,7 @@ from sentinel.calibrate.native_measure import (
 from sentinel.calibrate.regions import HUGE_BYTES, Region
 from sentinel.calibrate.results import EMULATED, Calibration, Figure, MoveFigures, NodeFigures, figure_of
 from sentinel.core.errors import CapabilityError
+from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.system import processor
 
@@ -158,23 +159,28 @@ class _Run:
 
 
 def _notes(plan: MeasurementPlan, nodes: Sequence[NodeFigures], run: _Run) -> list[str]:
-    notes = list(dict.fromkeys(run.notes))
+    notes, cache = list(dict.fromkeys(run.notes)), processor.last_cache_bytes()
     if processor.is_emulated():
         return [EMULATED, *notes]  # what else could be wrong does not matter then
-    if processor.is_virtual():
-        notes.append("virtual machine: others may use the same memory, and the hypervisor's pages count too")
-    if run.busy < IDLE:
-        notes.append(
-            f"other programs were on these CPUs, up to {1 - run.busy:.0%} of a round: figures count the time on the CPU"
-            " only, but caches and memory were shared; measure again on an idle host"
-        )
-    small = [str(node.node) for node in nodes if not node.huge]
-    if small:
-        notes.append(f"no huge pages on node {', '.join(small)}: its latency includes walks of page tables")
-    cache = processor.last_cache_bytes()
-    if plan.nbytes < CACHES * cache:
-        notes.append(
-            f"{format_bytes(plan.nbytes)} is less than {CACHES} times the cache of {format_bytes(cache)}:"
-            " part of what was read came from the cache"
-        )
-    return notes
+    small = ", ".join(str(node.node) for node in nodes if not node.huge)
+    return notes + holding(
+        (
+            processor.is_virtual(),
+            "virtual machine: others may use the same memory, and the hypervisor's pages count too",
+        ),
+        (
+            run.busy < IDLE,
+            (
+                f"other programs were on these CPUs, up to {1 - run.busy:.0%} of a round: figures count the time on the"
+                " CPU only, but caches and memory were shared; measure again on an idle host"
+            ),
+        ),
+        (small, f"no huge pages on node {small}: its latency includes walks of page tables"),
+        (
+            plan.nbytes < CACHES * cache,
+            (
+                f"{format_bytes(plan.nbytes)} is less than {CACHES} times the cache of {format_bytes(cache)}:"
+                " part of what was read came from the cache"
+            ),
+        ),
+    )

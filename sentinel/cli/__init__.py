@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from sentinel import __version__
 from sentinel.cli.common import FAILED, INTERRUPTED, USAGE, code_of
 from sentinel.core.errors import SentinelError
 
@@ -44,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, indent_increment=1),  # or a long verb wraps
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = top.add_subparsers(metavar="VERB", dest="verb", required=True, title="verbs")
     for verb in (run, plan, simulate, compare, report, data, doctor, calibrate):
@@ -99,9 +100,3 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.verb != "run" and isinstance(sys.stdout, io.TextIOWrapper):  # what a script prints is its own affair
         sys.stdout.reconfigure(errors="replace")  # a bar that a locale such as C cannot print is a `?`, not an error
     return arguments
-
-
-def _version() -> str:
-    import sentinel
-
-    return sentinel.__version__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import OK, add_json, add_verb, check_outputs, print_json, print_table
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import holding
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
@@ -102,21 +103,26 @@ def _tell(part: int, parts: int, what: str) -> None:
 
 def _said(found: Calibration, machine: Machine, asked_slow: str | None) -> list[str]:
     """What must be known before the figures are believed."""
-    said = list(found.notes)
-    slow = machine.tiers[1]
-    if slow.measured:
-        return said
-    if asked_slow is None:
-        said.append(
-            f"this host has no other node: the machine's slow tier is {slow.name}, declared, not measured;"
-            " another with --slow emulated:PRESET or --slow PRESET"
-        )
-    if slow.read_bytes_per_s >= machine.fast.read_bytes_per_s:
-        said.append(
-            f"{slow.name} is declared to read {_rate(slow.read_bytes_per_s)}, this host's memory was measured at"
-            f" {_rate(machine.fast.read_bytes_per_s)}: such a tier would hardly be slower here"
-        )
-    return said
+    slow, fast_rate = machine.tiers[1], machine.fast.read_bytes_per_s
+    return [
+        *found.notes,
+        *holding(
+            (
+                not slow.measured and asked_slow is None,
+                (
+                    f"this host has no other node: the machine's slow tier is {slow.name}, declared, not measured;"
+                    " another with --slow emulated:PRESET or --slow PRESET"
+                ),
+            ),
+            (
+                not slow.measured and slow.read_bytes_per_s >= fast_rate,
+                (
+                    f"{slow.name} is declared to read {_rate(slow.read_bytes_per_s)}, this host's memory was measured"
+                    f" at {_rate(fast_rate)}: such a tier would hardly be slower here"
+                ),
+            ),
+        ),
+    ]
 
 
 def _kept(found: Calibration, machine: Machine, host: Topology, arguments: argparse.Namespace) -> str:

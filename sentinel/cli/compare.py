@@ -19,6 +19,7 @@ from sentinel.cli.common import (
     telling,
 )
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 from sentinel.core.units import parse_budget
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")
         return compare_executed.execute(arguments)
-    if not arguments.profiles:
-        raise UsageError("nothing to compare", "give profiles and --machine, or --executed SCRIPT")
-    if arguments.machine is None:
-        raise UsageError("no machine to simulate", "give --machine, such as --machine cxl-m5")
+    require(
+        (not arguments.profiles, "nothing to compare", "give profiles and --machine, or --executed SCRIPT"),
+        (arguments.machine is None, "no machine to simulate", "give --machine, such as --machine cxl-m5"),
+    )
     from sentinel import files
     from sentinel.planner import check_policies
     from sentinel.planner.sweep import DEFAULT_POLICIES

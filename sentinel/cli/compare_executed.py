@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sentinel.cli.common import FAILED, OK, print_json, telling
+from sentinel.cli.common import FAILED, OK, print_json, telling, whole_number
 from sentinel.core.errors import UsageError
+from sentinel.core.rules import require
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
@@ -33,10 +34,14 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tracker", help="tracker of our run: auto, ops, ebpf, perf, pagemap, uffd")
     group.add_argument("--plan", metavar="FILE", help="our run applies this saved plan, without profiling")
     group.add_argument(
-        "--warm-up", type=_count, default=4, metavar="STEPS", help="steps before those measured (default %(default)s)"
+        "--warm-up",
+        type=whole_number,
+        default=4,
+        metavar="STEPS",
+        help="steps before those measured (default %(default)s)",
     )
     group.add_argument(
-        "--measure", type=_count, default=2, metavar="STEPS", help="steps measured (default %(default)s)"
+        "--measure", type=whole_number, default=2, metavar="STEPS", help="steps measured (default %(default)s)"
     )
 
 
@@ -67,15 +72,18 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
     from sentinel.tiers import machine_for
 
     names: tuple[str, ...] = arguments.policies or NAMES
-    for name in names:
-        if name not in NAMES:
-            raise UsageError(f"there is no placement {name!r}", f"choose of {', '.join(NAMES)}")
-    if not arguments.executed:
-        raise UsageError("--executed: no script is given", "name it last, with its own arguments after it")
-    if not os.path.isfile(arguments.executed[0]):
-        raise UsageError(f"there is no script {arguments.executed[0]}", "give the path of a training script")
-    if len(arguments.fast) != 1:
-        raise UsageError("--executed measures one amount of fast memory", "give one, such as --fast 20%")
+    unknown = next((name for name in names if name not in NAMES), None)
+    script = "".join(arguments.executed[:1])
+    require(
+        (unknown is not None, f"there is no placement {unknown!r}", f"choose of {', '.join(NAMES)}"),
+        (not arguments.executed, "--executed: no script is given", "name it last, with its own arguments after it"),
+        (not os.path.isfile(script), f"there is no script {script}", "give the path of a training script"),
+        (
+            len(arguments.fast) != 1,
+            "--executed measures one amount of fast memory",
+            "give one, such as --fast 20%",
+        ),
+    )
     machine = machine_for(arguments.slow)
     if machine.tiers[1].kind != "node" or None in (tier.node for tier in machine.tiers[:2]):
         raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
@@ -146,18 +154,11 @@ def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Name
 def _where(arguments: argparse.Namespace) -> dict[str, str]:
     from importlib.metadata import version
 
-    import sentinel
+    from sentinel import __version__
 
     return {
         "kernel": platform.release(),
         "torch": version("torch"),
-        "sentinel": sentinel.__version__,
+        "sentinel": __version__,
         "machine": arguments.machine or "this host's own numbers",
     }
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -134,15 +134,15 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
     for watch in watches:
         if watch.raised is not None:  # what it did not see must not pass for what there was
             raise watch.raised
-    found = observer.finish()
-    told: dict[str, Any] = dataclasses.asdict(found)
-    told["free_before_bytes"] = free_before
-    told["losses"] = hashlib.sha256(b"".join(losses)).hexdigest()
-    told["n_losses"] = len(losses)
-    told["parameters"] = trained.digest()
-    told["ours"] = _ours() if ours else None
-    told["witness"] = witness.told()
-    return told
+    return {
+        **dataclasses.asdict(observer.finish()),
+        "free_before_bytes": free_before,
+        "losses": hashlib.sha256(b"".join(losses)).hexdigest(),
+        "n_losses": len(losses),
+        "parameters": trained.digest(),
+        "ours": _ours() if ours else None,
+        "witness": witness.told(),
+    }
 
 
 def _run(job: ComparedJob) -> None:

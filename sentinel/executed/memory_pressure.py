@@ -12,9 +12,8 @@ from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.executed.cgroup import Cgroup
 from sentinel.executed.node_memory import node_bytes, node_room_bytes
-from sentinel.system.kernel import system_call
+from sentinel.system import numa
 
-_MPOL_PREFERRED, _MPOL_BIND = 1, 2
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_NOHUGEPAGE = 4, 10, 15
 _TRIES = 16
 _PRESSING_BYTES = 256 << 10
@@ -63,7 +62,7 @@ class Ballast:
         if self._group is not None:
             self._held_before = self._group.held_bytes()
         if not self._pressing:  # the job may be faster, and where nothing can be demoted a process would be ended
-            self._ask(_MPOL_PREFERRED)
+            numa.bind(self._address, self._reserved, self._node)
         return self
 
     def __exit__(
@@ -95,15 +94,9 @@ class Ballast:
     def _reserve(self) -> None:
         self._reserved = node_bytes(self._node) // PAGE_BYTES * PAGE_BYTES
         self._address = _map(self._reserved)
-        self._ask(_MPOL_BIND)
+        numa.bind(self._address, self._reserved, self._node, numa.MPOL_BIND)
         for advice in (_MADV_DONTFORK, _MADV_NOHUGEPAGE):
             self._advise(0, self._reserved, advice)
-
-    def _ask(self, policy: int) -> None:
-        """Where what is taken from now on is to lie; what is there stays."""
-        mask = (ctypes.c_uint64 * 16)()
-        mask[self._node // 64] = 1 << self._node % 64
-        system_call("mbind", self._address, self._reserved, policy, mask, 1024, 0)
 
     def _change(self, nbytes: int) -> None:
         """Take so many bytes more, or give them back if negative; whole pages, as far as that goes."""

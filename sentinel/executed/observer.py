@@ -37,11 +37,6 @@ class Observation:
     least_free_bytes: int | None = None
     audit: dict[str, Any] | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether a step was measured to its end."""
-        return self.measured_steps > 0
-
 
 class StepObserver(Observer):
     """Looks at one training run on `fast_node`. `at_layers` is called at the end of each layer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sentinel.core.units import PAGE_BYTES
-from sentinel.system.kernel import system_call
+from sentinel.profiler.blocks import tensors_in
+from sentinel.system.numa import nodes_of
 
 LINE_BYTES = 64
 _LINES_A_PAGE = PAGE_BYTES // LINE_BYTES
@@ -28,15 +29,6 @@ _ROWS_READ = {"embedding": (0, 1), "_embedding_bag": (0, 1), "_embedding_bag_for
 """Operator -> (table, indices): which arguments tell that only some rows of a table are read."""
 
 Nodes = Callable[[NDArray[np.uint64]], NDArray[np.int32]]
-
-
-def nodes_of(pages: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """(n,) node of each page, given by its address; negative where there is none."""
-    pages = np.ascontiguousarray(pages, np.uint64)
-    status = np.full(len(pages), NOWHERE, np.int32)
-    if len(pages):
-        system_call("move_pages", 0, len(pages), pages.ctypes.data, None, status.ctypes.data, 0)
-    return status
 
 
 class Storages:
@@ -90,7 +82,7 @@ class Touches(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if not func.is_view and not name.startswith(_ONLY_ROOM):
-            operands = [*_tensors((args, kwargs or {})), *_tensors(out)]
+            operands = [*tensors_in((args, kwargs or {})), *tensors_in(out)]
             rows = _rows_of(name, args, operands)
             for tensor in operands:
                 self._count(tensor, rows)
@@ -113,16 +105,6 @@ class Touches(TorchDispatchMode):
                 for node in np.unique(found).tolist():
                     key = node if node >= 0 else NOWHERE
                     self.by_node[key] += int(counts[found == node].sum()) * LINE_BYTES
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def _strided(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

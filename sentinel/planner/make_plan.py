@@ -26,7 +26,6 @@ class Policy(Protocol):
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
         """A Plan that keeps the laws within `machine.fast.capacity_bytes`."""
-        ...
 
 
 def plan(

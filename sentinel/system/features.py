@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sentinel.core.errors import NativeError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.system.kernel import system_call
+from sentinel.system import numa
 from sentinel.system.probes import Missing, Page
 
 _PAGEMAP_SCAN = 0xC0606610  # _IOWR('f', 16, struct pm_scan_arg)
@@ -85,11 +85,9 @@ def weighted_interleave() -> str:
     """mbind() takes the policies that came later."""
     taken, refused = [], []
     for name, mode in _POLICIES.items():
-        mask = (ctypes.c_uint64 * 16)()
-        mask[0] = 1
         with Page() as address:
             try:
-                system_call("mbind", address, PAGE_BYTES, mode, mask, 1024, 0)
+                numa.bind(address, PAGE_BYTES, 0, mode)
                 taken.append(name)
             except NativeError as error:
                 refused.append(f"{name}: {os.strerror(error.errno)}")

@@ -25,11 +25,11 @@ def residency(address: int, nbytes: int) -> NDArray[np.int32]:
     """(pages,) node of each page of [address, address + nbytes), or a negative errno: -ENOENT (-EFAULT before
     Linux 6.12) for a page never touched. Raises NativeError, CapabilityError."""
     first = address // PAGE_BYTES * PAGE_BYTES
-    return _nodes_of(np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64))
+    return nodes_of(np.arange(first, address + nbytes, PAGE_BYTES, dtype=np.uint64))
 
 
-def _nodes_of(pages: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """As `residency`, of pages by their addresses."""
+def nodes_of(pages: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """As `residency`, of pages by their addresses (n,)."""
     status = np.full(len(pages), -errno.EAGAIN, np.int32)
     for begin in range(0, len(pages), _BATCH):
         part, found = pages[begin : begin + _BATCH], status[begin : begin + _BATCH]
@@ -59,7 +59,7 @@ def about_bytes_on(node: int, ranges: Sequence[tuple[int, int]], most_pages: int
     of = np.searchsorted(ends, place, "right")
     begins = np.append(0, ends[:-1])
     pages = (first[of] + place - begins[of]) * PAGE_BYTES
-    share = float((_nodes_of(pages.astype(np.uint64)) == node).mean())
+    share = float((nodes_of(pages.astype(np.uint64)) == node).mean())
     error = 3 * (share * (1 - share) / len(place)) ** 0.5 if stretch > 1 else 0.0
     return int(max(share - error, 0.0) * int(held[:, 1].sum()))
 
@@ -77,12 +77,12 @@ def move(address: int, nbytes: int, node: int) -> int:
     return int((residency(address, nbytes) == node).sum())
 
 
-def bind(address: int, nbytes: int, node: int) -> None:
-    """Give whole pages the policy "preferably on `node`", and so hide them from automatic NUMA balancing.
+def bind(address: int, nbytes: int, node: int, mode: int = MPOL_PREFERRED) -> None:
+    """Give whole pages the policy `mode`, "preferably on `node`", and so hide them from automatic NUMA balancing.
 
     One call an arena: each call may split a mapping. Pages that exist stay where they are. Raises NativeError.
     """
-    system_call("mbind", address, nbytes, MPOL_PREFERRED, _mask(node), _MASK_BITS, 0)
+    system_call("mbind", address, nbytes, mode, _mask(node), _MASK_BITS, 0)
 
 
 def unbind(address: int, nbytes: int) -> None:
@@ -117,4 +117,3 @@ def _mask(node: int) -> ctypes.Array[ctypes.c_uint64]:
     mask = (ctypes.c_uint64 * (_MASK_BITS // 64))()
     mask[node // 64] = 1 << node % 64
     return mask
-

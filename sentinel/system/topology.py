@@ -58,16 +58,19 @@ def topology(
     tiers = _memory_tiers(root)
     listed = numbers(text(system / "online")) or _listed(system)
     nodes = tuple(_node(system, number, listed, tiers) for number in listed)
-    mine = frozenset(cpus if cpus is not None else _allowed_cpus())
+    mine = frozenset(os.sched_getaffinity(0) if cpus is None else cpus)
     spans = tuple(node.number for node in nodes if mine & set(node.cpus))
     forbidden = _forbidden(root, nodes)
     usable = tuple(node for node in nodes if node.total_bytes and node.number not in forbidden)
     if not usable:
         return Topology(nodes, spans=spans, forbidden=forbidden)
     fast = _nearest_to(mine, nodes, usable)
-    if measured is None:
-        measured = _kept if root == Path("/") and len(usable) > 1 else _nothing
-    slower, decided_by = _order(usable, fast, measured(nodes, fast.number))
+    if measured is not None:
+        told = measured(nodes, fast.number)
+    else:
+        calibration = kept(nodes, fast.number) if root == Path("/") and len(usable) > 1 else None
+        told = {} if calibration is None else latencies(calibration)
+    slower, decided_by = _order(usable, fast, told)
     return Topology(nodes, fast.number, slower, decided_by, spans, forbidden)
 
 
@@ -122,15 +125,6 @@ def _noticed(measured: Latencies, number: int, fast: int) -> float | None:
     if number not in measured or fast not in measured:
         return None
     return measured[number] if measured[number] >= NOTICEABLE * measured[fast] else measured[fast]
-
-
-def _kept(nodes: tuple[Node, ...], fast: int) -> Latencies:
-    found = kept(nodes, fast)
-    return latencies(found) if found is not None else {}
-
-
-def _nothing(_nodes: tuple[Node, ...], _fast: int) -> Latencies:
-    return {}
 
 
 def _forbidden(root: Path, nodes: tuple[Node, ...]) -> tuple[int, ...]:
@@ -196,7 +190,3 @@ def _listed(system: Path) -> list[int]:
 def _speed(path: Path, unit: int) -> int | None:
     said = text(path).strip()
     return int(said) * unit if said.isdigit() and int(said) > 0 else None
-
-
-def _allowed_cpus() -> Collection[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()

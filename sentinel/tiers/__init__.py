@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.errors import CapabilityError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
+from sentinel.core.rules import require
 from sentinel.tiers.choice import machine_for
 from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
@@ -54,18 +55,22 @@ def open_tiers(machine: Machine, mover: Mover, bytes_per_s: int = 0) -> list[Tie
 
 def require_fit(plan: Plan, machine: Machine) -> None:
     """Raises UsageError if `plan` cannot be applied to the tiers of `machine`."""
-    if len(plan.tier_names) != len(machine.tiers):
-        raise UsageError(
-            f"the plan has {len(plan.tier_names)} tiers, machine {machine.name} has {len(machine.tiers)}",
+    tiers = len(machine.tiers)
+    between = next((move.block for move in plan.migrations if move.source and move.target), None)
+    require(
+        (
+            len(plan.tier_names) != tiers,
+            f"the plan has {len(plan.tier_names)} tiers, machine {machine.name} has {tiers}",
             "plan for this machine",
-        )
-    if len(machine.tiers) > MOST_TIERS:
-        raise UsageError(
-            f"machine {machine.name} has {len(machine.tiers)} tiers, and plans are applied to {MOST_TIERS} at most",
+        ),
+        (
+            tiers > MOST_TIERS,
+            f"machine {machine.name} has {tiers} tiers, and plans are applied to {MOST_TIERS} at most",
             "leave out those that are used least",
-        )
-    for move in plan.migrations:
-        if move.source and move.target:
-            raise UsageError(
-                f"block {move.block} moves between two slow tiers", "plan moves to or from the fast tier only"
-            )
+        ),
+        (
+            between is not None,
+            f"block {between} moves between two slow tiers",
+            "plan moves to or from the fast tier only",
+        ),
+    )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
+from sentinel.core.rules import require
 from sentinel.core.units import parse_bytes
 from sentinel.system.calibration import kept
 from sentinel.system.nodes import Node
@@ -17,7 +18,7 @@ from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRE
 
 _WORDS = (
     '"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; of several tiers "PRESET=SIZE+PRESET", the'
-    f' fastest first; presets: {", ".join(PRESETS)}'
+    f" fastest first; presets: {', '.join(PRESETS)}"
 )
 
 
@@ -73,17 +74,22 @@ def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
     kind, colon, rest = slow.partition(":")
     parts = [part.partition("=") for part in (rest if colon else slow).split("+")]
     names = [name for name, _, _ in parts]
-    if kind not in ("emulated", slow) or any(name not in PRESETS for name in names):
-        raise UsageError(f"slow={slow!r} names no slow tier", f"use {_WORDS}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"slow={slow!r} names a tier twice", "name each once")
-    if names != sorted(names, key=lambda name: PRESETS[name].latency_ns):
-        raise UsageError(f"slow={slow!r} names a tier after a slower one", "put the one of the lowest latency first")
-    if unlimited := [name for name, equals, _ in parts[:-1] if not equals]:
-        raise UsageError(
-            f"slow={slow!r}: {unlimited[0]} may hold everything, so {names[-1]} would hold nothing",
-            f'say how much it holds: "{unlimited[0]}=4GiB"',
-        )
+    unknown = kind not in ("emulated", slow) or any(name not in PRESETS for name in names)
+    require((unknown, f"slow={slow!r} names no slow tier", f"use {_WORDS}"))
+    unlimited = next((name for name, equals, _ in parts[:-1] if not equals), "")
+    require(
+        (len(set(names)) < len(names), f"slow={slow!r} names a tier twice", "name each once"),
+        (
+            names != sorted(names, key=lambda name: PRESETS[name].latency_ns),
+            f"slow={slow!r} names a tier after a slower one",
+            "put the one of the lowest latency first",
+        ),
+        (
+            unlimited,
+            f"slow={slow!r}: {unlimited} may hold everything, so {names[-1]} would hold nothing",
+            f'say how much it holds: "{unlimited}=4GiB"',
+        ),
+    )
     tiers = (DeclaredTier(name, parse_bytes(size) if equals else None) for name, equals, size in parts)
     return "emulated" if colon else "described", tuple(tiers)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NewType, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.machine import TierSpec
+from sentinel.core.machine import Machine, TierSpec
 
 FAST = 0
 """The number of the fast tier, `Machine.hub`: the only one whose bytes have a budget here."""
@@ -56,11 +57,9 @@ class Mover(Protocol):
 
     def submit(self, job: Job) -> int:
         """Queue `job`; returns its id."""
-        ...
 
     def bytes_in(self, tier: int) -> int:
         """Bytes that `tier` holds now."""
-        ...
 
 
 class Tier(Protocol):
@@ -70,27 +69,22 @@ class Tier(Protocol):
     @property
     def spec(self) -> TierSpec:
         """What it is and what it costs."""
-        ...
 
     @property
     def holds_pages(self) -> bool:
         """Whether pages really lie here: then the kernel may move them too, they are dropped as their block dies, and
         come back to fast memory in the end. Else bytes are here by the accounts only."""
-        ...
 
     @property
     def takes_unplanned_births(self) -> bool:
         """Whether a block for which fast memory has no room may be born here instead."""
-        ...
 
     @property
     def used_in_place(self) -> bool:
         """Whether what is here can be read and written where it is; else it must be in fast memory before."""
-        ...
 
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
-        ...
 
     def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
         """Begin to move `block` to here, wherever its bytes are, once transfer `after` (0: none) has ended. What stays
@@ -99,20 +93,57 @@ class Tier(Protocol):
         `first`: it is here already, by the books; what the kernel has put into fast memory by itself comes back, and
         no promotion begins before.
         """
-        ...
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """Begin to move `block` to fast memory, wherever its bytes are; what stays is counted here."""
-        ...
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
         is really slower."""
-        ...
 
     def close(self) -> None:
         """Let go of what the tier itself holds; blocks stay where they are."""
-        ...
+
+
+class SlowTier(ABC):
+    """What tiers beside the fast one have in common: each is tier `index` of `machine`, and `mover` does its jobs."""
+
+    holds_pages = False
+    takes_unplanned_births = False
+
+    def __init__(self, machine: Machine, index: int, mover: Mover) -> None:
+        self._machine, self._index, self._mover = machine, index, mover
+
+    @property
+    def spec(self) -> TierSpec:
+        """See Tier."""
+        return self._machine.tiers[self._index]
+
+    @property
+    def used_in_place(self) -> bool:
+        """See Tier: as the machine says."""
+        return self.spec.addressable
+
+    def room_bytes(self) -> int:
+        """See Tier."""
+        return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)
+
+    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
+        """See Tier."""
+        job = self._job(block, source, self._index, after)
+        return Transfer(self._mover.submit(job._replace(first=first)))
+
+    def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
+        """See Tier."""
+        return Transfer(self._mover.submit(self._job(block, self._index, FAST, after)))
+
+    def close(self) -> None:
+        """See Tier."""
+        return  # nothing to let go of
+
+    @abstractmethod
+    def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
+        """What moves `block` between two tiers."""
 
 
 def holds_pages(tiers: Sequence[Tier | None]) -> bool:

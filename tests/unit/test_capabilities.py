@@ -89,13 +89,13 @@ def test_how_much_is_on_a_node_is_asked_of_few_pages_of_many(monkeypatch: pytest
     anchor = ctypes.c_char.from_buffer(memory)
     address = ctypes.addressof(anchor)
     node = int(numa.residency(address, 4096)[0])
-    asked, nodes_of = [], numa._nodes_of
+    asked, nodes_of = [], numa.nodes_of
 
     def noted(some: Any) -> Any:
         asked.append(len(some))
         return nodes_of(some)
 
-    monkeypatch.setattr(numa, "_nodes_of", noted)
+    monkeypatch.setattr(numa, "nodes_of", noted)
     halves = [(address, pages * 2048), (address + pages * 2048, pages * 2048 - 4095), (0, 0)]
     own = sum(nbytes for _, nbytes in halves)
     assert numa.about_bytes_on(node, halves) == own * touched // pages
