@@ -114,9 +114,7 @@ def ebpf() -> str:
     """A program of two instructions is loaded for a tracepoint."""
     program = ctypes.create_string_buffer(struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0))  # r0 = 0; exit
     licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
-    head = struct.pack(
-        "=IIQQ", _BPF_PROG_TYPE_TRACEPOINT, 2, ctypes.addressof(program), ctypes.addressof(licence)
-    )
+    head = struct.pack("=IIQQ", _BPF_PROG_TYPE_TRACEPOINT, 2, ctypes.addressof(program), ctypes.addressof(licence))
     attributes = ctypes.create_string_buffer(head, 128)
     os.close(system_call("bpf", _BPF_PROG_LOAD, ctypes.byref(attributes), 128))
     return "a program for a tracepoint was loaded"

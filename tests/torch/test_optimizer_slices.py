@@ -76,11 +76,7 @@ def train(optimizer, params, *, steps=5, missing=(), sparse=()):
 
 
 def flat_state(optimizer, params):
-    return {
-        (index, key): value
-        for index, p in enumerate(params)
-        for key, value in optimizer.state.get(p, {}).items()
-    }
+    return {(index, key): value for index, p in enumerate(params) for key, value in optimizer.state.get(p, {}).items()}
 
 
 def assert_same(optimizer, params, stock, stock_params):

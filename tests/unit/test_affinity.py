@@ -14,9 +14,7 @@ from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology
 
 GIB = 1 << 30
-HOST = Topology(
-    nodes=(Node(0, (0, 1, 8, 9), GIB), Node(1, (2, 3), GIB), Node(2, (), GIB)), fast=0, spans=(0,)
-)
+HOST = Topology(nodes=(Node(0, (0, 1, 8, 9), GIB), Node(1, (2, 3), GIB), Node(2, (), GIB)), fast=0, spans=(0,))
 
 
 @pytest.mark.parametrize(

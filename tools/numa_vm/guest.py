@@ -78,10 +78,7 @@ def run(hardware: Sequence[str], kernel: Path, initrd: Path, disks: Disks, conso
         said = qemu.communicate()[1].decode(errors="replace").strip()
     word, _, code = verdict.strip().partition(" ")
     if "volatile-memdev" in said:
-        raise Missing(
-            "this QEMU has no volatile CXL memory, which came with 8.1;"
-            f" on Debian 12: {INSTALL}"
-        )
+        raise Missing(f"this QEMU has no volatile CXL memory, which came with 8.1; on Debian 12: {INSTALL}")
     if word != "exit":
         raise GuestFailed(f"the guest ended without a verdict{': ' + said if said else ''}; {_tail(console)}", 125)
     return int(code)
