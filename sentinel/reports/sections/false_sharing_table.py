@@ -8,8 +8,7 @@ import pandas as pd
 
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.trace import LayerId
-from sentinel.core.units import format_bytes
-from sentinel.reports.caveats import counted
+from sentinel.core.units import counted, format_bytes
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
 from sentinel.reports.html.tables import text_as_pairs
