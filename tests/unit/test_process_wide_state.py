@@ -33,8 +33,7 @@ ELSEWHERE = {
     "executed/memory_pressure.py: sets _libc.mmap": "the types of a C function, always the same",
     "system/kernel.py: sets _libc.syscall": "as above",
     # the same answer at any time
-    "files/codec.py: caches _decoders": "made from the fields of a class",
-    "files/codec.py: caches _encoders": "as above",
+    "files/codec.py: caches _codecs": "made from the fields of a class",
     "migration/holders.py: caches _dict_of_a_frame": "a property of this interpreter",
     "profiler/flops.py: caches _formulas": "torch's own, by name",
     "profiler/flops.py: caches flops": "pure",
