@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset
 
-from sentinel.samples import Order
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from torch.utils.data import DistributedSampler, RandomSampler, TensorDataset  # noqa: E402
+
+from sentinel.samples import Order  # noqa: E402
 
 
 def permutation(n: int, seed: int):
