@@ -38,6 +38,7 @@ test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines wh
 
 lint: $(VENV)/.packages ## ruff and mypy
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 
 native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers, and without optimisation (needs cmake)

@@ -6,8 +6,10 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -21,6 +23,8 @@ from sentinel.system.progress import say
 
 MOST_RESTARTS = 3
 """Of workers that were killed, in one iteration."""
+_END_S = 1.0
+"""From the last sign of a worker that is killed until it has ended, at most."""
 STATE_VERSION = 1
 
 
@@ -70,11 +74,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of an epoch, or of the rest of the one that `load_state_dict` told."""
         if not self._agreed:
-            order, room = self._order, self._feeding.room
-            said = {"seed": order.seed, "world": order.world, "order": order.kind, "drop_last": order.drop_last}
-            memory = None if order.kind == "exact" else room.nbytes
-            check_ranks_agree({**said, "data set": self._feeding.digest, "memory": memory})
-            self._agreed = True
+            self._check_ranks()
         self._drain()
         if self._delivered:  # the last iteration was left
             self._next_epoch()
@@ -88,6 +88,15 @@ class Loader:
         self._asked = False
         return self._deliver(self._iteration, planned)
 
+    def _check_ranks(self) -> None:
+        """Raises UsageError, on every rank, unless all begin with the same order at the same place."""
+        order, room = self._order, self._feeding.room
+        said = {"seed": order.seed, "world": order.world, "order": order.kind, "drop_last": order.drop_last}
+        memory = None if order.kind == "exact" else room.nbytes
+        place = {name: value for name, value in self.state_dict().items() if name in ("epoch", "delivered")}
+        check_ranks_agree(order.world, {**said, "data set": self._feeding.digest, "memory": memory, **place})
+        self._agreed = True
+
     def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
         requests = _requests(planned, self._batching)
         restarts = done = 0
@@ -95,12 +104,14 @@ class Loader:
         while done < len(requests):
             if iteration != self._iteration:
                 raise UsageError("another iteration of this loader has begun", "finish one before the next")
-            if batches is None:
-                batches = self._worked(requests[done:])
             try:
-                batch, served = next(batches)
-            except RuntimeError:
-                if restarts == MOST_RESTARTS or not _lost(batches):
+                if batches is None:
+                    batches = self._worked(requests[done:])
+                batch, served = _next_batch(batches)
+            except (RuntimeError, OSError, EOFError):  # the latter two: its last batch cannot be fetched any more
+                if batches is None and self._workers is not None:
+                    batches = self._workers._iterator  # one was lost since the last epoch
+                if restarts == MOST_RESTARTS or not _lost(batches, _END_S):
                     raise
                 restarts += 1
                 said = f"a worker of the loader was lost: all start again, at sample {self._delivered} of the epoch"
@@ -148,9 +159,14 @@ class Loader:
             num_workers=asked.workers,
             collate_fn=Collate(asked.collate_fn),  # type: ignore[arg-type]  # of what StagedSamples gives
             pin_memory=asked.pin_memory,
-            generator=torch.Generator().manual_seed(self._order.seed),  # torch's own would be drawn from
+            generator=torch.Generator().manual_seed(self._workers_seed()),  # torch's own would be drawn from
             **several,
         )
+
+    def _workers_seed(self) -> int:
+        """Of the random numbers that `transform` draws: unlike on each rank, and after each start of workers."""
+        said = (self._order.seed % 2**64, self._order.rank, self._epoch, self._delivered)
+        return int(np.random.SeedSequence(said).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def _drain(self) -> None:
         """No worker is at a batch of an iteration that was left: these would use the room of the next one."""
@@ -242,6 +258,7 @@ class Loader:
         if not all(type(number) is int and number >= 0 for number in whole):
             raise UsageError("the state is damaged", "give what state_dict() returned")
         self._iteration += 1
+        self._agreed = False
         self._epoch, self._delivered = state["epoch"], 0
         self._base = Begun(state["delivered"], state["world"], Room(*state["room"])) if delivered else None
 
@@ -304,14 +321,29 @@ def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
     return [Request(cut.start, planned.samples[cut], planned.first[cut], planned.direct[cut]) for cut in cuts]
 
 
-def _lost(batches: Any) -> bool:
-    """Whether a worker ended by itself: its error is not one of the user's."""
-    return any(not worker.is_alive() for worker in getattr(batches, "_workers", ()))
+def _lost(batches: Any, within_s: float) -> bool:
+    """Whether a worker has ended by itself, or does so soon: its error is not one of the user's."""
+    ends = [worker.sentinel for worker in getattr(batches, "_workers", ())]
+    return bool(ends and wait(ends, within_s))
+
+
+def _next_batch(batches: Any) -> Any:
+    """The next of `batches`; RuntimeError if a worker is lost before it comes, be it in the middle of sending it."""
+    workers = getattr(batches, "_workers", ())
+    if not workers:
+        return next(batches)
+    torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in workers))
+    try:
+        if _lost(batches, 0):
+            raise RuntimeError("a worker of the loader was lost")
+        return next(batches)
+    finally:
+        torch._C._remove_worker_pids(id(batches))
 
 
 def _keep_signals_from(batches: Any) -> None:
-    """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. It also
-    looks every five seconds while it waits for a batch: that is enough, and then the loader can start workers anew."""
+    """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. Here it may
+    only while a batch is waited for (`_next_batch`): then the loader can start workers anew."""
     if getattr(batches, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(batches))
         batches._worker_pids_set = False

@@ -18,12 +18,13 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     return 1, 0
 
 
-def check_ranks_agree(said: dict[str, object]) -> None:
+def check_ranks_agree(world: int, said: dict[str, object]) -> None:
     """Raises UsageError, on every rank, for the first name whose value is not the same on all of them.
 
-    All ranks must call it. Does nothing where torch.distributed was not initialized.
+    All ranks must call it. Does nothing where torch.distributed was not initialized, or where the `world` of the caller
+    is not all of it: others may then have no loader, and would never answer.
     """
-    if not _distributed() or torch.distributed.get_world_size() == 1:
+    if world == 1 or not _distributed() or torch.distributed.get_world_size() != world:
         return
     everybody: list[dict[str, object]] = [{} for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather_object(everybody, said)

@@ -64,6 +64,7 @@ class SourceFiles:
                     self._path(file), what, "the file ends within it: it was cut short; restore it, or index it anew"
                 )
             done += count
+        self._check(file, opened.descriptor)  # after the read: one that is rewritten in place stays open
         return data
 
     def _opened(self, file: int) -> _OpenFile:

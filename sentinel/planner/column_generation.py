@@ -166,7 +166,7 @@ class ColumnGeneration:
             better = self.master.solve()
             if better is None:
                 break
-            self.open, mix = (mix.step_ns - better.step_ns) / better.step_ns, better
+            self.open, mix = (mix.step_ns - better.step_ns) / max(better.step_ns, 1e-9), better
             if self.open < _ENOUGH:
                 break
         else:

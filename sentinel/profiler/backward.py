@@ -57,8 +57,9 @@ def _end() -> None:
     now = RUNTIME.backward
     if now.active:
         now.active = False
-        if RUNTIME.sink is not None:
-            RUNTIME.sink.tick(now.within, "backward", "annotate")
+        sink = RUNTIME.sink
+        if sink is not None:
+            sink.tick(now.within, "backward", "annotate")
 
 
 class _Entry:

@@ -10,5 +10,6 @@ from sentinel.runtime import RUNTIME
 
 def add_layer(name: str | None = None) -> None:
     """End a layer and name it. Without a session: nothing, in well under 100 ns."""
-    if RUNTIME.sink is not None:
-        RUNTIME.sink.tick(name or "", "", "add_layer")
+    sink = RUNTIME.sink  # read once: the session may end in another thread
+    if sink is not None:
+        sink.tick(name or "", "", "add_layer")

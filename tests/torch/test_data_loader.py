@@ -254,6 +254,49 @@ def test_a_worker_that_is_killed_costs_time_only(
     loader.close()
 
 
+def test_a_worker_that_is_killed_between_epochs_costs_time_only(
+    tars: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    assert loader._workers is not None
+    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    assert epoch_of(loader) == torchs(0, 1)
+    assert "a worker of the loader was lost" in capfd.readouterr().err
+    loader.close()
+
+
+def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
+    return number_of(sample), bytes(1 << 16)
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_sending_a_batch_costs_time_only(
+    tars: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
+    batches = iter(loader)
+    got = [number for number, _ in next(batches)]
+    assert loader._workers is not None
+    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
+    for _ in range(600):  # a batch is larger than a pipe, so the thread that sends the next one waits in its write
+        if any("pipe" in task.read_text() for task in Path(f"/proc/{worker.pid}/task").glob("*/wchan")):
+            break
+        time.sleep(0.05)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    got += [number for batch in batches for number, _ in batch]
+    assert got == torchs(0, 0)
+    assert "a worker of the loader was lost" in capfd.readouterr().err
+    loader.close()
+
+
+def test_workers_draw_other_random_numbers_on_each_rank(tars: list[str]) -> None:
+    seeds = {loader_of(tars, rank=rank, world=3)._workers_seed() for rank in range(3)}
+    assert len(seeds) == 3
+
+
 class Killed:
     def __call__(self, sample: dict[str, bytes]) -> int:
         os.kill(os.getpid(), signal.SIGKILL)

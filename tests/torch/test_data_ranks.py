@@ -21,7 +21,7 @@ COUNT = 50
 def test_a_job_of_one_rank() -> None:
     assert world_and_rank(None, None) == (1, 0)
     assert world_and_rank(2, 3) == (3, 2)
-    check_ranks_agree({"seed": 1})
+    check_ranks_agree(1, {"seed": 1})
 
 
 def _rank(rank: int, meeting: str, paths: list[str], found: Any) -> None:
@@ -35,6 +35,14 @@ def _rank(rank: int, meeting: str, paths: list[str], found: Any) -> None:
                 delivered += batch.tolist()
         except UsageError as error:
             said = str(error)
+    loader = sentinel.data.loader(paths, number_of, batch_size=8, memory="1MiB")
+    if rank:  # only one of them has found its checkpoint
+        loader.load_state_dict(loader.state_dict() | {"delivered": 16})
+    with pytest.raises(UsageError, match="ranks differ in delivered: rank 0 has 0, rank 1 has 16"):
+        iter(loader)
+    if not rank:  # the others have no such loader, and would not answer
+        alone = sentinel.data.loader(paths, number_of, batch_size=8, memory="1MiB", rank=0, world=1)
+        assert sum(len(batch) for batch in alone) == COUNT
     found.put((rank, delivered, said))
     torch.distributed.destroy_process_group()
 

@@ -244,6 +244,30 @@ def test_a_source_that_changed_is_refused_by_name(folder: Path, how: str) -> Non
         files.sample(5)
 
 
+def test_a_file_that_is_rewritten_in_place_while_it_is_open_is_refused_by_name(folder: Path) -> None:
+    (path,) = shards(folder, [4])
+    data = open_data([path])
+    files = SourceFiles(data.layout, data.root)
+    files.sample(0)
+    with open(path, "r+b") as file:
+        file.write(bytes(512))
+    os.utime(path, ns=(0, 1))  # whatever the clock of the file system resolves
+    with pytest.raises(FormatError, match="changed since it was indexed") as error:
+        files.sample(0)
+    assert error.value.path == path
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for where in ("data/a/1", "elsewhere/2"):
+        (tmp_path / where).write_bytes(b"x")
+    (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "c").symlink_to(tmp_path / "data")  # a circle
+    found = [str(Path(path).relative_to(tmp_path)) for path in files_below(str(tmp_path / "data"))]
+    assert found == ["data/a/1", "data/b/2"]
+
+
 def test_a_file_that_is_cut_short_while_it_is_open_names_the_sample(folder: Path) -> None:
     data = open_data(shards(folder, [4]))
     files = SourceFiles(data.layout, data.root)

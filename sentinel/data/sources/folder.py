@@ -27,9 +27,15 @@ class FolderOfFiles:
 
 
 def files_below(folder: str) -> list[str]:
-    """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out, links followed once."""
+    """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out. Links are followed, and a
+    folder that several paths lead to is read once."""
     found: list[str] = []
-    for where, folders, names in os.walk(folder):
+    seen: set[str] = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(where)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(where, name) for name in names if not name.startswith(".")]
     if not found:
