@@ -25,6 +25,8 @@ MOST_RESTARTS = 3
 """Of workers that were killed, in one iteration."""
 _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
+_OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
+"""The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
 STATE_VERSION = 1
 
 
@@ -108,7 +110,7 @@ class Loader:
                 if batches is None:
                     batches = self._worked(requests[done:])
                 batch, served = _next_batch(batches)
-            except (RuntimeError, OSError, EOFError):  # the latter two: its last batch cannot be fetched any more
+            except _OF_LOST_WORKERS:
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
                 if restarts == MOST_RESTARTS or not _lost(batches, _END_S):
@@ -178,7 +180,7 @@ class Loader:
             self._batches.waiting = []
             try:
                 iter(self._workers)  # torch waits until they are done with what they were asked
-            except RuntimeError:  # one of them was lost
+            except _OF_LOST_WORKERS:
                 self._stop_workers(self._workers._iterator)
 
     def _stop_workers(self, batches: Any) -> None:
