@@ -186,6 +186,9 @@ def _overhead(told: Told) -> Iterator[str]:
     ]
     same = all(each["same_loss"] for each in found.values())
     yield f"Goals: {'; '.join(goals)}. The same losses: {'yes' if same else '**no**'}."
+    if all("tuned_again_over_tuned" in each for each in found.values()):
+        chance = "; ".join(f"{model} {_ratio(each['tuned_again_over_tuned'])}" for model, each in found.items())
+        yield f"A second tuned process over the first, so what chance makes of it: {chance}."
     idle_ns = told["results"]["inactive_add_layer_ns"]["median"]
     yield f"An `add_layer()` without a session takes {idle_ns:.0f} ns, the loop around it included."
 
@@ -292,6 +295,7 @@ def _ratio(found: Told) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Told], Iterator[str]]]] = {
     "first-steps": ("From start_profile() to the first applied step", _first_steps),
     "overhead-always": ("Nothing to move, and huge pages for all", _overhead),
+    "overhead-always-amd": ("The same on an AMD machine", _overhead),
     "overhead-madvise": ("Nothing to move, and huge pages where they are asked for", _overhead),
     "forked-workers": ("Workers forked within the profiled step", _forked_workers),
     "lost-writes": ("What other threads write meanwhile", _lost_writes),
