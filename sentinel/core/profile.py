@@ -125,17 +125,18 @@ class Profile:
 
 def _problems(p: Profile, n_layers: int, n: int) -> str | None:
     t, a = p.tensors, p.accesses
-    shapes = {
-        "no layers": n_layers == 0,
-        "layers, layer_ns and flops have different lengths": {len(p.layer_ns), len(p.flops)} != {n_layers},
-        "a table has another dtype or length than declared": t.dtype != TENSOR_DTYPE
-        or a.dtype != ACCESS_DTYPE
-        or len(t) != n,
-        "two tensors share a name": len(set(p.names)) != n,
-        "the table of extents has another dtype than declared": p.extents.dtype != EXTENT_DTYPE,
-    }
+    shapes = [
+        (n_layers == 0, "no layers"),
+        ({len(p.layer_ns), len(p.flops)} != {n_layers}, "layers, layer_ns and flops have different lengths"),
+        (
+            t.dtype != TENSOR_DTYPE or a.dtype != ACCESS_DTYPE or len(t) != n,
+            "a table has another dtype or length than declared",
+        ),
+        (len(set(p.names)) != n, "two tensors share a name"),
+        (p.extents.dtype != EXTENT_DTYPE, "the table of extents has another dtype than declared"),
+    ]
     return (
-        first_broken(shapes)
+        first_broken(*shapes)
         or _tensor_problems(t, n_layers, p.n_events)
         or _extent_problems(p.extents, t)
         or _access_problems(p, n_layers)
@@ -147,12 +148,11 @@ def _tensor_problems(t: NDArray[Any], n_layers: int, n_events: int) -> str | Non
     outside = (start < 0) | (start >= n_layers) | (stop <= start) | (stop - start > n_layers)
     off = (born < 0) | (died <= born) | (died - born > max(n_events, 1))
     return first_broken(
-        {
-            "a tensor has no bytes, no role or a lifetime outside the step": outside.any()
-            or (t["nbytes"] <= 0).any()
-            or (t["role"] >= len(ROLES)).any(),
-            "a tensor's events lie outside the circle": off.any(),
-        }
+        (
+            outside.any() or (t["nbytes"] <= 0).any() or (t["role"] >= len(ROLES)).any(),
+            "a tensor has no bytes, no role or a lifetime outside the step",
+        ),
+        (off.any(), "a tensor's events lie outside the circle"),
     )
 
 
@@ -171,13 +171,14 @@ def _extent_problems(e: NDArray[Any], t: NDArray[Any]) -> str | None:
     tail = np.append(head[1:], True)[: len(e)]
     whole = (begin[head] == 0).all() and (end[tail] == t["nbytes"]).all() and (begin[~head] == end[~tail]).all()
     return first_broken(
-        {
-            "the extents of a tensor do not cover it by runs of whole pages": not whole
-            or ((e["nbytes"] <= 0) | (begin < 0) | (begin % PAGE_BYTES != 0)).any(),
-            "a tensor has several extents and does not live across steps, or is not managed": not (
-                t["persistent"] & t["managed"]
-            )[tensor[~head]].all(),
-        }
+        (
+            not whole or ((e["nbytes"] <= 0) | (begin < 0) | (begin % PAGE_BYTES != 0)).any(),
+            "the extents of a tensor do not cover it by runs of whole pages",
+        ),
+        (
+            not (t["persistent"] & t["managed"])[tensor[~head]].all(),
+            "a tensor has several extents and does not live across steps, or is not managed",
+        ),
     )
 
 
@@ -189,10 +190,9 @@ def _access_problems(p: Profile, n_layers: int) -> str | None:
     whose = p.tensors[p.extents["tensor"][extent]]
     inside = ((layer >= whose["start"]) & (layer < whose["stop"])) | (layer + n_layers < whose["stop"])
     return first_broken(
-        {
-            "accesses are not sorted by (extent, layer) or a pair occurs twice": (
-                np.diff(extent * n_layers + layer) <= 0
-            ).any(),
-            "an access lies outside its tensor's lifetime": not inside.all(),
-        }
+        (
+            (np.diff(extent * n_layers + layer) <= 0).any(),
+            "accesses are not sorted by (extent, layer) or a pair occurs twice",
+        ),
+        (not inside.all(), "an access lies outside its tensor's lifetime"),
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from sentinel.core.errors import UsageError
 
 
-def first_broken(rules: Mapping[str, Any]) -> str | None:
-    """The first of `rules`, a sentence each, whose value is true; None if all are kept."""
-    return next((sentence for sentence, is_broken in rules.items() if is_broken), None)
+def first_broken(*rules: tuple[Any, str]) -> str | None:
+    """The first of `rules`, (is it broken, what is wrong), that is broken; None if all are kept."""
+    return next((sentence for is_broken, sentence in rules if is_broken), None)
 
 
 def require(*rules: tuple[Any, str, str]) -> None:

@@ -98,13 +98,13 @@ def _columns_fit(path: PathLike, form: Format, index: dict[str, Any], room_bytes
         rows = int(shape[0]) if shape and is_column else 0
         of_table = rows_of.setdefault(name.split(".")[0], rows)
         problem = first_broken(
-            {
-                "is no column of one dimension; write the file anew": not is_column,
-                "claims more rows than the file has bytes; it is cut short or damaged": rows > room_bytes,
-                f"has type {str(told)[:20]}, not {dtype.str}; write the file anew": not isinstance(told, str)
-                or _DTYPES.get(told) != dtype.str,
-                f"has {rows} rows, its table {of_table}; write the file anew": rows != of_table,
-            }
+            (not is_column, "is no column of one dimension; write the file anew"),
+            (rows > room_bytes, "claims more rows than the file has bytes; it is cut short or damaged"),
+            (
+                not isinstance(told, str) or _DTYPES.get(told) != dtype.str,
+                f"has type {str(told)[:20]}, not {dtype.str}; write the file anew",
+            ),
+            (rows != of_table, f"has {rows} rows, its table {of_table}; write the file anew"),
         )
         if problem is not None:
             raise FormatError(path, name, problem)

@@ -11,9 +11,9 @@ from sentinel.core.rules import first_broken, holding, require
 
 def test_the_first_broken_rule_is_told() -> None:
     rows = np.array([1, 2])
-    assert first_broken({"a": False, "b": (rows > 1).any(), "c": True}) == "b"
-    assert first_broken({"a": np.False_, "b": (), "c": 0}) is None
-    assert first_broken({}) is None
+    assert first_broken((False, "a"), ((rows > 1).any(), "b"), (True, "c")) == "b"
+    assert first_broken((np.False_, "a"), ((), "b"), (0, "c")) is None
+    assert first_broken() is None
 
 
 def test_a_broken_rule_is_raised_with_its_remedy() -> None:
