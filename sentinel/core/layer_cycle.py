@@ -7,8 +7,8 @@ docs/decisions/0072 says; docs/decisions/0082 says when there is a new cycle.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 
@@ -36,9 +36,17 @@ class LayerCycle:
     boundaries: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, layers: Sequence[LayerId], boundaries: Sequence[int]) -> LayerCycle:
-        """The cycle that a clock follows."""
-        return cls(tuple((layer.name, layer.phase) for layer in layers), tuple(boundaries))
+    def of(cls, layers: Iterable[LayerId]) -> LayerCycle:
+        """That of the layers of a plan, which does not say when optimizers step."""
+        return cls(tuple((layer.name, layer.phase) for layer in layers))
+
+    def layers(self) -> tuple[LayerId, ...]:
+        """The identity of each tick: those of one name and phase are numbered as they come."""
+        found, counts = [], Counter[Tick]()
+        for tick in self.ticks:
+            found.append(LayerId(tick[0], counts[tick], tick[1]))
+            counts[tick] += 1
+        return tuple(found)
 
     def stretches(self) -> list[Stretch]:
         """What ticks before each boundary, since the one before it."""

@@ -8,7 +8,7 @@ it is told that. (The native library has the layer under way too: each allocatio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from sentinel.core.errors import UsageError
@@ -24,17 +24,17 @@ StepEnd = Literal["whole", "cut short"]
 class Position(NamedTuple):
     """The answer to a tick: which `layer` begins with it, and how the step `ended` that is over with it.
 
-    `layer` is None out of step, and in a step that whoever asks does not follow (see `StepFollower.join`). `ended` is
-    None where no step is over. A step is whole if all its ticks came as expected; with the last of them layer 0 begins.
-    It is cut short if not, or if it was not followed from its beginning: that shows with the first tick of the next
-    step, where layer 1 begins and layer 0 is over already, or with layer 0 of the next step.
+    `layer` is None out of step. `ended` is None where no step is over. A step is whole if all its ticks came as
+    expected; with the last of them layer 0 begins. It is cut short if not: that shows with the first tick of the next
+    step, where layer 1 begins and layer 0 is over already.
     """
 
     layer: int | None
     ended: StepEnd | None = None
 
 
-_NONE_BEGINS = Position(None)
+NONE_BEGINS = Position(None)
+"""Out of step."""
 
 
 class StepFollower:
@@ -57,7 +57,6 @@ class StepFollower:
         self.in_step = True
         self.n_changes = 0
         self.layer: int | None = 0
-        self._joined = True  # else Positions have no layer until the next step
         self._answers: tuple[Position, ...] = ()  # as each layer begins in step
         self._index: dict[LayerId, int] = {}
         self._counts = Counter[Tick]()  # in this step, while out of step
@@ -90,10 +89,7 @@ class StepFollower:
         if layer is None or not self.in_step or tick != ticks[layer]:
             return self._unexpected(tick)
         self.layer = layer = (layer + 1) % len(ticks)
-        if self._joined:
-            return self._answers[layer]
-        self._joined = not layer
-        return _NONE_BEGINS if layer else Position(0, "cut short")
+        return self._answers[layer]
 
     def _unexpected(self, tick: Tick) -> Position:
         """A tick out of step, or one that puts the job out of step; with the cycle's first one a step begins."""
@@ -106,11 +102,11 @@ class StepFollower:
         # One more than the cycle has: the step before was cut short, and a new one has begun.
         self.in_step = index == 0 or (index is None and tick == ticks[0])
         if self.in_step:
-            self.layer, self._joined = self.second_layer, True
+            self.layer = self.second_layer
             return Position(self.layer, "cut short")
         if self.layer == 0:
             self._counts.clear()
-        return _NONE_BEGINS
+        return NONE_BEGINS
 
     def changed_by(self, tick: Tick) -> LayerCycle | None:
         """The job's new cycle, if this tick, which was answered, shows that the job has one."""
@@ -138,11 +134,10 @@ class StepFollower:
         """The layer that begins with the cycle's first tick: 1, or 0 in a cycle of one layer."""
         return 1 % len(self.layers)
 
-    def join(self) -> bool:
-        """Ticks are followed by somebody new: from layer 0 on, if that is under way in step. If not, this returns
-        False, and Positions have no layer until the next step begins."""
-        self._joined = self.in_step and self.layer == 0
-        return self._joined
+    @property
+    def in_first_layer(self) -> bool:
+        """Whether layer 0 is under way, in step: a plan can be taken in for all of the step."""
+        return self.in_step and self.layer == 0
 
     # ---- which cycle is followed ------------------------------------------------------------------------
 
@@ -170,7 +165,7 @@ class StepFollower:
     def follow_saved(self, layers: Sequence[LayerId]) -> None:
         """Follow the layers of a saved plan, the first of which has begun; when its optimizers step is not known before
         `learn_boundaries`."""
-        self._follow(LayerCycle.of(layers, ()), in_step=True)
+        self._follow(LayerCycle.of(layers), in_step=True)
 
     def learn_boundaries(self, boundaries: Sequence[int]) -> None:
         """Optimizers step after so many ticks of the cycle that is followed."""
@@ -190,11 +185,11 @@ class StepFollower:
             self.tick(cycle.ticks[0])
 
     def _follow(self, cycle: LayerCycle, *, in_step: bool) -> None:
-        self.cycle, self.layers = cycle, tuple(_identities(cycle.ticks))
+        self.cycle, self.layers = cycle, cycle.layers()
         self._index = {tick: i for i, tick in enumerate(self.layers)}
         self._answers = (Position(0, "whole"), *(Position(layer) for layer in range(1, len(self.layers))))
         self._counts.clear()
-        self.in_step, self._joined, self.layer = in_step, True, 0 if in_step else None
+        self.in_step, self.layer = in_step, 0 if in_step else None
 
     # ---- new cycles -------------------------------------------------------------------------------------
 
@@ -233,10 +228,3 @@ class StepFollower:
         assert self._before is not None
         self.follow(self._before)
         self.keep_change()
-
-
-def _identities(ticks: Iterable[Tick]) -> Iterable[LayerId]:
-    counts = Counter[Tick]()
-    for tick in ticks:
-        yield LayerId(tick[0], counts[tick], tick[1])
-        counts[tick] += 1

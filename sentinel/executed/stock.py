@@ -56,8 +56,8 @@ class StockSession:
         """Nothing was applied."""
         self._job.close()
         if RUNTIME.sink is self:
-            RUNTIME.sink = None
             tell(lambda each: each.session_ended())
+            RUNTIME.sink = None
         return nothing_ran(None)
 
     def report(self) -> Report:

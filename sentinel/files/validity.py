@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import PlanError
 from sentinel.core.laws import check
+from sentinel.core.layer_cycle import LayerCycle
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Plan, Segment, Slot
 from sentinel.core.profile import Profile
@@ -39,7 +40,7 @@ def problem_of(noun: Noun) -> str:
 
 
 def _machine(machine: Machine) -> str | None:
-    return first_broken({_TOO_MANY_TIERS: len(machine.tiers) > MAX_TIERS})
+    return first_broken((len(machine.tiers) > MAX_TIERS, _TOO_MANY_TIERS))
 
 
 def _layout(layout: Layout) -> str:
@@ -60,15 +61,18 @@ def _plan(plan: Plan) -> str | None:
     for place in places:
         if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > MAX_ADDRESS:
             return f"{type(place).__name__.lower()} at {place.offset} lies outside any address space"
+    for layer, due in zip(plan.layers, LayerCycle.of(plan.layers).layers(), strict=True):
+        if layer != due:
+            return f"layer {str(layer)[:80]} stands where {str(due)[:80]} is due: layers are numbered as they come"
     uses, named = plan.uses, [tensor for block in plan.blocks for tensor in block.tensors]
     named += [slot.tensor for slot in plan.slots]
     problem = first_broken(
-        {
-            "a negative number stands for a tensor": min(named, default=0) < 0,
-            "a use has a negative number": _below(uses, uses.dtype.names or (), 0),
-            "a use names a block or layer that is not there": (uses["block"] >= len(plan.blocks)).any()
-            or (uses["layer"] >= plan.n_layers).any(),
-        }
+        (min(named, default=0) < 0, "a negative number stands for a tensor"),
+        (_below(uses, uses.dtype.names or (), 0), "a use has a negative number"),
+        (
+            (uses["block"] >= len(plan.blocks)).any() or (uses["layer"] >= plan.n_layers).any(),
+            "a use names a block or layer that is not there",
+        ),
     )
     if problem is None:
         try:
@@ -84,30 +88,33 @@ def _profile(profile: Profile) -> str | None:
     passing = tensors[tensors["managed"] & ~tensors["persistent"]]
     amounts = ("read_bytes", "written_bytes", "touched_bytes")
     return first_broken(
-        {
-            "a count or an amount of memory is negative": min(
-                profile.n_events, profile.unmanaged_peak_bytes, profile.live_peak_bytes
-            )
-            < 0,
-            f"a step of {profile.n_events} allocations, of which at most {MAX_EVENTS} are planned": profile.n_events
-            > MAX_EVENTS,
-            "a tensor is larger than any address space": _above(tensors, ("nbytes",), MAX_ADDRESS),
-            "a tensor that lives across steps does not live through the whole step": lasting["start"].any()
-            or (lasting["stop"] != profile.n_layers).any(),
-            "a managed tensor that does not live across steps has no place among the step's allocations": _below(
-                passing, ("key_layer", "key_ordinal"), 0
-            )
-            or _above(passing, ("key_layer",), profile.n_layers - 1),
-            "an access has a negative count": _below(
-                accesses, ("reads", "writes", "pages_touched", "pages_written"), -1
-            ),
-            f"an access has a negative number of bytes, or more than {MAX_TRAFFIC}": _below(accesses, amounts, 0)
-            or _above(accesses, amounts, MAX_TRAFFIC),
-            f"a layer's floating-point operations are fewer than -1 (unknown), or more than {MAX_TRAFFIC}": (
-                (flops < -1) | (flops > MAX_TRAFFIC)
-            ).any(),
-            **_times(profile.layer_ns, profile.quality),
-        }
+        (
+            min(profile.n_events, profile.unmanaged_peak_bytes, profile.live_peak_bytes) < 0,
+            "a count or an amount of memory is negative",
+        ),
+        (
+            profile.n_events > MAX_EVENTS,
+            f"a step of {profile.n_events} allocations, of which at most {MAX_EVENTS} are planned",
+        ),
+        (_above(tensors, ("nbytes",), MAX_ADDRESS), "a tensor is larger than any address space"),
+        (
+            lasting["start"].any() or (lasting["stop"] != profile.n_layers).any(),
+            "a tensor that lives across steps does not live through the whole step",
+        ),
+        (
+            _below(passing, ("key_layer", "key_ordinal"), 0) or _above(passing, ("key_layer",), profile.n_layers - 1),
+            "a managed tensor that does not live across steps has no place among the step's allocations",
+        ),
+        (_below(accesses, ("reads", "writes", "pages_touched", "pages_written"), -1), "an access has a negative count"),
+        (
+            _below(accesses, amounts, 0) or _above(accesses, amounts, MAX_TRAFFIC),
+            f"an access has a negative number of bytes, or more than {MAX_TRAFFIC}",
+        ),
+        (
+            ((flops < -1) | (flops > MAX_TRAFFIC)).any(),
+            f"a layer's floating-point operations are fewer than -1 (unknown), or more than {MAX_TRAFFIC}",
+        ),
+        *_times(profile.layer_ns, profile.quality),
     )
 
 
@@ -116,29 +123,28 @@ def _run(run: Run) -> str | None:
     seen = run.witnessed or Witnessed()
     stops = {"source": tiers, "target": tiers, "outcome": len(OUTCOMES), "reason": len(REASONS)}
     return first_broken(
-        {
-            f"{tiers} tiers, not 2 to {MAX_TIERS}": not 2 <= tiers <= MAX_TIERS,
-            **{
-                f"a migration's {name} is not there": _below(moves, (name,), 0) or _above(moves, (name,), stop - 1)
-                for name, stop in stops.items()
-            },
-            "a migration has a negative layer, block or amount of memory": _below(
-                moves, ("layer", "block", "nbytes", "moved_bytes"), 0
-            ),
-            "a layer has a negative number or amount of memory": _below(
-                layers, ("layer", "fast_bytes", "touched_bytes"), 0
-            ),
-            "a row of `held` names a tier that is not a slower one, or a negative amount of memory": _below(
-                held, ("nbytes",), 0
-            )
-            or _below(held, ("tier",), 1)
-            or _above(held, ("tier",), tiers - 1),
-            "a layer's number is too high": _above(layers, ("layer",), 1 << 24),
-            "a count of the witness is negative": min(
-                [seen.lost, seen.unmatched, seen.huge_pages, *(row.pages for row in seen.moved_by)]
-            )
-            < 0,
-        }
+        (not 2 <= tiers <= MAX_TIERS, f"{tiers} tiers, not 2 to {MAX_TIERS}"),
+        *(
+            (_below(moves, (name,), 0) or _above(moves, (name,), stop - 1), f"a migration's {name} is not there")
+            for name, stop in stops.items()
+        ),
+        (
+            _below(moves, ("layer", "block", "nbytes", "moved_bytes"), 0),
+            "a migration has a negative layer, block or amount of memory",
+        ),
+        (
+            _below(layers, ("layer", "fast_bytes", "touched_bytes"), 0),
+            "a layer has a negative number or amount of memory",
+        ),
+        (
+            _below(held, ("nbytes",), 0) or _below(held, ("tier",), 1) or _above(held, ("tier",), tiers - 1),
+            "a row of `held` names a tier that is not a slower one, or a negative amount of memory",
+        ),
+        (_above(layers, ("layer",), 1 << 24), "a layer's number is too high"),
+        (
+            min([seen.lost, seen.unmatched, seen.huge_pages, *(row.pages for row in seen.moved_by)]) < 0,
+            "a count of the witness is negative",
+        ),
     )
 
 
@@ -146,39 +152,49 @@ def _trace(trace: Trace) -> str | None:
     events, pages, tensors = trace.events, trace.pages, trace.tensors
     of_tensor = events[(events["kind"] <= FREED) | (events["kind"] == READ) | (events["kind"] == WRITE)]
     return first_broken(
-        {
-            "two tensors share a name": len({tensor.name for tensor in tensors}) != len(tensors),
-            "a tensor is larger than any address space": any(not 0 <= t.nbytes <= MAX_ADDRESS for t in tensors),
-            "a tensor lies outside any address space": any(not 0 <= t.address <= MAX_ADDRESS for t in tensors),
-            "the place of a tensor among the step's allocations has no such number": any(
-                not 0 <= part < MAX_KEY for tensor in tensors for part in tensor.key or ()
-            ),
-            "an event names a tensor or operator that is not there": _below(events, ("tensor", "op"), -1),
-            "an event of a tensor names none": _below(of_tensor, ("tensor",), 0),
-            "an event of a tensor lies outside any address space": _below(of_tensor, ("offset", "nbytes"), 0)
-            or _above(of_tensor, ("offset", "nbytes"), MAX_ADDRESS),
-            "the ticks are not in order": (np.diff(events["time_ns"][events["kind"] == TICK]) < 0).any(),
-            "a touched page names a layer that is not there": _below(pages, ("layer",), 0)
-            or _above(pages, ("layer",), len(trace.layers) - 1),
-            "a run of touched pages is empty, or beyond any address space": _below(pages, ("npages",), 1)
+        (len({tensor.name for tensor in tensors}) != len(tensors), "two tensors share a name"),
+        (any(not 0 <= t.nbytes <= MAX_ADDRESS for t in tensors), "a tensor is larger than any address space"),
+        (any(not 0 <= t.address <= MAX_ADDRESS for t in tensors), "a tensor lies outside any address space"),
+        (
+            any(not 0 <= part < MAX_KEY for tensor in tensors for part in tensor.key or ()),
+            "the place of a tensor among the step's allocations has no such number",
+        ),
+        (_below(events, ("tensor", "op"), -1), "an event names a tensor or operator that is not there"),
+        (_below(of_tensor, ("tensor",), 0), "an event of a tensor names none"),
+        (
+            _below(of_tensor, ("offset", "nbytes"), 0) or _above(of_tensor, ("offset", "nbytes"), MAX_ADDRESS),
+            "an event of a tensor lies outside any address space",
+        ),
+        ((np.diff(events["time_ns"][events["kind"] == TICK]) < 0).any(), "the ticks are not in order"),
+        (
+            _below(pages, ("layer",), 0) or _above(pages, ("layer",), len(trace.layers) - 1),
+            "a touched page names a layer that is not there",
+        ),
+        (
+            _below(pages, ("npages",), 1)
             or _below(pages, ("page",), 0)
             or _above(pages, ("page", "npages"), MAX_ADDRESS // PAGE_BYTES),
-            "what was seen of a touched page is not known": _below(pages, ("seen",), 0)
-            or _above(pages, ("seen",), SEEN_READ + SEEN_WRITE + SEEN_UNKNOWN),
-            **_times(trace.layer_ns, trace.quality),
-        }
+            "a run of touched pages is empty, or beyond any address space",
+        ),
+        (
+            _below(pages, ("seen",), 0) or _above(pages, ("seen",), SEEN_READ + SEEN_WRITE + SEEN_UNKNOWN),
+            "what was seen of a touched page is not known",
+        ),
+        *_times(trace.layer_ns, trace.quality),
     )
 
 
-def _times(layer_ns: NDArray[np.int64], quality: Quality) -> dict[str, Any]:
+def _times(layer_ns: NDArray[np.int64], quality: Quality) -> list[tuple[Any, str]]:
     """The rules of a recording's times."""
     costs = (quality.overhead_ns, *quality.layer_overhead_ns)
-    return {
-        f"a layer's time is negative, or longer than {MAX_NS} ns": ((layer_ns < 0) | (layer_ns > MAX_NS)).any(),
-        f"the tracker's time is negative, or longer than {MAX_NS} ns": min(costs) < 0 or max(costs) > MAX_NS,
-        "the tracker's time is given for another number of layers": quality.layer_overhead_ns
-        and len(quality.layer_overhead_ns) != len(layer_ns),
-    }
+    return [
+        (((layer_ns < 0) | (layer_ns > MAX_NS)).any(), f"a layer's time is negative, or longer than {MAX_NS} ns"),
+        (min(costs) < 0 or max(costs) > MAX_NS, f"the tracker's time is negative, or longer than {MAX_NS} ns"),
+        (
+            quality.layer_overhead_ns and len(quality.layer_overhead_ns) != len(layer_ns),
+            "the tracker's time is given for another number of layers",
+        ),
+    ]
 
 
 def _below(rows: NDArray[Any], names: Iterable[str], least: int) -> bool:

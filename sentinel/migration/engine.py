@@ -18,7 +18,6 @@ from sentinel.core.run import Run
 from sentinel.core.step_follower import Position
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.block_table import BlockTable
-from sentinel.migration.clock import MONOTONIC, Clock
 from sentinel.migration.delay import Delay
 from sentinel.migration.due_moves import DueMoves
 from sentinel.migration.handover import Handover
@@ -40,16 +39,13 @@ _UNLIMITED = 1 << 62
 class Engine:
     """Applies `plan` on `machine`. One thread calls it: `start`, then `begin_layer` at each tick, `end_run`, `restore`.
 
-    `before`: the run of another plan whose place this one takes; see RunRecorder. `clock`: what layers, waits and
-    injected delays are timed by. In a forked child the engine does nothing. Raises UsageError if the plan does not fit
-    the machine, CapabilityError if its tiers cannot be applied here.
+    `before`: the run of another plan whose place this one takes; see RunRecorder. In a forked child the engine does
+    nothing. Raises UsageError if the plan does not fit the machine, CapabilityError if its tiers cannot be applied.
     """
 
-    def __init__(
-        self, plan: Plan, machine: Machine, job: JobMemory, before: Run | None = None, clock: Clock = MONOTONIC
-    ) -> None:
+    def __init__(self, plan: Plan, machine: Machine, job: JobMemory, before: Run | None = None) -> None:
         require_fit(plan, machine)
-        self._plan, self._job, self._now_ns = plan, job, clock.now_ns
+        self._plan, self._job, self._now_ns = plan, job, job.clock.now_ns
         self._mover = NativeMover(plan.capacity_bytes[FAST], full_duplex=machine.full_duplex)
         try:
             self._tiers = open_tiers(machine, self._mover, job.bytes_per_s)
@@ -66,8 +62,8 @@ class Engine:
         self._blocks = Blocks(self._table.tier, self._table.held, self._moves.blocks)
         self._recorder = RunRecorder(before)
         self._outcomes = Outcomes(plan, job, self._table, self._recorder, self._audit)
-        self._due = DueMoves(plan, self._agenda, self._moves, self._recorder, clock)
-        self._delay = Delay(clock)
+        self._due = DueMoves(plan, self._agenda, self._moves, self._recorder, job.clock)
+        self._delay = Delay(job.clock)
         self._applying = self._forked = False
         RUNTIME.not_inherited.add(self)
 
@@ -184,10 +180,11 @@ class Engine:
         self._send_back(demoting=True)
         self._finish_moves()
         self._residents.place_others()
+        stall = 0
         if in_step:
             stall = self._now_ns() - now + self._resume()
             self._start_moves_and_births(0)
-            self._recorder.begin_layer(given.began_ns, stall)
+        self._recorder.begin_layer(given.began_ns, stall)
 
     def bring_home(self, given: Handover) -> None:
         """Instead of `take_over`, where no plan is applied any more: `restore` from where `given` says bytes are."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sentinel.migration.clock import MONOTONIC, Clock
+
 
 def _none() -> int:
     return 0
@@ -18,7 +20,8 @@ class JobMemory:
 
     `discard(offset, nbytes)`: drop the pages of dead transient blocks at these plan addresses, so that the next ones
     are born at home; without it they stay. `unmanaged_bytes()`: most bytes that fell back to malloc in the step that
-    ends. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no limit.
+    ends. `bytes_per_s`: migrations between nodes go no faster, each way; 0: no limit. `clock`: what times its layers,
+    waits and injected delays.
     """
 
     ranges: Callable[[int], list[tuple[int, int]]]
@@ -27,3 +30,4 @@ class JobMemory:
     discard: Callable[[int, int], None] | None = None
     unmanaged_bytes: Callable[[], int] = _none
     bytes_per_s: int = 0
+    clock: Clock = MONOTONIC

@@ -167,7 +167,7 @@ class NativeMover:
             node=job.node,
             source=job.source,
             target=job.target,
-            kind=int(job.node >= 0),
+            kind=job.kind,
             first=int(job.first),
         )
         return self._check("sn_mover_submit", ctypes.byref(order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -33,13 +32,13 @@ class Transients:
     and stays in the accounts, until its heir is born or room is short. Without `discard` all pages stay.
 
     `discarded_bytes` were dropped until now, `kept_bytes` left to heirs.
-
     """
 
     def __init__(
         self, plan: Plan, tiers: Sequence[Tier | None], job: JobMemory, mover: NativeMover, table: BlockTable
     ) -> None:
         self._blocks, self._discard, self._mover, self._table = plan.blocks, job.discard, mover, table
+        self._now_ns = job.clock.now_ns
         takers = (index for index, tier in enumerate(tiers) if tier is not None and tier.takes_unplanned_births)
         self._else_in = next(takers, FAST)  # where what finds no fast room is born
         self._has_pages = holds_pages(tiers)
@@ -101,9 +100,9 @@ class Transients:
         once is no wait, however long it took to take it."""
         if not nbytes or self._mover.take(nbytes) or (self.release_kept() and self._mover.take(nbytes)):
             return True, 0
-        began = time.monotonic_ns()
+        began = self._now_ns()
         had_room = self._mover.reserve(nbytes)
-        return had_room, time.monotonic_ns() - began
+        return had_room, self._now_ns() - began
 
     def _force(self, tier: int, nbytes: int) -> None:
         if tier == FAST:

@@ -22,7 +22,8 @@ class Observer(Protocol):
 
     Steps are told from the first one on that a plan is applied in, as long as ticks come in the plan's order. What an
     observer does takes the step's time, and tensors that it makes count among the step's. One that raises an Exception
-    is told no more; training goes on.
+    is told no more; training goes on. `sentinel.stop()` within one ends the session as soon as the call that told it
+    is over.
     """
 
     def session_started(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -51,7 +52,8 @@ class Observer(Protocol):
         return
 
     def session_ended(self) -> None:
-        """Stock allocation is back, or the session could not begin."""
+        """Stock allocation is back, or the session could not begin. No other one can begin within this call; where an
+        interrupt cuts it short, it is told again."""
         return
 
 
@@ -67,7 +69,8 @@ class Watch:
 
     def remove(self) -> None:
         """The observer is told no more. Does nothing the second time."""
-        RUNTIME.watches = tuple(watch for watch in RUNTIME.watches if watch is not self)
+        with contextlib.suppress(ValueError):
+            RUNTIME.watches.remove(self)
 
     def __enter__(self) -> Watch:
         return self
@@ -80,13 +83,13 @@ def observe(observer: Observer) -> Watch:
     """Tell `observer` what sessions do from now on, in this process and not in forked children. Undo with `.remove()`,
     or by the end of a `with`."""
     watch = Watch(observer)
-    RUNTIME.watches = (*RUNTIME.watches, watch)
+    RUNTIME.watches.append(watch)
     return watch
 
 
 def tell(event: Callable[[Observer], None]) -> None:
     """`event` with each observer. One that raises costs a sentence on stderr, and is told no more."""
-    for watch in RUNTIME.watches:
+    for watch in tuple(RUNTIME.watches):
         try:
             event(watch.observer)
         except Exception as error:

@@ -62,7 +62,7 @@ class Runtime:
     `overrides`: arguments of `start_profile` by name, which win over the script's. `begin`: makes what `start_profile`
     begins, instead of a Session. `shows_uncaught`: sys.excepthook ends sessions already.
 
-    Observers. `watches`: one for each call of `observe`.
+    Observers. `watches`: one for each call of `observe`. Any thread adds and removes one by a single call of the list.
 
     One in a process. `memory`: the ManagedMemory that is torch's allocator. `recorder`: on whose behalf operators are
     recorded, or were last. `trackers`: those that were begun and may have something to give back.
@@ -79,7 +79,7 @@ class Runtime:
         self.overrides: Mapping[str, Any] = {}
         self.begin: Callable[..., Any] | None = None
         self.shows_uncaught = False
-        self.watches: tuple[Watch, ...] = ()
+        self.watches: list[Watch] = []
         self.memory: object = None
         self.recorder: object = None
         self.trackers: set[Closable] = set()
@@ -93,7 +93,7 @@ class Runtime:
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
-        self.sink, self.memory, self.watches = None, None, ()
+        self.sink, self.memory, self.watches = None, None, []
         for held in self.not_inherited:
             held.forked()
 

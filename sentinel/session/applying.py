@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sentinel import tiers
 from sentinel.core.ending import end_all
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
-from sentinel.core.step_follower import Position, StepFollower
+from sentinel.core.step_follower import NONE_BEGINS, Position, StepFollower
 from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes
 from sentinel.core.uses import with_uses
 from sentinel.migration.engine import Engine
@@ -37,11 +38,6 @@ MISSED = ("no_slot", "size_differs", "unsynchronised")
 FEW_STEPS, ASTRAY_SHARE = 2, 0.1
 """Beyond so many steps that are out of step, and this share of all, the report says so: below that they may be those in
 which a plan was taken in or changed."""
-
-
-def applicable(machine: Machine) -> bool:
-    """Whether a plan can be carried out on all of its tiers."""
-    return all(tier.kind in ("node", "emulated") for tier in machine.tiers[1:])
 
 
 class Ended(NamedTuple):
@@ -83,6 +79,7 @@ class Applying:
         self.buckets: list[Bucket] = []
         self.strangers = Served()  # steps of shapes that no bucket knows
         self._current = 0
+        self._joined = True  # the current plan was there as the step began; else it is followed from the next one on
         self._handover: Handover | None = None  # of the engine that rests
         self._before = memory.counters()  # as the step began
         self._inside: MemoryCounters | None = None  # as its first layer ended
@@ -96,6 +93,11 @@ class Applying:
     def current(self) -> Bucket:
         """The bucket whose plan is carried out."""
         return self.buckets[self._current]
+
+    @property
+    def flows(self) -> list[Dataflow]:
+        """Those of all buckets."""
+        return [bucket.flow for bucket in self.buckets]
 
     @property
     def main(self) -> Bucket:
@@ -170,7 +172,7 @@ class Applying:
     def serve(self, bucket: Bucket) -> None:
         """From now on slots are served: those of `bucket` until a step tells otherwise."""
         self._current = bucket.number
-        if not applicable(self._machine):
+        if tiers.on_paper(self._machine):
             return
         for each in self.buckets:
             table = slot_table(each.plan, self._memory.placement_bytes)
@@ -180,7 +182,7 @@ class Applying:
             place(table.keys, table.offsets, table.nbytes, table.extent_bytes)
         self._memory.use_table(bucket.number)
         self._memory.set_huge_pages(self._huge_ranges())
-        self._house(bucket.homes)
+        self._bind(bucket.homes)
         self._between = self._changes_between() if self._on_nodes else {}
         self._memory.tick(self._follower.layer)
         self._memory.reset_peaks()
@@ -190,8 +192,7 @@ class Applying:
     def _huge_ranges(self) -> list[tuple[int, int]]:
         """What may be huge pages: all where nothing ever moves nor is dropped, else what does so as a whole."""
         nbytes, plans = self._memory.placement_bytes, [bucket.plan for bucket in self.buckets]
-        emulated = any(tier.kind == "emulated" for tier in self._machine.tiers)
-        if emulated and not any(plan.migrations for plan in plans):
+        if not tiers.moves_pages(self._machine) and not any(plan.migrations for plan in plans):
             extent = max(plan.extent_bytes - arena_start(plan) for plan in plans)
             whole = min(max(extent, 0), nbytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             return [(0, whole)] if whole else []
@@ -200,14 +201,15 @@ class Applying:
     def start(self) -> None:
         """From now on the migrations of the current bucket's plan are carried out: in this step if layer 0 is under
         way, else from the next one on."""
-        engine, in_step = self._engine_of(self.current), self._follower.join()
+        engine = self._engine_of(self.current)
+        self._joined = in_step = self._follower.in_first_layer
         if self._handover is not None:
             self._handover = replace(self._handover, began_ns=time.monotonic_ns())
             self._take_over(engine, in_step=in_step)
         else:
             engine.start()
             if not in_step:
-                engine.begin_layer(Position(None))
+                engine.begin_layer(NONE_BEGINS)
         self._show()
         if in_step:
             tell_of_layer(0, ended=False)
@@ -219,6 +221,9 @@ class Applying:
 
     def tick(self, at: Position) -> bool:
         """A tick. Returns whether layer 0 begins with it: a step has ended."""
+        if not self._joined:
+            self._joined = at.ended is not None
+            at = Position(at.layer, "cut short") if self._joined else NONE_BEGINS
         if self._memory.table != self._current:
             at = self._change(at)
         bucket = self.buckets[self._current]
@@ -247,7 +252,7 @@ class Applying:
         if not self.buckets:
             return
         engines = [partial(self._end_engine, bucket) for bucket in reversed(self.buckets)]
-        end_all(self._bring_handover_home, *engines, lambda: self._house(()))
+        end_all(self._bring_handover_home, *engines, lambda: self._bind(()))
 
     def _bring_handover_home(self) -> None:
         engines = [bucket.engine for bucket in (self.current, *self.buckets) if bucket.engine is not None]
@@ -261,14 +266,15 @@ class Applying:
         before, self._current = self._current, self._memory.table
         self._homes = self.current.homes
         if self._on_nodes:
-            self._rehouse(self._between[before, self._current])
+            self._bind_ranges(self._between[before, self._current])
         in_time = at == Position(1)
         self._take_over(self._engine_of(self.current), in_step=in_time)
         self.current.taken_over += 1
         self._show()
         if in_time or at.ended == "cut short":
             return at
-        return Position(0, "cut short") if self._follower.join() else Position(None)
+        self._joined = self._follower.in_first_layer
+        return Position(0, "cut short") if self._joined else NONE_BEGINS
 
     def _take_over(self, engine: Engine, *, in_step: bool) -> None:
         """`engine` gets what the one that rests left; kept until here, lest it be lost where there is no engine."""
@@ -333,13 +339,13 @@ class Applying:
             bucket.executed = bucket.engine.so_far()
         bucket.engine = None
 
-    def _house(self, homes: Homes) -> None:
-        """What is born where from now on."""
+    def _bind(self, homes: Homes) -> None:
+        """Pages are born on the nodes of `homes` from now on, and those of other ranges on any."""
         if self._on_nodes:
-            self._rehouse(changed_homes(self._homes, homes))
+            self._bind_ranges(changed_homes(self._homes, homes))
         self._homes = homes
 
-    def _rehouse(self, changed: Sequence[tuple[int, int, int]]) -> None:
+    def _bind_ranges(self, changed: Sequence[tuple[int, int, int]]) -> None:
         """These ranges have another home from now on. Free pages of them go first: they are not where they would be
         counted. A range with a policy is not balanced away; one without a home has none."""
         for offset, nbytes, tier in changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sentinel import tiers
 from sentinel.core.errors import SentinelError
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
@@ -77,9 +78,9 @@ class ApplyingPlans:
     def start(self) -> State:
         """From now on the plan whose slots are given out is carried out."""
         context = self._context
-        if not context.applicable:
+        if declared := tiers.on_paper(context.machine):
             context.notes.append(
-                f"nothing was applied: this host has no slower tier, {context.machine.tiers[1].name} is declared only;"
+                f"nothing was applied: this host has no slower tier, {declared[0].name} is declared only;"
                 f' use slow="emulated:PRESET" to run with injected delays'
             )
             return Over.DECLARED
@@ -91,10 +92,10 @@ class ApplyingPlans:
 
     def _hold_to_one_budget(self) -> None:
         """A larger footprint may mean a larger budget: then the other buckets are planned anew."""
-        planning = self._context.planning
+        planning, flows = self._context.planning, self._context.applying.flows
         for bucket in self._context.applying.buckets:
-            if bucket.flow.profile is not None and planning.outdated(bucket.flow):
-                self._renew(bucket, planning.planned(bucket.flow))
+            if bucket.flow.profile is not None and planning.outdated(bucket.flow, flows):
+                self._renew(bucket, planning.planned(bucket.flow, flows))
 
     def _renew(self, bucket: Bucket, flow: Dataflow) -> bool:
         """Whether the plan of `flow` took the place of the bucket's, whose engine rests; if not, that one goes on."""
@@ -177,7 +178,7 @@ class NewCycle:
         """See Purpose."""
         context = self._context
         try:
-            flow = context.planning.planned(context.planning.profiled(trace, provisional=False), anew=True)
+            flow = context.planning.planned(context.planning.profiled(trace, provisional=False))
             bucket = context.applying.supersede(flow)
         except SentinelError as error:
             context.notes.append(f"the job goes through other layers, but the plan before goes on: {error}")

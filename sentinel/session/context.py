@@ -5,7 +5,7 @@ from __future__ import annotations
 from sentinel.core.machine import Machine
 from sentinel.core.step_follower import StepFollower
 from sentinel.migration.memory import ManagedMemory
-from sentinel.session.applying import Applying, applicable
+from sentinel.session.applying import Applying
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording
 from sentinel.session.training_job import TrainingJob
@@ -29,7 +29,6 @@ class SessionContext:
         self.recording = Recording(self.memory, job)
         self.applying = Applying(self.memory, machine, job, self.follower, bytes_per_s)
         self.witnessing = Witnessing()
-        self.applicable = applicable(machine)
         self.recorded = Dataflow()
         self.setup_ns = 0
 
@@ -52,5 +51,5 @@ class SessionContext:
     def planned(self, flow: Dataflow) -> Dataflow:
         """`flow` with a plan. Where planning fails, the report still has the profile."""
         self.recorded = flow
-        self.recorded = flow = self.planning.planned(flow)
+        self.recorded = flow = self.planning.planned(flow, self.applying.flows)
         return flow

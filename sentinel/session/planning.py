@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sentinel import files
@@ -34,7 +35,8 @@ BOUND_SECONDS = 10.0
 @dataclass(frozen=True)
 class Dataflow:
     """One way that the step runs, as far as it is known: recorded, digested, planned. A saved plan has neither trace
-    nor profile. `budget`: of fast memory, for `plan`; `simulated` is the run of `plan` on `machine`."""
+    nor profile. `budget`: of fast memory, for `plan`; `simulated` is the run of `plan` on `machine`.
+    `footprint_bytes`: of the profile, if it was planned for."""
 
     trace: Trace | None = None
     profile: Profile | None = None
@@ -42,14 +44,14 @@ class Dataflow:
     budget: Budget | None = None
     plan: Plan | None = None
     simulated: Run | None = None
+    footprint_bytes: int = 0
 
 
 class Planning:
     """Plans by the policy and within the budget of `request`, on `machine`.
 
     `available_bytes`: of the fast tier, for this job; what it holds there counts, for its plans may place that.
-    `spent_ns`: time that planning has taken so far. `capped`: why a budget is less than was asked for, or "".
-    Raises UsageError where the request's `fast` is no amount of memory.
+    `spent_ns`: time that planning has taken so far. Raises UsageError where the request's `fast` is no amount.
     """
 
     def __init__(self, request: Request, machine: Machine, available_bytes: int) -> None:
@@ -57,8 +59,6 @@ class Planning:
         self._asked = None if request.fast is None else parse_amount(request.fast)
         self._available_bytes = available_bytes
         self.spent_ns = 0
-        self.capped = ""
-        self._footprint_bytes = 0  # the largest that was planned for
 
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
@@ -72,26 +72,22 @@ class Planning:
         profile = replace(attribute(trace), provisional=provisional)
         return Dataflow(trace=trace, profile=files.with_origin(profile, trace=trace))
 
-    def outdated(self, flow: Dataflow) -> bool:
-        """Whether `flow` was planned for another budget than there is now."""
+    def outdated(self, flow: Dataflow, beside: Iterable[Dataflow]) -> bool:
+        """Whether `flow` was planned for another budget than there is now that these are `beside` it."""
         assert flow.budget is not None
-        return self._budget(self._footprint_bytes).fast_bytes != flow.budget.fast_bytes
+        return self._budget(_largest(flow.footprint_bytes, beside)).fast_bytes != flow.budget.fast_bytes
 
-    def planned(self, flow: Dataflow, *, anew: bool = False) -> Dataflow:
-        """A plan for a profiled dataflow, within what fast memory this host has. `anew`: it takes the place of all that
-        were planned before."""
+    def planned(self, flow: Dataflow, beside: Iterable[Dataflow] = ()) -> Dataflow:
+        """A plan for a profiled dataflow, within what fast memory this host has. `beside`: the others that are planned
+        for, all of which have the budget of the largest."""
         assert flow.profile is not None
         began = time.perf_counter_ns()
-        if anew:
-            self._footprint_bytes = 0
-        footprint_bytes = max(self._footprint_bytes, footprint_of(flow.profile))
-        self._footprint_bytes = 0 if flow.profile.provisional else footprint_bytes  # else the steps to come decide
-        budget = self._budget(footprint_bytes)
-        self.capped = f"{budget.capped}: that is the budget" if budget.capped else self.capped
+        footprint_bytes = footprint_of(flow.profile)
+        budget = self._budget(_largest(footprint_bytes, beside))
         plan = self._plan(flow.profile, self._machine, budget)
         self.spent_ns += time.perf_counter_ns() - began
         simulated = simulate_lawful(plan, flow.profile, self._machine, steps=2)
-        return replace(flow, machine=self._machine, budget=budget, plan=plan, simulated=simulated)
+        return Dataflow(flow.trace, flow.profile, self._machine, budget, plan, simulated, footprint_bytes)
 
     def saved(self, plan: Plan) -> Dataflow:
         """The dataflow of a saved plan, held to the budget that is asked for."""
@@ -168,3 +164,7 @@ class Planning:
         if fast.kind != "node":
             return Budget(self._asked.of(footprint_bytes))
         return budget_within(self._available_bytes, self._asked, footprint_bytes, fast.name)
+
+
+def _largest(footprint_bytes: int, beside: Iterable[Dataflow]) -> int:
+    return max(footprint_bytes, *(flow.footprint_bytes for flow in beside), 0)

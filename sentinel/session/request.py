@@ -38,7 +38,7 @@ class Request:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool):
                 kind = type(value).__name__
-                raise UsageError(f"start_profile({name}={value!r}): its type, {kind}, means nothing", remedy)
+                raise UsageError(f"start_profile({name}={value!r}): a value of type {kind} is not accepted", remedy)
 
     @property
     def bytes_per_s(self) -> int:
@@ -103,7 +103,7 @@ def available_bytes(request: Request, machine: Machine) -> int:
 
     All of it where the user gave a machine that is planned for on paper only: this host's memory says nothing of it.
     """
-    on_paper = request.machine is not None and any(tier.kind == "described" for tier in machine.tiers)
+    on_paper = request.machine is not None and tiers.on_paper(machine)
     if on_paper or machine.fast.kind != "node":
         return machine.fast.capacity_bytes
     host = topology()
@@ -180,14 +180,14 @@ def notes_on(machine: Machine, host: Topology, rate_limit: str | None = None) ->
     notes = [affinity.spanning(host)]
     if rate_limit is not None:
         notes.append(f"Migrations go no faster than {rate_limit} each way, as was asked.")
-    slow = machine.tiers[1]
-    if slow.kind == "emulated" and machine.fast.kind == "node" and machine.fast.node is None:
+    emulated = any(machine.tiers[index].kind == "emulated" for index in machine.slower)
+    if emulated and machine.fast.kind == "node" and machine.fast.node is None:
         notes.append(
             "Memory policies are refused here (mbind): the kernel puts managed memory where it likes, and automatic"
             " NUMA balancing may move it."
         )
-    if slow.kind == "node":
-        why = _DECIDED.get(machine.decided_by, machine.decided_by)
+    why = _DECIDED.get(machine.decided_by, machine.decided_by)
+    for slow in (machine.tiers[index] for index in machine.slower if machine.tiers[index].kind == "node"):
         speeds = "" if slow.measured else "; `sentinel calibrate` measures them"
         notes.append(
             f"Node {slow.node} is the slow tier because {why} (decided by {machine.decided_by})."

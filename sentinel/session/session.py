@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sentinel import files
+from sentinel import files, tiers
 from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.rules import holding
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import MemoryCounters
@@ -62,6 +63,7 @@ class Session:
         self._context: SessionContext | None = None  # from `open` on
         self._owner = OwnerThread()
         self._busy = False  # with a call that must be done wholly or undone
+        self._stop_asked = False  # within such a call, which ends the session as it ends
         self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
         self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
@@ -115,10 +117,11 @@ class Session:
         """What a report must say of how it went, a sentence each."""
         if self._context is None:
             return tuple(self._notes)
+        capped = self.flow.budget.capped if self.flow.budget is not None else ""
         return (
             *self._notes,
             *self._context.applying.notes(),
-            *([self._context.planning.capped] if self._context.planning.capped else []),
+            *holding((capped, f"{capped}: that is the budget")),
             *self._context.witnessing.notes(),
             *self._owner.notes(),
             *self._context.recording.notes,
@@ -150,7 +153,7 @@ class Session:
         context.setup_ns += time.perf_counter_ns() - began
 
     def _begin(self, given: Plan | None) -> None:
-        context, on_node = self.context, self.context.machine.tiers[1].kind == "node"
+        context, on_node = self.context, tiers.moves_pages(self.context.machine)
         RUNTIME.sink = self
         context.recording.choose(self.request.tracker)
         context.memory.activate()
@@ -223,12 +226,18 @@ class Session:
             self._owner.hand_over("stop()", self.context.memory)
             if isinstance(self.state, Profiling | RecordingStep) and not self.context.applying.buckets:
                 self._notes.append("stopped while a step was recorded: nothing was applied")
-            try:
-                self._wholly(self._close)
-            except Exception as error:
-                warnings.warn(f"sentinel could not end wholly, and tries again: {error}", RuntimeWarning, stacklevel=3)
+            if self._busy and _under_way():  # an observer calls, or a signal's handler
+                self._stop_asked = True
+            else:
+                self._stop_now()
         self.stopped = True
         return self._executed() or nothing_ran(self.plan)
+
+    def _stop_now(self) -> None:
+        try:
+            self._wholly(self._close)
+        except Exception as error:
+            warnings.warn(f"sentinel could not end wholly, and tries again: {error}", RuntimeWarning, stacklevel=4)
 
     def report(self) -> Report:
         """See `sentinel.report`."""
@@ -287,7 +296,7 @@ class Session:
     def _enter(self, state: State) -> None:
         if state is Over.DECLARED:
             self._close(Over.DECLARED)
-        else:
+        elif RUNTIME.sink is self:
             self.state = state
 
     def _guard(self, call: Callable[..., None], *arguments: str, end_now: bool = True) -> None:
@@ -311,6 +320,8 @@ class Session:
         self._busy = True
         try:
             call(*arguments)
+            if self._stop_asked and end_now:
+                self._close()
         except Exception:
             self.state = Over.ENDING
             if end_now:
@@ -333,9 +344,9 @@ class Session:
         end_all(*reversed(self._to_end))
         self.state = self._ends_as
         self._busy = False
-        if RUNTIME.sink is self:
-            RUNTIME.sink = None
+        if RUNTIME.sink is self:  # until all are told: what cuts that short is made good by the next call
             tell(lambda each: each.session_ended())
+            RUNTIME.sink = None
 
     def _end_quietly(self) -> None:
         """`_close`. What it cannot undo is in the notes, and is tried again with the next call."""
@@ -358,7 +369,7 @@ class Session:
             tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
             slow=slow,
             fast=None if self.request.fast is None else str(self.request.fast),
-            kind="declared" if self.flow.machine is not None and not context.applicable else None,
+            kind="declared" if self.flow.machine is not None and tiers.on_paper(context.machine) else None,
             setup_ns=context.setup_ns,
             plan_ns=context.planning.spent_ns,
             in_place=tuple(context.job.left_in_place),
@@ -370,10 +381,11 @@ class Session:
 
 
 def _under_way() -> bool:
-    """Whether a call of a session runs further up on this thread: a signal's handler may call us from within it."""
+    """Whether a call of a session, or its end, runs further up on this thread: observers and signals' handlers may call
+    us from within it."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code is Session._wholly.__code__:
+        if frame.f_code in (Session._wholly.__code__, Session._close.__code__):
             return True
     return False

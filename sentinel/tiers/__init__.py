@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sentinel.core.errors import CapabilityError
-from sentinel.core.machine import Machine
+from sentinel.core.machine import Machine, TierKind, TierSpec
 from sentinel.core.plan import Plan
 from sentinel.core.rules import require
 from sentinel.tiers.choice import machine_for
@@ -25,11 +25,28 @@ __all__ = [
     "Transfer",
     "limited",
     "machine_for",
+    "moves_pages",
+    "on_paper",
     "open_tiers",
     "parse_rate",
     "preset",
     "require_fit",
 ]
+
+
+KINDS: dict[TierKind, type[NodeTier] | type[EmulatedTier]] = {"node": NodeTier, "emulated": EmulatedTier}
+"""What carries plans out on a slower tier, by its kind. On a tier of another kind plans are simulated only."""
+
+
+def on_paper(machine: Machine) -> list[TierSpec]:
+    """The slower tiers to which no plan can be applied."""
+    return [machine.tiers[index] for index in machine.slower if machine.tiers[index].kind not in KINDS]
+
+
+def moves_pages(machine: Machine) -> bool:
+    """Whether pages really lie in all slower tiers, and so move; see `Tier.holds_pages`."""
+    kinds = (KINDS.get(machine.tiers[index].kind) for index in machine.slower)
+    return all(kind is not None and kind.holds_pages for kind in kinds)
 
 
 def open_tiers(machine: Machine, mover: Mover, bytes_per_s: int = 0) -> list[Tier | None]:
@@ -38,25 +55,22 @@ def open_tiers(machine: Machine, mover: Mover, bytes_per_s: int = 0) -> list[Tie
     `bytes_per_s`: no faster than this does the mover move pages between nodes, each way; 0: no limit.
     Raises CapabilityError for a tier to which nothing can be applied.
     """
-    opened: list[Tier | None] = [None]
-    for index, spec in enumerate(machine.tiers[1:], start=1):
-        if spec.kind == "node":
-            opened.append(NodeTier(machine, index, mover, bytes_per_s=bytes_per_s))
-        elif spec.kind == "emulated":
-            opened.append(EmulatedTier(machine, index, mover))
-        else:
-            raise CapabilityError(
-                f"applying a plan to tier {spec.name}",
-                f"it is {spec.kind} only: nothing can be moved there",
-                'use slow="emulated:PRESET" to run with injected delays, or slow="numa:N" on a host with a second node',
-            )
-    return opened
+    for spec in on_paper(machine):
+        raise CapabilityError(
+            f"applying a plan to tier {spec.name}",
+            f"it is {spec.kind} only: nothing can be moved there",
+            'use slow="emulated:PRESET" to run with injected delays, or slow="numa:N" on a host with a second node',
+        )
+    return [
+        None if index == machine.hub else KINDS[spec.kind](machine, index, mover, bytes_per_s)
+        for index, spec in enumerate(machine.tiers)
+    ]
 
 
 def require_fit(plan: Plan, machine: Machine) -> None:
     """Raises UsageError if `plan` cannot be applied to the tiers of `machine`."""
     tiers = len(machine.tiers)
-    between = next((move.block for move in plan.migrations if move.source and move.target), None)
+    between = next((move.block for move in plan.migrations if machine.hub not in (move.source, move.target)), None)
     require(
         (
             len(plan.tier_names) != tiers,

@@ -44,7 +44,7 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
 
     Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's.
 
-    Raises UsageError for a word that means nothing, CapabilityError for one that this host cannot do.
+    Raises UsageError for a word that is none of these, CapabilityError for one that this host cannot do.
     """
     host, local = topology(), preset(fast)
     kind, _, name = slow.partition(":")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import transfer_ns
-from sentinel.tiers.tier import FAST, HeldBlock, Job, SlowTier
+from sentinel.tiers.tier import EMULATED, HeldBlock, Job, SlowTier
 
 
 class EmulatedTier(SlowTier):
@@ -32,10 +32,11 @@ class EmulatedTier(SlowTier):
     def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
         away = [(tier, held) for tier, held in enumerate(block.held) if held and tier != target]
         duration_ns = sum(self._journey_ns(tier, target, held) for tier, held in away or [(source, 0)])
-        return Job(source, target, block.nbytes, block.held, after, duration_ns)
+        return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns)
 
     def _journey_ns(self, source: int, target: int, nbytes: int) -> int:
         """How long `nbytes` take; between two slower tiers as long as through fast memory."""
-        if FAST in (source, target):
+        hub = self._machine.hub
+        if hub in (source, target):
             return transfer_ns(self._machine.link(source, target), nbytes)
-        return self._journey_ns(source, FAST, nbytes) + self._journey_ns(FAST, target, nbytes)
+        return self._journey_ns(source, hub, nbytes) + self._journey_ns(hub, target, nbytes)

@@ -9,24 +9,21 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.tiers.tier import FAST, HeldBlock, Job, Mover, SlowTier
+from sentinel.tiers.tier import NODE, HeldBlock, Job, Mover, SlowTier
 
 
 class NodeTier(SlowTier):
     """On the node of its spec; the fast tier is on the node of its own. Pages are born where the policy of their arena
-    says.
-
-    `bytes_per_s`: migrations go no faster than this, 0 for no limit.
-    """
+    says."""
 
     holds_pages = True
 
-    def __init__(self, machine: Machine, index: int, mover: Mover, *, bytes_per_s: int = 0) -> None:
+    def __init__(self, machine: Machine, index: int, mover: Mover, bytes_per_s: int = 0) -> None:
         here, fast = machine.tiers[index].node, machine.fast.node
         if here is None or fast is None:
             raise UsageError(f"machine {machine.name}: a tier on a node has no node number", "give both tiers a node")
-        super().__init__(machine, index, mover)
-        self._here, self._fast, self._bytes_per_s = here, fast, bytes_per_s
+        super().__init__(machine, index, mover, bytes_per_s)
+        self._here, self._fast = here, fast
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) zeros: this memory takes its own time."""
@@ -39,7 +36,8 @@ class NodeTier(SlowTier):
             block.nbytes,
             block.held,
             after,
-            node=self._fast if target == FAST else self._here,
+            NODE,
+            node=self._fast if target == self._machine.hub else self._here,
             spans=block.ranges(),
             bytes_per_s=self._bytes_per_s,
         )

@@ -16,6 +16,9 @@ FAST = 0
 MOST_TIERS = 8
 """Tiers that a mover keeps apart."""
 
+EMULATED, NODE = 0, 1
+"""Kinds of jobs, as the native mover numbers them."""
+
 Transfer = NewType("Transfer", int)
 """A migration under way, as the mover numbers it."""
 
@@ -33,8 +36,8 @@ class HeldBlock(NamedTuple):
 
 class Job(NamedTuple):
     """What a mover does: a block of `nbytes`, of which each tier has what `held` says, goes to tier `target`. What
-    stays is counted in tier `source`. On a NUMA node: `spans` go to `node`. Else it takes `duration_ns` on an idle
-    link.
+    stays is counted in tier `source`. `kind` NODE: `spans` go to NUMA node `node`; EMULATED: it takes `duration_ns` on
+    an idle link.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end.
@@ -45,6 +48,7 @@ class Job(NamedTuple):
     nbytes: int
     held: Sequence[int]
     after: int = 0
+    kind: int = EMULATED
     duration_ns: int = 0
     node: int = -1
     spans: Sequence[tuple[int, int]] = ()
@@ -106,13 +110,16 @@ class Tier(Protocol):
 
 
 class SlowTier(ABC):
-    """What tiers beside the fast one have in common: each is tier `index` of `machine`, and `mover` does its jobs."""
+    """What tiers beside the fast one have in common: each is tier `index` of `machine`, and `mover` does its jobs.
+
+    `bytes_per_s`: pages move no faster than this, 0 for no limit.
+    """
 
     holds_pages = False
     takes_unplanned_births = False
 
-    def __init__(self, machine: Machine, index: int, mover: Mover) -> None:
-        self._machine, self._index, self._mover = machine, index, mover
+    def __init__(self, machine: Machine, index: int, mover: Mover, bytes_per_s: int = 0) -> None:
+        self._machine, self._index, self._mover, self._bytes_per_s = machine, index, mover, bytes_per_s
 
     @property
     def spec(self) -> TierSpec:
@@ -135,7 +142,7 @@ class SlowTier(ABC):
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """See Tier."""
-        return Transfer(self._mover.submit(self._job(block, self._index, FAST, after)))
+        return Transfer(self._mover.submit(self._job(block, self._index, self._machine.hub, after)))
 
     def close(self) -> None:
         """See Tier."""

@@ -14,7 +14,7 @@ import pytest
 
 from sentinel.core.errors import NativeError
 from sentinel.migration.mover import Held, NativeMover, Outcome, sleep_until
-from sentinel.tiers.tier import MOST_TIERS, Job
+from sentinel.tiers.tier import MOST_TIERS, NODE, Job
 
 pytestmark = pytest.mark.needs("native")
 
@@ -78,7 +78,7 @@ def test_pages_for_a_node_that_is_not_there_stay_and_say_why(mover: NativeMover,
     first = -(-memory.ctypes.data // 4096) * 4096
     mover.set_capacity(1 << 20)
     assert mover.reserve(8192)
-    job = mover.submit(Job(*DOWN, 8192, (8192,), node=node, spans=[(first, 8192)]))
+    job = mover.submit(Job(*DOWN, 8192, (8192,), kind=NODE, node=node, spans=[(first, 8192)]))
     assert mover.wait(job)
     (moved,) = mover.results()
     assert moved.outcome is Outcome.FAILED

@@ -74,25 +74,23 @@ def test_identities_are_unique_and_the_layer_is_never_guessed(step: Ticks, round
 
 @given(steps(), st.data())
 def test_what_is_told_from_tick_to_tick_fits_together(step: Ticks, data: st.DataObject) -> None:
-    """Whatever ticks, whenever optimizers step and somebody joins: layers follow one another from a step's first to its
-    last, or the step is said to be cut short as the next one begins."""
+    """Whatever ticks, and whenever optimizers step: layers follow one another from a step's first to its last, or the
+    step is said to be cut short as the next one begins."""
     follower, length = learned(step), len(step)
     any_tick = st.sampled_from([*step, ("expert", "forward"), ("", "")])
     parts = st.one_of(st.just(step), st.lists(any_tick, max_size=12))
     under_way: int | None = 0  # None: the step is not followed, or not any more
-    for part, after in data.draw(st.lists(st.tuples(parts, st.sampled_from(["boundary", "join", ""])), max_size=6)):
+    for part, stepped in data.draw(st.lists(st.tuples(parts, st.booleans()), max_size=6)):
         for tick in part:
             at = follower.tick(tick)
             if at.ended == "whole":
                 assert (under_way, at.layer) == (length - 1, 0)
             elif at.ended == "cut short":
-                assert at.layer == (0 if under_way is None and follower.layer == 0 else 1 % length)
+                assert at.layer == 1 % length
             elif at.layer is not None:
                 assert under_way is not None
                 assert at == Position(under_way + 1)
             assert at.layer in (None, follower.layer)
             under_way = at.layer
-        if after == "boundary":
+        if stepped:
             follower.boundary()
-        elif after == "join" and not follower.join():
-            under_way = None

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.core.errors import UsageError
+from sentinel.core.budget import Budget
+from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
@@ -89,6 +90,25 @@ def test_links_as_fast_as_they_were_taken_to_be_change_no_plan() -> None:
     assert better.plan.migrations == flow.plan.migrations
 
 
+def test_a_step_that_cannot_be_planned_leaves_the_budget_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    planning = Planning(Request(fast="50%"), NODE, 64 * MIB)
+    flow = planning.planned(Dataflow(profile=TURNS))
+    small = make_profile([param("a", MIB, [1])], 8)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PlanError("no plan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sentinel.session.planning.make_plan", refuse)
+        with pytest.raises(PlanError, match="no plan"):
+            planning.planned(Dataflow(profile=small))
+    assert not planning.outdated(flow, [flow])
+    less = planning.planned(Dataflow(profile=small))
+    more = planning.planned(Dataflow(profile=small), [flow])
+    assert (less.budget, more.budget) == (Budget(MIB // 2), flow.budget)
+    assert planning.outdated(less, [less, flow])
+
+
 def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> None:
     for fast, nbytes in ((None, 12 * MIB), (8 * MIB, 8 * MIB), ("100%", 12 * MIB)):
         planning = Planning(Request(fast=fast), NODE, 12 * MIB)
@@ -96,7 +116,7 @@ def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> No
         flow = planning.planned(Dataflow(profile=TURNS))
         assert flow.budget is not None
         assert (flow.machine, flow.budget.fast_bytes) == (NODE, nbytes)
-        assert bool(planning.capped) == (fast == "100%")
+        assert bool(flow.budget.capped) == (fast == "100%")
         assert flow.plan is not None
         assert flow.plan.capacity_bytes[0] == nbytes
         assert flow.plan.origin["machine"] == digest(NODE)

@@ -17,11 +17,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 import sentinel
+from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.executed.stock import StockSession
 from sentinel.runtime import RUNTIME
-from sentinel.session import Overrides, set_overrides
+from sentinel.session import Overrides, current, set_overrides
+from sentinel.session.state import Over
 from tests.torch.bit_identity_cases import ASKED, Job, job
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -70,6 +72,33 @@ class Failing(sentinel.Observer):
             raise RuntimeError("out of paper")
 
 
+class Stopping(sentinel.Observer):
+    """Stops the session as it is told `when`, the `count`-th time."""
+
+    def __init__(self, when: str, count: int) -> None:
+        self.stopped = False
+        self._left = count
+        setattr(self, when, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self._left -= 1
+        if not self._left:
+            self.stopped = True
+            sentinel.stop()
+
+
+class InterruptedAtTheEnd(sentinel.Observer):
+    """Ctrl-C comes as it is told of the end, once."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def session_ended(self) -> None:
+        self.told += 1
+        if self.told == 1:
+            raise KeyboardInterrupt
+
+
 def trained(work: Job) -> list[float]:
     """Losses of STEPS steps, the first one profiled."""
     losses = []
@@ -115,6 +144,51 @@ def test_one_that_raises_costs_a_sentence_and_not_the_session(capsys: pytest.Cap
     assert capsys.readouterr().err.count("out of paper") == 1
     assert log.told.count("ended") >= 2
     assert sentinel.report().headline["steps"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("when", "count"),
+    [
+        ("session_started", 1),
+        ("plan_made", 1),
+        ("plan_made", 2),
+        ("plan_applied", 1),
+        ("step_began", 2),
+        ("layer_began", 7),
+        ("step_ended", 1),
+        ("step_ended", 3),
+    ],
+)
+def test_a_session_that_an_observer_stops_is_over_and_stays_so(when: str, count: int) -> None:
+    work, expected = job(), stock()
+    losses = []
+    with sentinel.annotate(work.models, work.optimizers), sentinel.observe(observer := Stopping(when, count)) as watch:
+        for i in range(STEPS):
+            if i == 0:
+                sentinel.start_profile(**ASKED)
+            losses.append(work.step(i))
+            if i == 0 and sentinel.active():
+                sentinel.end_profile()
+            session = current()
+            assert session is not None
+            if observer.stopped:
+                assert (session.state, RUNTIME.sink, RUNTIME.memory) == (Over.ENDED, None, None)
+                assert not any(bucket.engine for bucket in session.context.applying.buckets)
+    assert observer.stopped
+    assert watch.raised is None
+    assert losses == expected
+    with pytest.raises(UsageError, match="no session is running"):
+        sentinel.stop()
+
+
+def test_an_interrupt_at_the_end_leaves_nobody_without_word_of_it() -> None:
+    work, log, interrupted = job(), Log(), InterruptedAtTheEnd()
+    with sentinel.observe(interrupted), sentinel.observe(log):
+        with pytest.raises(KeyboardInterrupt):
+            trained(work)
+        assert not sentinel.active()
+    assert log.told[-1] == "over"
+    assert interrupted.told == 2
 
 
 def test_stock_training_tells_the_same_steps_and_no_plan() -> None:

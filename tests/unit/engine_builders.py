@@ -151,8 +151,8 @@ def applied(plan: Plan, profile: Profile | None, machine: Machine, **more) -> It
             drop(offset, nbytes)
 
     more.setdefault("ranges", lambda block: [])
-    told = {name: more.pop(name) for name in ("before", "clock") if name in more}
-    engine = Engine(with_uses(plan, profile), machine, JobMemory(warn=said.append, discard=discard, **more), **told)
+    before = more.pop("before", None)
+    engine = Engine(with_uses(plan, profile), machine, JobMemory(warn=said.append, discard=discard, **more), before)
     engine.start()
     try:
         yield Running(engine, plan.n_layers, said, discarded)

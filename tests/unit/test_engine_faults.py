@@ -238,6 +238,23 @@ def test_the_wait_for_a_death_in_flight_is_timed_by_the_clock_that_the_engine_is
     assert run.layers["stall_ns"].tolist() == [0, 0, 0, 7_000_000, 0, 0]
 
 
+def test_the_wait_for_a_births_room_is_timed_by_that_clock_too() -> None:
+    profile = make_profile([act("x", 4 * MIB, 1, 4, [1]), act("y", 4 * MIB, 3, 5, [4])], 6)
+    plan = transient_plan(profile, [0, 0], [(0, 0, 1, 2, 3)], fast_bytes=4 * MIB)
+    hand = HandClock()
+    with applied(plan, profile, emulated_machine(4 * MIB, demote=64 * MIB), clock=hand.clock) as running:
+        reserve = running.engine._mover.reserve
+
+        def reserve_by_hand(nbytes: int) -> bool:
+            hand.ns += 3_000_000
+            return reserve(nbytes)
+
+        running.engine._mover.reserve = reserve_by_hand  # type: ignore[method-assign]
+        running.step()
+        run = running.engine.end_run()
+    assert run.layers["stall_ns"].tolist() == [0, 0, 0, 3_000_000, 0, 0]
+
+
 def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() -> None:
     """The look ends first: it found the block in fast memory, and the demotion behind it is still under way."""
     profile = make_profile([param("a", 4 * MIB, range(8))], 8)

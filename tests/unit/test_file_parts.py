@@ -12,6 +12,7 @@ import pytest
 from sentinel.core.errors import FormatError
 from sentinel.core.machine import Link, Machine
 from sentinel.core.run import Witnessed
+from sentinel.core.trace import LayerId
 from sentinel.files import containers, disk
 from sentinel.files.earlier_versions import upgraded
 from sentinel.files.formats import BY_NAME
@@ -95,4 +96,7 @@ def test_numbers_that_cannot_be_are_named() -> None:
     assert "negative" in problem_of(dataclasses.replace(PROFILE, n_events=-1))
     assert problem_of(_with_tiers(64)) == ""
     assert problem_of(_with_tiers(65)) == "more than 64 tiers"
+    layers = (LayerId("block", 1), LayerId("block", 0))
+    swapped = dataclasses.replace(persistent_plan(PROFILE, [0]), layers=layers)
+    assert problem_of(swapped).startswith("layer block#1 stands where block is due")
     assert "witness is negative" in problem_of(dataclasses.replace(SIMULATED, witnessed=Witnessed(lost=-1)))

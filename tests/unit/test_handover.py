@@ -24,7 +24,7 @@ from sentinel.reports import build_report
 from sentinel.tiers.tier import MOST_TIERS
 from tests.builders import GB, MIB, act, make_profile, param
 from tests.three_tiers import three_tiers
-from tests.unit.engine_builders import applied, emulated_machine, transient_plan
+from tests.unit.engine_builders import HandClock, applied, emulated_machine, transient_plan
 
 BASE = 1 << 40
 PARAMS = [param("a", 4 * MIB, [1]), param("b", 4 * MIB, [3]), param("c", MIB, range(4))]
@@ -81,6 +81,27 @@ def test_an_engine_that_takes_over_late_begins_with_the_next_step() -> None:
     assert len(run.layers) == 4
     assert len(before.layers) == len(before.steps) == 0
     assert (run.steps["fast_peak_bytes"] <= BUDGET).all()
+
+
+@pytest.mark.needs("native")
+def test_a_step_in_which_plans_change_twice_lasts_from_the_first_change_on() -> None:
+    clock, machine = HandClock(), emulated_machine(BUDGET)
+    others = [Engine(with_uses(OTHER, LONG), machine, JobMemory(where, print, clock=clock.clock)) for _ in range(2)]
+    with applied(FIRST, SHORT, machine, ranges=where, clock=clock.clock) as first:
+        clock.ns = 1_000
+        first.tick(1)
+        given = first.engine.hand_over()
+        for engine in others:
+            clock.ns += 100
+            engine.take_over(given, in_step=False)
+            given = engine.hand_over()
+        others[1].take_over(given, in_step=False)
+        clock.ns = 5_000
+        others[1].begin_layer(Position(0, "cut short"))
+        run = others[1].end_run()
+        for engine in others:
+            engine.restore()
+    assert (run.steps["start_ns"].tolist(), run.steps["duration_ns"].tolist()) == ([0], [4_000])
 
 
 @pytest.mark.needs("native")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import sentinel
-from sentinel.runtime import RUNTIME, Observer, tell, tell_of_layer
+from sentinel.runtime import RUNTIME, Observer, observing, tell, tell_of_layer
 
 
 class Listed(Observer):
@@ -45,9 +48,9 @@ class Sink:
 
 @pytest.fixture(autouse=True)
 def nobody() -> Iterator[None]:
-    assert RUNTIME.watches == ()
+    assert RUNTIME.watches == []
     yield
-    assert RUNTIME.watches == ()
+    assert RUNTIME.watches == []
 
 
 def test_a_step_begins_with_its_first_layer_and_ends_before_the_next() -> None:
@@ -74,6 +77,29 @@ def test_each_call_is_undone_by_itself() -> None:
     second.remove()
     tell_of_layer(3, ended=True)
     assert listed.told == ["1", "1", "2"]
+
+
+def test_one_that_comes_while_another_goes_stays() -> None:
+    """As from another thread, or from a signal's handler: at each line of `remove`."""
+    going, come = sentinel.observe(Listed()), []
+
+    def at_each_line(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and frame.f_code.co_filename == observing.__file__:
+            sys.settrace(None)
+            come.append(sentinel.observe(Listed()))
+            sys.settrace(at_each_line)
+        return at_each_line
+
+    before = sys.gettrace()
+    sys.settrace(at_each_line)
+    try:
+        going.remove()
+    finally:
+        sys.settrace(before)
+    assert come
+    assert RUNTIME.watches == come
+    for watch in come:
+        watch.remove()
 
 
 def test_one_that_raises_is_told_no_more_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,16 +248,14 @@ def test_in_a_cycle_of_one_layer_each_tick_ends_a_step() -> None:
     assert [follower.tick(tick) for tick in ticks("axa")] == [WHOLE, NONE, Position(0, "cut short")]
 
 
-def test_whoever_joins_within_a_step_follows_from_the_next_one_on() -> None:
+def test_a_plan_can_be_taken_in_for_all_of_a_step_while_its_first_layer_is_under_way() -> None:
     follower = learned("abc")
-    assert follower.join()
-    follower.tick(("a", ""))
-    assert not follower.join()
-    assert [follower.tick(tick) for tick in ticks("bca")] == [NONE, Position(0, "cut short"), Position(1)]
-    assert not follower.join()
-    assert follower.tick(("b", "")) == NONE
-    assert (follower.layer, follower.in_step) == (2, True)  # the allocator is told all the same
-    assert [follower.tick(tick) for tick in ticks("xabc")] == [NONE, CUT_SHORT, Position(2), WHOLE]
+    told = [follower.in_first_layer]
+    for tick in ticks("abcxc"):
+        follower.tick(tick)
+        told.append(follower.in_first_layer)
+    assert told == [True, False, False, True, False, False]
+    assert follower.layer == 0  # but not in step
 
 
 # ---- other cycles
