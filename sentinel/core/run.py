@@ -12,9 +12,6 @@ from sentinel.core.counters import Counters
 from sentinel.core.rules import require
 from sentinel.core.units import format_ns
 
-TRIAL = "test and trial: "
-"""Events of a Run that begin so are decisions about late promotions: normal, and many."""
-
 Kind = Literal["simulated", "executed"]
 OUTCOMES = ("done", "late", "failed", "skipped", "partial", "already there")
 """What became of a migration. `late`: done, but after it was due. `skipped`: not started."""
@@ -105,13 +102,32 @@ class Witnessed:
         return sum(row.pages for row in self.moved_by if row.own and row.reason == SYSCALL)
 
 
+@dataclass(frozen=True)
+class TrialDecision:
+    """What test and trial decided where promotions come late: to wait for them before `layer`, or not. Times in ns.
+
+    `name`: of the layer. `again`: it was decided otherwise before. `wait_ns`: what waiting takes. `window_ns`: the
+    shortest time from there to the next such layer, without the wait; `slower_ns`: by how much that is longer where
+    nobody waits; `noise_ns`: how far the best of these times differ anyway.
+    """
+
+    layer: int
+    name: str
+    waits: bool
+    again: bool
+    wait_ns: int
+    window_ns: int
+    slower_ns: int
+    noise_ns: int
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """`emulated`: executed with injected delays. `held`: each slower tier by itself, where there are several; see
     `held_bytes`.
 
-    `events` are sentences: what happened that a user should know, each with the step it happened in. `witnessed`: None
-    where no witness ran.
+    `events` are sentences: what happened that a user should know, each with the step it happened in; `trials` are the
+    decisions of test and trial, normal and many, likewise. `witnessed`: None where no witness ran.
     """
 
     kind: Kind
@@ -126,6 +142,7 @@ class Run:
     origin: dict[str, str] = field(default_factory=dict)
     held: NDArray[Any] = field(default_factory=lambda: np.zeros(0, HELD_DTYPE))
     witnessed: Witnessed | None = None
+    trials: tuple[tuple[int, TrialDecision], ...] = ()
 
     def __post_init__(self) -> None:
         dtypes = self.steps.dtype, self.layers.dtype

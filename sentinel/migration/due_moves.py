@@ -24,9 +24,9 @@ class DueMoves:
     """Follows `moves` that carry out migrations of `plan`. `clock`: what waits are timed by."""
 
     def __init__(self, plan: Plan, agenda: Agenda, moves: Moves, recorder: RunRecorder, clock: Clock) -> None:
-        self._plan, self._agenda, self._moves, self._recorder = plan, agenda, moves, recorder
+        self._agenda, self._moves, self._recorder = agenda, moves, recorder
         self._now_ns = clock.now_ns
-        self._trials = Trials(agenda.boundaries, self._note_decision)
+        self._trials = Trials({layer: str(plan.layers[layer]) for layer in agenda.boundaries}, recorder.trial)
         self._by_migration: dict[int, Move] = {}
 
     def began(self, migration: int, move: Move) -> None:
@@ -78,7 +78,3 @@ class DueMoves:
         began = self._now_ns()
         self._moves.wait_for(late)
         return self._now_ns() - began
-
-    def _note_decision(self, layer: int, sentence: str) -> None:
-        self._recorder.event(f"{sentence} ({self._plan.layers[layer]})")
-        self._recorder.totals.trials += 1

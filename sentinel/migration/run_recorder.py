@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.counters import Counters
-from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
+from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run, TrialDecision
 
 FIRST_STEPS = 4
 LAST_STEPS = 64
@@ -56,6 +56,7 @@ class RunRecorder:
     def __init__(self, before: Run | None = None) -> None:
         self.totals = Counters()
         self.events: list[tuple[int, str]] = [] if before is None else list(before.events)
+        self.trials: list[tuple[int, TrialDecision]] = [] if before is None else list(before.trials)
         self.step = 0
         self.began_ns = self.layer_began_ns = 0
         self._before = Counters() if before is None else before.counters.of_another_plan()
@@ -148,9 +149,19 @@ class RunRecorder:
     def event(self, sentence: str) -> None:
         """Something happened, in the step under way, that a user should know. Beyond MAX_EVENTS only counted."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append((self._before.steps_before + self.totals.steps, sentence))
+            self.events.append((self._steps_so_far, sentence))
         else:
             self.totals.events_dropped += 1
+
+    def trial(self, decision: TrialDecision) -> None:
+        """Test and trial decided. Beyond MAX_EVENTS only counted."""
+        self.totals.trials += 1
+        if len(self.trials) < MAX_EVENTS:
+            self.trials.append((self._steps_so_far, decision))
+
+    @property
+    def _steps_so_far(self) -> int:
+        return self._before.steps_before + self.totals.steps
 
     # ---- the run ----------------------------------------------------------------------------------------
 
@@ -168,6 +179,7 @@ class RunRecorder:
             held=_table([row for step in steps for row in step.held], HELD_DTYPE),
             counters=self._counters(),
             events=tuple(self.events),
+            trials=tuple(self.trials),
         )
 
     def _counters(self) -> Counters:

@@ -9,12 +9,11 @@ vary too much to tell, the trial goes on later, for ROUNDS in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from sentinel.core.run import TRIAL
-from sentinel.core.units import format_ns
+from sentinel.core.run import TrialDecision
 
 TRIES, ROUNDS = 3, 4
 """Windows of each way in a round, and rounds. One window each would toss a coin wherever the wait is shorter than
@@ -29,8 +28,6 @@ NEGLIGIBLE = 100
 FIRST_REST = 64
 """Late again so many times after a decision, it is tried again: what else runs here may have changed. Then after twice
 as many, and so on: trials take less and less of a long run, and none is wrong for longer than for half of it."""
-
-_AGAIN = "test and trial, tried again: "
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,12 @@ class _Record:
 
 
 class Trials:
-    """`boundaries`: the layers before which promotions are due. `decided(layer, sentence)` hears each decision that
+    """`boundaries`: the layers before which promotions are due, and their names. `decided` hears each decision that
     changes what is done."""
 
-    def __init__(self, boundaries: Sequence[int], decided: Callable[[int, str], None]) -> None:
+    def __init__(self, boundaries: Mapping[int, str], decided: Callable[[TrialDecision], None]) -> None:
         self._records = {layer: _Record() for layer in boundaries}
-        self._decided = decided
+        self._names, self._decided = boundaries, decided
         self._window: tuple[int, int] | None = None  # layer, when it began
         self._tries = ""  # what the window tries: "wait", "leave" or nothing
         self._wait_ns = 0
@@ -149,14 +146,5 @@ class Trials:
         record.clear()
         record.waits, record.rest, record.next_rest = found.waits, record.next_rest, 2 * record.next_rest
         if found.waits != before:
-            self._decided(layer, _sentence(layer, found, shortest_ns, again=before is not None))
-
-
-def _sentence(layer: int, found: Finding, shortest_ns: int, *, again: bool) -> str:
-    way = "longer" if found.slower_ns >= 0 else "shorter"
-    return (
-        f"{_AGAIN if again else TRIAL}migrations due before layer {layer} come late: waiting takes"
-        f" {format_ns(found.wait_ns)}; without it the {format_ns(shortest_ns)} to the next interval are"
-        f" {format_ns(abs(found.slower_ns))} {way}, and the best of them differ by {format_ns(found.noise_ns)} anyway;"
-        f" from now on it {'waits for them' if found.waits else 'leaves the rest in slow memory'}"
-    )
+            times = (found.wait_ns, shortest_ns, found.slower_ns, found.noise_ns)
+            self._decided(TrialDecision(layer, self._names[layer], found.waits, before is not None, *times))

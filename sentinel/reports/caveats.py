@@ -10,7 +10,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.rules import holding
-from sentinel.core.run import OUTCOMES, TRIAL, Run
+from sentinel.core.run import OUTCOMES, Run, TrialDecision
 from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.setup import Setup
@@ -89,8 +89,9 @@ def _of_run(run: Run) -> list[str]:
     failed, partial = (int(outcomes[OUTCOMES.index(word)]) for word in ("failed", "partial"))
     over = int(run.layers["fast_bytes"].max(initial=0)) - run.fast_capacity_bytes
     astray, steps = int((~run.steps["in_step"]).sum()), len(run.steps)
-    told = [f"Step {step}: {sentence}" for step, sentence in run.events if not sentence.startswith(TRIAL)]
-    tried, more = len(run.events) - len(told), len(told) - MAX_EVENTS + run.counters.events_dropped
+    told = [f"Step {step}: {sentence}" for step, sentence in events_of(run, first_trials=False)]
+    tried = sum(not trial.again for _, trial in run.trials)
+    more = len(told) - MAX_EVENTS + run.counters.events_dropped
     placed, cut = run.counters.kernel_placed_pages, kept_steps(run)
     return holding(
         (failed, f"{failed} of {moves} migrations failed."),
@@ -115,6 +116,24 @@ def _of_run(run: Run) -> list[str]:
         ),
         *((True, sentence) for sentence in told[:MAX_EVENTS]),
         (more > 0, f"{more} more such events are in the JSON report."),
+    )
+
+
+def events_of(run: Run, *, first_trials: bool) -> list[tuple[int, str]]:
+    """(step, sentence) of a run's events and of what test and trial decided, by step. `first_trials`: where it had not
+    decided before, too."""
+    trials = [(step, _tried(trial)) for step, trial in run.trials if first_trials or trial.again]
+    return sorted([*run.events, *trials], key=lambda event: event[0])
+
+
+def _tried(trial: TrialDecision) -> str:
+    way = "longer" if trial.slower_ns >= 0 else "shorter"
+    return (
+        f"test and trial{', tried again' if trial.again else ''}: migrations due before layer {trial.layer} come late:"
+        f" waiting takes {format_ns(trial.wait_ns)}; without it the {format_ns(trial.window_ns)} to the next interval"
+        f" are {format_ns(abs(trial.slower_ns))} {way}, and the best of them differ by {format_ns(trial.noise_ns)}"
+        f" anyway; from now on it {'waits for them' if trial.waits else 'leaves the rest in slow memory'}"
+        f" ({trial.name})"
     )
 
 

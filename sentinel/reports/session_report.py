@@ -15,7 +15,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.reports import forms, perfetto
-from sentinel.reports.caveats import done_sentence
+from sentinel.reports.caveats import done_sentence, events_of
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.page import page
 from sentinel.reports.reconcile import reconcile, tables_agree
@@ -77,6 +77,7 @@ class Report(Facts):
     def values(self) -> dict[str, Any]:
         """What the JSON form has beside the tables."""
         run, seen = self.run, self.executed.witnessed if self.executed else None
+        events = events_of(run, first_trials=True) if run else None
         return {
             "headline": self.headline,
             "caveats": self.caveats,
@@ -84,7 +85,7 @@ class Report(Facts):
             "provenance": [{"noun": a, "made_from": b, "proved": c} for a, b, c in self.provenance],
             "counters": run.counters.counted() if run else None,
             "witnessed": dataclasses.asdict(seen) if seen else None,
-            "events": [{"step": step, "text": text} for step, text in run.events] if run else None,
+            "events": None if events is None else [{"step": step, "text": text} for step, text in events],
             "details": self.plan.details if self.plan else None,
             "script": self.setup.script,
         }

@@ -25,6 +25,7 @@ from sentinel.core.run import (
     STEP_DTYPE,
     MovedBy,
     Run,
+    TrialDecision,
     Witnessed,
 )
 from sentinel.core.trace import EVENT_DTYPE, PAGE_RUN_DTYPE, ROLES, LayerId, Quality, TensorInfo, Trace
@@ -153,6 +154,9 @@ def runs(draw: st.DrawFn) -> Run:
     counters = Counters(**draw(st.dictionaries(names, st.integers(0, 1 << 60), max_size=3)))
     counters.stayed = draw(st.dictionaries(TEXTS, st.integers(0, 1 << 60), max_size=3))
     events = tuple(draw(st.lists(st.tuples(st.integers(0, 99), TEXTS), max_size=2)))
+    counts = [st.integers(0, 1 << 60)] * 4
+    decisions = st.builds(TrialDecision, st.integers(0, 99), TEXTS, st.booleans(), st.booleans(), *counts)
+    trials = tuple(draw(st.lists(st.tuples(st.integers(0, 99), decisions), max_size=2)))
     moved_by = st.builds(MovedBy, TEXTS, st.booleans(), st.integers(-1, 9), st.integers(0, 1 << 40))
     seen = st.builds(Witnessed, st.lists(moved_by, max_size=2).map(tuple), *[st.integers(0, 99)] * 3, st.booleans())
     tiers = ("fast", "middle", "slow")[: draw(st.integers(2, 3))]
@@ -171,6 +175,7 @@ def runs(draw: st.DrawFn) -> Run:
         events=events,
         held=held,
         witnessed=draw(st.none() | seen),
+        trials=trials,
     )
 
 

@@ -161,10 +161,9 @@ def run_until_decided(clock: HandClock | None, *, slow_bw: float) -> Run:
 def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
     run = run_until_decided(HandClock(), slow_bw=50 * GB)  # leaving costs 83 us for each read of 4 MiB
     assert run.counters.trials == 1
-    ((step, sentence),) = run.events
+    ((step, decision),) = run.trials
     assert step >= BETWEEN + 2 * TRIES - 1
-    assert "leaves the rest in slow memory" in sentence
-    assert "layer1" in sentence
+    assert (decision.layer, decision.name, decision.waits) == (1, "layer1", False)
     waited = run.steps["stall_ns"]
     assert set(waited.tolist()) == {0, LATE_NS}
     assert (waited > 0).sum() == BETWEEN + TRIES
@@ -174,7 +173,7 @@ def test_late_promotions_are_tried_with_and_without_waiting_in_turn() -> None:
 def test_where_waiting_is_faster_it_goes_on_waiting() -> None:
     run = run_until_decided(HandClock(), slow_bw=GB // 50)  # each of two slow reads of 4 MiB takes as long as the wait
     assert run.counters.trials == 1
-    assert "waits for them" in run.events[0][1]
+    assert run.trials[0][1].waits
     stall, served = run.steps["stall_ns"], run.layers["served_fast_bytes"].reshape(-1, 8)[:, 1]
     assert set(stall.tolist()) == {0, LATE_NS}
     assert (stall > 0).sum() > BETWEEN + TRIES  # and goes on
@@ -186,7 +185,7 @@ def test_a_trial_on_the_real_clock_comes_to_a_decision() -> None:
     """Which one is for the host to say: how long its waits take."""
     run = run_until_decided(None, slow_bw=50 * GB)
     assert run.counters.trials == 1
-    assert "migrations due before layer 1 come late: waiting takes" in run.events[0][1]
+    assert [decision.layer for _, decision in run.trials] == [1]
 
 
 def test_what_is_left_behind_goes_on_if_it_is_used_later_too() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sentinel.core.counters import Counters
-from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, TRIAL, Run
+from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run, TrialDecision
 from sentinel.reports import build_report
 from sentinel.reports.caveats import _of_run, kept_steps
 from sentinel.reports.html.page import page
@@ -62,6 +62,26 @@ def test_what_the_kernel_placed_is_an_outcome() -> None:
 
 @pytest.mark.parametrize(("late", "places"), [(1, "at 1 place;"), (2, "at 2 places;")])
 def test_late_promotions_are_counted_and_not_listed(late: int, places: str) -> None:
-    tried = replace(run([0], steps=1), events=((0, f"{TRIAL} block 7"),) * late)
+    first = TrialDecision(3, "h.1 forward", False, False, 30_000_000, 100_000_000, 10_000_000, 1_000_000)
+    tried = replace(run([0], steps=1), trials=((0, first),) * late)
     (said,) = _of_run(tried)
     assert said.startswith(f"Promotions came late {places}")
+
+
+def test_what_was_decided_again_is_listed_among_the_events_by_step() -> None:
+    first = TrialDecision(3, "h.1 forward", False, False, 30_000_000, 100_000_000, 10_000_000, 1_000_000)
+    again = replace(first, waits=True, again=True, slower_ns=-10_000_000)
+    told = replace(
+        run([0], steps=1), trials=((1, first), (5, again)), events=((2, "a page stayed"), (7, "test and trial: x"))
+    )
+    first_tried, *listed = _of_run(told)
+    assert first_tried.startswith("Promotions came late at 1 place")
+    assert [sentence.partition(":")[0] for sentence in listed] == ["Step 2", "Step 5", "Step 7"]
+    assert listed[1] == (
+        "Step 5: test and trial, tried again: migrations due before layer 3 come late: waiting takes 30.00 ms; without"
+        " it the 100.00 ms to the next interval are 10.00 ms shorter, and the best of them differ by 1.00 ms anyway; from"
+        " now on it waits for them (h.1 forward)"
+    )
+    report = build_report(profile=None, plan=None, machine=None, executed=told)
+    assert [event["step"] for event in report.values()["events"]] == [1, 2, 5, 7]
+    assert "leaves the rest in slow memory (h.1 forward)" in report.values()["events"][0]["text"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sentinel.core.run import TrialDecision
 from sentinel.migration.run_recorder import FIRST_STEPS, LAST_STEPS, LEAST_STEPS, MAX_EVENTS, MAX_ROWS, RunRecorder
 
 TIERS = ("fast", "slow")
+DECISION = TrialDecision(3, "h.1", True, False, 30, 100, 10, 1)
 
 
 def run_of(steps: int, rows_a_step: int) -> RunRecorder:
@@ -55,8 +57,10 @@ def test_events_are_counted_beyond_a_limit() -> None:
     recorder = RunRecorder()
     for i in range(MAX_EVENTS + 17):
         recorder.event(str(i))
+        recorder.trial(DECISION)
     run = recorder.run(TIERS, 0, emulated=True)
     assert (len(run.events), run.counters.events_dropped) == (MAX_EVENTS, 17)
+    assert (len(run.trials), run.counters.trials) == (MAX_EVENTS, MAX_EVENTS + 17)
 
 
 def test_what_went_wrong_under_another_plan_stays_told() -> None:
@@ -65,14 +69,17 @@ def test_what_went_wrong_under_another_plan_stays_told() -> None:
     first.migration((0, 0, 1, 0, 1, 8192, 8192, 0, 1, 0, 0, 0), "done")
     first.totals.stayed = {"EBUSY": 7}
     first.event("it stayed")
+    first.trial(DECISION)
     for step in range(5):
         first.end_step(step + 1, in_step=True, unmanaged_bytes=0)
     second = RunRecorder(first.run(TIERS, 0, emulated=True))
     second.end_step(1, in_step=True, unmanaged_bytes=0)
     second.event("another")
+    second.trial(DECISION)
     second.totals.stayed = {"EBUSY": 4}
     third = RunRecorder(second.run(TIERS, 0, emulated=True)).run(TIERS, 0, emulated=True)
     assert third.events == ((0, "it stayed"), (6, "another"))
+    assert third.trials == ((0, DECISION), (6, DECISION))
     assert (third.counters.failed, third.counters.stayed["EBUSY"]) == (1, 11)
     assert third.counters.steps_before == 6
     assert third.counters.migrated_bytes_by_other_plans == 8192

@@ -7,14 +7,13 @@ import random
 
 import pytest
 
+from sentinel.core.run import TrialDecision
 from sentinel.migration.trials import BETWEEN, FIRST_REST, NEGLIGIBLE, ROUNDS, TRIES, Finding, Trials, finding
 
 MS = 10**6
 
 
-class Decisions(list):
-    def __call__(self, layer: int, sentence: str) -> None:
-        self.append((layer, sentence))
+BOUNDARIES = {2: "h.1", 5: "h.4"}
 
 
 class Job:
@@ -25,8 +24,8 @@ class Job:
 
     def __init__(self, wait_ns: int, slower_ns: int, window_ns: int = 100 * MS, noise=lambda: 0) -> None:
         self.wait_ns, self.slower_ns, self.window_ns, self.noise = wait_ns, slower_ns, window_ns, lambda: 0
-        self.said = Decisions()
-        self.trials = Trials([2, 5], self.said)
+        self.said: list[TrialDecision] = []
+        self.trials = Trials(BOUNDARIES, self.said.append)
         self.now = 0
         assert self.steps(BETWEEN) == [True] * BETWEEN
         self.noise = noise
@@ -47,8 +46,8 @@ class Job:
 
 
 def test_without_late_migrations_nothing_is_tried_or_decided() -> None:
-    said = Decisions()
-    trials = Trials([2, 5], said)
+    said: list[TrialDecision] = []
+    trials = Trials(BOUNDARIES, said.append)
     for step in range(3):
         trials.enter(2, step * 100)
         trials.enter(5, step * 100 + 50)
@@ -59,11 +58,7 @@ def test_without_late_migrations_nothing_is_tried_or_decided() -> None:
 def test_on_a_quiet_machine_the_faster_way_is_kept(wait_ms: int, slower_ms: int, waits: bool) -> None:
     job = Job(wait_ms * MS, slower_ms * MS)
     assert job.steps(2 * TRIES + 5) == [True, False] * TRIES + [waits] * 5
-    ((layer, sentence),) = job.said
-    assert layer == 2
-    assert ("waits for them" if waits else "leaves the rest") in sentence
-    assert f"waiting takes {wait_ms}.00 ms" in sentence
-    assert f"are {slower_ms}.00 ms longer" in sentence
+    assert job.said == [TrialDecision(2, "h.1", waits, False, wait_ms * MS, 100 * MS, slower_ms * MS, 0)]
 
 
 def test_a_wait_that_is_small_beside_its_window_is_no_reason_for_a_trial() -> None:
@@ -131,13 +126,15 @@ def test_a_decision_is_tried_again_after_a_while_and_then_after_twice_as_long() 
     assert job.steps(2 * TRIES) == [True, False] * TRIES
     assert job.steps(2 * FIRST_REST) == [True] * 2 * FIRST_REST
     assert job.steps(2 * TRIES) == [True, False] * TRIES
-    assert [sentence.split(":")[0] for _, sentence in job.said] == ["test and trial", "test and trial, tried again"]
-    assert "waits for them" in job.said[-1][1]  # the third, which changed nothing, is not told
+    assert [(said.again, said.waits) for said in job.said] == [
+        (False, False),
+        (True, True),
+    ]  # no third: it changed nothing
 
 
 def test_layers_are_tried_side_by_side_each_by_its_own_window() -> None:
-    said = Decisions()
-    trials = Trials([0, 4], said)
+    said: list[TrialDecision] = []
+    trials = Trials({0: "h.0", 4: "h.3"}, said.append)
     now, seen = 0, []
     for _ in range(BETWEEN + 2 * TRIES + 1):
         for layer, wait, slower in ((0, 10, 30), (4, 20, 10)):
@@ -150,7 +147,7 @@ def test_layers_are_tried_side_by_side_each_by_its_own_window() -> None:
     assert seen[:-2] == [True, True] * BETWEEN + [True, True, False, False] * TRIES
     trials.enter(0, now)
     assert (trials.wait(0), seen[-2], trials.wait(4)) == (True, True, False)
-    assert [layer for layer, _ in said] == [0, 4]
+    assert [(decision.layer, decision.name) for decision in said] == [(0, "h.0"), (4, "h.3")]
 
 
 def test_a_window_out_of_step_is_tried_again() -> None:
