@@ -28,6 +28,9 @@ _ALIGNED_SHARE = 16
 _FEW = 4
 """An arc shorter than so many buckets is kept in each of them, a longer one apart."""
 
+_UNSORTED = 512
+"""Rows of what is placed that are not in order yet."""
+
 _BRIEF = 16
 """Arcs so long on average, or shorter, are placed in rounds, as long as a round places as many."""
 
@@ -127,17 +130,21 @@ def _lowest_of_each(
 class _Placed:
     """Rows of what is placed: first byte, one past the last, and the times [begin, end) that it takes.
 
-    What passes the end of the circle has two rows.
+    What passes the end of the circle has two rows. All but the last `_UNSORTED` are kept by first byte: sorting what is
+    nearly sorted takes a tenth of the time.
     """
 
     def __init__(self, most: int) -> None:
-        self._low, self._high, self._begin, self._end = np.zeros((4, 2 * most), np.int64)
+        self._rows = np.zeros((4, 2 * most), np.int64)
+        self._low, self._high, self._begin, self._end = self._rows
         self._n = 0
 
     def add(self, row: tuple[int, int, int, int]) -> None:
         n = self._n
         self._low[n], self._high[n], self._begin[n], self._end[n] = row
         self._n = n + 1
+        if self._n % _UNSORTED == 0:
+            self._rows[:, : self._n] = self._rows[:, self._low[: self._n].argsort(kind="stable")]
 
     def beside(self, times: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(rows,) first byte and one past the last of what is there at any of these times."""
@@ -187,7 +194,7 @@ def _place_one_by_one(arcs: _Arcs, done: NDArray[np.bool_]) -> None:
 
 def _lowest(low: NDArray[np.int64], high: NDArray[np.int64], size: int, align: int) -> int:
     """Lowest multiple of `align` at which `size` bytes fit beside the rows [low, high) that are taken."""
-    order = low.argsort()
+    order = low.argsort(kind="stable" if len(low) > _UNSORTED else None)
     low, reach = low[order], np.maximum.accumulate(high[order])
     if not len(low) or low[0] >= size:
         return 0
