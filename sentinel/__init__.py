@@ -86,6 +86,7 @@ def start_profile(
     something, FormatError if a file is not what it should be; nothing is changed then.
     """
     session = _session()
+    session.leave_to_script()
     request = session.Request(fast, slow, tracker, policy, machine, plan, rate_limit)
     session.start_profile(model, optimizer, request)
 
@@ -110,7 +111,9 @@ def annotate(
     `blocks`: modules or their names, instead of those that are found. Several models and optimizers add up. Does
     nothing without a session.
     """
-    annotation: Annotation = _session().annotate(model, optimizer, blocks=blocks)
+    session = _session()
+    session.leave_annotations_to_script()
+    annotation: Annotation = session.annotate(model, optimizer, blocks=blocks)
     return annotation
 
 

@@ -42,6 +42,8 @@ PROBES: dict[str, Callable[[], str]] = {
     "torch": _module("torch", "torch"),
     "transformers": _module("transformers", "examples"),
     "scikit-learn": _module("sklearn", "examples"),
+    "accelerate": _module("accelerate", "dev"),
+    "pytorch-lightning": _module("pytorch_lightning", "dev"),
     "compiler": _program("g++", "c++", "clang++", package="g++"),
     "cmake": _program("cmake", package="cmake"),
     "browser": _program("chromium", "chromium-browser", "google-chrome", package="chromium"),

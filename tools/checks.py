@@ -28,7 +28,9 @@ SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
 # NUMA nodes is skipped on the host, and run in the emulated machines.
-INSTALLED = "torch,transformers,scikit-learn,compiler,cmake,native,browser,clang,libbpf,numa_vm:"
+INSTALLED = (
+    "torch,transformers,scikit-learn,accelerate,pytorch-lightning,compiler,cmake,native,browser,clang,libbpf,numa_vm:"
+)
 
 # One machine, and one process in it, for files that do not disturb one another: to boot one takes 13 s of a CPU, and to
 # import torch there 64 s. What test_vm.py runs in machines of its own (test_vm_nodes.py, test_vm_witness.py) is not run

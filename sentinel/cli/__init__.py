@@ -17,8 +17,9 @@ _EPILOG = """\
 a typical session:
   sentinel doctor                                      what this host allows, and how to allow more
   sentinel calibrate                                   measure its memory, so that plans know its speeds
-  sentinel run --fast 20% --report out.html train.py   train with a fifth of the memory fast
-  sentinel run --save-profile p.safetensors train.py   keep what was observed
+  sentinel run --fast 20% train.py                     train with a fifth of the memory fast; writes a report
+  sentinel run --dry-run --save-profile p.safetensors train.py
+                                                       watch a step, say how much fast memory is enough, and stop
   sentinel plan p.safetensors --machine cxl-m5 --fast 8GiB -o plan.json
   sentinel simulate p.safetensors plan.json --machine cxl-m5
   sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
@@ -27,11 +28,11 @@ a typical session:
 
 exit codes:
   0    done
-  1    failed; one line on stderr says why (with `run`: also if the script itself failed)
+  1    failed; one line on stderr says why
   2    the command was not understood
   3    infeasible: the step needs more fast memory than there is
   130  interrupted
-  `run` passes the script's own exit code on.
+  `run` passes the script's own exit code on, whatever becomes of its placement and its report.
 """
 
 

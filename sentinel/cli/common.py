@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel import planner
 from sentinel.core.errors import Infeasible, SentinelError, UsageError
-from sentinel.core.units import parse_budget
+from sentinel.core.units import format_ns, parse_budget
 from sentinel.system.progress import telling as telling
 
 if TYPE_CHECKING:
@@ -80,8 +80,17 @@ def check_outputs(*paths: str | None) -> None:
             check_writable(path)
 
 
-def machine_named(text: str) -> Machine:
-    """The described machine of that name, or the one in the file at that path."""
+HERE = "this host, where a calibration of it is kept"
+"""What is meant where no machine is named, for the help."""
+
+
+def machine_named(text: str | None) -> Machine:
+    """The described machine of that name, the one in the file at that path, or this host as it was calibrated.
+
+    Raises UsageError where none is named and no calibration is kept.
+    """
+    if text is None:
+        return _machine_here()
     if os.sep in text or os.path.splitext(text)[1]:
         from sentinel.files import load_machine
 
@@ -89,6 +98,31 @@ def machine_named(text: str) -> Machine:
     from sentinel import machines
 
     return machines.load(text)
+
+
+def _machine_here() -> Machine:
+    from sentinel.system.calibration import kept
+    from sentinel.system.topology import topology
+    from sentinel.tiers import machine_for
+
+    host = topology()
+    if not host.slower or kept(host.nodes, host.fast) is None:
+        raise UsageError(
+            "no machine is named, and no calibration of this host's slower memory is kept",
+            "give --machine, such as --machine cxl-m5, or run `sentinel calibrate` on a host with slower memory",
+        )
+    return machine_for("auto")
+
+
+def about_compute(machine: Machine, all_fast_ns: int | None, recorded_ns: int | None) -> str:
+    """Why times on a described machine differ from those of the run; "" for a machine that computes as this host."""
+    if machine.flops_per_s is None or not all_fast_ns:
+        return ""
+    here = f", {format_ns(recorded_ns)} where it was recorded" if recorded_ns else ""
+    return (
+        f"{machine.name} computes {machine.flops_per_s / 1e12:g} TFLOP/s: a step with everything in fast memory takes"
+        f" {format_ns(all_fast_ns)} there{here}. The faster a machine computes, the more its slow memory costs."
+    )
 
 
 def print_json(value: Any) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from sentinel.cli import compare_executed
 from sentinel.cli.common import (
+    HERE,
     MACHINES,
     OK,
+    about_compute,
     add_json,
     add_verb,
     amount,
@@ -18,6 +20,7 @@ from sentinel.cli.common import (
     print_json,
     telling,
 )
+from sentinel.cli.fast_memory_curve import CURVE
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import require
 from sentinel.core.units import parse_budget
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from sentinel.planner.sweep import Cell, Comparison, Point, Subject
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
-CURVE = ("5%", "10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "100%")
 _TEXT = "simulate every policy by fast memory, or run placements on two nodes"
 _EXAMPLES = """\
 examples:
@@ -54,7 +56,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "compare", _TEXT, f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`")
-    parser.add_argument("--machine", metavar="PRESET|FILE", help="the machine to simulate, or to plan for")
+    parser.add_argument(
+        "--machine", metavar="PRESET|FILE", help=f"the machine to simulate, or to plan for (default: {HERE})"
+    )
     shown = ",".join(FAST).replace("%", "%%")
     parser.add_argument(
         "--fast", type=_amounts, metavar="AMOUNTS", help=f"fast memory in the table (default {shown}; executed: 20%%)"
@@ -89,7 +93,6 @@ def execute(arguments: argparse.Namespace) -> int:
         return compare_executed.execute(arguments)
     require(
         (not arguments.profiles, "nothing to compare", "give profiles and --machine, or --executed SCRIPT"),
-        (arguments.machine is None, "no machine to simulate", "give --machine, such as --machine cxl-m5"),
     )
     from sentinel import files
     from sentinel.planner import check_policies
@@ -109,6 +112,9 @@ def execute(arguments: argparse.Namespace) -> int:
         print_json(as_object(found))
     else:
         print(text(found))
+        for subject in found.profiles:
+            if told := about_compute(machine, subject.all_fast_step_ns, profiles[subject.profile].step_ns_plain):
+                print(f"\n{subject.profile}: {told}")
     return OK
 
 

@@ -6,9 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
+    HERE,
     MACHINES,
     OK,
     POLICIES,
+    about_compute,
     add_json,
     add_verb,
     amount,
@@ -19,10 +21,13 @@ from sentinel.cli.common import (
     telling,
 )
 from sentinel.core.budget import Budget
-from sentinel.core.units import format_bytes, format_ns, parse_budget
+from sentinel.core.rules import holding
+from sentinel.core.units import counted, format_bytes, format_ns, parse_budget
 
 if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
+    from sentinel.core.profile import Profile
 
 _EXAMPLES = """\
 examples:
@@ -39,7 +44,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "plan", "decide where the tensors of a profiled step live", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
-    parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to plan for")
+    parser.add_argument("--machine", metavar="PRESET|FILE", help=f"the machine to plan for (default: {HERE})")
     parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory; default: the machine's own")
     parser.add_argument("--policy", default="sentinel", help=POLICIES)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
@@ -54,18 +59,20 @@ def execute(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
     machine = machine_named(arguments.machine)
+    footprint = planner.footprint_bytes(profile)
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-        budget = None
-        if arguments.fast is not None:
-            budget = Budget(parse_budget(arguments.fast, planner.footprint_bytes(profile)))
+        budget = None if arguments.fast is None else Budget(parse_budget(arguments.fast, footprint))
         plan = planner.plan(profile, machine, arguments.policy, budget=budget)
+        all_fast = planner.plan(profile, machine, "all-fast", budget=Budget(footprint)).predicted_step_ns
     if arguments.output:
         files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
-    decided = decisions(plan)
     if arguments.json:
-        print_json(decided)
-    else:
-        print_table(rows_of(decided))
+        print_json({**decisions(plan), "step_ns_all_fast": all_fast})
+        return OK
+    print(f"simulated on {machine.name}: predictions, nothing was run\n")
+    print_table(rows_of(plan, all_fast))
+    print("".join(f"\n{sentence}" for sentence in notes_on(plan, machine, profile, all_fast)))
+    print(f"plan written to {arguments.output}" if arguments.output else "nothing was written: -o FILE keeps the plan")
     return OK
 
 
@@ -88,16 +95,36 @@ def decisions(plan: Plan) -> dict[str, Any]:
     }
 
 
-def rows_of(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, printed value) of each entry; the suffix of the name tells the unit."""
-    return [(name, _printed(name, value)) for name, value in values.items()]
+def rows_of(plan: Plan, all_fast_ns: int | None) -> list[tuple[str, str, str]]:
+    """(what, amount, what to compare it with) of a plan; what is unknown is left out."""
+    budget, footprint, step = plan.capacity_bytes[0], plan.footprint_bytes, plan.predicted_step_ns
+    rows = [
+        ("policy", plan.policy, ""),
+        ("fast memory", format_bytes(budget), f"of {format_bytes(footprint)} that the step needs in all"),
+        ("  most in use", format_bytes(plan.fast_peak_bytes), ""),
+        ("moved a step", format_bytes(plan.migrated_bytes_per_step), counted(len(plan.migrations), "migration")),
+    ]
+    if step is not None:
+        rows.append(("step", format_ns(step), against(step, all_fast_ns)))
+    if all_fast_ns is not None:
+        rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
+    if plan.bound_step_ns is not None:
+        rows.append(("  bound", format_ns(plan.bound_step_ns), "no plan of this kind is faster"))
+    return rows
 
 
-def _printed(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if "bytes" in name:
-        return format_bytes(value)
-    if "fraction" in name:
-        return f"{value:.1%}"
-    return format_ns(value) if "_ns" in name else str(value)
+def against(step_ns: int, all_fast_ns: int | None) -> str:
+    """A step's time beside that with everything in fast memory."""
+    return f"{step_ns / all_fast_ns:.2f} times the step with everything fast" if all_fast_ns else ""
+
+
+def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | None) -> list[str]:
+    """What a reader must know before believing the rows."""
+    budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
+    return holding(
+        (
+            budget >= footprint,
+            f"{format_bytes(budget)} hold all {format_bytes(footprint)}: nothing moves; `--fast 20%` leaves less.",
+        ),
+        (told := about_compute(machine, all_fast_ns, profile.step_ns_plain), told),
+    )

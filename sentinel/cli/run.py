@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
-from sentinel.cli.common import FAILED, MACHINES, POLICIES, PRESETS, add_verb, amount, check_outputs, code_of
+from sentinel.cli.common import MACHINES, POLICIES, PRESETS, add_verb, amount, code_of, whole_number
+from sentinel.cli.early_end import StepLimit, before_sigterm
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.cli.live import Live
 from sentinel.cli.script import module_named, run_as_main, script_at
+from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.system.progress import say
 
 if TYPE_CHECKING:
-    from sentinel.reports import Report
     from sentinel.session.auto import Follower
 
 _EXAMPLES = """\
 examples:
-  sentinel run --fast 20% --slow emulated:cxl-asic-x8 --report out.html train.py --epochs 3
-      overrides what an annotated script asks for; the emulated tier works on any host
-  sentinel run --fast 8GiB --slow numa:1 train.py
-      bytes beyond 8 GiB live on NUMA node 1
-  sentinel run --auto --fast 20% train.py
-      for a script without annotations: finds its training loop by PyTorch's own hooks
-  sentinel run --auto --fast 20% -m package.train --epochs 3
-      a module, found as `python -m` finds it
+  sentinel run --fast 20% train.py --epochs 3
+      trains, watches a step, and from the next one on keeps a fifth of the memory fast
+  sentinel run --fast 20% --slow emulated:cxl-asic-x8 train.py
+      works on any host: the slow tier is ordinary memory with injected delays
+  sentinel run --fast 8GiB --slow numa:1 -m package.train --epochs 3
+      bytes beyond 8 GiB live on NUMA node 1; the module is found as `python -m` finds it
+  sentinel run --dry-run train.py
+      watches a step, prints how much fast memory is enough, and stops the script
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py
   sentinel run --plan plan.json train.py
       the second run applies the plan of the first one without profiling
 
-The report is written when the script ends, also if it fails. Sentinel's options come before the script, the script's
-after it. The exit code is the script's own, however its tensors were placed; it is 1 if the script succeeded but a
-requested file could not be written.
+The script needs no change: its training loop is found by PyTorch's own hooks. A script that calls sentinel.annotate()
+and sentinel.start_profile() keeps its word, but for what is said here. Sentinel's options come before the script, the
+script's after it. The exit code is the script's own, whatever becomes of the placement and of the files.
+
+Profile and plan are written as soon as there are any, the report every few minutes and at the end, also where the
+script fails or SIGTERM ends it. Each process of a job that torchrun starts (`torchrun --no-python sentinel run ...`)
+writes files with its rank in their names.
 """
 
 
@@ -56,11 +66,19 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
     where.add_argument("--rate-limit", metavar="RATE", help="migrations go no faster, each way: 500MB/s, 1GiB/s")
     out = parser.add_argument_group("files to write")
-    out.add_argument("--report", metavar="FILE", help="write the report here: .html .json .csv .txt .trace")
+    out.add_argument(
+        "--report",
+        metavar="FILE",
+        help=f"the report: .html .json .csv .txt .trace, or - to show it (default: {DEFAULT_REPORT})",
+    )
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
     out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
     out.add_argument("--save-run", metavar="FILE", help="write the run here, for `sentinel report --run`")
-    parser.add_argument("--auto", action="store_true", help="the script has no annotations: find its training loop")
+    parser.add_argument("--dry-run", action="store_true", help="watch a step, print how much is enough, and stop")
+    parser.add_argument("--steps", type=whole_number, metavar="N", help="the same after N steps of an optimizer")
+    parser.add_argument("--live", action="store_true", help="every 5 s a line: step time, bytes by tier, link, waits")
+    parser.add_argument("--quiet", action="store_true", help="say nothing but what went wrong")
+    parser.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)  # what is done anyway
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, not a path")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
@@ -71,29 +89,70 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
-    check_files(arguments)
+    require_no_launcher(arguments)
+    kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
     follower = prepare_session(arguments)
+    story, limit, process = Story(), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
+    watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
+    before_sigterm(lambda: write_what_is_known(kept))
     try:
         status = run_as_main(script, arguments.arguments)
-        if follower is not None:
-            follower.finish()
     except SentinelError as error:
         if arguments.debug:
             raise
         print(f"sentinel: {error}", file=sys.stderr)
         status = code_of(error)
-    kept = keep(arguments, follower, failed=status != 0)
-    return status or kept
+    if os.getpid() == process:  # and no child that the script forked and let run on
+        try:
+            finish(arguments, follower, kept, limit, failed=status != 0)
+        except KeyboardInterrupt:
+            say("interrupted: the report was not finished")
+        except Exception as error:  # the training is done, and its exit code is not ours to change
+            say(f"the report was not finished: {error}")
+    return status
 
 
-def check_files(arguments: argparse.Namespace) -> None:
-    """Refuse what could not be written when the script has ended."""
-    if arguments.report:
-        from sentinel.reports.forms import form_of
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
-        form_of(arguments.report)
-    check_outputs(arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
+
+def require_no_launcher(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for a module that starts the processes that train: Sentinel would watch the one that waits."""
+    if arguments.module and arguments.script in _LAUNCHERS:
+        raise UsageError(
+            f"{arguments.script} starts other processes, and they train",
+            "start Sentinel in each: `torchrun --nproc-per-node N --no-python sentinel run train.py`",
+        )
+
+
+def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None, quiet: bool) -> None:
+    """All are told what sessions do from now on, or hear each step of an optimizer. The limit comes last: it ends the
+    script."""
+    from sentinel import observe
+    from sentinel.session.optimizer_steps import after_each_step
+
+    for each in (kept, *(() if quiet else (story,)), limit):
+        observe(each)
+
+    def stepped() -> None:
+        story.steps += 1
+        with contextlib.suppress(Exception):  # the script's own step must not fail for it
+            if live is not None:
+                live.stepped()
+            kept.stepped()
+        limit.stepped()
+
+    after_each_step(stepped)
+
+
+def write_what_is_known(kept: KeptFiles) -> None:
+    """Plan, profile, run and report as they stand, while the session goes on."""
+    import sentinel
+
+    report = sentinel.report()
+    kept.write_nouns(report.run)
+    if kept.write_report(report):
+        say(f"ended by SIGTERM; report  {kept.report}")
 
 
 def bind_cpus(cpus: str | None) -> None:
@@ -108,8 +167,8 @@ def bind_cpus(cpus: str | None) -> None:
         print(f"sentinel: {said}", file=sys.stderr)
 
 
-def prepare_session(arguments: argparse.Namespace) -> Follower | None:
-    """Hand the overrides to the session that the script will start. Returns who finds the loop, where `--auto` asks.
+def prepare_session(arguments: argparse.Namespace) -> Follower:
+    """Hand the overrides to the session that begins with the script's loop. Returns who finds that.
 
     Raises what that session would raise for the overrides.
     """
@@ -124,8 +183,6 @@ def prepare_session(arguments: argparse.Namespace) -> Follower | None:
     if arguments.tracker is not None:
         require_tracker(arguments.tracker)
     set_overrides(overrides)
-    if not arguments.auto:
-        return None
     from sentinel.session.auto import Follower
 
     return Follower()
@@ -139,39 +196,34 @@ def require_tracker(name: str) -> None:
         raise refused
 
 
-def keep(arguments: argparse.Namespace, follower: Follower | None, *, failed: bool) -> int:
-    """Write report, plan, profile and run; returns 1 if one that was asked for could not be written.
-
-    `follower`: who looked for the loop, and has said so where it failed. `failed`: the script did.
-    """
+def finish(
+    arguments: argparse.Namespace, follower: Follower, kept: KeptFiles, limit: StepLimit, *, failed: bool
+) -> None:
+    """The script has ended: write report, plan, profile and run, and tell how it went. `failed`: the script did."""
     import sentinel
-    from sentinel.session import end_applying
+    from sentinel import session
 
-    asked = any((arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run))
+    follower.finish()
+    session.end_applying()
     try:
-        end_applying()
         report = sentinel.report()
     except UsageError:
-        if follower is None or not follower.failed:
-            print(f"sentinel: {arguments.script} {_why_none(arguments.auto, failed)}", file=sys.stderr)
-        return FAILED if asked else 0
-    except Exception as error:  # the training is done, and its exit code is not ours to change
-        print(f"sentinel: there is no report: {error}", file=sys.stderr)
-        return FAILED if asked else 0
-    kept = save_nouns(arguments, report)
-    if arguments.report:
-        try:
-            report.write(arguments.report)
-            print(f"sentinel: report written to {arguments.report}", file=sys.stderr)
-            return kept
-        except SentinelError as error:  # such as a full disk: the training is done, and its report is not lost
-            print(f"sentinel: {error}; this is the report:", file=sys.stderr)
-            kept = FAILED
-    print(report.text(), file=sys.stderr)
-    return kept
+        if not follower.failed:  # else it is said already
+            say(f"{arguments.script} {_why_none(failed)}")
+        return
+    kept.write_nouns(report.run)
+    if not arguments.quiet:
+        tell_end(report)
+    if kept.write_report(report) and not arguments.quiet:
+        say(f"report  {kept.report}")
+    last = session.current()
+    if limit.asked and last is not None and last.profile is not None and last.flow.machine is not None:
+        from sentinel.cli.fast_memory_curve import curve_text
+
+        print(curve_text(arguments.script, last.profile, last.flow.machine, arguments.fast), file=sys.stderr)
 
 
-def _why_none(auto: bool, failed: bool) -> str:
+def _why_none(failed: bool) -> str:
     """Why there is nothing to report, and what may help."""
     from sentinel import session
 
@@ -179,30 +231,7 @@ def _why_none(auto: bool, failed: bool) -> str:
         return "ended before a step was profiled to its end: end_profile() was not reached"
     if failed:
         return "ended before a step was profiled"
-    if auto:
-        return (
-            "trained no step under Sentinel: --auto found no training loop: forwards with gradients, then steps of a"
-            " torch.optim optimizer, at least three times in one thread (model.compile() hides forwards)"
-        )
-    return "trained no step under Sentinel; try --auto"
-
-
-def save_nouns(arguments: argparse.Namespace, report: Report) -> int:
-    """Write the plan, the profile and the run of the last session; returns 1 if one could not be written."""
-    from sentinel import files, session
-
-    last, code = session.current(), 0
-    for noun, path in (
-        (last.plan if last else None, arguments.save_plan),
-        (last.profile if last else None, arguments.save_profile),
-        (report.run, arguments.save_run),
-    ):
-        if path and noun is None:
-            print(f"sentinel: nothing to write to {path}: the script ended before there was any", file=sys.stderr)
-        elif path and noun is not None:
-            try:
-                files.save(noun, path)
-            except SentinelError as error:  # the others may find room
-                print(f"sentinel: {error}", file=sys.stderr)
-                code = FAILED
-    return code
+    return (
+        "trained no step under Sentinel: no training loop was found: forwards with gradients, then steps of a"
+        " torch.optim optimizer, at least three times in one thread (model.compile() hides forwards)"
+    )

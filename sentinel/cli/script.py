@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import traceback
 from dataclasses import dataclass
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sentinel.cli.common import INTERRUPTED
 from sentinel.core.errors import SentinelError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ def script_at(path: str) -> Script:
 
 def module_named(name: str) -> Script:
     """The module `name`, or `__main__` of the package `name`, as `python -m` finds it: from this folder first."""
+    import importlib.util  # a hundredth of a second, that the help of the command line would wait for
+    from importlib.abc import InspectLoader
+
     sys.path[0] = folder = os.getcwd()
     try:
         spec = importlib.util.find_spec(name)

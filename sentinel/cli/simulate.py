@@ -6,8 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import (
+    HERE,
     MACHINES,
     OK,
+    about_compute,
     add_json,
     add_verb,
     check_outputs,
@@ -17,7 +19,9 @@ from sentinel.cli.common import (
     telling,
     whole_number,
 )
-from sentinel.cli.plan import rows_of
+from sentinel.cli.plan import against
+from sentinel.core.budget import Budget
+from sentinel.core.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from sentinel.core.run import Run
@@ -36,7 +40,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = add_verb(verbs, "simulate", "predict what a plan does on a machine", f"{_EXAMPLES}\n{MACHINES}")
     parser.add_argument("profile", metavar="PROFILE", help="written by `sentinel run --save-profile`")
     parser.add_argument("plan", metavar="PLAN", help="written by `sentinel plan -o` or `sentinel run --save-plan`")
-    parser.add_argument("--machine", required=True, metavar="PRESET|FILE", help="the machine to simulate")
+    parser.add_argument("--machine", metavar="PRESET|FILE", help=f"the machine to simulate (default: {HERE})")
     parser.add_argument("--steps", type=whole_number, default=1, help="steps in the steady state (default 1)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the run here (.safetensors)")
     add_json(parser)
@@ -45,7 +49,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Simulate, write the run, print its numbers."""
-    from sentinel import files
+    from sentinel import files, planner
     from sentinel.simulator import simulate
 
     check_outputs(arguments.output)
@@ -54,14 +58,40 @@ def execute(arguments: argparse.Namespace) -> int:
     machine = machine_named(arguments.machine)
     with telling(f"simulating {len(plan.migrations)} migrations over {plan.n_layers} layers"):
         run = simulate(plan, profile, machine, steps=arguments.steps)
+        everything = Budget(planner.footprint_bytes(profile))
+        all_fast = planner.plan(profile, machine, "all-fast", budget=everything).predicted_step_ns
     if arguments.output:
         files.save(files.with_origin(run, profile=profile, plan=plan, machine=machine), arguments.output)
     found = numbers(run)
     if arguments.json:
-        print_json(found)
-    else:
-        print_table(rows_of(found))
+        print_json({**found, "step_ns_all_fast": all_fast})
+        return OK
+    print(f"simulated on {machine.name}: predictions, nothing was run\n")
+    print_table(rows_of(found, all_fast))
+    if told := about_compute(machine, all_fast, profile.step_ns_plain):
+        print(f"\n{told}")
+    if arguments.output:
+        print(f"run written to {arguments.output}")
     return OK
+
+
+def rows_of(found: dict[str, Any], all_fast_ns: int | None) -> list[tuple[str, str, str]]:
+    """(what, amount, what to compare it with) of `numbers`; what is unknown is left out."""
+    step, stall, peak = found["step_ns"], found["stall_ns_per_step"], found["fast_peak_bytes"]
+    rows = []
+    if step is not None:
+        rows.append(("step", format_ns(step), against(step, all_fast_ns)))
+    if all_fast_ns is not None:
+        rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
+    if stall is not None:
+        rows.append(("  waits", format_ns(stall), "for what had not arrived"))
+    rows.append(("fast memory", format_bytes(found["fast_capacity_bytes"]), "the plan's budget"))
+    if peak is not None:
+        rows.append(("  most in use", format_bytes(peak), ""))
+    moved, cases = found["migrated_bytes_per_step"], [found[f"case{case}"] for case in (1, 2, 3)]
+    rows.append(("moved a step", format_bytes(moved), f"{found['migrations_per_step']:,} migrations"))
+    rows.append(("layers", "/".join(map(str, cases)), "had all in time / waited for room / for time (cases 1, 2, 3)"))
+    return rows
 
 
 def numbers(run: Run) -> dict[str, Any]:

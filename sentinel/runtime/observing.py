@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
+    from sentinel.core.profile import Profile
 
 
 class Observer(Protocol):
@@ -29,6 +30,10 @@ class Observer(Protocol):
     def session_started(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """`start_profile()` is done; what is trained, as far as it was given or annotated."""
         del models, optimizers
+
+    def profile_made(self, profile: Profile) -> None:
+        """A step was watched to its end; planning comes next."""
+        del profile
 
     def plan_made(self, plan: Plan) -> None:
         """A plan was made; it is not applied where it is provisional, or no better than the one in force."""

@@ -32,6 +32,16 @@ class TickSink(Protocol):
         """An optimizer has stepped: its last tick, if it has any, came just before."""
 
 
+class Finder(Protocol):
+    """Who makes the calls of a session in the script's place."""
+
+    def script_annotates(self) -> None:
+        """The script annotates its model itself."""
+
+    def give_way(self) -> None:
+        """The script begins a session itself: undo what was begun in its place."""
+
+
 class Closable(Protocol):
     """What gives back what it has taken."""
 
@@ -60,7 +70,8 @@ class Runtime:
 
     Sessions. `sink`: the running session, which takes ticks. `last`: the session that began last, running or not.
     `overrides`: arguments of `start_profile` by name, which win over the script's. `begin`: makes what `start_profile`
-    begins, instead of a Session. `shows_uncaught`: sys.excepthook ends sessions already.
+    begins, instead of a Session. `finder`: who begins a session where the script does not. `shows_uncaught`:
+    sys.excepthook ends sessions already.
 
     Observers. `watches`: one for each call of `observe`. Any thread adds and removes one by a single call of the list.
 
@@ -78,6 +89,7 @@ class Runtime:
         self.last: TickSink | None = None
         self.overrides: Mapping[str, Any] = {}
         self.begin: Callable[..., Any] | None = None
+        self.finder: Finder | None = None
         self.shows_uncaught = False
         self.watches: list[Watch] = []
         self.memory: object = None
@@ -93,7 +105,7 @@ class Runtime:
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
-        self.sink, self.memory, self.watches = None, None, []
+        self.sink, self.memory, self.finder, self.watches = None, None, None, []
         for held in self.not_inherited:
             held.forked()
 

@@ -95,6 +95,18 @@ def start_profile(
     _watch_for_the_end()
 
 
+def leave_to_script() -> None:
+    """The script begins a session itself: one that was begun in its place ends."""
+    if RUNTIME.finder is not None:
+        RUNTIME.finder.give_way()
+
+
+def leave_annotations_to_script() -> None:
+    """The script annotates its model itself."""
+    if RUNTIME.finder is not None:
+        RUNTIME.finder.script_annotates()
+
+
 def end_profile() -> Plan:
     """See `sentinel.end_profile`."""
     _end_what_was_cut_short()

@@ -29,12 +29,15 @@ from sentinel.core.errors import CapabilityError
 from sentinel.core.units import format_bytes
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.step_period import OptimizerStep, period_of
+from sentinel.runtime import RUNTIME
+from sentinel.session.session import Session
 from sentinel.system import limits
 
 
 class Follower:
     """Watches for a training loop from now on: counts optimizer steps, and calls `annotate`, `start_profile` and
-    `end_profile` in the user's place.
+    `end_profile` in the user's place. A script that annotates is given WAIT periods to begin a session itself; whenever
+    it does, what was begun here is undone.
 
     `done`: the loop was found and one of its steps profiled, or the script did it itself. `failed`: what went wrong.
     Whatever it is, it is said in one sentence, and the script trains on as if nobody watched.
@@ -50,6 +53,10 @@ class Follower:
         self._steps: list[OptimizerStep] = []
         self._all_optimizers = functools.cache(_alive)  # looked for once, when the first period shows
         self._period = self._left = 0
+        self._annotation: session.Annotation | None = None
+        self._session: Session | None = None
+        self._script_annotates = False
+        RUNTIME.finder = self
         # Said of any global hook; these do nothing within a compiled graph, and count its wrapper as one module.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         self._hooks: list[RemovableHandle] = [
@@ -62,14 +69,30 @@ class Follower:
         """The script has ended: a profiled step that no further step followed is ended here."""
         if not self.done and self._period and not self._left and self._profiling():
             self._guard(session.end_profile)
+        RUNTIME.finder = None
         self._leave()
+
+    def script_annotates(self) -> None:
+        """See Finder. Where there are annotations of ours, its own take their place."""
+        self._script_annotates = True
+        if self._annotation is not None:
+            self.give_way()
+
+    def give_way(self) -> None:
+        """See Finder. The hooks go with the next forward: torch may be going through them."""
+        self.done, RUNTIME.finder = True, None
+        if self._session is not None and RUNTIME.sink is self._session:
+            self._guard(session.stop)
+        if self._annotation is not None:
+            self._annotation.remove()
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
         if torch.compiler.is_compiling():  # or all this would be part of the graph, and break it
             return
-        if self.failed:
+        if self.failed or self.done:
             self._leave()  # here and not where it failed: torch may have been going through these hooks
-        if self.failed or threading.get_ident() != self._thread:
+            return
+        if threading.get_ident() != self._thread:
             return
         self._depth += 1
         recomputed = graph_task() != -1  # by activation checkpointing, within backward
@@ -86,7 +109,7 @@ class Follower:
             self._depth = max(self._depth - 1, 0)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self.failed:
+        if self.failed or self.done:
             return
         if threading.get_ident() != self._thread:
             if self._steps or self._period:
@@ -102,9 +125,14 @@ class Follower:
             return
         trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
+        if session.current() is not None:  # not by `sentinel.start_profile`, which would have told
+            self.done = True
+            return
         self._period = period_of(self._steps, self._trainable)
-        if self._period:
-            session.annotate(self._trained_models(), list(self._optimizers.values()))
+        if self._script_annotates and len(self._steps) < WAIT * self._period:
+            self._period = 0
+        if self._period and not self._script_annotates:
+            self._annotation = session.annotate(self._trained_models(), list(self._optimizers.values()))
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
@@ -119,6 +147,7 @@ class Follower:
             self._left = self._period
             require_room()
             session.start_profile()
+            self._session = session.current()
 
     def _guard(self, call: Callable[[], object]) -> None:
         try:
@@ -151,6 +180,9 @@ class Follower:
         self._models, self._optimizers, self._steps = {}, {}, []
         self._all_optimizers = functools.cache(_alive)
 
+
+WAIT = 8
+"""A script that annotates its model, and begins no session in 8 steps, is taken to leave that to the command line."""
 
 LEAST_ROOM_BYTES = 384 << 20
 """What a session may take beyond the job's own memory until a plan is applied: the planner's libraries, copies of at

@@ -15,7 +15,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
-from sentinel.core.units import format_bytes, parse_amount
+from sentinel.core.units import Amount, format_bytes, parse_amount
 from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
@@ -70,7 +70,9 @@ class Planning:
     def profiled(self, trace: Trace, *, provisional: bool) -> Dataflow:
         """The digest of a recorded step. `provisional`: the steps to come will differ."""
         profile = replace(attribute(trace), provisional=provisional)
-        return Dataflow(trace=trace, profile=files.with_origin(profile, trace=trace))
+        profile = files.with_origin(profile, trace=trace)
+        tell(lambda each: each.profile_made(profile))
+        return Dataflow(trace=trace, profile=profile)
 
     def outdated(self, flow: Dataflow, beside: Iterable[Dataflow]) -> bool:
         """Whether `flow` was planned for another budget than there is now that these are `beside` it."""
@@ -104,6 +106,13 @@ class Planning:
             there = len(self._machine.tiers)
             raise PlanError(f"the plan is for {len(plan.tier_names)} tiers, this machine has {there}")
         return Dataflow(machine=self._machine, budget=Budget(plan.capacity_bytes[0]), plan=plan)
+
+    def keep_budget_of(self, plan: Plan) -> str:
+        """From now on plans are made within the bytes of a saved one, unless an amount was asked for. Says so."""
+        if self._asked is None:
+            self._asked = Amount(format_bytes(plan.capacity_bytes[0]), plan.capacity_bytes[0])
+            return f", within the {self._asked.text} of fast memory that it was for"
+        return ""
 
     def retimed(self, flow: Dataflow, executed: Run) -> Dataflow:
         """The dataflow with the layer times of `executed`, and its plan simulated with them; itself without any."""

@@ -64,7 +64,8 @@ class CheckingSavedPlan:
         if not why:
             context.follower.learn_boundaries(self._boundaries)
             return ApplyingPlans(context).start()
-        context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew")
+        budget = context.planning.keep_budget_of(self._plan)
+        context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew{budget}")
         context.recorded = replace(context.flow, plan=None)
         context.applying.clear()
         context.follower.follow(LayerCycle(tuple(self._heard), tuple(self._boundaries)))  # the one to record

@@ -239,11 +239,11 @@ class Session:
         except Exception as error:
             warnings.warn(f"sentinel could not end wholly, and tries again: {error}", RuntimeWarning, stacklevel=4)
 
-    def report(self) -> Report:
-        """See `sentinel.report`."""
+    def report(self, *, bounded: bool = True) -> Report:
+        """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        flow, loose = self.context.planning.bounded(self.flow)
+        flow, loose = self.context.planning.bounded(self.flow) if bounded else (self.flow, "")
         if loose:
             self._notes.append(f"the bound is loose: {loose}")
         self.context.flow = flow

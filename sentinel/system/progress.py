@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -14,9 +15,12 @@ QUIET_SECONDS = 2.0
 
 
 def say(sentence: str) -> None:
-    """A sentence on stderr."""
-    sys.stderr.write(f"sentinel: {sentence}\n")
-    sys.stderr.flush()
+    """A sentence on stderr, on a line of its own: a progress bar that stands there is drawn anew below it. Where stderr
+    takes nothing, nothing is said."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # full, closed, None, within a write
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{clear}sentinel: {sentence}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

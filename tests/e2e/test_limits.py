@@ -1,4 +1,4 @@
-"""`sentinel run --auto` under limits of every kind: one sentence, and the script trains to its end."""
+"""`sentinel run` under limits of every kind: one sentence, and the script trains to its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(
     """What was said on stderr by a run that trained to its end, exit code 0. `within`: a command that runs it."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    ours = ("-m", "sentinel", "run", "--auto", *MACHINE) if auto else ()
+    ours = ("-m", "sentinel", "run", "--report", "-", *MACHINE) if auto else ()
     command = [*within, sys.executable, *ours, str(script), *map(str, limits)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
     assert done.stdout == "trained 7\n", done.stderr

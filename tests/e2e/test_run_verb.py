@@ -70,11 +70,11 @@ def test_a_report_that_finds_no_room_is_shown_instead(tmp_path: Path) -> None:
     )
     kept = ("--report", "r.html", "--save-plan", "p.json", "--save-profile", "p.st", "--save-run", "r.st")
     done = sentinel("run", *EMULATED, *kept, script(tmp_path, text), cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 0  # the training was done
     for name in ("r.html", "p.json", "p.st", "r.st"):
         assert f"sentinel: {name}: file: cannot be written" in done.stderr
     assert "Sentinel migration report [EMULATED]" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "p.json", "p.st"}  # from before it was full
 
 
 def test_the_run_is_kept_for_a_report_to_come(tmp_path: Path) -> None:
@@ -90,11 +90,12 @@ def test_the_run_is_kept_for_a_report_to_come(tmp_path: Path) -> None:
     assert first["kind"] == "emulated"
 
 
-def test_a_script_without_annotations_is_told_about_auto(tmp_path: Path) -> None:
-    done = sentinel("run", script(tmp_path, "print('done')"))
+@pytest.mark.parametrize("words", [(), ("--auto",)])
+def test_a_script_without_a_training_loop_is_told_what_was_looked_for(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = sentinel("run", *words, "--report", "r.html", script(tmp_path, "print('done')"), cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout == "done\n"
-    assert "try --auto" in done.stderr
+    assert "at least three times in one thread" in done.stderr
 
 
 TRAINS = """
@@ -122,7 +123,6 @@ BEGINS = "import sentinel\nsentinel.start_profile(slow='emulated:cxl-asic-x8', t
         ((), "raise ZeroDivisionError", 1, "script.py ended before a step was profiled\n"),
         ((), BEGINS, 0, "end_profile() was not reached\n"),
         ((), BEGINS + "raise KeyboardInterrupt", 130, "end_profile() was not reached\n"),
-        (("--auto",), "print('done')", 0, "at least three times in one thread"),
     ],
 )
 def test_a_script_without_a_profiled_step_is_told_what_was_missing(
@@ -131,7 +131,6 @@ def test_a_script_without_a_profiled_step_is_told_what_was_missing(
     done = sentinel("run", *options, script(tmp_path, text))
     assert done.returncode == code
     assert said in done.stderr
-    assert "try --auto" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Watch:
         monkeypatch.setattr(session, "end_profile", lambda: self._call("end"))
         monkeypatch.setattr(session, "current", lambda: self._session)
         self.profiling = False
+        monkeypatch.setattr(RUNTIME, "finder", None)
         self.follower = auto.Follower()
 
     def step(self, *turns: torch.optim.Optimizer) -> None:
@@ -42,7 +43,7 @@ class Watch:
             optimizer.step()
             self.stepped += 1
 
-    def _annotate(self, models: Sequence[nn.Module], _optimizers: object) -> None:
+    def _annotate(self, models: Sequence[nn.Module], _optimizers: object, **_: object) -> None:
         self.models = models
         self.calls.append(("annotate", self.stepped + 1))  # within that step
 
@@ -127,6 +128,17 @@ def test_accumulation_and_validation_lie_within_a_step(watch: Watch) -> None:
         with torch.no_grad():
             model(torch.ones(2, 4))
     assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+
+
+def test_a_script_that_annotates_is_given_time_to_begin_itself(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    sentinel.annotate(model, optimizer)
+    for _ in range(auto.WAIT + 3):
+        train(model)
+        watch.step(optimizer)
+    script = ("annotate", 1)
+    assert watch.calls == [script, ("start", auto.WAIT), ("end", auto.WAIT + 1)]
 
 
 def test_inference_and_losses_are_no_loop(watch: Watch) -> None:
@@ -262,6 +274,52 @@ def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pyte
         assert running is not None
         assert len(running.context.follower.cycle.boundaries) == 3
         assert len(sentinel.stop().steps) >= 1
+    finally:
+        set_overrides(Overrides())
+        follower._leave()
+        if sentinel.active():
+            sentinel.stop()
+
+
+@pytest.mark.needs("torch", "compiler")
+@pytest.mark.parametrize("annotates", [True, False])
+def test_a_script_that_begins_late_has_its_own_session(monkeypatch: pytest.MonkeyPatch, annotates: bool) -> None:
+    """What was begun in its place by then ends, and what it computes is what it would have been."""
+
+    def trained(follow: bool) -> list[str]:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer, losses = sgd(model), []
+        for step in range(9):
+            if step == 5 and follow:
+                assert session.current() is not None
+                assert session.current().applying
+                if annotates:
+                    sentinel.annotate(model, optimizer)
+                sentinel.start_profile(model, optimizer, fast="60%")
+                assert session.current().request.fast == "60%"
+                sentinel.add_layer("a")
+            loss = model(torch.randn(64, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if follow:
+                sentinel.add_layer("b")
+            losses.append(loss.item().hex())
+            if step == 5 and follow:
+                sentinel.end_profile()
+        return losses
+
+    plain = trained(follow=False)
+    monkeypatch.setattr(RUNTIME, "last", None)
+    monkeypatch.setattr(RUNTIME, "finder", None)
+    set_overrides(Overrides(slow="emulated:cxl-asic-x8", tracker="ops"))
+    follower = auto.Follower()
+    try:
+        assert trained(follow=True) == plain
+        assert follower.done
+        assert not follower.failed
+        assert bool(RUNTIME.models.alive()) == annotates
     finally:
         set_overrides(Overrides())
         follower._leave()

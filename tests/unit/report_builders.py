@@ -48,8 +48,8 @@ def executed(emulated: bool = True, **tables: Any) -> Run:
     return dataclasses.replace(SIMULATED, kind="executed", emulated=emulated, **tables)
 
 
-def full_report() -> Report:
+def full_report(setup: Setup = SETUP) -> Report:
     """Of an executed run and its prediction."""
     return build_report(
-        profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), simulated=SIMULATED, setup=SETUP
+        profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), simulated=SIMULATED, setup=setup
     )

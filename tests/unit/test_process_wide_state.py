@@ -16,6 +16,8 @@ ELSEWHERE = {
     "cli/script.py: sets sys.argv": "run_as_main",
     "cli/script.py: sets sys.modules": "run_as_main",
     "cli/script.py: sets sys.path": "run_as_main, module_named",
+    "cli/early_end.py: calls signal.signal": "SIGTERM, where nothing else handles it; forked children put it back",
+    "cli/early_end.py: calls os.register_at_fork": "as above",
     "executed/child.py: sets sys.argv": "a forked child that runs one script and ends",
     "executed/child.py: calls sys.path.insert": "as above",
     "executed/child.py: sets torch.autograd": "as above, and put back",

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sentinel import files
+from sentinel import files, tiers
 from sentinel.cli import calibrate, compare, compare_executed, plan, report, run, script, simulate
-from sentinel.cli.common import OK
-from sentinel.core.errors import FormatError, UsageError
+from sentinel.cli.common import OK, machine_named
+from sentinel.core.errors import UsageError
 from sentinel.core.units import format_ns
+from sentinel.system import calibration
+from sentinel.system import topology as host_topology
+from sentinel.system.topology import Topology
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED
 
 
@@ -36,16 +40,56 @@ def test_plan_prints_what_it_decides(saved: dict[str, str], capsys: pytest.Captu
     words = ("plan", saved["profile"], "--machine", saved["machine"], "--policy", "sentinel-2021", "--json")
     assert plan.execute(asked(plan, *words)) == OK
     found = json.loads(capsys.readouterr().out)
+    all_fast = found.pop("step_ns_all_fast")
     assert found == plan.decisions(PLAN)
-    assert dict(plan.rows_of(found))["step_ns_predicted"] == format_ns(PLAN.predicted_step_ns or 0)
-    assert plan.rows_of({"mil": None}) == [("mil", "-")]
+    assert 0 < all_fast <= (PLAN.predicted_step_ns or 0)
+    rows = {what: (amount, remark) for what, amount, remark in plan.rows_of(PLAN, all_fast)}
+    assert rows["step"] == (format_ns(PLAN.predicted_step_ns or 0), plan.against(PLAN.predicted_step_ns, all_fast))
+    assert rows["  all fast"][0] == format_ns(all_fast)
+    assert "step" not in {what for what, _, _ in plan.rows_of(replace(PLAN, predicted_step_ns=None), None)}
+
+
+def test_plan_says_what_to_compare_with_and_where_it_is(
+    saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "plan.json")
+    assert plan.execute(asked(plan, "plan", saved["profile"], "--machine", "cxl-m5", "--fast", "100TiB")) == OK
+    told = capsys.readouterr().out
+    assert told.startswith("simulated on cxl-m5: predictions")
+    assert "nothing moves" in told
+    assert "cxl-m5 computes 1.5 TFLOP/s" in told
+    assert "nothing was written" in told
+    words = ("plan", saved["profile"], "--machine", saved["machine"], "--fast", "20%", "-o", out)
+    assert plan.execute(asked(plan, *words)) == OK
+    told = capsys.readouterr().out
+    assert told.endswith(f"plan written to {out}\n")
+    assert "times the step with everything fast" in told
+    assert "TFLOP/s" not in told
+
+
+def test_a_host_without_a_calibration_must_name_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_named("cxl-m5").name == "cxl-m5"
+    monkeypatch.setattr(calibration, "kept", lambda *_: None)
+    with pytest.raises(UsageError, match="no machine is named"):
+        machine_named(None)
+
+
+def test_a_calibrated_host_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "kept", lambda *_: MACHINE)
+    monkeypatch.setattr(host_topology, "topology", lambda: Topology(slower=(1,)))
+    monkeypatch.setattr(tiers, "machine_for", lambda slow: replace(MACHINE, name=f"as {slow} says"))
+    assert machine_named(None).name == "as auto says"
 
 
 def test_simulate_prints_the_run_in_numbers(saved: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ("simulate", saved["profile"], saved["plan"], "--machine", saved["machine"], "--steps", "3", "--json")
     assert simulate.execute(asked(simulate, *words)) == OK
     found = json.loads(capsys.readouterr().out)
+    all_fast = found.pop("step_ns_all_fast")
     assert found == simulate.numbers(SIMULATED)
+    rows = {what: (amount, remark) for what, amount, remark in simulate.rows_of(found, all_fast)}
+    assert rows["step"][0] == format_ns(SIMULATED.step_ns or 0)
+    assert rows["  all fast"][0] == format_ns(all_fast)
     assert found["case1"] + found["case2"] + found["case3"] == sum(SIMULATED.counters.cases.values())
 
 
@@ -71,7 +115,6 @@ def test_calibrate_understands_nodes_threads_and_amounts() -> None:
     ("words", "why"),
     [
         ((), "nothing to compare"),
-        (("p",), "no machine to simulate"),
         (("p", "--executed", "train.py"), "profiles and --executed are given"),
         (("p", "--machine", "cxl-m5", "--policies", "best"), "best"),
         (("p", "p", "--machine", "cxl-m5"), "a profile is given twice"),
@@ -107,14 +150,12 @@ def test_weights_are_small_whole_numbers_in_the_ratio_of_the_bandwidths() -> Non
     assert compare_executed._weights([1, 10]) == (1, 1)
 
 
-def test_run_refuses_files_that_could_not_be_written(tmp_path: Path) -> None:
-    fine = asked(run, "run", "--report", str(tmp_path / "r.html"), "train.py", "--epochs", "1")
-    run.check_files(fine)
-    assert (fine.script, fine.arguments) == ("train.py", ["--epochs", "1"])
-    with pytest.raises(UsageError):
-        run.check_files(asked(run, "run", "--report", str(tmp_path / "r.docx"), "train.py"))
-    with pytest.raises(FormatError, match="there is no folder"):
-        run.check_files(asked(run, "run", "--save-plan", str(tmp_path / "none" / "plan"), "train.py"))
+def test_a_launcher_of_processes_is_refused() -> None:
+    fine = asked(run, "run", "-m", "package.train", "--epochs", "1")
+    run.require_no_launcher(fine)
+    assert (fine.script, fine.arguments) == ("package.train", ["--epochs", "1"])
+    with pytest.raises(UsageError, match="starts other processes"):
+        run.require_no_launcher(asked(run, "run", "--auto", "-m", "torch.distributed.run", "train.py"))
 
 
 def test_a_script_runs_as_python_runs_it(

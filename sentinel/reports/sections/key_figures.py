@@ -16,7 +16,9 @@ TITLE = "Headline"
 def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(what, value, remark) of the headline table; the first row says what was done."""
     capacity, peak = h["fast_capacity_bytes"], h["peak_bytes"]
-    share = f"{capacity / peak:.1%} of the footprint" if capacity is not None and peak else ""
+    share = ""
+    if capacity is not None and peak:
+        share = f"{capacity / peak:.1%} of the footprint" if capacity <= peak else "more than the footprint"
     live = h["live_bytes"]
     managed = f"{h['managed_bytes'] / live:.1%}" if live else None
     applied, plain = h["step_ns_applied"], h["step_ns_plain"]

@@ -1,0 +1,87 @@
+"""A run that ends before its script does: by SIGTERM, or because as many steps were trained as were asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sentinel.runtime import Observer
+from sentinel.system.progress import say
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+    from sentinel.core.plan import Plan
+
+
+class Enough(SystemExit):
+    """The script has trained as far as was asked for. Passes through the script as `sys.exit(0)` would."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class StepLimit(Observer):
+    """Ends the script by Enough: after so many optimizer `steps`, or as soon as there is a plan (`dry`)."""
+
+    def __init__(self, steps: int | None, *, dry: bool) -> None:
+        self._left, self._dry, self._planned = steps, dry, False
+        self._pid = os.getpid()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the script may be ended at all."""
+        return self._dry or self._left is not None
+
+    def plan_made(self, plan: Plan) -> None:
+        """See Observer."""
+        self._planned = not plan.provisional
+
+    def plan_applied(self, plan: Plan, machine: Machine, ranges: object) -> None:
+        """See Observer."""
+        del plan, machine, ranges
+        self._end_if_planned()
+
+    def session_ended(self) -> None:
+        """See Observer: so it is told where there is nothing to apply a plan to."""
+        self._end_if_planned()
+
+    def _end_if_planned(self) -> None:
+        if self._dry and self._planned:
+            self._dry = False
+            raise Enough
+
+    def stepped(self) -> None:
+        """An optimizer has stepped."""
+        if self._left is not None and os.getpid() == self._pid:
+            self._left -= 1
+            if not self._left:
+                raise Enough
+
+
+def before_sigterm(write: Callable[[], None]) -> None:
+    """From now on SIGTERM, which would end this process at once, makes it `write()` first; a second one ends it.
+
+    Nothing changes where the signal is handled or ignored already. A script's own handler takes the place of this one,
+    and forked children end as they would have.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def handler(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            write()
+        except Exception as error:  # whatever the signal came into
+            say(f"ended by SIGTERM; there is no report: {error}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def forked() -> None:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handler)
+    os.register_at_fork(after_in_child=forked)

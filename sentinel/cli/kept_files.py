@@ -1,0 +1,162 @@
+"""KeptFiles: what a run leaves on disk, also where it ends in the middle."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sentinel.cli.common import check_outputs
+from sentinel.core.errors import SentinelError
+from sentinel.runtime import Observer
+from sentinel.system.progress import say
+
+if TYPE_CHECKING:
+    from sentinel.core.plan import Plan
+    from sentinel.core.profile import Profile
+    from sentinel.core.run import Run
+    from sentinel.reports import Report
+
+DEFAULT_REPORT = "sentinel-report.html"
+SHOWN = "-"
+"""`--report -`: the text is shown on stderr, and no file is written."""
+
+FIRST_S, MOST_S = 5.0, 300.0
+"""A report of what is known so far is written 5 s after the plan was made, then after twice the time again and again,
+at least every 300 s."""
+COST_SHARE = 0.01
+"""Such reports take at most so much of the run's time."""
+
+
+class KeptFiles(Observer):
+    """Writes profile and plan as soon as there are any, the report now and then, and all of them at the end.
+
+    Each is written whole: a file is the old one or the new one. `report`: its path; "" without one. What cannot be
+    written costs a sentence.
+    """
+
+    def __init__(self, report: str = "", plan: str = "", profile: str = "", run: str = "") -> None:
+        self.report = report
+        self._plan, self._profile, self._run = plan, profile, run
+        self._due, self._wait = math.inf, FIRST_S
+        self._said: set[str] = set()
+        self._profiled = False  # and not planned since
+
+    @classmethod
+    def asked_for(cls, arguments: argparse.Namespace) -> KeptFiles:
+        """As the command line says, with the rank in each name where the job has several processes.
+
+        Raises UsageError or FormatError for what could not be written in the end. Where the default report cannot be,
+        there is none.
+        """
+        paths = (arguments.report, arguments.save_plan, arguments.save_profile, arguments.save_run)
+        report, plan, profile, run = (of_this_rank(path) if path else "" for path in paths)
+        if report and report != SHOWN:
+            from sentinel.reports.forms import form_of
+
+            form_of(report)
+        check_outputs(*(path for path in (report, plan, profile, run) if path and path != SHOWN))
+        if not report:
+            report = of_this_rank(DEFAULT_REPORT)
+            try:
+                check_outputs(report)
+            except SentinelError:  # such as a folder that is only to be read
+                report = ""
+        return cls(report, plan, profile, run)
+
+    # ---- see Observer -----------------------------------------------------------------------------------
+
+    def profile_made(self, profile: Profile) -> None:
+        """See Observer."""
+        self._save(profile, self._profile)
+        self._profiled = True
+
+    def plan_made(self, plan: Plan) -> None:
+        """See Observer. A plan made anew from the same step is written with its profile, at the end."""
+        if self._profiled:
+            self._profiled = False
+            self._save(plan, self._plan)
+        self._due = min(self._due, time.monotonic() + self._wait)
+
+    # ---- while the job trains ---------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """An optimizer has stepped: write the report of what is known so far, if that is due."""
+        if time.monotonic() >= self._due:
+            self.write_so_far()
+
+    def write_so_far(self) -> None:
+        """The report as it stands, without the search for the bound."""
+        from sentinel import session
+
+        began, last, self._due = time.monotonic(), session.current(), math.inf
+        if last is None or self.report in ("", SHOWN):
+            return
+        if not last.away:  # its thread is training, and changes what would be read
+            try:
+                last.report(bounded=False).write(self.report)
+            except Exception as error:
+                self._complain(str(error))
+        now = time.monotonic()
+        self._wait = max(min(2 * self._wait, MOST_S), (now - began) / COST_SHARE)
+        self._due = now + self._wait
+
+    # ---- at the end -------------------------------------------------------------------------------------
+
+    def write_nouns(self, run: Run | None) -> None:
+        """The plan, the profile and the run of the session as it ended."""
+        from sentinel import session
+
+        last = session.current()
+        for noun, path in (
+            (last.plan if last else None, self._plan),
+            (last.profile if last else None, self._profile),
+            (run, self._run),
+        ):
+            if path and noun is None:
+                self._complain(f"nothing to write to {path}: the script ended before there was any")
+            elif noun is not None:
+                self._save(noun, path)
+
+    def write_report(self, report: Report) -> bool:
+        """Whether it was written. Where it is to be shown, or finds no room on the disk, it is shown as text."""
+        if self.report == SHOWN:
+            sys.stderr.write(report.text())
+            return False
+        if not self.report:
+            return False
+        try:
+            report.write(self.report)
+        except SentinelError as error:
+            say(f"{error}; this is the report:")
+            sys.stderr.write(report.text())
+            return False
+        return True
+
+    def _save(self, noun: Plan | Profile | Run, path: str) -> None:
+        from sentinel import files
+
+        if path:
+            try:
+                files.save(noun, path)
+            except SentinelError as error:
+                self._complain(str(error))
+
+    def _complain(self, sentence: str) -> None:
+        """Once: the same disk may be full again and again."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            say(sentence)
+
+
+def of_this_rank(path: str, environment: Mapping[str, str] = os.environ) -> str:
+    """`path` with the rank before its suffix where the job has several processes, as torchrun tells them."""
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if path == SHOWN or not rank.isdigit() or not size.isdigit() or int(size) < 2:
+        return path
+    root, suffix = os.path.splitext(path)
+    return f"{root}.rank{rank}{suffix}"

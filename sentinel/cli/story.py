@@ -1,0 +1,126 @@
+"""Story: what happens to a run, in a handful of lines on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.runtime import Observer
+from sentinel.system.progress import say
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+    from sentinel.core.plan import Plan
+    from sentinel.reports import Report
+
+CAVEATS = 2
+"""Of the report's, the first two that matter to who trains are told."""
+_METHOD = (
+    "A touch is a layer",
+    "Freed pages",
+    "Large tensors are watched",
+    "Machine ",
+    "Migrations go no faster",
+    "Node ",
+    "Nothing was applied",
+    "Optimizer state was born",
+    "Planned anew after",
+    "Promotions came late",
+    "Tables and medians",
+    "The bound is loose",
+    "The plain step time",
+    "The tracker",
+    "Tracker ",
+)
+"""How caveats begin that say how something was found, or that all went as it should: the report has them."""
+_SMALL = 0.001
+"""Of the footprint: what stays in place or comes from malloc is told from so much on."""
+
+
+class Story(Observer):
+    """Tells which step is watched, what was planned, and from which step on that is applied. `steps`: how often an
+    optimizer has stepped."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._planned = self._applied = False
+
+    def session_started(self, models: Sequence[object], optimizers: Sequence[object]) -> None:
+        """See Observer."""
+        del models, optimizers
+        from sentinel import session
+
+        last = session.current()
+        saved = last is not None and last.request.plan is not None
+        say(f"step {self.steps + 1} {'is compared with the saved plan' if saved else 'is watched'}")
+
+    def plan_made(self, plan: Plan) -> None:
+        """See Observer."""
+        if plan.provisional:
+            say("the watched step was not like those that follow: the next whole one is watched too")
+        self._planned = not plan.provisional
+
+    def plan_applied(self, plan: Plan, machine: Machine, ranges: object) -> None:
+        """See Observer."""
+        del machine, ranges
+        if not self._applied:
+            self._applied = True
+            say(planned(plan))
+            say(f"applied from step {self.steps + 1} on")
+
+    def session_ended(self) -> None:
+        """See Observer: before a plan was applied, there is nothing to apply it to."""
+        from sentinel import session
+
+        last = session.current()
+        if self._planned and not self._applied and last is not None and last.plan is not None:
+            self._applied = True
+            say(planned(last.plan))
+            say("nothing is applied: this host has no slower memory; `--slow emulated:PRESET` runs with its delays")
+
+
+def planned(plan: Plan) -> str:
+    """The budget, what is served from it and the predicted speed, as far as they are known."""
+    from sentinel import session
+    from sentinel.reports.headline import served_fraction
+
+    budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
+    if budget >= footprint:
+        said = f"planned: all {format_bytes(footprint)} fit in fast memory, so nothing moves"
+        return f"{said}; `--fast 20%` leaves it less"
+    told = [f"planned: {format_bytes(budget)} of fast memory, {budget / footprint:.0%} of the footprint"]
+    last = session.current()
+    flow = last.flow if last is not None and last.plan is plan else None
+    served = served_fraction(flow.simulated) if flow is not None else None
+    if served is not None:
+        told.append(f"{served:.1%} of the bytes touched come from it")
+    step = flow.simulated.step_ns if flow is not None and flow.simulated is not None else plan.predicted_step_ns
+    plain = flow.profile.step_ns_plain if flow is not None and flow.profile is not None else None
+    if step:
+        times = f", {step / plain:.2f} times a stock step" if plain else ""
+        told.append(f"predicted {format_ns(step)} a step{times}")
+    return "; ".join(told)
+
+
+def tell_end(report: Report) -> None:
+    """What was done, the answer in short, and the first caveats."""
+    heading = report.heading
+    if heading.badge != "executed":
+        say(heading.done)
+    for what, sentence in heading.summary:
+        say(f"{what:<8}{sentence}")
+    for caveat in worst(report)[:CAVEATS]:
+        say(f"{'but':<8}{caveat}")
+
+
+def worst(report: Report) -> list[str]:
+    """The report's caveats without those of method, and without those of a few bytes; in its order."""
+    least = _SMALL * (report.headline["peak_bytes"] or 0)
+    amounts = {
+        "stayed in place": sum(nbytes for _, nbytes, _ in report.setup.in_place),
+        "fell back to malloc": report.headline["unmanaged_bytes"] or 0,
+    }
+    few = [" page touches ", *(words for words, nbytes in amounts.items() if nbytes < least)]
+    told = [caveat for caveat in report.caveats if caveat != report.heading.done and not caveat.startswith(_METHOD)]
+    return [caveat for caveat in told if not any(words in caveat for words in few)]

@@ -1,0 +1,162 @@
+"""What `sentinel run` adds to a script, part by part: files by rank, early ends, the curve."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sentinel import files
+from sentinel.cli import early_end, fast_memory_curve, kept_files, live
+from sentinel.cli.early_end import Enough, StepLimit
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, of_this_rank
+from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.units import format_bytes, format_ns
+from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed
+
+
+def asked(**given: str) -> argparse.Namespace:
+    names = ("report", "save_plan", "save_profile", "save_run")
+    return argparse.Namespace(**{name: given.get(name) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, "out/r.html"),
+        ({"RANK": "1", "WORLD_SIZE": "1"}, "out/r.html"),
+        ({"RANK": "1", "WORLD_SIZE": "x"}, "out/r.html"),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, "out/r.rank1.html"),
+    ],
+)
+def test_processes_of_one_job_write_files_of_their_own(environment: dict[str, str], name: str) -> None:
+    assert of_this_rank("out/r.html", environment) == name
+    assert of_this_rank("-", environment) == "-"
+
+
+def test_what_could_not_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        KeptFiles.asked_for(asked(report=str(tmp_path / "r.docx")))
+    with pytest.raises(FormatError, match="there is no folder"):
+        KeptFiles.asked_for(asked(save_plan=str(tmp_path / "none" / "plan")))
+    assert KeptFiles.asked_for(asked(report="-")).report == "-"
+
+
+def test_a_default_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert KeptFiles.asked_for(asked()).report == DEFAULT_REPORT
+    (tmp_path / DEFAULT_REPORT).mkdir()
+    assert KeptFiles.asked_for(asked()).report == ""
+
+
+def test_profile_and_plan_are_there_as_soon_as_they_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = KeptFiles(profile=str(tmp_path / "p"), plan=str(tmp_path / "none" / "plan"))
+    kept.profile_made(PROFILE)
+    assert files.digest(files.load_profile(tmp_path / "p")) == files.digest(PROFILE)
+    kept.plan_made(PLAN)
+    kept.profile_made(PROFILE)
+    kept.plan_made(PLAN)
+    assert capsys.readouterr().err.count("there is no folder") == 1
+
+
+def test_a_limit_ends_the_script_after_its_steps_or_with_its_plan() -> None:
+    limit = StepLimit(2, dry=False)
+    limit.plan_made(PLAN)
+    limit.session_ended()
+    limit.stepped()
+    with pytest.raises(Enough) as leaving:
+        limit.stepped()
+    assert leaving.value.code == 0
+    dry = StepLimit(None, dry=True)
+    dry.session_ended()  # of a session that planned nothing
+    dry.plan_made(PLAN)
+    dry.stepped()
+    with pytest.raises(Enough):
+        dry.plan_applied(PLAN, MACHINE, None)
+    dry.session_ended()  # once is enough
+    assert not StepLimit(None, dry=False).asked
+
+
+TERMINATED = """
+import os, signal, sys
+from sentinel.cli.early_end import before_sigterm
+kind = sys.argv[1]
+if kind == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+def write():
+    print("written", flush=True)
+    if kind == "fails":
+        raise ValueError("no room")
+before_sigterm(write)
+if kind == "child" and os.fork():
+    os.wait()
+    os._exit(5)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "printed"),
+    [
+        ("plain", -signal.SIGTERM, "written\n"),
+        ("fails", -signal.SIGTERM, "written\n"),
+        ("handled", 7, ""),
+        ("child", 5, ""),
+    ],
+)
+def test_sigterm_is_answered_and_ends_the_process_as_it_would(kind: str, code: int, printed: str) -> None:
+    root = Path(early_end.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-c", TERMINATED, kind]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, printed)
+    assert ("no room" in done.stderr) == (kind == "fails")
+
+
+def test_the_curve_marks_what_was_asked_for() -> None:
+    text = fast_memory_curve.curve_text("job", PROFILE, MACHINE, "50%")
+    assert "How much fast memory?" in text
+    assert "\nYou are here: 50%, " in text
+    assert "You are here" not in fast_memory_curve.curve_text("job", PROFILE, MACHINE, None)
+
+
+def test_the_wait_between_reports_keeps_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing to report here; it is due later and later, and never while it is being written."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    now = [0.0]
+    monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
+    kept = KeptFiles(report="-")
+    kept.plan_made(PLAN)
+    written: list[float] = []
+    monkeypatch.setattr(kept, "write_so_far", lambda: written.append(now[0]))
+    for now[0] in (0.0, 4.9, 5.1):
+        kept.stepped()
+    assert written == [5.1]
+
+
+def test_a_line_tells_how_steps_go() -> None:
+    run = executed()
+    line = live.live_line(run, MACHINE)
+    times = sorted(run.steps["duration_ns"].tolist())
+    assert f"{run.counters.steps} applied steps: {format_ns(times[len(times) // 2])} ({format_ns(times[0])} to" in line
+    assert f" of {format_bytes(run.fast_capacity_bytes)} fast" in line
+    assert line.endswith(f"waits {format_ns(int(run.steps['stall_ns'][-1]))}")
+
+
+HEAVY = {"numpy", "torch", "pandas", "highspy", "scipy"}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """So it answers at once; what a verb needs it imports when it runs."""
+    text = (
+        "import sys\nfrom sentinel.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert "a typical session:" in done.stdout
+    assert not HEAVY & set(done.stderr.split())
