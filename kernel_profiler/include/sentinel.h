@@ -382,7 +382,7 @@ typedef struct sn_frames_request {
   const char *directory; /* of the file */
   uint32_t frames;       /* memory */
   uint32_t granules;     /* addresses */
-  uint32_t regions;      /* file; one is taken by each granule that is not absent, and by what forked children read */
+  uint32_t regions;      /* file; one is taken by each granule that is not absent. It grows by what forked children read */
   uint32_t readers, writers; /* threads that do transfers, 1 to 16 of each */
   uint32_t flags;
 } sn_frames_request;
@@ -408,6 +408,7 @@ typedef struct sn_frames_counters {
   uint64_t dropped;         /* granules that left without being written: the file held them already */
   uint64_t fork_bytes;      /* written for forks */
   uint64_t generations;     /* forks whose children may still read the file */
+  uint64_t own_pages;       /* of 4 KiB beside the frames, made by stores into what is clean or away; when last looked for */
 } sn_frames_counters;
 
 typedef struct sn_frames_result {
@@ -429,10 +430,11 @@ SN_API int sn_frames_states(sn_frames *frames, uint32_t first, uint32_t count, u
 /* Granules [first, first + count) that are absent become dirty, with any bytes. Others leave for their frames, those that
  * were needed longest ago. -ENOSPC: not enough frames or file; nothing is attached then. */
 SN_API int sn_frames_attach(sn_frames *frames, uint32_t first, uint32_t count);
-/* They become absent; nothing is written. What is under way there ends before. */
+/* They become absent. What is under way there ends before, and is not begun any more: it counts as cancelled. */
 SN_API int sn_frames_release(sn_frames *frames, uint32_t first, uint32_t count);
 /* All granules of [address, address + nbytes) are resident when it returns, dirty if `writes`; others leave for them.
- * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. */
+ * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
+ * sn_frames_attach, pages that stores have made beside the frames are taken into frames, down to a 128th of all. */
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
 
 /* Transfers in the background: those of the granules that are resident leave, or those that are away arrive. Returns an id

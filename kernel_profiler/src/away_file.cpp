@@ -76,7 +76,7 @@ struct Rest {
 
 namespace sn {
 
-int AwayFile::open(const char *directory, uint64_t nbytes, bool direct, const char **step) {
+int AwayFile::open(const char *directory, uint64_t nbytes, bool direct, uint32_t writers, const char **step) {
   *step = "asking what file system the directory is on (statfs)";
   struct statfs file_system = {};
   int error = call(SYS_statfs, arg(directory), arg(&file_system));
@@ -94,6 +94,7 @@ int AwayFile::open(const char *directory, uint64_t nbytes, bool direct, const ch
   }
   if (error == 0) error = reserve(nbytes, step);
   if (error == 0 && direct_) error = try_direct(step);
+  if (error == 0 && !direct_) error = open_for_writers(writers, step);
   if (error != 0) close();
   return error;
 }
@@ -162,22 +163,44 @@ int AwayFile::try_direct(const char **step) {
   return std::min(error, 0);
 }
 
+int AwayFile::open_for_writers(uint32_t writers, const char **step) {
+  *step = "opening the file once more for each thread that writes (/proc/self/fd)";
+  char path[32];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd_);
+  for (; writers_ < writers; writers_++) {
+    const int fd = call(SYS_openat, AT_FDCWD, arg(path), O_RDWR | O_CLOEXEC);
+    if (fd < 0) return fd;
+    writer_fds_[writers_] = fd;
+  }
+  return 0;
+}
+
+int AwayFile::grow(uint64_t nbytes) {
+  const bool promised = promised_;
+  const char *step;
+  const int error = reserve(nbytes, &step);
+  promised_ = error == 0 ? promised && promised_ : promised;
+  return error;
+}
+
 void AwayFile::close() {
+  for (; writers_ != 0; writers_--) call(SYS_close, writer_fds_[writers_ - 1]);
   if (fd_ >= 0) call(SYS_close, fd_);
   fd_ = -1;
 }
 
-int AwayFile::transfer(const Piece &piece, bool writes) const {
-  int error = transfer_once(piece, writes);
-  if (error == EIO && !writes) error = transfer_once(piece, writes);  // what is read once more may come
-  if (error == 0 && !direct_) error = leave_cache(piece, writes);
+int AwayFile::transfer(const Piece &piece, bool writes, uint32_t writer) const {
+  const int fd = writes && !direct_ ? writer_fds_[writer] : fd_;
+  int error = transfer_once(piece, writes, fd);
+  if (error == EIO && !writes) error = transfer_once(piece, writes, fd);  // what is read once more may come
+  if (error == 0 && !direct_) error = leave_cache(piece, writes, fd);
   return error;
 }
 
-int AwayFile::transfer_once(const Piece &piece, bool writes) const {
+int AwayFile::transfer_once(const Piece &piece, bool writes, int fd) const {
   Rest rest(piece);
   for (int in_vain = 0; !rest.empty();) {
-    const long moved = sn_system(writes ? SYS_pwritev : SYS_preadv, fd_, arg(rest.parts + rest.first),
+    const long moved = sn_system(writes ? SYS_pwritev : SYS_preadv, fd, arg(rest.parts + rest.first),
                                  rest.end - rest.first, arg(rest.offset), 0, 0);
     if (moved == -EINTR) continue;
     if (moved == -EAGAIN) {
@@ -194,17 +217,17 @@ int AwayFile::transfer_once(const Piece &piece, bool writes) const {
 }
 
 // Without direct transfers the page cache must not keep what the frames were to free.
-int AwayFile::leave_cache(const Piece &piece, bool writes) const {
+int AwayFile::leave_cache(const Piece &piece, bool writes, int fd) const {
   constexpr unsigned all = 7;  // SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER
   const uint64_t nbytes = piece.count * kFrameBytes;
   int error = 0;
   if (writes) {
     do {
-      error = call(SYS_sync_file_range, fd_, arg(piece.offset), arg(nbytes), all);
+      error = call(SYS_sync_file_range, fd, arg(piece.offset), arg(nbytes), all);
     } while (error == -EINTR);
-    if (error == -ESPIPE || error == -ENOSYS || error == -EINVAL) error = call(SYS_fdatasync, fd_);
+    if (error == -ESPIPE || error == -ENOSYS || error == -EINVAL) error = call(SYS_fdatasync, fd);
   }
-  call(SYS_fadvise64, fd_, arg(piece.offset), arg(nbytes), POSIX_FADV_DONTNEED);
+  call(SYS_fadvise64, fd, arg(piece.offset), arg(nbytes), POSIX_FADV_DONTNEED);
   return -error;
 }
 

@@ -22,6 +22,8 @@ constexpr uint32_t kLeaveTogether = 16;  // granules: a large transfer is fast
 constexpr int kPatience = 16;            // times that nobody could leave, one after the other
 
 int open_all(sn_frames &f, const sn_frames_request &request, const char **step) {
+  int error = sn::check_host(request.granules, step);
+  if (error != 0) return error;
   f.directory = request.directory;
   f.count = request.granules;
   f.granules.reset(new Granule[request.granules]);
@@ -30,8 +32,11 @@ int open_all(sn_frames &f, const sn_frames_request &request, const char **step) 
   const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
   if (pagemap < 0) return static_cast<int>(pagemap);
   f.pagemap = static_cast<int>(pagemap);
+  *step = "opening /proc/self/statm, which tells what the process takes";
+  error = sn::open_statm(f);
+  if (error != 0) return error;
   const bool direct = (request.flags & SN_FRAMES_BUFFERED) == 0;
-  int error = f.file.open(request.directory, request.regions * sn::kFrameBytes, direct, step);
+  error = f.file.open(request.directory, request.regions * sn::kFrameBytes, direct, request.writers, step);
   if (error == 0) error = f.pool.open(request.frames, (request.flags & SN_FRAMES_SMALL_PAGES) == 0, step);
   if (error != 0) return error;
   *step = "reserving addresses (mmap)";
@@ -58,6 +63,7 @@ void close_all(sn_frames *f) {
   f->pool.close();
   f->file.close();
   if (f->pagemap >= 0) sn_system(SYS_close, f->pagemap, 0, 0, 0, 0, 0);
+  if (f->statm >= 0) sn_system(SYS_close, f->statm, 0, 0, 0, 0, 0);
   delete f;
 }
 
@@ -95,14 +101,30 @@ int finish(sn_frames &f, Order &order) {
   return error;
 }
 
-// What is under way in [first, end) ends: what arrives arrives, what has not left stays.
+// What is under way in [first, end) ends: what arrives arrives, what has not left stays. While it waits, other threads may
+// begin orders for granules that it has looked at, so it looks at all of them again.
 void calm(sn_frames &f, uint32_t first, uint32_t end) {
-  for (uint32_t i = first; i < end; i++)
-    while (f.granules[i].order != nullptr) {
-      Order &order = *f.granules[i].order;
-      if (!order.arrives) f.lanes.cancel(order.transfer);
-      finish(f, order);
+  for (uint32_t i = first; i < end;) {
+    Order *order = f.granules[i].order;
+    if (order == nullptr) {
+      i++;
+      continue;
     }
+    if (!order->arrives) f.lanes.cancel(order->transfer);
+    finish(f, *order);
+    i = first;
+  }
+}
+
+// What is released need not be moved: pieces that nobody has begun, and that move nothing else.
+void cut(sn_frames &f, Order &order, uint32_t first, uint32_t end) {
+  const std::vector<sn::Item> &items = order.items;
+  for (size_t i = 0, next = 0; i < items.size(); i = next) {
+    bool wanted = items[i].piece == SIZE_MAX;
+    for (next = i; next < items.size() && items[next].piece == items[i].piece; next++)
+      wanted = wanted || items[next].granule < first || items[next].granule >= end;
+    if (!wanted) f.lanes.cut(order.transfer, items[i].piece);
+  }
 }
 
 // Who leaves next: those needed longest ago, outside [first, end), at least `wanted` of them if there are as many.
@@ -144,9 +166,9 @@ int send_away(sn_frames &f, const std::vector<uint32_t> &leaving, uint64_t *move
   return refused != 0 ? refused : error;
 }
 
-bool wait_for_a_departure(sn_frames &f) {
+bool wait_for_one(sn_frames &f, bool arrives) {
   for (auto &[id, order] : f.orders) {
-    if (order->arrives || order->settled) continue;
+    if (order->arrives != arrives || order->settled) continue;
     finish(f, *order);
     return true;
   }
@@ -156,9 +178,12 @@ bool wait_for_a_departure(sn_frames &f) {
 // At least `wanted` frames are free afterwards. The manager's thread only.
 int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
   for (int in_vain = 0; f.pool.free_count() < wanted;) {
-    if (wait_for_a_departure(f)) continue;
+    if (wait_for_one(f, false)) continue;
     const std::vector<uint32_t> leaving = victims(f, wanted - f.pool.free_count(), first, end);
-    if (leaving.empty()) return -ENOSPC;
+    if (leaving.empty()) {
+      if (wait_for_one(f, true)) continue;  // what arrives can leave
+      return -ENOSPC;
+    }
     uint64_t moved = 0;
     const int error = send_away(f, leaving, &moved);
     in_vain = moved != 0 ? 0 : in_vain + 1;
@@ -191,20 +216,6 @@ int attach_one(sn_frames &f, uint32_t granule) {
   return 0;
 }
 
-int attach(sn_frames &f, uint32_t first, uint32_t count) {
-  for (uint32_t i = first; i < first + count; i++)
-    if (f.granules[i].view != View::kNothing) return -EEXIST;
-  if (count > f.pool.count()) return -ENOSPC;
-  int error = make_room(f, count, first, first + count);
-  f.needs++;
-  uint32_t done = first;
-  for (; error == 0 && done < first + count; done++) error = attach_one(f, done);
-  if (error == 0) return 0;
-  for (uint32_t i = first; i < done; i++)
-    if (f.granules[i].view != View::kNothing && sn::show_nothing(f, i) == 0) detach(f, i);
-  return error;
-}
-
 int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
   for (;;) {
     calm(f, first, end);
@@ -225,6 +236,37 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
   }
 }
 
+// Pages that stores have made beside the frames are taken into frames, once there may be more than are allowed. What the
+// disk or a storm of stores prevents is left for the next time.
+void take_in_own_pages(sn_frames &f) {
+  if (!sn::own_pages_may_have_grown(f)) return;
+  const std::vector<sn::Owner> owners = sn::find_owners(f);
+  f.own_pages = 0;
+  for (const sn::Owner &owner : owners) f.own_pages += owner.pages;
+  for (const sn::Owner &owner : owners) {
+    if (f.own_pages <= sn::own_pages_allowed(f)) return;
+    Granule &g = f.granules[owner.granule];
+    int error = g.view == View::kFile ? fetch(f, owner.granule, owner.granule + 1, true) : 0;
+    if (error == 0 && g.view == View::kPrivate && g.order == nullptr) error = sn::turn_shared(f, owner.granule);
+    if (error == 0) f.own_pages -= owner.pages;
+  }
+}
+
+int attach(sn_frames &f, uint32_t first, uint32_t count) {
+  for (uint32_t i = first; i < first + count; i++)
+    if (f.granules[i].view != View::kNothing) return -EEXIST;
+  if (count > f.pool.count()) return -ENOSPC;
+  take_in_own_pages(f);
+  int error = make_room(f, count, first, first + count);
+  f.needs++;
+  uint32_t done = first;
+  for (; error == 0 && done < first + count; done++) error = attach_one(f, done);
+  if (error == 0) return 0;
+  for (uint32_t i = first; i < done; i++)
+    if (f.granules[i].view != View::kNothing && sn::show_nothing(f, i) == 0) detach(f, i);
+  return error;
+}
+
 int need(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
   f.needs++;
   for (uint32_t i = first; i < end; i++) {
@@ -232,14 +274,13 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
     f.granules[i].used = f.needs;
   }
   if (end - first > f.pool.count()) return -ENOSPC;
-  const int error = fetch(f, first, end, writes);
-  if (error != 0 || !writes) return error;
-  for (uint32_t i = first; i < end; i++) {
-    if (f.granules[i].view != View::kPrivate) continue;
-    const int failed = sn::turn_shared(f, i);
-    if (failed != 0) return failed;
+  take_in_own_pages(f);
+  int error = fetch(f, first, end, writes);
+  for (uint32_t i = first; i < end && error == 0; i++) {
+    if (f.granules[i].view == View::kNothing) return -EINVAL;  // released meanwhile
+    if (writes && f.granules[i].view == View::kPrivate) error = sn::turn_shared(f, i);
   }
-  return 0;
+  return error;
 }
 
 int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool writes) {
@@ -295,6 +336,7 @@ extern "C" int sn_frames_facts_of(sn_frames *f, sn_frames_facts *out) {
   if (f->inert) return -ECHILD;
   struct stat pool = {};
   if (fstat(f->pool.descriptor(), &pool) != 0) return -errno;
+  Lock lock(&f->mutex);
   *out = {};
   out->base = f->base;
   out->pool_bytes = static_cast<uint64_t>(pool.st_blocks) * 512;
@@ -323,6 +365,7 @@ extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
   out->waited = f->waited.load();
   out->dropped = f->dropped;
   out->fork_bytes = f->fork_bytes;
+  out->own_pages = f->own_pages;
   return 0;
 }
 
@@ -347,7 +390,10 @@ extern "C" int sn_frames_release(sn_frames *f, uint32_t first, uint32_t count) {
   if (f->inert) return -ECHILD;
   Lock lock(&f->mutex);
   for (uint32_t i = first; i < first + count; i++) {
-    while (f->granules[i].order != nullptr) finish(*f, *f->granules[i].order);
+    while (Order *order = f->granules[i].order) {
+      cut(*f, *order, first, first + count);
+      finish(*f, *order);
+    }
     if (f->granules[i].view == View::kNothing) continue;
     const int error = sn::show_nothing(*f, i);
     if (error != 0) return error;
@@ -397,7 +443,10 @@ extern "C" int sn_frames_collect(sn_frames *f, uint64_t id, uint64_t timeout_ns,
   const auto found = f->orders.find(id);
   if (found == f->orders.end() || !found->second->wanted) return -ENOENT;
   Order &order = *found->second;
-  if (!sn::wait_for(*f, order, deadline_in(timeout_ns))) return -ETIMEDOUT;
+  if (!sn::wait_for(*f, order, deadline_in(timeout_ns))) {
+    sn::drop_if_unwanted(*f, order);
+    return -ETIMEDOUT;
+  }
   sn::settle(*f, order);
   *out = order.result;
   sn::drop_order(*f, order);

@@ -74,8 +74,11 @@ struct sn_frames {
   std::map<uint64_t, std::unique_ptr<sn::Order>> orders;
   uint64_t last_id = 0, needs = 0;
   uint64_t read_bytes = 0, written_bytes = 0, carried_pages = 0, given_up = 0, dropped = 0, fork_bytes = 0;
+  int statm = -1;
+  int64_t anonymous = 0;   // pages of the process; the least since they were looked through
+  uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
   std::atomic<uint64_t> waited{0};
-  std::atomic<uint32_t> turns{0};  // instants that have ended
+  std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
 
   uint64_t address(uint32_t granule) const { return base + granule * sn::kFrameBytes; }
   bool has(uint32_t first, uint32_t number) const { return number <= count && first <= count - number; }
@@ -100,6 +103,21 @@ int turn_shared(sn_frames &f, uint32_t granule);
 int turn_away(sn_frames &f, uint32_t granule);
 // From the file to `frame`, which holds the same; shared if `writes` or if it was written to.
 int turn_resident(sn_frames &f, uint32_t granule, uint32_t frame, bool writes);
+
+// frames_limits.cpp: what the host allows, and what the process takes beside its frames.
+
+// 0, or a negative errno with the reason in `step`.
+int check_host(uint32_t granules, const char **step);
+int open_statm(sn_frames &f);
+// Pages that stores into clean or away granules may take before somebody looks for them.
+uint64_t own_pages_allowed(const sn_frames &f);
+// Whether there may be more: by the anonymous memory of the process, which the kernel counts.
+bool own_pages_may_have_grown(sn_frames &f);
+struct Owner {
+  uint32_t granule, pages;
+};
+// All granules with pages of their own, those with most of them first.
+std::vector<Owner> find_owners(const sn_frames &f);
 
 // frames_orders.cpp: transfers.
 

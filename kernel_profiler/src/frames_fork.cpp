@@ -18,6 +18,7 @@ using sn::Granule;
 using sn::Order;
 using sn::View;
 
+constexpr uint64_t kPage = 4096;
 constexpr int kMost = 8;
 constexpr int kTries = 3;
 
@@ -101,18 +102,22 @@ void go_on(sn_frames &f) {
 }
 
 // Other threads of the parent may have written there, which ThreadSanitizer cannot know to be over.
-__attribute__((no_sanitize("thread"))) void copy_bytes(uint64_t to, uint64_t from) {
+__attribute__((no_sanitize("thread"))) void copy_page(uint64_t to, uint64_t from) {
   volatile uint64_t *target = reinterpret_cast<volatile uint64_t *>(to);
   const volatile uint64_t *source = reinterpret_cast<const volatile uint64_t *>(from);
-  for (uint64_t i = 0; i < sn::kFrameBytes / sizeof *target; i++) target[i] = source[i];
+  for (uint64_t i = 0; i < kPage / sizeof *target; i++) target[i] = source[i];
 }
 
-// A copy of its own takes the place of the frame.
-int copy_out(const sn_frames &f, uint32_t granule) {
+// A copy takes the place of the frame: of the pages of the granule's `own` over what the file holds, else of all.
+int copy_out(const sn_frames &f, uint32_t granule, const bool *own) {
   const uint64_t address = f.address(granule);
-  const long copy = sn::map(0, sn::kFrameBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  const int kind = MAP_PRIVATE | MAP_NORESERVE | (own == nullptr ? MAP_ANONYMOUS : 0);
+  const long copy = sn::map(0, sn::kFrameBytes, PROT_READ | PROT_WRITE, kind, own == nullptr ? -1 : f.file.descriptor(),
+                            own == nullptr ? 0 : f.granules[granule].region * sn::kFrameBytes);
   if (copy < 0) return static_cast<int>(copy);
-  copy_bytes(static_cast<uint64_t>(copy), address);
+  if (own != nullptr) sn::advise(static_cast<uint64_t>(copy), sn::kFrameBytes, MADV_RANDOM);
+  for (uint64_t page = 0; page < sn::kPagesPerGranule; page++)
+    if (own == nullptr || own[page]) copy_page(static_cast<uint64_t>(copy) + page * kPage, address + page * kPage);
   constexpr long kTo = MREMAP_MAYMOVE | MREMAP_FIXED;
   const long moved = sn_system(SYS_mremap, copy, sn::kFrameBytes, sn::kFrameBytes, kTo, sn::arg(address), 0);
   return moved < 0 ? static_cast<int>(moved) : 0;
@@ -122,9 +127,9 @@ int let_go(sn_frames &f, uint32_t granule) {
   const Granule &g = f.granules[granule];
   if (g.view == View::kNothing || g.view == View::kFile) return 0;
   bool own[sn::kPagesPerGranule];
-  const bool in_file = g.saved && sn::own_pages(f.pagemap, f.address(granule), own) == 0;
-  if (in_file && sn::show_file(f, granule) == 0) return 0;
-  return copy_out(f, granule);
+  const int found = g.saved ? sn::own_pages(f.pagemap, f.address(granule), own) : -1;
+  if (found == 0 && sn::show_file(f, granule) == 0) return 0;
+  return copy_out(f, granule, found > 0 ? own : nullptr);
 }
 
 [[noreturn]] void give_up() {
@@ -137,6 +142,7 @@ void leave_parent(sn_frames &f) {
   f.inert = true;
   f.lanes.forget();
   shut(f.pagemap);  // it tells of the parent's pages
+  shut(f.statm);
   const long pagemap = sn_system(SYS_openat, AT_FDCWD, sn::arg("/proc/self/pagemap"), O_RDONLY | O_CLOEXEC, 0, 0, 0);
   f.pagemap = pagemap < 0 ? -1 : static_cast<int>(pagemap);  // without it, all is copied
   if (!f.whole_child || ready[1] < 0) give_up();

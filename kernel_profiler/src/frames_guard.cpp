@@ -23,10 +23,14 @@ struct Watched {
 Watched watched[kMost];
 struct sigaction before_segv, before_bus;
 
+// A place in `watched` that is being filled, or emptied, has no base.
 sn_frames *frames_at(uint64_t address) {
-  for (Watched &each : watched)
-    if (address >= each.base.load(std::memory_order_acquire) && address < each.end.load(std::memory_order_acquire))
-      return each.frames.load(std::memory_order_acquire);
+  for (Watched &each : watched) {
+    const uint64_t base = each.base.load();
+    if (base == 0 || address < base || address >= each.end.load()) continue;
+    sn_frames *found = each.frames.load();
+    if (each.base.load() == base) return found;
+  }
   return nullptr;
 }
 
@@ -39,6 +43,13 @@ bool stores(const void *context) {
 #endif
 }
 
+// Whether a store there goes through: the kernel makes one that changes nothing, and tells instead of faulting.
+bool takes_stores(std::atomic<uint32_t> &turns, uint64_t address) {
+  constexpr int kKeep = FUTEX_OP(FUTEX_OP_OR, 0, FUTEX_OP_CMP_EQ, 0);
+  const uint64_t word = address / sizeof(uint32_t) * sizeof(uint32_t);
+  return syscall(SYS_futex, &turns, FUTEX_WAKE_OP_PRIVATE, 0, 0, word, kKeep) >= 0 || errno != EFAULT;
+}
+
 // Whether the store may be tried again. Signal-safe: it takes no lock, and the instant ends without its help.
 bool waited_for(sn_frames &f, uint64_t address) {
   const std::atomic<uint8_t> &gate = f.granules[(address - f.base) / sn::kFrameBytes].gate;
@@ -46,7 +57,12 @@ bool waited_for(sn_frames &f, uint64_t address) {
   for (;;) {
     const uint32_t turns = f.turns.load();
     const uint8_t now = gate.load();
-    if (now != sn::kShut) return now == sn::kOpen;
+    if (now == sn::kNothing || now == sn::kStuck) return false;
+    if (now == sn::kOpen) {
+      if (takes_stores(f.turns, address)) return true;
+      // Refused while no instant was under way: by something else, such as the user's own protection.
+      if (turns % 2 == 0 && f.turns.load() == turns) return false;
+    }
     syscall(SYS_futex, &f.turns, FUTEX_WAIT_PRIVATE, turns, nullptr, nullptr, 0);
   }
 }
@@ -117,7 +133,7 @@ int guard_add(sn_frames *f) {
     sn_frames *nobody = nullptr;
     if (!each.frames.compare_exchange_strong(nobody, f)) continue;
     each.end.store(f->base + f->count * kFrameBytes);
-    each.base.store(f->base);
+    each.base.store(f->base);  // the last
     return 0;
   }
   return -ENFILE;
@@ -126,8 +142,8 @@ int guard_add(sn_frames *f) {
 void guard_remove(sn_frames *f) {
   for (Watched &each : watched) {
     if (each.frames.load() != f) continue;
+    each.base.store(0);  // the first
     each.end.store(0);
-    each.base.store(0);
     each.frames.store(nullptr);
   }
 }

@@ -1,9 +1,11 @@
 // Transfers: which granules take part, what each needs before, and what becomes of it after.
 #include <errno.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "frames.h"
+#include "guarded.h"
 
 namespace {
 
@@ -11,6 +13,8 @@ using sn::Granule;
 using sn::Item;
 using sn::Order;
 using sn::View;
+
+constexpr uint32_t kGrowTogether = 16;
 
 // Neighbours in the file share a system call.
 size_t add_piece(Order &order, uint32_t region, uint64_t address) {
@@ -21,6 +25,17 @@ size_t add_piece(Order &order, uint32_t region, uint64_t address) {
   if (!follows) pieces.push_back({offset, {}, 0, 0});
   pieces.back().addresses[pieces.back().count++] = address;
   return pieces.size() - 1;
+}
+
+// What forked children read is not written while they live: until then the file may take more than was asked for.
+int grow_file(sn_frames &f) {
+  const uint32_t now = f.regions.count(), more = std::max(f.pool.count(), kGrowTogether);
+  if (f.regions.generations() == 0 || now >= sn::kNone - more) return -ENOSPC;
+  return sn::guarded([&] {
+    const int error = f.file.grow((uint64_t{now} + more) * sn::kFrameBytes);
+    if (error == 0) f.regions.extend(more);
+    return error;
+  });
 }
 
 int error_of(const Order &order, const Item &item) {
@@ -56,8 +71,12 @@ namespace sn {
 int region_for(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];
   if (g.region != kNone && f.regions.may_write(g.region)) return 0;
-  const uint32_t region = f.regions.take(granule);
-  if (region == kNone) return -ENOSPC;
+  uint32_t region = f.regions.take(granule);
+  if (region == kNone) {
+    const int error = grow_file(f);
+    if (error != 0) return error;
+    region = f.regions.take(granule);
+  }
   if (g.region != kNone) f.regions.give(g.region);
   g.region = region;
   return 0;

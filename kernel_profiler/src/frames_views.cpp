@@ -30,6 +30,7 @@ int show(uint64_t address, int kind, int fd, uint64_t offset) {
 class Instant {
  public:
   Instant(sn_frames &f, uint32_t granule) : f_(f), granule_(granule), gate_(f.granules[granule].gate) {
+    f_.turns.fetch_add(1);
     gate_.store(sn::kShut);
     error_ = sn::protect(f.address(granule), sn::kFrameBytes, PROT_READ);
   }

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <signal.h>
 
-
 #include "lock.h"
 #include "naps.h"
 #include "sentinel.h"
@@ -23,17 +22,21 @@ Lanes::~Lanes() { stop(); }
 int Lanes::start(const AwayFile *file, uint32_t readers, uint32_t writers) {
   file_ = file;
   int error = 0;
-  for (uint32_t i = 0; i < readers && error == 0; i++) error = start_one(false);
-  for (uint32_t i = 0; i < writers && error == 0; i++) error = start_one(true);
+  for (uint32_t i = 0; i < readers && error == 0; i++) error = start_one(i, false);
+  for (uint32_t i = 0; i < writers && error == 0; i++) error = start_one(i, true);
   if (error != 0) stop();
   return -error;
 }
 
-int Lanes::start_one(bool writes) {
+int Lanes::start_one(uint32_t number, bool writes) {
+  Lane &lane = lanes_[started_];
+  lane.lanes = this;
+  lane.number = number;
+  lane.writes = writes;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  const int error = pthread_create(&threads_[started_], nullptr, writes ? work_writer : work_reader, this);
+  const int error = pthread_create(&lane.thread, nullptr, work_of, &lane);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error == 0) started_++;
   return error;
@@ -45,7 +48,7 @@ void Lanes::stop() {
     stopping_ = true;
     pthread_cond_broadcast(&changed_);
   }
-  for (; started_ != 0; started_--) pthread_join(threads_[started_ - 1], nullptr);
+  for (; started_ != 0; started_--) pthread_join(lanes_[started_ - 1].thread, nullptr);
 }
 
 void Lanes::forget() { started_ = 0; }
@@ -71,6 +74,11 @@ void Lanes::cancel(Transfer &transfer) {
   pthread_cond_broadcast(&changed_);
 }
 
+void Lanes::cut(Transfer &transfer, size_t piece) {
+  Lock lock(&mutex_);
+  if (piece >= transfer.next) transfer.pieces[piece].error = ECANCELED;
+}
+
 bool Lanes::wait(const Transfer &transfer, uint64_t deadline_ns) {
   Lock lock(&mutex_);
   const timespec deadline = spec_of(deadline_ns);
@@ -84,30 +92,26 @@ void Lanes::drain() {
   while (queue_[0] != nullptr || queue_[1] != nullptr || running_ != 0) pthread_cond_wait(&changed_, &mutex_);
 }
 
-void *Lanes::work_reader(void *lanes) {
-  static_cast<Lanes *>(lanes)->work(false);
+void *Lanes::work_of(void *lane) {
+  const Lane &own = *static_cast<Lane *>(lane);
+  own.lanes->work(own);
   return nullptr;
 }
 
-void *Lanes::work_writer(void *lanes) {
-  static_cast<Lanes *>(lanes)->work(true);
-  return nullptr;
-}
-
-void Lanes::work(bool writes) {
+void Lanes::work(const Lane &lane) {
   Lock lock(&mutex_);
   while (!stopping_) {
-    Transfer *transfer = queue_[writes];
+    Transfer *transfer = queue_[lane.writes];
     if (transfer == nullptr) {
       pthread_cond_wait(&changed_, &mutex_);
       continue;
     }
     Piece &piece = transfer->pieces[transfer->next++];
-    if (transfer->next == transfer->pieces.size()) queue_[writes] = transfer->behind;
+    if (transfer->next == transfer->pieces.size()) queue_[lane.writes] = transfer->behind;
     transfer->running++;
     running_++;
     pthread_mutex_unlock(&mutex_);
-    const int error = file_->transfer(piece, writes);
+    const int error = piece.error != 0 ? piece.error : file_->transfer(piece, lane.writes, lane.number);
     pthread_mutex_lock(&mutex_);
     piece.error = error;
     transfer->running--;

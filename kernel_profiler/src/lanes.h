@@ -10,8 +10,6 @@
 
 namespace sn {
 
-constexpr uint32_t kMostLanes = 16;  // in each direction
-
 // Lanes ask for no memory: a transfer brings all that it needs, and stays where it is until it is over.
 struct Transfer {
   bool writes = false;
@@ -37,15 +35,21 @@ class Lanes {
 
   void submit(Transfer &transfer);
   void cancel(Transfer &transfer);  // pieces that no lane has begun end with ECANCELED
+  void cut(Transfer &transfer, size_t piece);  // this one, likewise
   // Whether it was over before CLOCK_MONOTONIC `deadline_ns`.
   bool wait(const Transfer &transfer, uint64_t deadline_ns);
   void drain();  // until all are over; nobody submits meanwhile
 
  private:
-  static void *work_reader(void *lanes);
-  static void *work_writer(void *lanes);
-  void work(bool writes);
-  int start_one(bool writes);
+  struct Lane {
+    Lanes *lanes;
+    uint32_t number;  // among those of its direction
+    bool writes;
+    pthread_t thread;
+  };
+  static void *work_of(void *lane);
+  void work(const Lane &lane);
+  int start_one(uint32_t number, bool writes);
 
   const AwayFile *file_ = nullptr;
   pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
@@ -53,7 +57,7 @@ class Lanes {
   Transfer *queue_[2] = {nullptr, nullptr};
   uint32_t running_ = 0;
   bool stopping_ = false;
-  pthread_t threads_[2 * kMostLanes];
+  Lane lanes_[2 * kMostLanes];
   uint32_t started_ = 0;
 };
 

@@ -30,6 +30,13 @@ void Regions::open(uint32_t count) {
   holds_.assign(count, 0);
 }
 
+void Regions::extend(uint32_t more) {
+  owned_.reserve(owned_.size() + more);
+  holds_.reserve(holds_.size() + more);
+  owned_.resize(owned_.size() + more);
+  holds_.resize(holds_.size() + more);
+}
+
 uint32_t Regions::take(uint32_t wanted) {
   for (int attempt = 0; attempt < 2; attempt++) {
     if (wanted < count() && is_free(wanted)) next_ = wanted;

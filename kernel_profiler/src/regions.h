@@ -13,6 +13,7 @@ class Regions {
  public:
   ~Regions();
   void open(uint32_t count);  // may throw for want of memory
+  void extend(uint32_t more);  // likewise, and then all is as it was
 
   // `wanted` if it is free, else the next one that is; kNone if none is.
   uint32_t take(uint32_t wanted);

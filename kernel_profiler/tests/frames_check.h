@@ -95,6 +95,20 @@ inline bool marks_hold(uint64_t base, uint64_t granules, uint64_t salt) {
   return true;
 }
 
+// KiB of memory in [begin, end) that is this process's alone, by the kernel's own account.
+inline uint64_t anonymous_kib(uint64_t begin, uint64_t end) {
+  FILE *file = fopen("/proc/self/smaps", "r");
+  CHECK(file != nullptr);
+  uint64_t total = 0, from = 0, to = 0, kib = 0;
+  bool inside = false;
+  for (char line[512]; fgets(line, sizeof line, file) != nullptr;) {
+    if (sscanf(line, "%lx-%lx ", &from, &to) == 2) inside = from >= begin && to <= end;
+    else if (inside && sscanf(line, "Anonymous: %lu kB", &kib) == 1) total += kib;
+  }
+  fclose(file);
+  return total;
+}
+
 inline uint64_t entries_in(const char *folder) {
   DIR *opened = opendir(folder);
   CHECK(opened != nullptr);

@@ -11,6 +11,15 @@
 
 namespace {
 
+int page_size = 4096;
+
+}  // namespace
+
+// The library asks this one.
+extern "C" __attribute__((visibility("default"))) int getpagesize() noexcept { return page_size; }
+
+namespace {
+
 void nothing_is_there_before_it_is_attached() {
   sn_frames *frames = open_frames(request_of(4, 8, 8));
   const sn_frames_facts told = facts(frames);
@@ -99,6 +108,27 @@ void a_store_into_what_is_away_is_kept() {
   close_frames(frames);
 }
 
+// Stores that nobody announced, into what is away and into what is clean, make pages that no frame gives. They do not add
+// up: the next need takes them into frames.
+void pages_beside_the_frames_are_bounded() {
+  constexpr uint32_t kGranules = 12;
+  sn_frames *frames = open_frames(request_of(4, kGranules, kGranules));
+  const uint64_t base = facts(frames).base, end = base + kGranules * kGranule;
+  for (uint32_t i = 0; i < kGranules; i++) CHECK(sn_frames_attach(frames, i, 1) == 0);
+  write_marks(base, kGranules, 5);
+  for (uint64_t salt = 6; salt < 8; salt++) {
+    for (uint32_t i = 0; i < kGranules; i++) CHECK(sn_frames_need(frames, base + i * kGranule, 1, 1) == 0);
+    CHECK(leave(frames, 0, kGranules).stayed == 0);
+    CHECK(sn_frames_need(frames, base, 2 * kGranule, 0) == 0);
+    write_marks(base, kGranules, salt);
+    CHECK(anonymous_kib(base, end) > 16 * 1024);
+    CHECK(sn_frames_need(frames, base, 1, 0) == 0);
+    CHECK(anonymous_kib(base, end) <= 2 * 1024 && counted(frames).own_pages <= 512);
+    CHECK(marks_hold(base, kGranules, salt));
+  }
+  close_frames(frames);
+}
+
 // More tensors than memory, used in every order: none is ever wrong, and no more is resident than there are frames.
 void a_budget_holds_whatever_is_needed() {
   constexpr uint32_t kFrames = 5, kGranules = 23;
@@ -179,6 +209,26 @@ void bad_places_are_named() {
   CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
   CHECK(refused(request) == -EFBIG);  // and no SIGXFSZ
   CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+}
+
+// The kernel as it is, but for how many mappings it allows, and its pages.
+long allows_few_mappings(long number, const long a[6]) {
+  const bool asks = number == SYS_openat && strcmp(reinterpret_cast<const char *>(a[1]), "/proc/sys/vm/max_map_count") == 0;
+  const long told = asks ? open("few-mappings", O_RDONLY | O_CLOEXEC) : syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return told == -1 ? -errno : told;
+}
+
+void hosts_that_will_not_do_are_refused() {
+  FILE *few = fopen("few-mappings", "w");
+  CHECK(few != nullptr && fputs("80\n", few) >= 0 && fclose(few) == 0);
+  sn_system_replace(allows_few_mappings);
+  CHECK(refused(request_of(2, 71, 2)) == -E2BIG);
+  close_frames(open_frames(request_of(2, 70, 2)));
+  sn_system_replace(nullptr);
+  CHECK(unlink("few-mappings") == 0);
+  page_size = 65536;
+  CHECK(refused(request_of(2, 2, 2)) == -EOPNOTSUPP);
+  page_size = 4096;
 }
 
 uint64_t mappings() {
@@ -264,9 +314,11 @@ int main() {
   bytes_leave_and_come_back(SN_FRAMES_BUFFERED);
   what_the_file_holds_is_not_written_again();
   a_store_into_what_is_away_is_kept();
+  pages_beside_the_frames_are_bounded();
   a_budget_holds_whatever_is_needed();
   there_is_no_more_than_was_asked_for();
   bad_places_are_named();
+  hosts_that_will_not_do_are_refused();
   creation_survives_each_failing_call();
   a_named_file_loses_its_name(without_unnamed_files, 1);
   a_named_file_loses_its_name(without_direct_transfers, 0);

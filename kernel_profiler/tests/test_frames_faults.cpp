@@ -105,6 +105,38 @@ void short_transfers_go_on() {
   close_frames(frames);
 }
 
+// The page cache, whose disk loses the first piece after its write has returned. That is told by the next call that asks,
+// once to each opening of the file.
+std::atomic<int> lost{0}, asked{0};
+std::atomic<bool> was_told[4096];
+
+long loses_what_is_cached(long number, const long a[6]) {
+  if (number == SYS_pwritev && a[3] == 0) {
+    lost = 1;
+    while (asked.load() == 0) sched_yield();  // another thread's call asks before its own
+    return kGranule;
+  }
+  if (number != SYS_sync_file_range) return real(number, a);
+  while (lost.load() == 0) sched_yield();
+  asked = 1;
+  return was_told[a[0]].exchange(true) ? 0 : -EIO;
+}
+
+void each_writer_is_told_of_bytes_that_the_cache_has_lost() {
+  sn_frames_request request = request_of(2, 2, 8);
+  request.flags = SN_FRAMES_BUFFERED;
+  sn_frames *frames = open_frames(request);
+  const uint64_t base = facts(frames).base;
+  CHECK(sn_frames_attach(frames, 0, 2) == 0);
+  write_marks(base, 2, 8);
+  sn_system_replace(loses_what_is_cached);
+  const int64_t ids[] = {sn_frames_leave(frames, 0, 1), sn_frames_leave(frames, 1, 1)};
+  for (const int64_t id : ids) CHECK(collect(frames, id).error == EIO);
+  sn_system_replace(nullptr);
+  CHECK(marks_hold(base, 2, 8) && leave(frames, 0, 2).moved == 2 && marks_hold(base, 2, 8));
+  close_frames(frames);
+}
+
 long at_its_end(long number, const long a[6]) { return number == SYS_preadv ? 0 : real(number, a); }
 long says_more(long number, const long a[6]) { return is_transfer(number) ? int64_t{1} << 40 : real(number, a); }
 
@@ -168,7 +200,9 @@ void what_is_cancelled_stays() {
   blocked.store(false);
   const int64_t id = sn_frames_arrive(frames, 0, 12, 0);
   CHECK(sn_frames_release(frames, 3, 5) == 0);
-  CHECK(collect(frames, id).moved == 12 && counted(frames).free_frames == 5 && counted(frames).free_regions == 5);
+  const sn_frames_result done = collect(frames, id);
+  CHECK(done.moved >= 7 && done.moved + done.stayed == 12);  // of what died, some may not have been begun
+  CHECK(counted(frames).free_frames == 5 && counted(frames).free_regions == 5);
   close_frames(frames);
 }
 
@@ -193,6 +227,7 @@ void small_pages_do_where_huge_ones_are_refused() {
 int main() {
   each_failing_call_leaves_the_bytes_right();
   short_transfers_go_on();
+  each_writer_is_told_of_bytes_that_the_cache_has_lost();
   a_file_that_has_ended_is_an_error();
   what_is_cancelled_stays();
   small_pages_do_where_huge_ones_are_refused();

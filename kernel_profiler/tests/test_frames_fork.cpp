@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <initializer_list>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "frames_check.h"
 
@@ -100,28 +102,93 @@ void children_see_the_moment_of_their_fork() {
   close_frames(frames);
 }
 
+// What a child takes is what stores had made beside the frames, not whole granules.
+void children_copy_pages_not_granules() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, 2 * kGranules));
+  attach_all(frames);
+  mix(frames, 4);
+  CHECK(sn_frames_need(frames, base, 2 * kGranule, 0) == 0);
+  for (uint64_t page = 0; page < 1024; page += 100) *word(base, page, 5) = page;  // clean
+  const uint64_t beside = anonymous_kib(base, base + kGranules * kGranule);
+  CHECK(beside >= 11 * 4);
+  Child child([=] {
+    for (uint64_t page = 0; page < 1024; page += 100)
+      if (*word(base, page, 5) != page) return false;
+    return holds(4) && anonymous_kib(base, base + kGranules * kGranule) <= beside;
+  });
+  const int status = child.end();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close_frames(frames);
+}
+
+// Each generation reads regions of its own: the file grows by them.
+void generations_that_live_at_once_find_room() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, kGranules));
+  attach_all(frames);
+  std::vector<std::unique_ptr<Child>> children;
+  for (uint64_t salt = 1; salt <= 4; salt++) {
+    mix(frames, salt);
+    children.push_back(std::make_unique<Child>([=] { return holds(salt); }));
+  }
+  mix(frames, 5);
+  turn_all_over(frames);
+  CHECK(counted(frames).generations == 4 && facts(frames).regions > kGranules);
+  for (const auto &child : children) {
+    const int status = child->end();
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(holds(5) && counted(frames).generations == 0);
+  close_frames(frames);
+}
+
+long full(long number, const long a[6]) {
+  if (number == SYS_fallocate) return -ENOSPC;
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// Where the disk has no more room for children, what cannot leave stays, and what cannot come is read where it is.
+void a_full_disk_beside_children_costs_no_byte() {
+  sn_frames *frames = open_frames(request_of(kFrames, kGranules, kGranules));
+  attach_all(frames);
+  mix(frames, 1);
+  turn_all_over(frames);
+  Child child([=] { return holds(1); });
+  sn_system_replace(full);
+  write_marks(base, kGranules, 2);
+  CHECK(sn_frames_need(frames, base, kFrames * kGranule, 1) == 0);
+  CHECK(sn_frames_need(frames, base + kFrames * kGranule, 2 * kGranule, 1) == -ENOSPC);
+  CHECK(marks_hold(base, kGranules, 2));
+  sn_system_replace(nullptr);
+  CHECK(sn_frames_need(frames, base + kFrames * kGranule, 2 * kGranule, 1) == 0);
+  CHECK(marks_hold(base, kGranules, 2));
+  const int status = child.end();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close_frames(frames);
+}
+
 void regions_are_kept_for_grandchildren_too() {
   sn_frames *frames = open_frames(request_of(kFrames, kGranules, 2 * kGranules));
   attach_all(frames);
   mix(frames, 5);
-  int told[2];
-  CHECK(pipe(told) == 0);
-  Child child([&] {  // it ends at once; its own child, which closes all that it has inherited, lives on
+  int go[2], told[2];
+  CHECK(pipe(go) == 0 && pipe(told) == 0);
+  Child child([&] {  // it ends at once; its own child, which closes all else that it has inherited, lives on
     if (fork() != 0) return holds(5);
-    const int keep = told[1];
     for (int fd = 3; fd < 256; fd++)
-      if (fd != keep) close(fd);
-    for (int i = 0; i < 50; i++) usleep(2000);
-    const char right = holds(5) ? 'y' : 'n';
-    _exit(write(keep, &right, 1) == 1 ? 0 : 1);
+      if (fd != go[0] && fd != told[1]) close(fd);
+    char byte;
+    const char right = read(go[0], &byte, 1) == 1 && holds(5) ? 'y' : 'n';
+    _exit(write(told[1], &right, 1) == 1 ? 0 : 1);
   });
   const int status = child.end();
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  close(told[1]);
-  while (counted(frames).generations != 0) mix(frames, 6);
+  for (int i = 0; i < 4; i++) mix(frames, 6);  // what is free is written
+  CHECK(counted(frames).generations == 1);
   char right = 0;
-  CHECK(read(told[0], &right, 1) == 1 && right == 'y');
-  close(told[0]);
+  CHECK(write(go[1], "x", 1) == 1 && read(told[0], &right, 1) == 1 && right == 'y');
+  while (counted(frames).generations != 0) usleep(1000);  // nor are they kept when it is gone
+  for (const int fd : {go[0], go[1], told[0], told[1]}) close(fd);
   close_frames(frames);
 }
 
@@ -242,6 +309,9 @@ void a_bare_clone_faults() {}
 
 int main() {
   children_see_the_moment_of_their_fork();
+  children_copy_pages_not_granules();
+  generations_that_live_at_once_find_room();
+  a_full_disk_beside_children_costs_no_byte();
   regions_are_kept_for_grandchildren_too();
   threads_store_while_others_fork();
   a_thread_forks_while_another_turns_over();

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sentinel.core.errors import NativeError, TierError, UsageError
 from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.system import native
+from sentinel.system.disks import memory_under
 
 FRAME_BYTES = HUGE_PAGE_BYTES
 MOST_LANES = 16
@@ -32,6 +33,7 @@ _REMEDIES = {
     errno.EFBIG: "allow larger files (ulimit -f), or ask for less",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENOMEM: "allow more addresses (ulimit -v) or memory (free -m, the container's limit), or ask for less",
+    errno.E2BIG: "allow more mappings (sysctl vm.max_map_count), or ask for fewer granules",
     errno.EAGAIN: "allow more threads (ulimit -u)",
 }
 
@@ -64,7 +66,8 @@ class Counters(NamedTuple):
     """`in_state`: granules in each State. `carried_pages`: written to while on their way, found and kept. `given_up`:
     write-outs that ended with the granule resident, since it was written to meanwhile. `waited`: stores that waited
     for a granule to be turned over. `dropped`: granules that left unwritten, since the file held them. `fork_bytes`:
-    written for forks. `generations`: forks whose children may still read the file."""
+    written for forks. `generations`: forks whose children may still read the file. `own_pages`: of 4 KiB beside the
+    frames, made by stores into what is clean or away, when they were last looked for."""
 
     free_frames: int
     free_regions: int
@@ -77,6 +80,7 @@ class Counters(NamedTuple):
     dropped: int
     fork_bytes: int
     generations: int
+    own_pages: int
 
 
 class Turned(NamedTuple):
@@ -93,8 +97,8 @@ class Turned(NamedTuple):
 @dataclass(frozen=True)
 class FramesRequest:
     """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
-    FRAME_BYTES. A region is taken by each granule that is not absent, and by what forked children still read. `lanes`:
-    threads that read, and that write. `direct`, `huge_pages`: where the host allows it."""
+    FRAME_BYTES. A region is taken by each granule that is not absent; the file grows by what forked children still
+    read. `lanes`: threads that read, and that write. `direct`, `huge_pages`: where the host allows it."""
 
     directory: str | os.PathLike[str]
     frames: int
@@ -173,6 +177,8 @@ class Frames:
         self._handle = _PTR()  # the library writes it: an interrupt loses none
         self._directory = os.fspath(request.directory)
         _check_counts(request)
+        if memory := memory_under(self._directory):
+            raise self._error(memory, errno.EMEDIUMTYPE)
         step = ctypes.c_char_p()
         asked = _Request(
             os.fsencode(self._directory),
@@ -211,7 +217,7 @@ class Frames:
         self._move("sn_frames_attach", f"giving frames to {count} granules", first, count)
 
     def release(self, first: int, count: int) -> None:
-        """What they held is gone; frames and regions are free again."""
+        """What they held is gone; frames and regions are free again. What is not begun of their transfers is cut."""
         self._check("sn_frames_release", first, count)
 
     def need(self, address: int, nbytes: int, *, writes: bool = False) -> None:

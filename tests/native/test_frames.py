@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_what_was_made_is_told(frames: Frames, folder: Path) -> None:
     assert facts.unnamed == disk.unnamed
     assert facts.direct <= disk.direct
     assert frames.states() == [State.ABSENT] * 10
-    assert frames.counters() == (4, 20, (10, *[0] * 6), *[0] * 8)
+    assert frames.counters() == (4, 20, (10, *[0] * 6), *[0] * 9)
 
 
 def test_the_kernel_counts_as_many_resident_bytes_as_were_promised(frames: Frames) -> None:
@@ -183,6 +184,13 @@ def test_counts_that_make_no_sense_are_refused(folder: Path, wrong: dict[str, in
         Frames(FramesRequest(folder, **counts))
 
 
+def test_more_granules_than_the_kernel_maps_are_refused(folder: Path) -> None:
+    most = int(Path("/proc/sys/vm/max_map_count").read_text())
+    with pytest.raises(TierError, match=r"sysctl vm\.max_map_count") as told:
+        Frames(FramesRequest(folder, frames=1, granules=most, regions=1))
+    assert told.value.errno == errno.E2BIG
+
+
 _LIMITED = """
 import resource, sys
 from sentinel.core.errors import TierError
@@ -261,20 +269,29 @@ def test_bytes_that_the_disk_has_lost_end_the_program_by_name(folder: Path) -> N
     assert f"in a file in {folder} could not be read back" in done.stderr
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """64 MiB of ext4 in a file."""
-    image, mounted = tmp_path / "image", tmp_path / "mounted"
+@contextmanager
+def _ext4_in(image: Path, mounted: Path, mib: int) -> Iterator[None]:
+    """A file system in a file, whose room is not set aside."""
     mounted.mkdir()
     with image.open("wb") as file:
-        file.truncate(64 << 20)
-    for command in (["mkfs.ext4", "-q", "-F", str(image)], ["mount", "-o", "loop", str(image), str(mounted)]):
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip(f"needs loop devices: root, and a host on which `{' '.join(command[:3])} …` works")
-    yield mounted
+        file.truncate(mib << 20)
+    _run_or_skip("mkfs.ext4", "-q", "-F", str(image))
+    _run_or_skip("mount", "-o", "loop", str(image), str(mounted))
+    yield
     subprocess.run(["umount", str(mounted)], check=True, capture_output=True, timeout=60)
+
+
+def _run_or_skip(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"needs loop devices: root, and a host on which `{' '.join(command[:3])} …` works")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with _ext4_in(tmp_path / "image", tmp_path / "mounted", 64):
+        yield tmp_path / "mounted"
 
 
 def test_a_disk_that_is_too_small_is_found_out_before_anything_is_there(small_disk: Path) -> None:
@@ -290,3 +307,22 @@ def test_a_disk_that_is_too_small_is_found_out_before_anything_is_there(small_di
         assert all(_holds(frames, granule, granule) for granule in range(8))
         assert disk_of(small_disk).free_bytes < disk.free_bytes - 7 * FRAME_BYTES
     assert disk_of(small_disk).free_bytes >= disk.free_bytes - FRAME_BYTES
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_disk_that_breaks_its_promise_costs_no_byte(tmp_path: Path, direct: bool) -> None:
+    """It has set the room aside, and fails once it is written to: what it is in is full."""
+    outer, inner = tmp_path / "outer", tmp_path / "inner"
+    with _ext4_in(tmp_path / "image", outer, 24), _ext4_in(outer / "image", inner, 64):
+        _write_until_it_is_full(inner, direct)
+
+
+def _write_until_it_is_full(disk: Path, direct: bool) -> None:
+    with Frames(FramesRequest(disk, frames=12, granules=12, regions=12, direct=direct)) as frames:
+        frames.attach(0, 12)
+        for granule in range(12):
+            _write(frames, granule, granule)
+        out = [frames.collect(frames.leave(granule, 1)) for granule in range(12)]
+        assert sum(turned.stayed for turned in out) > 3
+        assert {turned.errno for turned in out} <= {0, errno.EIO, errno.ENOSPC}
+        assert all(_holds(frames, granule, granule) for granule in range(12))

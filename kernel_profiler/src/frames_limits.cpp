@@ -1,0 +1,97 @@
+// What the host allows, and what the process takes beside its frames: a store into what is clean or away makes a page of
+// the granule's own, which no frame gives.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "frames.h"
+#include "system.h"
+
+namespace {
+
+constexpr int kPage = 4096;
+constexpr uint64_t kUsualMappings = 65530;  // the kernel's own choice
+
+// What a small file of the kernel holds from its beginning, as a text; a negative errno.
+long read_text(int fd, char *text, size_t room) {
+  long got;
+  do {
+    got = sn_system(SYS_pread64, fd, sn::arg(text), static_cast<long>(room - 1), 0, 0, 0);
+  } while (got == -EINTR);
+  text[got > 0 ? got : 0] = 0;
+  return got;
+}
+
+int open_file(const char *path) {
+  return static_cast<int>(sn_system(SYS_openat, AT_FDCWD, sn::arg(path), O_RDONLY | O_CLOEXEC, 0, 0, 0));
+}
+
+uint64_t most_mappings() {
+  char text[32];
+  const int fd = open_file("/proc/sys/vm/max_map_count");
+  if (fd < 0) return kUsualMappings;
+  const long got = read_text(fd, text, sizeof text);
+  close(fd);
+  return got > 0 ? strtoull(text, nullptr, 10) : kUsualMappings;
+}
+
+// Negative: not known.
+int64_t anonymous_pages(int statm) {
+  char text[128];
+  if (read_text(statm, text, sizeof text) <= 0) return -1;
+  char *at = text;
+  strtoll(at, &at, 10);  // the size of its addresses
+  const int64_t resident = strtoll(at, &at, 10), of_files = strtoll(at, &at, 10);
+  return resident - of_files;
+}
+
+}  // namespace
+
+namespace sn {
+
+int check_host(uint32_t granules, const char **step) {
+  *step = "frames need a kernel with pages of 4 KiB; this one has others";
+  if (getpagesize() != kPage) return -EOPNOTSUPP;
+  *step = "mapping so many granules: each may be a mapping, and the kernel allows a process fewer (vm.max_map_count)";
+  const uint64_t most = most_mappings();
+  return granules > most - most / 8 ? -E2BIG : 0;  // the rest of the process has mappings too
+}
+
+int open_statm(sn_frames &f) {
+  f.statm = open_file("/proc/self/statm");
+  f.anonymous = f.statm < 0 ? 0 : anonymous_pages(f.statm);
+  return std::min(f.statm, 0);
+}
+
+uint64_t own_pages_allowed(const sn_frames &f) {
+  return uint64_t{std::max(1u, f.pool.count() / 128)} * kPagesPerGranule;
+}
+
+bool own_pages_may_have_grown(sn_frames &f) {
+  const int64_t now = anonymous_pages(f.statm);
+  if (now < 0 || now - f.anonymous > static_cast<int64_t>(own_pages_allowed(f))) {
+    f.anonymous = now;
+    return true;
+  }
+  f.anonymous = std::min(f.anonymous, now);
+  return false;
+}
+
+std::vector<Owner> find_owners(const sn_frames &f) {
+  std::vector<Owner> owners;
+  bool own[kPagesPerGranule];
+  for (uint32_t i = 0; i < f.count; i++) {
+    const View view = f.granules[i].view;
+    if (view != View::kPrivate && view != View::kFile) continue;
+    const int found = own_pages(f.pagemap, f.address(i), own);
+    if (found > 0) owners.push_back({i, static_cast<uint32_t>(found)});
+  }
+  std::stable_sort(owners.begin(), owners.end(), [](const Owner &a, const Owner &b) { return a.pages > b.pages; });
+  return owners;
+}
+
+}  // namespace sn
