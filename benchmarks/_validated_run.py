@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import sentinel
 from sentinel.core.errors import Infeasible
+from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.session import Overrides, current, set_overrides
 from sentinel.session.planning import Dataflow
@@ -64,6 +65,31 @@ def _half(run: Run, flow: Dataflow, given: NDArray[np.int64], held: NDArray[np.i
     return {"predicted_ns": predicted, "executed_ns": executed, "plain_ns": int(layer_ns.sum())}
 
 
+def accounts(run: Run, plan: Plan, simulated: Run | None) -> list[dict[str, Any]]:
+    """A row a tier, in bytes: what it has, the most that is planned, simulated and was held in a layer; of how many
+    executed layers it held more than it has, and more than is planned."""
+    whole = np.isin(run.layers["step"], run.steps["step"][run.steps["in_step"]])
+    layer, found = run.layers["layer"][whole], []
+    for tier, name in enumerate(run.tier_names):
+        held, expected = run.held_bytes(tier), None if simulated is None else simulated.held_bytes(tier)
+        if held is None:
+            raise SystemExit(f"the run does not tell what {name} held")
+        held, planned, capacity = held[whole], plan.held_bytes[tier], plan.capacity_bytes[tier]
+        found.append(
+            {
+                "name": name,
+                "capacity_bytes": capacity,
+                "planned_bytes": int(planned.max()),
+                "simulated_bytes": None if expected is None else int(expected.max()),
+                "executed_bytes": int(held.max(initial=0)),
+                "layers": len(held),
+                "layers_above_capacity": int((held > capacity).sum()),
+                "layers_above_plan": int((held > planned[layer]).sum()),
+            }
+        )
+    return found
+
+
 def main() -> None:
     """Train, and print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,7 +111,9 @@ def main() -> None:
 
 def _told(run: Run, flow: Dataflow, judged: int) -> dict[str, Any]:
     steady = run.steps[run.steps["in_step"]]
+    assert flow.plan is not None
     return {
+        "tiers": accounts(run, flow.plan, flow.simulated),
         "emulated": run.emulated,
         "halves": halves(run, flow, judged),
         "ahead_ns": flow.simulated.step_ns if flow.simulated is not None else None,

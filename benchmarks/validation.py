@@ -7,8 +7,12 @@ both. So a host that is faster in one second than in the next, which no simulato
 of what the session itself predicted, ahead of these steps, is told beside it and has that too.
 `all-fast` moves nothing and gets all the memory it needs: its error is that of repeating a step, no model in it.
 
+With `--tiers 3` there is a middle tier of three tenths of each example's footprint, and what each tier held in each
+layer is held against what it has and what was planned.
+
     python -m benchmarks.validation --examples 01_gpt2 --policies sentinel > build/validation.json
     python -m benchmarks.validation --into docs/validation.json --seconds 280
+    python -m benchmarks.validation --tiers 3 --into docs/validation-three-tiers.json
 
 Keep the host idle. With `--into` cells that the file has are not run again, so that a long table can be made in
 several sittings, unless others used the processors meanwhile; the page with the table is written beside it.
@@ -32,6 +36,19 @@ from sentinel.planner import POLICIES
 
 EXAMPLES = tuple(sorted(path.stem for path in (_bench.ROOT / "examples").glob("0[1-6]*.py")))
 CONTROL = "all-fast"
+MIDDLE = {
+    "01_gpt2": "156MiB",
+    "02_resnet": "66MiB",
+    "03_lstm": "57MiB",
+    "04_dlrm": "67MiB",
+    "05_dcgan": "22MiB",
+    "06_mobilenet": "43MiB",
+}
+"""What the middle one of three tiers has: three tenths of what the example holds at its peak."""
+SLOW = {2: "emulated:cxl-asic-x8", 3: "emulated:cxl-asic-x8={middle}+cxl-worst"}
+"""The slower tiers of a machine of so many; `{middle}` is of the example."""
+OF_THREE = ("sentinel", "sentinel-2021", "next-use")
+"""Policies by default where there are three tiers: they migrate; others say nothing of the simulator."""
 NOT_JUDGED = 8
 """Steps: one creates the optimizer's state, one is profiled, and the plan is made anew after four; two more settle."""
 
@@ -85,6 +102,7 @@ def _name(cell: dict[str, Any]) -> str:
 
 def execute(order: dict[str, str], slow: str, steps: int, threads: int) -> dict[str, Any]:
     """What one example told in a fresh process."""
+    slow = slow.format(middle=MIDDLE[order["example"]])
     words = [f"--{name}={value}" for name, value in {**order, "slow": slow, "steps": steps}.items()]
     environment = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return _bench.child("benchmarks._validated_run", [*words, f"--judged={steps - NOT_JUDGED}"], environment)
@@ -142,16 +160,19 @@ def main() -> None:
         if given.into is not None:
             told = _bench.told(CLAIM, settings, summary(list(cells.values())))
             given.into.write_text(json.dumps(told, indent=1) + "\n")
-            given.into.with_suffix(".md").write_text(page(told))
+            given.into.with_suffix(".md").write_text(page(told, given.into.stem))
     _bench.emit(CLAIM, settings, summary(list(cells.values())))
 
 
 def _given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=list(EXAMPLES))
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), help="all; of three tiers those that migrate")
+    parser.add_argument("--tiers", type=int, choices=list(SLOW), default=2, help="of the emulated machine (default 2)")
     parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
-    parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the tier (default %(default)s)")
+    parser.add_argument(
+        "--slow", help=f"the slower tiers, {{middle}} being the example's (default {' or '.join(SLOW.values())})"
+    )
     parser.add_argument("--steps", type=int, default=24, help=f"the first {NOT_JUDGED} are not judged (default 24)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--into", type=Path, metavar="FILE", help="keep the cells here, and write the page beside it")
@@ -159,6 +180,8 @@ def _given() -> argparse.Namespace:
     given = parser.parse_args()
     if given.steps <= NOT_JUDGED:
         parser.error(f"--steps {given.steps}: must be above {NOT_JUDGED}")
+    given.slow = given.slow or SLOW[given.tiers]
+    given.policies = given.policies or (OF_THREE if given.tiers > 2 else list(POLICIES))
     return given
 
 

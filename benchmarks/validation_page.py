@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sentinel.core.units import format_bytes
+
 _HEAD = """# Simulated against executed
 
-`python -m benchmarks.validation --into docs/validation.json`, {first} to {last}: {cores} cores of an
+`python -m benchmarks.validation{tiers} --into docs/{stem}.json`, {first} to {last}: {cores} cores of an
 {cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
-[validation.json](validation.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
+[{stem}.json]({stem}.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
 its work is real, the delays of slow accesses and of transfers are injected. Every second judged step gives the layer
 times that the plan is simulated with, and the prediction is compared with the steps between; then the other way round.
 The error is predicted over executed step, less one, in the mean of both. While a cell ran, others had at most
@@ -43,22 +45,34 @@ Most of a step is compute, whose time the simulator is given. The table has what
 share of the executed step: predicted / executed. Executed: how much longer the step took than those layer times. In
 brackets, if the policy migrates, the error of this time: predicted over executed, less one.
 """
+_TIERS = """
+## What each tier held
+
+The most in any layer, transfers included, and in how many of the executed layers it was more than the tier has, and
+more than the plan has there: what moves late is in both tiers until then.
+"""
+_MIDDLE = """`{{middle}}` is three tenths of the example's footprint: {sizes}. Migrations go between the fast tier and
+the others, never between these.
+"""
 STAYS = ("static", "weighted-interleave", "interleave", "first-touch", "all-fast", "all-slow")
 """Policies that place each tensor once and never migrate: what they add to a step is a sum, which nothing schedules."""
 _ALIKE = 0.05
 
 
-def page(told: Mapping[str, Any]) -> str:
-    """The page as Markdown. `told`: what the benchmark printed."""
-    return "\n".join(_lines(told)) + "\n"
+def page(told: Mapping[str, Any], stem: str = "validation") -> str:
+    """The page as Markdown. `told`: what the benchmark printed; `stem`: of the file that has it."""
+    return "\n".join(_lines(told, stem)) + "\n"
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _lines(told: Mapping[str, Any], stem: str) -> Iterator[str]:
     results = told["results"]
     cells = [cell for cell in results["cells"] if "error" in cell]
     refused = [cell for cell in results["cells"] if "refused" in cell]
     days = sorted(cell["when"] for cell in results["cells"])
+    several = [cell for cell in cells if len(cell.get("tiers", ())) > 2]
     yield _HEAD.format(
+        stem=stem,
+        tiers=" --tiers 3" if several else "",
         first=days[0],
         last=days[-1],
         cores=told["machine"]["cores"],
@@ -70,6 +84,9 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         slow=told["slow"],
         others=max((cell["others_share"] for cell in cells), default=0.0),
     )
+    if several:
+        sizes = {cell["example"]: format_bytes(cell["tiers"][1]["capacity_bytes"]) for cell in several}
+        yield _MIDDLE.format(sizes=", ".join(f"{nbytes} for {example}" for example, nbytes in sorted(sizes.items())))
     if cells:
         yield _WHAT_OF
         yield from _what_of(cells)
@@ -88,12 +105,28 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield from _table(cells, _ahead)
         yield _ADDED
         yield from _table(cells, _added)
+    if several:
+        yield _TIERS
+        yield from _accounts(several)
     if refused:
         yield "\n## Not executed\n"
         for why in dict.fromkeys((cell["policy"], cell["fast"], _kind(cell["refused"])) for cell in refused):
             policy, fast, reason = why
             where = [c["example"] for c in refused if (c["policy"], c["fast"], _kind(c["refused"])) == why]
             yield f"- `{policy}` with {fast} fast memory ({', '.join(where)}): {reason}"
+
+
+def _accounts(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    heads = ("policy", "example", "tier", "has", "planned", "simulated", "executed", "layers", "over size", "over plan")
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for cell in cells:
+        footprint = sum(row["planned_bytes"] for row in cell["tiers"])
+        for row in cell["tiers"]:
+            amounts = [row[f"{kind}_bytes"] for kind in ("capacity", "planned", "simulated", "executed")]
+            shown = ["–" if n is None or n > 4 * footprint else format_bytes(n) for n in amounts]
+            counts = [f"{row[name]:,}" for name in ("layers", "layers_above_capacity", "layers_above_plan")]
+            yield f"| {' | '.join([cell['policy'], cell['example'], row['name'], *shown, *counts])} |"
 
 
 def added_error(cell: Mapping[str, Any]) -> float | None:

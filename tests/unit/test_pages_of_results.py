@@ -38,8 +38,10 @@ def test_the_two_node_page_is_made_from_its_results(two_nodes: dict[str, Any]) -
     assert (DOCS / "two-nodes.md").read_text() == made
 
 
-def test_the_validation_page_is_made_from_its_results() -> None:
-    assert (DOCS / "validation.md").read_text() == validation_page.page(told("validation.json"))
+def test_the_validation_pages_are_made_from_their_results() -> None:
+    for results in DOCS.glob("validation*.json"):
+        made = validation_page.page(told(results.name), results.stem)
+        assert results.with_suffix(".md").read_text() == made
 
 
 def test_the_profiling_page_is_made_from_its_results() -> None:

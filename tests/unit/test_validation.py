@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from benchmarks.validation_page import page
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run
 from sentinel.simulator import simulate
 from tests.builders import make_machine, make_profile, param, persistent_plan
+from tests.three_tiers import three_tiers
 
 MB = 1 << 20
 
@@ -61,6 +63,43 @@ def test_each_half_is_held_against_the_steps_between_its_own() -> None:
     first, second = halves(run, Dataflow(profile=profile, machine=machine, plan=plan), judged=4)
     assert first == {"predicted_ns": 6_000_000 + slow, "executed_ns": 10_000_000 + slow, "plain_ns": 6_000_000}
     assert second == {"predicted_ns": 10_000_000 + slow, "executed_ns": 6_000_000 + slow, "plain_ns": 10_000_000}
+
+
+def test_what_each_tier_held_is_counted_by_layer_in_steps_that_ran_as_planned() -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    from benchmarks._validated_run import accounts
+
+    profile = make_profile([param("a", 4 * MB, [1]), param("b", MB, [0]), param("c", 2 * MB, [1])], 2)
+    machine = three_tiers(4 * MB, MB)
+    plan = persistent_plan(profile, [0, 1, 2], fast_bytes=4 * MB)
+    plan = replace(plan, tier_names=("fast", "middle", "slow"), capacity_bytes=(4 * MB, MB, 1 << 40))
+    simulated = simulate(plan, profile, machine, steps=2)
+    assert [tuple(row.values()) for row in accounts(replace(simulated, kind="executed"), plan, simulated)] == [
+        ("fast", 4 * MB, 4 * MB, 4 * MB, 4 * MB, 4, 0, 0),
+        ("middle", MB, MB, MB, MB, 4, 0, 0),
+        ("slow", 1 << 40, 2 * MB, 2 * MB, 2 * MB, 4, 0, 0),
+    ]
+    held, steps = simulated.held.copy(), simulated.steps.copy()
+    held["nbytes"][(held["tier"] == 1) & (held["layer"] == 1)] += 1  # of two steps
+    steps["in_step"][0] = False
+    middle = accounts(replace(simulated, kind="executed", held=held, steps=steps), plan, None)[1]
+    assert middle["simulated_bytes"] is None
+    assert (middle["executed_bytes"], middle["layers"]) == (MB + 1, 2)
+    assert (middle["layers_above_capacity"], middle["layers_above_plan"]) == (1, 1)
+
+
+def test_a_page_of_three_tiers_says_what_each_held() -> None:
+    names = ("capacity_bytes", "planned_bytes", "simulated_bytes", "executed_bytes")
+    counts = {"layers": 96, "layers_above_capacity": 0, "layers_above_plan": 3}
+    sizes = {"fast": (MB, MB, MB, MB), "m": (2 * MB, MB, MB, 2 * MB), "s": (1 << 40, 3 * MB, None, 4 * MB)}
+    tiers = [{"name": name, **dict(zip(names, row, strict=True)), **counts} for name, row in sizes.items()]
+    results = summary([cell("a", "lru", 0.02, tiers=tiers), cell("b", "lru", -0.05, tiers=tiers[:2])])
+    where = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}, "slow": "e:m={middle}+s"}
+    text = page({**where, "steps": 20, "threads": 2, "results": results}, "three")
+    assert "`python -m benchmarks.validation --tiers 3 --into docs/three.json`" in text
+    assert "`{middle}` is three tenths of the example's footprint: 2.00 MiB for a." in text
+    assert "| lru | a | m | 2.00 MiB | 1.00 MiB | 1.00 MiB | 2.00 MiB | 96 | 0 | 3 |" in text
+    assert "| lru | a | s | – | 3.00 MiB | – | 4.00 MiB | 96 | 0 | 3 |" in text
 
 
 def test_one_large_error_breaks_the_claim_whatever_its_sign() -> None:
