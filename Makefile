@@ -72,7 +72,7 @@ $(VENV)/.made:
 $(VENV)/.packages: $(VENV)/.made pyproject.toml setup.py constraints.txt
 	@command -v $(CXX) >/dev/null || { echo "a C++17 compiler is missing: apt-get install g++" >&2; exit 1; }
 	@echo "setting up $(VENV), once: pip fetches PyTorch and what the examples and tests need, for some minutes"
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,examples,dev]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,data,examples,dev]'
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.packages $(NATIVE)

@@ -44,6 +44,7 @@ PROBES: dict[str, Callable[[], str]] = {
     "scikit-learn": _module("sklearn", "examples"),
     "accelerate": _module("accelerate", "dev"),
     "pytorch-lightning": _module("pytorch_lightning", "dev"),
+    "pyarrow": _module("pyarrow", "data"),
     "compiler": _program("g++", "c++", "clang++", package="g++"),
     "cmake": _program("cmake", package="cmake"),
     "browser": _program("chromium", "chromium-browser", "google-chrome", package="chromium"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, print_json, print_table, whole_number
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import format_bytes, format_ns, parse_bytes
 
 if TYPE_CHECKING:
     from sentinel.data import Forecast, RecordFiles
@@ -23,9 +23,12 @@ examples:
   sentinel data index photos/ --beside
       keeps the index in the folder of the data; otherwise it is made at first use, and kept in your cache
   sentinel data plan tokens.bin --record uint16:1025
+  sentinel data pack photos/ --to shards/
+      writes tar shards, shuffled once: for folders of small files, and for sources that no order reads well
 
-A SOURCE is .tar shards as WebDataset has them, .npy files, a folder whose files are samples, or with --record files
-without a header. Sources are only read.
+A SOURCE is .tar shards as WebDataset has them, .parquet, .npy or .safetensors files, a folder of MDS shards with its
+index.json, a folder whose files are samples, or with --record files without a header; paths, or URLs such as
+s3://bucket/a.tar. Sources are only read.
 """
 
 
@@ -54,13 +57,23 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tried.add_argument("--seed", type=_count, default=0, help="default 0")
     _add_batches(tried)
     tried.set_defaults(execute=execute_run)
+    packed = add_verb(inner, "pack", "write tar shards of the samples, shuffled once", "")
+    _add_source(packed)
+    packed.add_argument("--to", metavar="DIR", required=True, help="a new folder, which is there when all is written")
+    packed.add_argument("--seed", type=_count, default=0, help="default 0")
+    packed.add_argument("--shard", type=_size, default="256MiB", metavar="SIZE", help="of a shard (default 256MiB)")
+    packed.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="to read ahead (default 20%%)")
+    packed.set_defaults(execute=execute_pack)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="SOURCE", nargs="+", help="files, a pattern such as 'a-{000..146}.tar', a folder"
     )
-    parser.add_argument("--record", metavar="DTYPE:SHAPE", help="records without a header, such as uint16:1025")
+    said = parser.add_mutually_exclusive_group()
+    said.add_argument("--record", metavar="DTYPE:SHAPE", help="records without a header, such as uint16:1025")
+    said.add_argument("--columns", metavar="NAMES", help="of Parquet: those to read, as a,b (default all)")
+    said.add_argument("--tensor", metavar="NAME", help="of safetensors: the one whose rows are samples")
     add_json(parser)
 
 
@@ -199,17 +212,36 @@ def execute_run(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def execute_pack(arguments: argparse.Namespace) -> int:
+    """Pack, and print what was written."""
+    from sentinel import need_torch
+
+    need_torch()
+    from sentinel.data.shard_packing import pack
+
+    done = pack(_source(arguments), arguments.to, seed=arguments.seed, shard=arguments.shard, memory=arguments.memory)
+    if arguments.json:
+        print_json(asdict(done))
+    else:
+        print(f"{done.samples:,} samples in {done.shards} shards, {format_bytes(done.nbytes)}: {done.pattern}")
+    return OK
+
+
 def _as_it_is(samples: list[Any]) -> int:
     """Samples of unlike forms make no batch: only their number goes to the main process."""
     return len(samples)
 
 
 def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
-    if arguments.record is None:
-        found: list[str] = arguments.source
-        return found
+    found: list[str] = arguments.source
     from sentinel import data
 
+    if arguments.columns is not None:
+        return data.parquet(found, arguments.columns.split(","))
+    if arguments.tensor is not None:
+        return data.safetensors(found, arguments.tensor)
+    if arguments.record is None:
+        return found
     dtype, _, shape = arguments.record.partition(":")
     sizes = shape.split("x")
     if not all(size.isascii() and size.isdigit() for size in sizes):
@@ -223,6 +255,15 @@ def _source(arguments: argparse.Namespace) -> list[str] | RecordFiles:
 def _amounts(text: str) -> list[str]:
     """An argparse type: amounts of memory, separated by commas."""
     return [amount(word) for word in text.split(",")]
+
+
+def _size(text: str) -> str:
+    """An argparse type: an amount of bytes such as `256MiB`."""
+    try:
+        parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _count(text: str) -> int:

@@ -22,9 +22,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
 from sentinel.data.chunk_reader import IN_FLIGHT
-from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, records
+from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import DatasetFeeding, Feeding, FileFeeding, unit_within
+from sentinel.data.feeding import DatasetFeeding, Feeding, FileFeeding, cut_within
 from sentinel.data.forecast import Forecast, forecast, measured_costs
 from sentinel.data.loading import Batching, Loader
 from sentinel.data.ranks import world_and_rank
@@ -56,13 +56,16 @@ def loader(
     """Batches of a data set. The order of epoch e is `torch.randperm` with a generator of seed + e, split over ranks as
     DistributedSampler does.
 
-    `source`: `.tar` shards of WebDataset (paths, `{000..146}`, globs), `.npy` files, a folder whose files are samples,
-    `records(...)`, or a map-style Dataset, which reads by itself. `transform` gets a sample as users of the format know
-    it: of a tar a dict of `__key__` and bytes by extension, of rows and records an array, of a folder (path, bytes).
+    `source`: `.tar` shards of WebDataset (paths or URLs, `{000..146}`, globs), Parquet, `.npy` or `.safetensors` files,
+    a folder of MDS shards or one whose files are samples, `parquet(...)`, `safetensors(...)`, `records(...)`, or a
+    map-style Dataset, which reads by itself. `transform` gets a sample as users of the format know it: of a tar a dict
+    of `__key__` and bytes by extension, of MDS and Parquet a dict of columns, of rows and records an array, of a folder
+    (path, bytes).
     `memory`: for samples that are read ahead, `"20%"` of the data set, `"8GiB"` or bytes; it is reserved at once.
     `order`: `"exact"`, `"windowed"` or `"redirect"`. `rank`, `world`: as torch.distributed has them, else 0 of 1.
 
-    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost), `index_path` (an index made
+    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost; Parquet's row groups and packed
+    shards are read whole), `index_path` (an index made
     by `index`), and of torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
     `multiprocessing_context`.
 
@@ -91,9 +94,10 @@ def loader(
         nbytes = memory_bytes(memory, data.layout)
         shape = shape_within(nbytes, data.layout.sample_nbytes)
         if unit == "auto":
-            unit = _cheapest_unit(data, shape) if order == "exact" else UNIT  # other orders depend on it
-        unit = unit_within(data.layout, shape, unit)
-        feeding = FileFeeding(data, data.layout.cut(unit), shape, lead_for(data.layout, shape))
+            fixed = order != "exact" or data.layout.encoded  # other orders depend on it
+            unit = UNIT if fixed else _cheapest_unit(data, shape)
+        layout, unit = cut_within(data.layout, shape, unit)
+        feeding = FileFeeding(data, layout, shape, lead_for(data.layout, shape))
     return Loader(feeding, asked, batching, unit)
 
 
@@ -133,5 +137,7 @@ __all__ = [
     "forecast",
     "index",
     "loader",
+    "parquet",
     "records",
+    "safetensors",
 ]

@@ -179,18 +179,16 @@ class _Reading:
     def _carry_out(self, read: _Read) -> None:
         staging, layout = self.staging, self.files.layout
         assert staging is not None
-        data = self.files.chunk(read.chunk)
+        bytes_of = self.files.chunk(read.chunk)
         with self._lock:
             counters = self.arena.counters
             counters[READS] += np.uint64(1)
-            counters[READ_BYTES] += np.uint64(len(data))
+            counters[READ_BYTES] += np.uint64(layout.chunk_nbytes[read.chunk])
             counters[PULSE] += np.uint64(1)
         number = self.reads_before + read.number + 1
         for stay, pages in zip(read.stays.tolist(), read.pages, strict=True):
             sample = int(staging.stay_sample[stay])
-            begin = int(layout.sample_offset[sample])
-            found = data[begin : begin + int(layout.sample_nbytes[sample])]
-            entry = self.arena.put(found, pages, number)
+            entry = self.arena.put(bytes_of(sample), pages, number)
             with self._lock:
                 self.arena.publish(sample, entry)
             self.entries[stay] = entry

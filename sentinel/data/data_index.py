@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,13 @@ from numpy.typing import DTypeLike
 
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.data.source_files import changed
-from sentinel.data.sources.folder import FolderOfFiles, files_below
-from sentinel.data.sources.paths import files_named
+from sentinel.data.sources.folder import FolderOfFiles
+from sentinel.data.sources.mds_shards import INDEX, has_index, mds_shards
+from sentinel.data.sources.parquet_rows import ParquetRows
+from sentinel.data.sources.paths import files_below, files_named, is_folder
 from sentinel.data.sources.records import Records, Rows
-from sentinel.data.sources.source import Source, SourceFile
+from sentinel.data.sources.source import FileChunks, FileRanges, Source, is_encoded
+from sentinel.data.sources.stored_file import cannot_be_read, files_at, is_url
 from sentinel.data.sources.tar_shards import TarShards
 from sentinel.files import containers, load
 from sentinel.files.disk import write_whole
@@ -32,17 +37,22 @@ from sentinel.system.progress import telling
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-_FORMATS: dict[str, type[TarShards] | type[Rows]] = {".tar": TarShards, ".npy": Rows}
+_FORMATS: dict[str, Callable[[], Source]] = {
+    ".tar": TarShards,
+    ".npy": Rows,
+    ".safetensors": partial(Rows, "safetensors"),
+    ".parquet": ParquetRows,
+}
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")
-_KNOWN = "give .tar shards, .npy arrays, a folder of files, sentinel.data.records(...) or a Dataset"
+_KNOWN = "give .tar shards, .parquet, .npy or .safetensors files, a folder, sentinel.data.records(...) or a Dataset"
 
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """Files without a header, and what their records are."""
+    """Files, and what in them are the samples."""
 
     paths: tuple[str, ...]
-    source: Records
+    source: Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +72,18 @@ def records(paths: Paths, dtype: DTypeLike, shape: int | tuple[int, ...]) -> Rec
     return RecordFiles(tuple(files_named(paths)), Records(dtype, shape))
 
 
+def parquet(paths: Paths, columns: Sequence[str] | None = None) -> RecordFiles:
+    """Parquet files, of which only some columns are read: `parquet("docs-*.parquet", ["text"])`; all without `columns`.
+
+    Raises UsageError where no column is named."""
+    return RecordFiles(tuple(files_named(paths)), ParquetRows(columns))
+
+
+def safetensors(paths: Paths, tensor: str) -> RecordFiles:
+    """The rows of one tensor of safetensors files that have several: `safetensors("shard-*.safetensors", "tokens")`."""
+    return RecordFiles(tuple(files_named(paths)), Rows("safetensors", tensor))
+
+
 def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = None, *, beside: bool = False) -> Path:
     """Index a data set anew and keep the index; returns its path. The files are only read, of a tar only its headers.
 
@@ -70,6 +92,8 @@ def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = Non
     """
     paths, made = _format_of(source)
     root = _root_of(paths)
+    if beside and is_url(root):
+        raise UsageError(f"{root} is only read: no index is kept there", "leave beside out, or give a path")
     layout = _scanned(paths, root, made)
     if path is not None:
         kept = Path(path)
@@ -91,7 +115,7 @@ def open_data(source: Paths | RecordFiles, index_path: str | os.PathLike[str] | 
     """
     paths, made = _format_of(source)
     root = _root_of(paths)
-    names = tuple(os.path.relpath(path, root) for path in paths)
+    names = _names(paths, root)
     if index_path is not None:
         layout = _loaded(Path(index_path), names, made)
         if layout is None:
@@ -117,40 +141,83 @@ def _format_of(source: Paths | RecordFiles) -> tuple[list[str], Source]:
     if isinstance(source, RecordFiles):
         return list(source.paths), source.source
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
-    folders = [os.fspath(word) for word in given if os.path.isdir(word)]
+    folders = [os.fspath(word) for word in given if is_folder(os.fspath(word))]
     if folders:
         if len(given) > 1:
             raise UsageError(f"{folders[0]} is a folder among several sources", "give one folder, or files only")
-        if os.path.exists(os.path.join(folders[0], "index.json")):
-            raise UsageError(f"{folders[0]} has an index.json: MDS is not read yet", _KNOWN)
+        if has_index(folders[0]):
+            return mds_shards(folders[0])
         paths = files_below(folders[0])
-        kinds = {os.path.splitext(path)[1] for path in paths}
-        if len(kinds) > 1 or kinds.isdisjoint(_FORMATS):
-            return paths, FolderOfFiles()
     else:
         paths = files_named(given)
-    kinds = {os.path.splitext(path)[1].lower() for path in paths}
-    if kinds & set(_COMPRESSED):
-        path = next(path for path in paths if os.path.splitext(path)[1].lower() in _COMPRESSED)
-        raise FormatError(path, "file", "is compressed, and no sample in it can be read alone; decompress it first")
+    kinds = {_suffix(path): path for path in reversed(paths)}
+    if folders and not _shards_in(folders[0], kinds):
+        return paths, FolderOfFiles()
+    if ".mds" in kinds or any(f".mds{packed}" in path for packed in _COMPRESSED for path in kinds.values()):
+        raise UsageError("MDS shards do not tell their columns", f"give the folder that holds their {INDEX}")
+    if packed := kinds.keys() & set(_COMPRESSED):
+        what = "is compressed, and no sample in it can be read alone; decompress it first"
+        raise FormatError(kinds[min(packed)], "file", what)
     if len(kinds) > 1:
         raise UsageError(f"the source has files of several formats ({', '.join(sorted(kinds))})", "give those of one")
-    kind = kinds.pop()
+    ((kind, path),) = kinds.items()
     made = _FORMATS.get(kind)
     if made is None:
-        what = f"there is no reader for {kind} files" if kind else f"{paths[0]} has no suffix that names its format"
+        what = f"there is no reader for {kind} files" if kind else f"{path} has no suffix that names its format"
         raise UsageError(what, _KNOWN)
     return paths, made()
 
 
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _shards_in(folder: str, kinds: dict[str, str]) -> bool:
+    """Whether the files of a folder, one of each suffix, are shards; if not, each is a sample. Raises UsageError where
+    that can't be told."""
+    known = kinds.keys() & {*_FORMATS, ".mds"}
+    if not known:
+        return False
+    kind = min(known)
+    if len(kinds) > 1:
+        other = kinds[min(kinds.keys() - {kind})]
+        raise UsageError(
+            f"{folder} has {kind} files and others, such as {os.path.basename(other)}: which are samples is not told",
+            f"give '{folder}/**/*{kind}', or make tar shards of the files by `sentinel data pack`",
+        )
+    if kind == ".npy":
+        raise UsageError(
+            f"{folder} is a folder of .npy files, of which each row or each file may be a sample",
+            f"give '{folder}/**/*.npy' for rows; make one sample of each file by `sentinel data pack`",
+        )
+    return True
+
+
 def _root_of(paths: Sequence[str]) -> str:
-    return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    schemes = {path.partition("://")[0] if is_url(path) else "" for path in paths}
+    if len(schemes) > 1:
+        raise UsageError("the source has files of several stores", "give those of one")
+    (scheme,) = schemes
+    if not scheme:
+        return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    folders = [path.partition("://")[2].split("/")[:-1] for path in paths]
+    common = folders[0]
+    for parts in folders[1:]:
+        common = [part for part, _ in takewhile(lambda both: both[0] == both[1], zip(common, parts, strict=False))]
+    return f"{scheme}://{'/'.join(common)}"
+
+
+def _names(paths: Sequence[str], root: str) -> tuple[str, ...]:
+    """The paths below the root."""
+    if is_url(root):
+        return tuple(path[len(root) :].lstrip("/") for path in paths)
+    return tuple(os.path.relpath(path, root) for path in paths)
 
 
 def _name(source: Source, paths: Sequence[str], root: str, more: str) -> str:
     state = hashlib.sha256(f"{source.kind}\0{more}\0".encode())
-    for path in paths:
-        state.update(os.path.relpath(path, root).encode("utf-8", "surrogateescape") + b"\0")
+    for name in _names(paths, root):
+        state.update(name.encode("utf-8", "surrogateescape") + b"\0")
     return f".sentinel-layout-{state.hexdigest()[:16]}.safetensors"
 
 
@@ -159,33 +226,30 @@ def _cached(source: Source, paths: Sequence[str], root: str) -> str:
 
 
 def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
-    """The layout of the files as they are now, a chunk a file."""
+    """The layout of the files as they are now. Raw files are a chunk each."""
     done = 0
-    files: list[SourceFile] = []
-    begins, sizes, counts = [], [], []
+    found: list[FileChunks] = []
     with telling(f"indexing {len(paths)} files", lambda: f"{done} done"):
-        for path in paths:
-            file = SourceFile.at(path)
-            ranges = source.scan(file)
-            files.append(file)
-            begins.append(ranges.begins)
-            sizes.append(ranges.nbytes)
-            counts.append(len(ranges.begins))
+        files = files_at(paths)
+        for file in files:
+            try:
+                told = source.scan(file)
+            except OSError as error:
+                raise cannot_be_read(file.path, "file", error) from error
+            found.append(told.as_chunk() if isinstance(told, FileRanges) else told)
             done += 1
-    begin, nbytes = np.concatenate(begins), np.concatenate(sizes)
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    offset = np.minimum.reduceat(begin, first)
     return Layout(
         format=source.kind,
-        files=tuple(os.path.relpath(path, root) for path in paths),
+        files=_names(paths, root),
         file_nbytes=np.array([file.nbytes for file in files], np.int64),
         file_mtime_ns=np.array([file.mtime_ns for file in files], np.int64),
-        chunk_file=np.arange(len(files), dtype=np.int32),
-        chunk_offset=offset,
-        chunk_nbytes=np.maximum.reduceat(begin + nbytes, first) - offset,
-        chunk_samples=np.array(counts, np.int32),
-        sample_offset=begin - np.repeat(offset, counts),
-        sample_nbytes=nbytes,
+        chunk_file=np.repeat(np.arange(len(files), dtype=np.int32), [len(chunks.offset) for chunks in found]),
+        chunk_offset=np.concatenate([chunks.offset for chunks in found]),
+        chunk_nbytes=np.concatenate([chunks.nbytes for chunks in found]),
+        chunk_samples=np.concatenate([chunks.samples for chunks in found]).astype(np.int32),
+        sample_offset=np.concatenate([chunks.sample_offset for chunks in found]),
+        sample_nbytes=np.concatenate([chunks.sample_nbytes for chunks in found]),
+        encoded=is_encoded(source),
     )
 
 
@@ -206,17 +270,18 @@ def _loaded(path: Path, names: tuple[str, ...], source: Source) -> Layout | None
     found = load(path)
     if not isinstance(found, Layout):
         raise FormatError(path, "format", "is no index of a data set; run `sentinel data index`")
-    if found.encoded or len(found.chunk_file) != len(names):
+    if found.encoded != is_encoded(source) or (not found.encoded and len(found.chunk_file) != len(names)):
         return None
     return found if (found.files, found.format) == (names, source.kind) else None
 
 
 def _unchanged(layout: Layout, root: str) -> None:
     """Raises FormatError for the first file that is another one than it was when it was indexed."""
-    for name, nbytes, mtime_ns in zip(
-        layout.files, layout.file_nbytes.tolist(), layout.file_mtime_ns.tolist(), strict=True
+    for now, nbytes, mtime_ns in zip(
+        files_at([os.path.join(root, name) for name in layout.files]),
+        layout.file_nbytes.tolist(),
+        layout.file_mtime_ns.tolist(),
+        strict=True,
     ):
-        path = os.path.join(root, name)
-        now = SourceFile.at(path)
         if (now.nbytes, now.mtime_ns) != (nbytes, mtime_ns):
-            raise changed(path, nbytes, now.nbytes)
+            raise changed(now.path, nbytes, now.nbytes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes
+from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.chunk_reader import ChunkReader
 from sentinel.data.data_index import DataFiles
 from sentinel.data.sample_arena import PEAK_PAGES, READ_BYTES, READS, RUNNING, ArenaShape, SampleArena
@@ -94,7 +94,7 @@ class FileFeeding:
         self._layout, self._digest = layout, data.layout.digest
         self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         self._arena = SampleArena(shape)
-        files = SourceFiles(layout, data.root)
+        files = SourceFiles(layout, data.root, data.source)
         self._reader = ChunkReader(self._arena, files)
         self._source = FromArena(files, self._arena, data.source)
         self._done: tuple[Order, int, Staging] | None = None
@@ -228,6 +228,25 @@ class DatasetFeeding:
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         return [NOTHING_STAGED]
+
+
+def cut_within(layout: Layout, shape: ArenaShape, most: int) -> tuple[Layout, int]:
+    """The layout in chunks of at most `most` samples, or of as many as suit the arena, and that number; 0 where chunks
+    are read whole. Raises UsageError where the arena does not hold the largest sample, or the largest whole chunk."""
+    if not layout.encoded:
+        unit = unit_within(layout, shape, most)
+        return layout.cut(unit), unit
+    pages = np.add.reduceat(-(-layout.sample_nbytes // shape.page_bytes), layout.first_sample[:-1])
+    largest = int(pages.argmax())
+    if int(pages[largest]) > shape.n_pages:
+        needed = int(pages[largest]) * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        raise UsageError(
+            f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the"
+            f" {int(layout.chunk_samples[largest])} samples of chunk {largest} of the data set, in"
+            f" {layout.files[int(layout.chunk_file[largest])]}, which are decoded at once",
+            f"give at least {format_bytes(needed + 2 * PAGE_BYTES)}, or write smaller row groups or shards",
+        )
+    return layout, 0
 
 
 def unit_within(layout: Layout, shape: ArenaShape, most: int) -> int:

@@ -11,9 +11,11 @@ import numpy as np
 
 from sentinel.core.errors import UsageError
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
-from sentinel.data.feeding import permutation, unit_within
+from sentinel.data.feeding import cut_within, permutation
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import shape_within
+from sentinel.data.source_files import SourceFiles
+from sentinel.data.sources.stored_file import LocalFile, cannot_be_read, opened
 from sentinel.samples import KINDS, Epoch, Feed, Layout, Order, Room, SourceCosts, plan, shuffle_quality, simulate
 from sentinel.system.progress import telling
 
@@ -86,17 +88,16 @@ def forecast(
     data = open_data(source)
     layout = data.layout
     costs = costs or measured_costs(data)
-    alone = costs.ns(layout.n_samples, layout.nbytes)
+    alone = costs.ns(layout.n_samples, int(layout.alone_nbytes.sum()))
     nothing = _alone(layout, unit, batch_size, alone)
     rows, notes = [nothing], []
     with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
         for text in memory:
             nbytes = memory_bytes(text, layout)
             shape = shape_within(nbytes, layout.sample_nbytes)
-            now = unit_within(layout, shape, unit)
-            if now < unit:
+            cut, now = cut_within(layout, shape, unit)
+            if now and now < unit:
                 notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
-            cut = layout.cut(now)
             room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
             for kind in KINDS:
                 rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, costs, alone))
@@ -108,16 +109,16 @@ def forecast(
 
 
 def _alone(layout: Layout, unit: int, batch_size: int, ns: float) -> ForecastRow:
-    cut = layout.cut(unit)
+    cut = layout if layout.encoded else layout.cut(unit)
     order = permutation(layout.n_samples, Order(), 0)
     n = layout.n_samples
     feed = Feed(
         n_chunks=cut.n_chunks,
         samples=n,
         sample_bytes=layout.nbytes,
-        source_bytes=layout.nbytes,
+        source_bytes=int(layout.alone_nbytes.sum()),
         direct_reads=n,
-        direct_bytes=layout.nbytes,
+        direct_bytes=int(layout.alone_nbytes.sum()),
     )
     quality = shuffle_quality(cut, order, batch_size)
     return ForecastRow(RANDOM, "-", 0, feed, feed, ns, 1.0, quality.chunks_per_batch, quality.span)
@@ -140,6 +141,7 @@ def measured_costs(data: DataFiles, in_flight: int = 1) -> SourceCosts:
     """What a read of these files costs now: the median of small reads at random places, and of large ones.
 
     The kernel is asked to drop the pages that are read from its cache before, which it does for what nobody has mapped.
+    Where chunks are decoded as a whole, that counts as reading.
     """
     layout = data.layout
     if int(layout.file_nbytes.sum()) < 1:
@@ -150,8 +152,9 @@ def measured_costs(data: DataFiles, in_flight: int = 1) -> SourceCosts:
         sample = int(chance.integers(layout.n_samples))
         small.append(_read_ns(data, sample, _SMALL)[0])
     for _ in range(_ROUNDS // 4):
-        ns, nbytes = _read_ns(data, int(chance.integers(layout.n_samples)), _LARGE)
-        large.append((ns, nbytes))
+        sample = int(chance.integers(layout.n_samples))
+        ns, nbytes = _read_ns(data, sample, _LARGE)
+        large.append((ns + (nbytes * _decode_ns(data, sample) if layout.encoded else 0.0), nbytes))
     latency = float(np.median(small))
     rates = [nbytes / max(ns - latency, 0.1 * ns) for ns, nbytes in large]
     return SourceCosts(latency, float(np.median(rates)) * 1e9, in_flight, measured=True)
@@ -162,14 +165,23 @@ def _read_ns(data: DataFiles, sample: int, nbytes: int) -> tuple[int, int]:
     layout = data.layout
     chunk = int(layout.chunk_of[sample])
     file = int(layout.chunk_file[chunk])
-    at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
+    at = int(layout.chunk_offset[chunk]) + (0 if layout.encoded else int(layout.sample_offset[sample]))
     at = max(min(at, int(layout.file_nbytes[file]) - nbytes), 0)
-    descriptor = os.open(os.path.join(data.root, layout.files[file]), os.O_RDONLY | os.O_CLOEXEC)
+    found = opened(os.path.join(data.root, layout.files[file]))
+    if isinstance(found, LocalFile):
+        os.posix_fadvise(found.descriptor, at, nbytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(found.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
+    began = time.monotonic_ns()
     try:
-        os.posix_fadvise(descriptor, at, nbytes, os.POSIX_FADV_DONTNEED)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
-        began = time.monotonic_ns()
-        got = len(os.pread(descriptor, nbytes, at))
-        return time.monotonic_ns() - began, got
-    finally:
-        os.close(descriptor)
+        got = len(found.read(at, nbytes))
+    except OSError as error:
+        raise cannot_be_read(found.path, "file", error) from error
+    return time.monotonic_ns() - began, got
+
+
+def _decode_ns(data: DataFiles, sample: int) -> float:
+    """ns that reading and decoding the whole chunk of a sample takes, for each of its bytes."""
+    files, chunk = SourceFiles(data.layout, data.root, data.source), int(data.layout.chunk_of[sample])
+    began = time.monotonic_ns()
+    files.chunk(chunk)
+    return (time.monotonic_ns() - began) / int(data.layout.chunk_nbytes[chunk])

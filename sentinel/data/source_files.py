@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -11,100 +13,127 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
+from sentinel.data.sources.source import EncodedSource, Source
+from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, opened
 from sentinel.samples import Layout
 
 _OPEN_FILES = 64
+BytesOfChunk = Callable[[int], NDArray[np.uint8]]
+"""The bytes of a sample of the chunk, by its number in the data set."""
 
 
 class SourceFiles:
-    """The files of `layout`, whose names are below the folder `root`. Opened for reading only, and as they were when
-    they were indexed. For several threads, and for a process that was forked or gets it pickled."""
+    """The files of `layout`, whose names are below the folder or URL `root`. Opened for reading only, and as they were
+    when they were indexed. For several threads, and for a process that was forked or gets it pickled.
 
-    def __init__(self, layout: Layout, root: str) -> None:
-        self.layout, self._root = layout, root
-        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+    `source`: the format, which decodes whole chunks where the layout says so.
+    """
+
+    def __init__(self, layout: Layout, root: str, source: Source | None = None) -> None:
+        self.layout, self._root, self._source = layout, root, source
+        self._open: OrderedDict[int, OpenedFile] = OrderedDict()
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layout": self.layout, "_root": self._root}
+        return {"layout": self.layout, "_root": self._root, "_source": self._source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["layout"], state["_root"])  # type: ignore[misc]
+        self.__init__(state["layout"], state["_root"], state["_source"])  # type: ignore[misc]
 
     def path_of(self, sample: int) -> str:
         """The path of the file in which a sample lies."""
         return self._path(int(self.layout.chunk_file[self.layout.chunk_of[sample]]))
 
-    def chunk(self, chunk: int) -> NDArray[np.uint8]:
-        """(chunk_nbytes,) The bytes of a chunk. Raises FormatError for a file that changed, is cut short or is gone."""
+    def chunk(self, chunk: int) -> BytesOfChunk:
+        """Reads a chunk. Raises FormatError for a file that changed, is cut short or is gone."""
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
-        return self._read(file, int(layout.chunk_offset[chunk]), nbytes, f"chunk {chunk}")
+        if layout.encoded:
+            return self._unpacked(chunk, file)
+        data = np.frombuffer(self._read(file, int(layout.chunk_offset[chunk]), nbytes, f"chunk {chunk}"), np.uint8)
+
+        def of(sample: int) -> NDArray[np.uint8]:
+            begin = int(layout.sample_offset[sample])
+            return data[begin : begin + int(layout.sample_nbytes[sample])]
+
+        return of
 
     def sample(self, sample: int) -> NDArray[np.uint8]:
-        """(sample_nbytes,) The bytes of one sample, read alone. Raises what `chunk` raises, naming the sample."""
+        """The bytes of one sample, read alone, which takes `layout.alone_nbytes[sample]`; at most (sample_nbytes,) of
+        them. Raises what `chunk` raises, naming the sample."""
         layout = self.layout
         chunk = int(layout.chunk_of[sample])
+        if layout.encoded:
+            return self.chunk(chunk)(sample)
         at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
-        return self._read(int(layout.chunk_file[chunk]), at, int(layout.sample_nbytes[sample]), f"sample {sample}")
+        nbytes = int(layout.sample_nbytes[sample])
+        return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, f"sample {sample}"), np.uint8)
 
-    def _read(self, file: int, at: int, nbytes: int, what: str) -> NDArray[np.uint8]:
-        data = np.empty(nbytes, np.uint8)
-        view, done = data.data, 0
-        opened = self._opened(file)
-        while done < nbytes:
-            try:
-                count = os.preadv(opened.descriptor, [view[done:]], at + done)
-            except OSError as error:
+    def _unpacked(self, chunk: int, file: int) -> BytesOfChunk:
+        layout, source = self.layout, self._source
+        assert isinstance(source, EncodedSource)
+        first = int(layout.first_sample[chunk])
+        found = self._opened(file)
+        try:
+            number = chunk - int(np.searchsorted(layout.chunk_file, file))
+            unpacked = source.unpack(found, int(layout.file_nbytes[file]), number)
+        except OSError as error:
+            raise cannot_be_read(found.path, f"chunk {chunk}", error) from error
+        except FormatError:
+            self._check(file, found)  # of another file it says so
+            raise
+        self._check(file, found)
+
+        def of(sample: int) -> NDArray[np.uint8]:
+            data = np.frombuffer(unpacked(sample - first), np.uint8)
+            if not 0 < len(data) <= int(layout.sample_nbytes[sample]):
                 raise FormatError(
-                    self._path(file), what, f"cannot be read: {error.strerror}; check the disk"
-                ) from error
-            if not count:
-                raise FormatError(
-                    self._path(file), what, "the file ends within it: it was cut short; restore it, or index it anew"
+                    found.path, f"sample {sample}", f"has {len(data)} bytes, other than were indexed; index it anew"
                 )
-            done += count
-        self._check(file, opened.descriptor)  # after the read: one that is rewritten in place stays open
+            return data
+
+        return of
+
+    def _read(self, file: int, at: int, nbytes: int, what: str) -> bytes:
+        found = self._opened(file)
+        try:
+            data = found.read(at, nbytes)
+        except OSError as error:
+            raise cannot_be_read(found.path, what, error) from error
+        if len(data) != nbytes:
+            raise FormatError(
+                found.path, what, "the file ends within it: it was cut short; restore it, or index it anew"
+            )
+        self._check(file, found)  # after the read: one that is rewritten in place stays open
         return data
 
-    def _opened(self, file: int) -> _OpenFile:
+    def _opened(self, file: int) -> OpenedFile:
         with self._lock:
-            opened = self._open.get(file)
-            if opened is not None:
+            found = self._open.get(file)
+            if found is not None:
                 self._open.move_to_end(file)
-                return opened
-            opened = _OpenFile(self._path(file))
-            self._check(file, opened.descriptor)
-            self._open[file] = opened
+                return found
+            found = opened(self._path(file))
+            self._check(file, found)
+            self._open[file] = found
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
-            return opened
+            return found
 
-    def _check(self, file: int, descriptor: int) -> None:
-        status, layout = os.fstat(descriptor), self.layout
-        then = int(layout.file_nbytes[file]), int(layout.file_mtime_ns[file])
-        if (status.st_size, status.st_mtime_ns) != then:
-            raise changed(self._path(file), then[0], status.st_size)
+    def _check(self, file: int, found: OpenedFile) -> None:
+        layout = self.layout
+        if time.monotonic() - found.checked_s < found.recheck_s:
+            return
+        try:
+            now = found.state()
+        except OSError as error:
+            raise cannot_be_read(found.path, "file", error) from error
+        if (now.nbytes, now.mtime_ns) != (int(layout.file_nbytes[file]), int(layout.file_mtime_ns[file])):
+            raise changed(found.path, int(layout.file_nbytes[file]), now.nbytes)
+        found.checked_s = time.monotonic()
 
     def _path(self, file: int) -> str:
         return os.path.join(self._root, self.layout.files[file])
-
-
-class _OpenFile:
-    """A descriptor that is closed with the last reference to it."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            self.descriptor = -1
-            raise FormatError(
-                path, "file", f"cannot be read: {error.strerror}; restore it, or index it anew"
-            ) from error
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
 
 
 def changed(path: str, then_nbytes: int, now_nbytes: int) -> FormatError:

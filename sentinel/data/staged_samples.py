@@ -80,7 +80,7 @@ class FromArena:
         if data is None:
             found = self._files.sample(sample).data
             served.direct_reads += 1
-            served.direct_bytes += nbytes
+            served.direct_bytes += int(self._files.layout.alone_nbytes[sample])
             served.late += not request.direct[number]
         else:
             found = memoryview(data)

@@ -98,7 +98,7 @@ def simulate(layout: Layout, staging: Staging, costs: SourceCosts | None = None)
     """What carrying out `staging` counts, and with `costs` how long its reads take."""
     room, m = staging.room, staging.n_positions
     direct = staging.stay_at == DIRECT
-    direct_bytes = int(layout.sample_nbytes[staging.order[direct]].sum())
+    direct_bytes = int(layout.alone_nbytes[staging.order[direct]].sum())
     read_bytes = int(layout.chunk_nbytes[staging.read_chunk].sum())
     due = np.append(staging.read_due, 0)[staging.stay_read]  # 0 for those of before the epoch: BEFORE is the last index
     pages = room.pages(layout)[staging.stay_sample]

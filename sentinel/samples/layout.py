@@ -111,6 +111,11 @@ class Layout:
         return np.repeat(np.arange(self.n_chunks, dtype=np.int32), self.chunk_samples)
 
     @cached_property
+    def alone_nbytes(self) -> NDArray[np.int64]:
+        """(n_samples,) Bytes that reading a sample alone takes from the source: of an encoded chunk, all of it."""
+        return self.chunk_nbytes[self.chunk_of] if self.encoded else self.sample_nbytes
+
+    @cached_property
     def digest(self) -> str:
         """`sha256:...` of what lies where, times of change left out: a copy of the data set has the same."""
         state = hashlib.sha256(f"{self.format}/{self.encoded}/{self.description}/{len(self.files)}".encode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from sentinel.core.errors import FormatError
@@ -24,20 +22,3 @@ class FolderOfFiles:
     def decode(self, data: Buffer, path: str) -> tuple[str, bytes]:
         """The file's path, as the folder was given, and what is in it."""
         return path, bytes(data)
-
-
-def files_below(folder: str) -> list[str]:
-    """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out. Links are followed, and a
-    folder that several paths lead to is read once."""
-    found: list[str] = []
-    seen: set[str] = set()
-    for where, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(where)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(where, name) for name in names if not name.startswith(".")]
-    if not found:
-        raise FormatError(folder, "folder", "has no files; check the path")
-    return sorted(found)

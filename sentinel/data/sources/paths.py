@@ -5,10 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from typing import Any
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.sources.stored_file import ask, cannot_be_read, is_url
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -50,9 +52,7 @@ def files_named(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     found: list[str] = []
     for word in words:
         text = os.fspath(word)
-        if "://" in text:
-            raise UsageError(f"{text!r} is not on this machine's file system", "mount it, and give the path")
-        for path in [text] if os.path.exists(text) else expand_braces(text):
+        for path in [text] if not is_url(text) and os.path.exists(text) else expand_braces(text):
             found += _matching(path)
     if not found:
         raise UsageError("the source names no files", "give paths, a pattern or a folder")
@@ -64,10 +64,49 @@ def files_named(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     return found
 
 
+def is_folder(path: str) -> bool:
+    """Whether a path or URL is that of a folder. A URL with a pattern or the suffix of a file is not asked for."""
+    if not is_url(path):
+        return os.path.isdir(path)
+    if glob.has_magic(path) or "{" in path or os.path.splitext(path)[1][1:].isalpha():
+        return False
+    return bool(_asked(path, lambda store, name: store.isdir(name)))
+
+
+def files_below(folder: str) -> list[str]:
+    """Paths of the files in `folder` and in those below it, sorted; hidden ones are left out. Links are followed, and a
+    folder that several paths lead to is read once."""
+    found: list[str] = []
+    seen: set[str] = set()
+    if is_url(folder):
+        below = _asked(folder, lambda store, name: [path.removeprefix(name).lstrip("/") for path in store.find(name)])
+        found = [f"{folder.rstrip('/')}/{path}" for path in below if not f"/{path}".count("/.")]
+    for where, folders, names in () if is_url(folder) else os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(where)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(where, name) for name in names if not name.startswith(".")]
+    if not found:
+        raise FormatError(folder, "folder", "has no files; check the path")
+    return sorted(found)
+
+
+def _asked(url: str, question: Callable[[Any, str], Any]) -> Any:
+    try:
+        return ask(url, question)
+    except OSError as error:
+        raise cannot_be_read(url, "URL", error) from error
+
+
 def _matching(path: str) -> list[str]:
-    if os.path.exists(path) or not glob.has_magic(path):
+    if is_url(path) and glob.has_magic(path):
+        found = sorted(_asked(path, lambda store, name: [store.unstrip_protocol(match) for match in store.glob(name)]))
+    elif is_url(path) or os.path.exists(path) or not glob.has_magic(path):
         return [path]
-    found = sorted(glob.glob(path, recursive=True))
+    else:
+        found = sorted(glob.glob(path, recursive=True))
     if not found:
         raise FormatError(path, "file", "no file has such a name; check the pattern")
     return found

@@ -5,37 +5,52 @@ No source opens a file for writing, renames one or deletes one.
 
 from __future__ import annotations
 
-import os
-import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.errors import FormatError
+if TYPE_CHECKING:
+    from sentinel.data.sources.stored_file import OpenedFile
 
 Buffer = bytes | memoryview
+SampleOfChunk = Callable[[int], Buffer]
+"""The bytes of sample i of a chunk, counted from 0."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of training data as it was when it was looked at."""
+    """A file of training data as it was when it was looked at. `mtime_ns`: of a URL, a number made of its tag."""
 
     path: str
     nbytes: int
     mtime_ns: int
 
+
+@dataclass(frozen=True, eq=False)
+class FileChunks:
+    """The chunks of one file, all int64: `offset`, `nbytes`, `samples`, of (chunks,), where each lies and how many
+    samples it has; `sample_offset`, `sample_nbytes`, of (samples,), as Layout has them."""
+
+    offset: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    sample_offset: NDArray[np.int64]
+    sample_nbytes: NDArray[np.int64]
+
     @classmethod
-    def at(cls, path: str) -> SourceFile:
-        """The file at `path` now. Raises FormatError where there is no regular file."""
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise FormatError(path, "file", f"cannot be read: {error.strerror}; check the path") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError(path, "file", "is no regular file; give the files of the data set")
-        return cls(path, status.st_size, status.st_mtime_ns)
+    def encoded(cls, offset: list[int], nbytes: list[int], sample_nbytes: list[NDArray[np.int64]]) -> FileChunks:
+        """Chunks that are decoded as a whole: `sample_nbytes` of each, in the arena."""
+        begins = [np.cumsum(sizes) - sizes for sizes in sample_nbytes]
+        return cls(
+            np.array(offset, np.int64),
+            np.array(nbytes, np.int64),
+            np.array([len(sizes) for sizes in sample_nbytes], np.int64),
+            np.concatenate(begins),
+            np.concatenate(sample_nbytes),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +66,34 @@ class FileRanges:
         first = np.array(begins, np.int64)
         return cls(first, np.array(ends, np.int64) - first)
 
+    def as_chunk(self) -> FileChunks:
+        """One chunk, from the first sample to the last."""
+        offset, end = int(self.begins.min()), int((self.begins + self.nbytes).max())
+        at, nbytes, samples = (np.array([value], np.int64) for value in (offset, end - offset, len(self.begins)))
+        return FileChunks(at, nbytes, samples, self.begins - offset, self.nbytes)
+
 
 class Source(Protocol):
     """A format. `kind` names it, and the index of a data set of another kind is no index of it."""
 
     kind: str
 
-    def scan(self, file: SourceFile) -> FileRanges:
+    def scan(self, file: SourceFile) -> FileRanges | FileChunks:
         """Where the samples of `file` lie. Raises FormatError, naming the file, for what cannot be read."""
 
     def decode(self, data: Buffer, path: str) -> Any:
         """The sample in `data`, bytes of the file at `path`, in the form that users of the format know."""
+
+
+@runtime_checkable
+class EncodedSource(Source, Protocol):
+    """A format whose chunks are read and decoded whole."""
+
+    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> SampleOfChunk:
+        """Chunk `number` of those that `scan` found in the file, which has `nbytes`. A sample has at most the bytes
+        that `scan` told."""
+
+
+def is_encoded(source: Source) -> bool:
+    """Whether the chunks of a source are decoded as a whole."""
+    return isinstance(source, EncodedSource)

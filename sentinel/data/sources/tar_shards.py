@@ -6,13 +6,13 @@ member to the end of its last one, so that `members` finds the same members in t
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import FormatError
 from sentinel.data.sources.source import Buffer, FileRanges, SourceFile
+from sentinel.data.sources.stored_file import OpenedFile, opened
 
 _BLOCK = 512
 _NEAR = 8192
@@ -56,13 +56,10 @@ class TarShards:
 
         Samples of all shards that one TarShards scans must have the same extensions.
         """
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return self._scan(file, _reader_of(descriptor, file.nbytes))
+            return self._scan(file, _reader_of(opened(file.path), file.nbytes))
         except _Damaged as error:
             raise FormatError(file.path, "tar", str(error)) from None
-        finally:
-            os.close(descriptor)
 
     def _scan(self, file: SourceFile, read: Callable[[int, int], Buffer]) -> FileRanges:
         begins: list[int] = []
@@ -181,7 +178,7 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
         raise _Damaged(f"is cut short after a long name, at byte {nbytes}; copy it anew")
 
 
-def _reader_of(descriptor: int, nbytes: int) -> Callable[[int, int], Buffer]:
+def _reader_of(file: OpenedFile, nbytes: int) -> Callable[[int, int], Buffer]:
     """Bytes of a file: the more headers with one read the longer they have been near one another, else no content."""
     held, start, last, size = b"", 0, 0, _BLOCK
 
@@ -189,7 +186,7 @@ def _reader_of(descriptor: int, nbytes: int) -> Callable[[int, int], Buffer]:
         nonlocal held, start, last, size
         if not start <= at or at + wanted > start + len(held):
             size = min(4 * size, _MOST_READ) if 0 <= at - last <= _NEAR else _BLOCK
-            start, held = at, os.pread(descriptor, max(wanted, size), at)
+            start, held = at, file.read(at, max(wanted, size))
             if at == 0:
                 for magic, program in _PACKED.items():
                     if held.startswith(magic):

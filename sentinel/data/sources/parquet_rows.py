@@ -1,0 +1,197 @@
+"""Parquet files: a sample is a row, a chunk is a row group, which is read and decoded as a whole.
+
+In the arena a row is a message of Arrow's IPC format without its schema, so that a worker decodes it alone. It takes
+some 200 bytes more than its values. How many bytes each row takes is known from the footer where all columns have
+values of one size; otherwise the file is read once for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import CapabilityError, FormatError, UsageError
+from sentinel.data.sources.source import Buffer, FileChunks, SampleOfChunk, SourceFile
+from sentinel.data.sources.stored_file import OpenedFile, Stream, file_at, opened
+
+
+class ParquetRows:
+    """A sample is a dict of the row's columns: numbers, str, bytes; a list of numbers is an array."""
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
+        """`columns`: those that are read, all of them if None."""
+        if columns is not None and not columns:
+            raise UsageError("no column is named", "name some, or leave columns out for all")
+        self._columns = None if columns is None else list(columns)
+        self.kind = "parquet" if columns is None else f"parquet of {','.join(columns)}"
+        self._schema: Any = None
+
+    def scan(self, file: SourceFile) -> FileChunks:
+        """The row groups of one file, and what each row takes. Raises FormatError for rows unlike those of the files
+        before it."""
+        source = opened(file.path)
+        schema = self._schema_in(source, file.nbytes)
+        if self._schema is None:
+            self._schema = schema
+        if not schema.equals(self._schema):
+            other = next((name for name in schema.names if name not in self._schema.names), None) or next(
+                (field.name for field in self._schema if field not in list(schema)), "?"
+            )
+            raise FormatError(
+                file.path, "parquet", f"has other columns than the first file, see {other!r}; give files of one form"
+            )
+        offset, nbytes, sizes = [], [], []
+        same = _row_nbytes(schema)
+        for group in _groups(source):
+            begins = self._begins(source, group)
+            offset.append(begins[0][0])
+            nbytes.append(sum(size for _, size in begins))
+            if same is not None:
+                sizes.append(np.full(source.kept.row_group(group).num_rows, same, np.int64))
+            else:
+                sizes.append(_sizes(self._batches(source, file.nbytes, group), file.path))
+        if not sizes:
+            raise FormatError(file.path, "parquet", "has no rows; leave it out")
+        return FileChunks.encoded(offset, nbytes, sizes)
+
+    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> SampleOfChunk:
+        """The rows of a row group, each made when it is asked for."""
+        if file.kept is None:
+            self._schema_in(file, nbytes)
+        batches = self._batches(file, nbytes, _groups(file)[number])
+        first = np.cumsum([0, *(batch.num_rows for batch in batches)])
+
+        def row(sample: int) -> Buffer:
+            at = int(np.searchsorted(first, sample, "right")) - 1
+            return memoryview(batches[at].slice(sample - int(first[at]), 1).serialize())
+
+        return row
+
+    def decode(self, data: Buffer, path: str) -> dict[str, Any]:
+        """One row."""
+        pa = _pyarrow()
+        if self._schema is None:  # the index came from the cache
+            self._schema = self._schema_in(opened(path), file_at(path).nbytes)
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+            batch.validate(full=True)
+            return {name: _value(column[0]) for name, column in zip(self._schema.names, batch.columns, strict=True)}
+        except (pa.ArrowException, IndexError, EOFError, OSError) as error:
+            raise FormatError(path, "parquet", f"a row is damaged ({str(error)[:80]}); index it anew") from error
+
+    def _schema_in(self, file: OpenedFile, nbytes: int) -> Any:
+        """The columns of a file, dictionaries as the values that they stand for. Its footer is kept with it."""
+        pa = _pyarrow()
+        import pyarrow.parquet as pq
+
+        try:
+            file.kept = pq.read_metadata(Stream(file, nbytes))
+            found = file.kept.schema.to_arrow_schema().remove_metadata()
+        except (pa.ArrowException, ValueError) as error:
+            raise FormatError(file.path, "parquet", f"has no sound footer ({str(error)[:80]}); copy it anew") from error
+        for name in self._columns or ():
+            if name not in found.names:
+                near = difflib.get_close_matches(name, found.names, 1) or found.names[:8]
+                raise FormatError(file.path, "parquet", f"has no column {name!r}; give {' or '.join(near)}")
+        fields = [found.field(name) for name in self._columns or found.names]
+        return pa.schema([pa.field(field.name, _plain(field.type)) for field in fields])
+
+    def _begins(self, file: OpenedFile, group: int) -> list[tuple[int, int]]:
+        """(place, bytes) of what is read of a row group: its columns, neighbours together."""
+        told, found = file.kept.row_group(group), []
+        for number in range(told.num_columns):
+            column = told.column(number)
+            if self._columns is None or _top(column.path_in_schema, self._columns):
+                places = (column.data_page_offset, column.dictionary_page_offset)
+                found.append((min(place for place in places if place), column.total_compressed_size))
+        found.sort()
+        joined = found[:1]
+        for at, nbytes in found[1:]:
+            last, size = joined[-1]
+            if at <= last + size:
+                joined[-1] = last, max(size, at + nbytes - last)
+            else:
+                joined.append((at, nbytes))
+        return joined
+
+    def _batches(self, file: OpenedFile, nbytes: int, group: int) -> list[Any]:
+        """The rows of a row group, nearly always in one batch."""
+        pa = _pyarrow()
+        import pyarrow.parquet as pq
+
+        held = [(at, file.read(at, size)) for at, size in self._begins(file, group)]
+        try:
+            stream = Stream(file, nbytes, held)
+            source = pq.ParquetFile(stream, metadata=file.kept)
+            table = source.read_row_group(group, self._columns, use_threads=False)
+            plain = [
+                column.cast(_plain(column.type)) if pa.types.is_dictionary(column.type) else column
+                for column in table.columns
+            ]
+            ordered = pa.table(plain, names=table.column_names).select(self._columns or table.column_names)
+            made: list[Any] = ordered.combine_chunks().to_batches()
+            return made
+        except (pa.ArrowException, OSError, ValueError) as error:
+            what = f"row group {group} cannot be decoded ({str(error)[:80]})"
+            raise FormatError(file.path, "parquet", f"{what}; copy the file anew") from error
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise CapabilityError(
+            "reading Parquet", "pyarrow is not installed", "pip install 'sentinel-hm[data]'"
+        ) from error
+    return pa
+
+
+def _groups(file: OpenedFile) -> list[int]:
+    """The row groups that have rows."""
+    return [group for group in range(file.kept.num_row_groups) if file.kept.row_group(group).num_rows]
+
+
+def _top(path: str, columns: Sequence[str]) -> bool:
+    """Whether a column, `a.list.element` for a list, is part of one of these."""
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
+
+
+def _plain(kind: Any) -> Any:
+    """The type of the values of a column."""
+    return kind.value_type if _pyarrow().types.is_dictionary(kind) else kind
+
+
+def _row_nbytes(schema: Any) -> int | None:
+    """What a row takes at most, where all columns have values of one size; None where they have not."""
+    pa = _pyarrow()
+    if not all(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind) for kind in schema.types):
+        return None
+    nothing = [pa.nulls(1, kind) for kind in schema.types]  # with room for what says which are missing
+    return int(pa.ipc.get_record_batch_size(pa.record_batch(nothing, schema=schema)))
+
+
+def _sizes(batches: Sequence[Any], path: str) -> NDArray[np.int64]:
+    """What each row takes."""
+    pa = _pyarrow()
+    size = pa.ipc.get_record_batch_size
+    try:
+        return np.array([size(batch.slice(row, 1)) for batch in batches for row in range(batch.num_rows)], np.int64)
+    except pa.ArrowException as error:
+        what = f"has columns that are not read ({str(error)[:80]})"
+        raise FormatError(path, "parquet", f"{what}; name others, as `--columns` or columns=") from error
+
+
+def _value(scalar: Any) -> Any:
+    """A number, str, bytes, None; a list of numbers as an array of its own, all else as pyarrow has it for Python."""
+    types = _pyarrow().types
+    kind = scalar.type
+    listed = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if listed and scalar.is_valid and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
+        values = scalar.values
+        if not values.null_count:
+            return values.to_numpy(zero_copy_only=False, writable=True)
+    return scalar.as_py()

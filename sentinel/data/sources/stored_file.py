@@ -1,0 +1,220 @@
+"""Files of training data where they lie: on this machine, or at a URL that fsspec reads. Opened for reading only.
+
+A URL has a scheme: `s3://bucket/a.tar`, `memory://a.tar`. What a store needs besides, such as a key, is fsspec's own
+configuration. No object of fsspec is kept from one call to the next: none may be used by a child that was forked, and
+fsspec itself finds the one of this process again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from math import inf
+from typing import Any, Protocol
+
+from sentinel.core.errors import CapabilityError, FormatError
+from sentinel.data.sources.source import SourceFile
+
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+"""What stores call the tag of an object's content or the time of its last change, the surest first."""
+
+
+class OpenedFile(Protocol):
+    """A file that is read at any place, by several threads. `kept`: what its format's reader keeps while it is open.
+    `checked_s`: when it was last seen to be the file that was indexed; after `recheck_s` it is looked at again."""
+
+    path: str
+    kept: Any
+    checked_s: float
+    recheck_s: float
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Bytes from `at` on, fewer than `nbytes` only where the file ends. Raises OSError."""
+
+    def state(self) -> SourceFile:
+        """Size and time as they are now. Raises OSError."""
+
+
+class LocalFile:
+    """A file of this machine. Its descriptor is closed with the last reference to it."""
+
+    recheck_s = 0.0
+
+    def __init__(self, path: str) -> None:
+        self.path, self.kept, self.checked_s, self.descriptor = path, None, -inf, -1
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            raise cannot_be_read(path, "file", error) from error
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """As OpenedFile says. One call reads less than 2 GiB."""
+        parts = [os.pread(self.descriptor, nbytes, at)]
+        while parts[-1] and (done := sum(map(len, parts))) < nbytes:
+            parts.append(os.pread(self.descriptor, nbytes - done, at + done))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def state(self) -> SourceFile:
+        """As OpenedFile says."""
+        status = os.fstat(self.descriptor)
+        return SourceFile(self.path, status.st_size, status.st_mtime_ns)
+
+
+class StoredObject:
+    """What lies at a URL. To ask for its state takes a request, so it is not asked at each read."""
+
+    recheck_s = 30.0
+
+    def __init__(self, url: str) -> None:
+        self.path, self.kept, self.checked_s = url, None, -inf
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """As OpenedFile says: one request."""
+        return bytes(
+            ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
+        )
+
+    def state(self) -> SourceFile:
+        """As OpenedFile says."""
+        return _state(self.path, ask(self.path, lambda store, name: store.info(name)))
+
+
+class Stream(io.RawIOBase):
+    """An opened file for libraries that read a Python file. `held`: (place, bytes) of parts that were read before."""
+
+    def __init__(self, file: OpenedFile, nbytes: int, held: Sequence[tuple[int, bytes]] = ()) -> None:
+        self._file, self._nbytes, self._held, self._at = file, nbytes, held, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of any file."""
+        self._at = offset + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """As of any file."""
+        left = max(self._nbytes - self._at, 0)
+        size = left if size is None or size < 0 else min(size, left)
+        at, self._at = self._at, self._at + size
+        for begin, data in self._held:
+            if begin <= at and at + size <= begin + len(data):
+                return data[at - begin : at - begin + size]
+        return self._file.read(at, size)
+
+    def readinto(self, buffer: Any) -> int:
+        """As of any file."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec reads it."""
+    return "://" in path
+
+
+def opened(path: str) -> OpenedFile:
+    """The file at a path or URL. Raises FormatError where there is none."""
+    return StoredObject(path) if is_url(path) else LocalFile(path)
+
+
+def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:
+    """`what` of a file cannot be read."""
+    return FormatError(path, what, f"cannot be read: {error.strerror or error}; restore it, or check the path")
+
+
+def ask(url: str, question: Callable[[Any, str], Any]) -> Any:
+    """What the store of a URL answers to `question(file system, name there)`. Raises OSError for whatever it raises,
+    CapabilityError where fsspec or what it needs is missing."""
+    store, name = _store_of(url)
+    try:
+        return question(store, name)
+    except Exception as error:  # each store has errors of its own
+        raise OSError(errno.EIO, _said(error)) from error
+
+
+def _store_of(url: str) -> tuple[Any, str]:
+    scheme = url.partition("://")[0]
+    try:
+        from fsspec.core import url_to_fs
+
+        store, name = url_to_fs(url)
+    except ImportError as error:
+        remedy = "pip install 'sentinel-hm[data]', and what fsspec needs for this store"
+        raise CapabilityError(f"reading {scheme}:// URLs", _said(error), remedy) from error
+    except ValueError as error:
+        raise FormatError(url, "URL", f"cannot be read: {_said(error)}; check its scheme") from error
+    return store, name
+
+
+def file_at(path: str) -> SourceFile:
+    """The file at a path or URL as it is now. Raises FormatError where there is no regular file."""
+    try:
+        if is_url(path):
+            return StoredObject(path).state()
+        status = os.stat(path)
+    except OSError as error:
+        raise cannot_be_read(path, "file", error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(path, "file", "is no regular file; give the files of the data set")
+    return SourceFile(path, status.st_size, status.st_mtime_ns)
+
+
+def files_at(paths: Sequence[str]) -> list[SourceFile]:
+    """`file_at` of each; a folder of a store is listed once, rather than asked for each of its files."""
+    listed: dict[str, dict[str, Any]] = {}
+    found = []
+    for path in paths:
+        if not is_url(path):
+            found.append(file_at(path))
+            continue
+        folder, _, name = path.rpartition("/")
+        if folder not in listed:
+            try:
+                listed[folder] = ask(path, _listing)
+            except OSError:  # a store that lists nothing, such as most web servers
+                listed[folder] = {}
+        told = listed[folder].get(name)
+        found.append(file_at(path) if told is None or told.get("size") is None else _state(path, told))
+    return found
+
+
+def _listing(store: Any, name: str) -> dict[str, dict[str, Any]]:
+    """What lies in the folder of a name, by the last part of its name, as the store has it now."""
+    folder = name.rpartition("/")[0]
+    store.invalidate_cache(folder)
+    return {told["name"].rpartition("/")[2]: told for told in store.ls(folder, detail=True)}
+
+
+def _state(url: str, told: dict[str, Any]) -> SourceFile:
+    """Size, and a number that is another one once the store's tag or time is."""
+    if told.get("type") == "directory" or told.get("size") is None:
+        raise FormatError(url, "file", "has no size that the store tells; give the files of the data set")
+    tag = next((told[name] for name in _TAGS if told.get(name)), "")
+    tag = tag.timestamp() if isinstance(tag, datetime) else tag  # listings may tell it in other words
+    return SourceFile(url, int(told["size"]), int.from_bytes(hashlib.sha256(str(tag).encode()).digest()[:7], "big"))
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error of somebody else's, and its type where that is empty."""
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__

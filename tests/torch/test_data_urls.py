@@ -1,0 +1,158 @@
+"""URLs: fsspec reads them, and a store's change is seen by what it tells of the object."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+fsspec = pytest.importorskip("fsspec", reason="needs fsspec: pip install 'sentinel-hm[data]'")
+
+import sentinel.data  # noqa: E402
+from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
+from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.forecast import measured_costs  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.sources.paths import files_below, files_named, is_folder  # noqa: E402
+from sentinel.data.sources.stored_file import StoredObject, Stream, file_at, files_at, opened  # noqa: E402
+from sentinel.samples import Order  # noqa: E402
+from tests.data_files import mds, number_of, rows, shards  # noqa: E402
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The memory of this process as a store, with shards in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = fsspec.filesystem("memory")
+    for path in shards(tmp_path, [30, 20]):
+        made.pipe_file(f"/data/{Path(path).name}", Path(path).read_bytes())
+    yield made
+    made.store.clear()
+    made.pseudo_dirs[:] = [""]
+
+
+@pytest.mark.parametrize("source", ["memory://data/train-{000..001}.tar", "memory://data/*.tar", "memory://data"])
+def test_shards_of_a_store_are_read_in_torchs_order(store: Any, source: str) -> None:
+    loader = sentinel.data.loader(source, number_of, batch_size=5, memory="50%", unit=4, workers=2)
+    found = np.concatenate([batch.numpy() for batch in loader])
+    loader.close()
+    assert np.array_equal(found, permutation(50, Order(), 0))
+    assert measured_costs(open_data(source)).measured
+    with pytest.raises(UsageError, match="is only read: no index is kept there"):
+        sentinel.data.index(source, beside=True)
+
+
+def test_other_formats_of_a_store(store: Any, tmp_path: Path) -> None:
+    path = rows(tmp_path, 20)
+    store.pipe_file("/rows/a.npy", Path(path).read_bytes())
+    data = open_data("memory://rows/a.npy")
+    found = SourceFiles(data.layout, data.root, data.source)
+    assert np.array_equal(data.source.decode(found.sample(7).data, found.path_of(7)), np.load(path)[7])
+    (tmp_path / "mds").mkdir()
+    mds(tmp_path / "mds", {"x": ("str", None)}, [[{"x": b"a"}, {"x": b"bc"}]])
+    store.put(str(tmp_path / "mds"), "/mds", recursive=True)
+    data = open_data("memory://mds")
+    found = SourceFiles(data.layout, data.root, data.source)
+    assert data.source.decode(found.sample(1).data, found.path_of(1)) == {"x": "bc"}
+
+
+def test_parquet_of_a_store(store: Any) -> None:
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    import pyarrow.parquet as pq
+
+    made = io.BytesIO()
+    pq.write_table(pa.table({"a": list(range(40)), "b": ["x" * i for i in range(40)]}), made, row_group_size=10)
+    store.pipe_file("/rows/a.parquet", made.getvalue())
+    data = open_data("memory://rows/a.parquet")
+    found = SourceFiles(data.layout, data.root, data.source)
+    assert data.source.decode(found.sample(33).data, found.path_of(33)) == {"a": 33, "b": "x" * 33}
+
+
+def test_an_object_that_changed_is_refused_by_name(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_data("memory://data/train-000.tar")
+    files = SourceFiles(data.layout, data.root)
+    files.sample(0)
+    url = "memory://data/train-000.tar"
+    before = file_at(url)
+    store.pipe_file("/data/train-000.tar", store.cat_file("/data/train-000.tar"))
+    assert file_at(url) != before
+    assert files_at([url]) == [file_at(url)]
+    for read in (lambda: open_data(url), lambda: SourceFiles(data.layout, data.root).sample(0)):
+        with pytest.raises(FormatError, match="changed since it was indexed") as error:
+            read()
+        assert error.value.path == url
+    monkeypatch.setattr(StoredObject, "recheck_s", 0.0)
+    with pytest.raises(FormatError, match="changed since it was indexed"):
+        files.sample(0)
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ({"ETag": '"a"', "LastModified": 2}, True),
+        ({"ETag": '"b"', "LastModified": 1}, False),
+        ({"mtime": 1.5}, False),
+        ({"ETag": '"a"', "size": 7}, False),
+    ],
+)
+def test_a_tag_counts_more_than_a_time(
+    store: Any, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], same: bool
+) -> None:
+    made: dict[str, Any] = {"name": "/data/train-000.tar", "size": 5, "ETag": '"a"', "LastModified": 1}
+    monkeypatch.setattr(type(store), "info", lambda self, path: made)
+    before = file_at("memory://data/train-000.tar")
+    made = {"name": "/data/train-000.tar", "size": 5, **told}
+    assert (file_at("memory://data/train-000.tar") == before) is same
+
+
+def test_what_is_not_there_is_refused_in_words(store: Any) -> None:
+    for url in ("memory://nowhere/a.tar", "memory://data/a-{0..1}.tar"):
+        with pytest.raises(FormatError, match="cannot be read"):
+            open_data(url)
+    with pytest.raises(FormatError, match="no file has such a name"):
+        files_named("memory://data/*.npy")
+    with pytest.raises(UsageError, match="files of several stores"):
+        open_data(["memory://data/train-000.tar", "/a.tar"])
+    with pytest.raises(FormatError, match="check its scheme"):
+        open_data("nosuchscheme://data/a.tar")
+    with pytest.raises(FormatError, match="has no size"):
+        file_at("memory://data")
+    assert not is_folder("memory://nowhere")
+    assert files_below("memory://data/") == ["memory://data/train-000.tar", "memory://data/train-001.tar"]
+
+
+def test_a_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(CapabilityError, match=r"pip install 'sentinel-hm\[data\]'"):
+        open_data("s3://bucket/a.tar")
+
+
+def test_files_of_this_machine_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (path,) = shards(tmp_path, [12])
+    loader = sentinel.data.loader(
+        f"file://{path}", number_of, batch_size=4, memory="96KiB", unit=2, workers=1, multiprocessing_context="spawn"
+    )
+    assert sorted(number for batch in loader for number in batch.tolist()) == list(range(12))
+    loader.close()
+
+
+def test_a_stream_reads_what_is_held_from_there(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    stream = Stream(opened(str(tmp_path / "a")), 100, [(10, b"abcdef")])
+    assert stream.seekable()
+    assert stream.readable()
+    assert stream.seek(12) == 12
+    assert stream.read(3) == b"cde"
+    assert stream.read(2) == bytes([15, 16])
+    assert stream.seek(-2, 2) == 98
+    assert stream.read() == bytes([98, 99])
+    assert stream.tell() == 100
+    assert stream.read(5) == b""
+    assert io.BufferedReader(stream).seek(99) == 99
