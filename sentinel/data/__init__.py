@@ -26,6 +26,7 @@ from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import DatasetFeeding, Feeding, FileFeeding, cut_within
 from sentinel.data.forecast import Forecast, forecast, measured_costs
+from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Batching, Loader
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
@@ -46,7 +47,7 @@ def loader(
     *,
     batch_size: int,
     memory: str | int,
-    order: str = "exact",
+    order: str | Importance = "exact",
     seed: int = 0,
     workers: int = 0,
     rank: int | None = None,
@@ -62,7 +63,8 @@ def loader(
     of `__key__` and bytes by extension, of MDS and Parquet a dict of columns, of rows and records an array, of a folder
     (path, bytes).
     `memory`: for samples that are read ahead, `"20%"` of the data set, `"8GiB"` or bytes; it is reserved at once.
-    `order`: `"exact"`, `"windowed"` or `"redirect"`. `rank`, `world`: as torch.distributed has them, else 0 of 1.
+    `order`: `"exact"`, `"windowed"`, `"redirect"`, or `Importance(...)` for an ImportanceLoader: epochs of the samples
+    whose last losses were high. `rank`, `world`: as torch.distributed has them, else 0 of 1.
 
     Options: `unit` (samples read at once, default 64; "auto" measures what reads cost; Parquet's row groups and packed
     shards are read whole), `index_path` (an index made
@@ -77,6 +79,10 @@ def loader(
     if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
     ranks, own = world_and_rank(rank, world)
+    importance = order if isinstance(order, Importance) else None
+    if importance is not None and not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+        raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
+    order = "exact" if isinstance(order, Importance) else order
     asked = Order(order, _seed(seed), ranks, own, bool(options.get("drop_last", False)))
     batching = Batching(batch_size, workers, transform, **options)
     feeding: Feeding
@@ -93,6 +99,8 @@ def loader(
         data = open_data(source, index_path)
         nbytes = memory_bytes(memory, data.layout)
         shape = shape_within(nbytes, data.layout.sample_nbytes)
+        if importance is not None:
+            return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
         if unit == "auto":
             fixed = order != "exact" or data.layout.encoded  # other orders depend on it
             unit = UNIT if fixed else _cheapest_unit(data, shape)
@@ -130,6 +138,8 @@ def _seed(seed: int) -> int:
 __all__ = [
     "FeedReport",
     "Forecast",
+    "Importance",
+    "ImportanceLoader",
     "Layout",
     "Loader",
     "Order",

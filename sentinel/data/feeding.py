@@ -123,17 +123,21 @@ class FileFeeding:
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch, from what the one before kept if that was delivered to its end."""
-        n, done = self._layout.n_samples, self._done
+        done = self._done
         goes_on = begun is None and done is not None and done[:2] == (order, epoch - 1)
         before = done[2] if goes_on and done is not None else None
-        ahead = epochs_ahead(self._layout, order, self._room)
-        now, following, *later = (permutation(n, order, epoch + number) for number in range(1 + ahead))
-        staging = plan(self._layout, order, self._room, Epoch(now, following, begun, tuple(later)), before)
+        staging = self._planned(order, epoch, begun, before)
         self._done, self._now = None, (order, epoch, staging)
         self._reader.begin(staging, goes_on=goes_on)
         first = np.zeros(staging.n_positions, np.bool_)
         first[staging.read_due[staging.read_due < staging.n_positions]] = True
         return EpochOrder(staging.order, first, staging.stay_at == DIRECT)
+
+    def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
+        """The staging of an epoch; `before`: that of the epoch before, whose kept samples are in the arena still."""
+        n, ahead = self._layout.n_samples, epochs_ahead(self._layout, order, self._room)
+        now, following, *later = (permutation(n, order, epoch + number) for number in range(1 + ahead))
+        return plan(self._layout, order, self._room, Epoch(now, following, begun, tuple(later)), before)
 
     def start(self) -> None:
         """Read, in threads of this process."""

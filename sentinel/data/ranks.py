@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sentinel.core.errors import UsageError
@@ -16,6 +18,21 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     if _distributed():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     return 1, 0
+
+
+def of_all_ranks(world: int, mine: Any) -> list[Any]:
+    """What each rank gives, by rank. All ranks must call it. Raises UsageError where torch.distributed does not join
+    the `world` ranks."""
+    if world == 1:
+        return [mine]
+    if not _distributed() or torch.distributed.get_world_size() != world:
+        raise UsageError(
+            f"{world} ranks must tell one another their losses, and torch.distributed does not join them",
+            "call torch.distributed.init_process_group() first",
+        )
+    everybody: list[Any] = [None] * world
+    torch.distributed.all_gather_object(everybody, mine)
+    return everybody
 
 
 def check_ranks_agree(world: int, said: dict[str, object]) -> None:

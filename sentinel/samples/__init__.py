@@ -9,6 +9,7 @@ from __future__ import annotations
 from sentinel.samples.arena_pages import ArenaPages
 from sentinel.samples.epoch_plan import Begun, Epoch, epochs_ahead, plan, simulate
 from sentinel.samples.feed import Feed
+from sentinel.samples.importance import Importance, Selection, narrowed, select, stage_selected
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import KINDS, Order
 from sentinel.samples.reading_unit import WHOLE, best_unit, unit_costs
@@ -26,16 +27,21 @@ __all__ = [
     "Begun",
     "Epoch",
     "Feed",
+    "Importance",
     "Layout",
     "Order",
     "Room",
+    "Selection",
     "ShuffleQuality",
     "SourceCosts",
     "Staging",
     "best_unit",
     "epochs_ahead",
+    "narrowed",
     "plan",
+    "select",
     "shuffle_quality",
     "simulate",
+    "stage_selected",
     "unit_costs",
 ]

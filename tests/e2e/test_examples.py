@@ -18,7 +18,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("0[1-6]*.py"))
-"""Those that place tensors; 07_tar_digits has a test of its own."""
+"""Those that place tensors; those on training data have tests of their own."""
 PROGRAM = Path(__file__).parent / "programs" / "train_example.py"
 STEPS = 8
 SLOW = "emulated:cxl-asic-x8"

@@ -1,0 +1,179 @@
+"""ImportanceLoader: epochs of the samples that the model still gets wrong, by the losses that training reports."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from sentinel.core.errors import UsageError
+from sentinel.data.data_index import DataFiles
+from sentinel.data.feeding import EpochOrder, FileFeeding, permutation, unit_within
+from sentinel.data.loading import Batching, Loader
+from sentinel.data.ranks import of_all_ranks
+from sentinel.data.room_here import lead_for
+from sentinel.data.sample_arena import ArenaShape
+from sentinel.samples import Begun, Importance, Layout, Order, Selection, Staging, narrowed, select, stage_selected
+
+__all__ = ["Importance", "ImportanceLoader", "selecting"]
+
+KIND = "importance"
+"""The order of a state of such a loader."""
+_NEIGHBOURS = 64
+"""Samples that lie together, all of which become substitutes."""
+NO_LOSSES = "no losses were reported, so all samples are delivered: call loader.report_losses(losses) after each batch"
+
+
+class ImportanceFeeding(FileFeeding):
+    """Samples of files, selected by the losses in `losses`."""
+
+    def __init__(self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, importance: Importance) -> None:
+        super().__init__(data, layout, shape, lead)
+        self.importance = importance
+        self._neighbours = data.layout if data.layout.encoded else data.layout.cut(_NEIGHBOURS)
+        """Of which substitutes are taken, whatever the memory is."""
+        self.losses = np.full((2, layout.n_samples), np.nan, np.float16)
+        """(2, n_samples): the last loss of each as the epoch began, by which it selects, and as it is now."""
+        self.chosen: Selection | None = None
+        """What this rank delivers in the iteration that was begun last."""
+        self.substituted = 0
+        self._following: NDArray[np.int64] | None = None
+
+    def selection(self, order: Order, epoch: int, losses: NDArray[np.float16]) -> Selection:
+        """What all ranks deliver in an epoch that begins with `losses`."""
+        of_all = permutation(self.n_samples, order, epoch)
+        return select(self._neighbours, self.importance, epoch, order.epoch_seed(epoch), of_all, losses)
+
+    def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
+        self._exchange(order, begun is None)
+        whole = self.selection(order, epoch, self.losses[0])
+        at = order.of_rank(np.arange(len(whole.samples)), 0 if begun is None else begun.delivered)
+        self.chosen = chosen = whole.of(at)
+        if before is not None and self._following is not None:
+            before = narrowed(before, self._following, chosen.samples)
+        # a rank cannot know which of the next epoch's samples are its own, nor which will be substitutes
+        known = order.world == 1 and not self.importance.substitute
+        self._following = permutation(self.n_samples, order, epoch + 1) if known else None
+        return stage_selected(self._layout, self._room, chosen.samples, self.losses[0], self._following, before)
+
+    def _exchange(self, order: Order, begins: bool) -> None:
+        """Where an epoch begins, all ranks have the losses that any of them was told."""
+        then, now = self.losses.view(np.uint16)  # compared as bits, for NaN
+        mine = np.flatnonzero(then != now)
+        selects_by = (self.importance, zlib.crc32(then.tobytes()))
+        told = of_all_ranks(order.world, (selects_by, mine, self.losses[1, mine]))
+        for rank, (theirs, samples, losses) in enumerate(told):
+            if theirs != told[0][0]:
+                raise UsageError(
+                    f"rank {rank} selects by other losses or another Importance than rank 0",
+                    "give all ranks the same Importance, and states of one step",
+                )
+            if begins:
+                self.losses[1, samples] = losses
+        if begins:
+            self.losses[0] = self.losses[1]
+
+    def caveats(self) -> list[str]:
+        """Sentences to read before the counts."""
+        found = super().caveats()
+        if np.isnan(self.losses[1]).all():
+            found.insert(0, NO_LOSSES)
+        if self.importance.substitute:
+            found.insert(0, f"{self.substituted} samples were delivered in place of those that were drawn")
+        return found
+
+
+class ImportanceLoader(Loader):
+    """Iterate over it: an iteration is an epoch. After each batch `report_losses` tells what each of its samples cost.
+
+    Made by `sentinel.data.loader` with `order=Importance(...)`. For one thread.
+    """
+
+    def __init__(self, feeding: ImportanceFeeding, order: Order, batching: Batching, unit: int) -> None:
+        super().__init__(feeding, order, batching, unit)
+        self._selecting = feeding
+        self._last: Selection | None = None
+        of_all_ranks(order.world, None)  # raises before any sample is read
+
+    def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
+        self._last, done = None, 0
+        for batch in super()._deliver(iteration, planned):
+            chosen = self._selecting.chosen
+            assert chosen is not None
+            self._last = chosen.of(np.arange(done, self._delivered))
+            done = self._delivered
+            self._selecting.substituted += int(self._last.substituted.sum())
+            yield batch
+
+    def report_losses(self, losses: ArrayLike | torch.Tensor) -> None:
+        """`losses`: (k,) the loss of each of the k samples of the batch that was delivered last, in its order.
+
+        Kept as float16. Raises UsageError before the first batch, and for another number of losses.
+        """
+        if self._last is None:
+            raise UsageError("no batch was delivered in this iteration", "report losses after each batch")
+        if isinstance(losses, torch.Tensor):
+            losses = losses.detach().float().cpu().numpy()
+        given, samples = np.asarray(losses, np.float32), self._last.samples
+        if given.shape != samples.shape:
+            raise UsageError(
+                f"losses of shape {given.shape} for a batch of {len(samples)} samples",
+                "give one for each sample, as with reduction='none'",
+            )
+        with np.errstate(over="ignore"):
+            self._selecting.losses[1, samples] = given.astype(np.float16)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """(k,) float32, 1 / probability of each sample of the batch that was delivered last, to multiply its loss with;
+        ones without `unbiased`."""
+        if self._last is None:
+            raise UsageError("no batch was delivered in this iteration", "ask for weights after each batch")
+        return torch.from_numpy(self._last.weights.astype(np.float32))
+
+    def __len__(self) -> int:
+        """Batches of the epoch from its begin; of one that has not begun, by the losses that are known now."""
+        feeding, batching = self._selecting, self._batching
+        losses = feeding.losses[0 if self._delivered or self._base is not None else 1]
+        whole = self._order.per_rank(len(feeding.selection(self._order, self._epoch, losses).samples))
+        return whole // batching.batch_size if batching.drop_last else math.ceil(whole / batching.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, and 4 bytes a sample: `losses`, (2, n_samples) float16 of torch. Each of several ranks has
+        a state of its own, for it was told of its own samples only."""
+        losses = torch.from_numpy(self._selecting.losses.copy())
+        return {**super().state_dict(), "order": KIND, KIND: asdict(self._selecting.importance), "losses": losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As Loader's. Raises UsageError also for the state of another Importance."""
+        mine, losses = asdict(self._selecting.importance), None
+        if isinstance(state, dict):
+            if state.get("order") != KIND:
+                raise UsageError(f"the state is of order={state.get('order')!r}", "make a loader of this order")
+            if state.get(KIND) != mine:
+                raise UsageError(f"the state is of {state.get(KIND)}, the loader has {mine}", "give both the same")
+            losses = state.get("losses")
+            if not isinstance(losses, torch.Tensor) or losses.shape != self._selecting.losses.shape:
+                raise UsageError("the losses of the state are damaged", "give what state_dict() returned")
+            state = {**state, "order": self._order.kind}
+        super().load_state_dict(state)
+        assert losses is not None
+        self._selecting.losses[:] = losses.to(torch.float16).numpy()
+
+
+def selecting(
+    data: DataFiles, shape: ArenaShape, importance: Importance, order: Order, batching: Batching, unit: int
+) -> ImportanceLoader:
+    """A loader of `data`, of which it reads `unit` samples at once, or fewer where the memory is little."""
+    layout = data.layout
+    if not layout.encoded:
+        unit = unit_within(layout, shape, unit)
+        layout = layout.cut(unit)
+    feeding = ImportanceFeeding(data, layout, shape, lead_for(data.layout, shape), importance)
+    return ImportanceLoader(feeding, order, batching, unit)

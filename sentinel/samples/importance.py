@@ -1,0 +1,190 @@
+"""Importance: epochs of those samples that a model still gets wrong, by the loss that each had last.
+
+An epoch that selects delivers a sample with probability u ** beta, where u in (0, 1] is its rank by last loss over the
+number of samples; warm-up epochs and every `reuse_factor`-th one deliver all (Selective-Backprop's rule, as iCache has
+it). Samples whose loss is not known count as the most important ones. All chance comes from the epoch's seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+from sentinel.samples.exact import stage_exact
+from sentinel.samples.layout import Layout
+from sentinel.samples.room import Room
+from sentinel.samples.staging import BEFORE, Staging
+
+_LEAST = 0.3
+"""Of the samples that were drawn, the share that `substitute` replaces: those of least importance."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Which epochs select, and how. `beta`: 0 delivers all; 1 / (1 + beta) of the samples are delivered in the mean.
+    `warm_up`: epochs that deliver all. `reuse_factor`: so does every so many-th one; 0: none. `unbiased`: weights are
+    1 / probability. `substitute`: the least important 30 % of what was drawn are replaced by samples that neighbour one
+    another in the files; it costs accuracy (docs/data.md). Raises UsageError for what has no meaning."""
+
+    beta: float = 1 / 3
+    warm_up: int = 3
+    reuse_factor: int = 3
+    unbiased: bool = False
+    substitute: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("beta", 0), ("warm_up", 0), ("reuse_factor", 0)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) or (name == "beta" and isinstance(value, float))
+            if isinstance(value, bool) or not whole or not least <= value < float("inf"):
+                raise UsageError(f"Importance({name}={value!r}) has no meaning", f"give a number of at least {least}")
+        if self.unbiased and self.substitute:
+            raise UsageError(
+                "Importance(unbiased=True, substitute=True) has no meaning: a substitute was not drawn",
+                "give one of them",
+            )
+
+    def selects(self, epoch: int) -> bool:
+        """Whether this epoch leaves samples out."""
+        return epoch >= self.warm_up and (self.reuse_factor == 0 or epoch % self.reuse_factor != 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What all ranks together deliver in an epoch. `samples`: (k,) in the order of delivery. `weights`: (k,) 1 /
+    probability, or ones. `substituted`: (k,) whether the sample stands for another one that was drawn."""
+
+    samples: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    substituted: NDArray[np.bool_]
+
+    def of(self, at: NDArray[np.int64]) -> Selection:
+        """Those at positions `at`."""
+        return Selection(self.samples[at], self.weights[at], self.substituted[at])
+
+
+def select(
+    layout: Layout,
+    importance: Importance,
+    epoch: int,
+    seed: int,
+    permutation: NDArray[np.int64],
+    losses: NDArray[np.float16],
+) -> Selection:
+    """The samples of an epoch, in the order of `permutation` (n,). `seed`: the epoch's. `losses`: (n,) the last loss of
+    each, NaN where none is known; where no loss is known all are delivered. Equal losses are ranked by chance."""
+    n = len(permutation)
+    whole = Selection(permutation, np.ones(n), np.zeros(n, np.bool_))
+    if not importance.selects(epoch) or bool(np.isnan(losses).all()):
+        return whole
+    rank = np.empty(n, np.int64)
+    rank[np.argsort(losses[permutation], kind="stable")] = np.arange(n)  # of each position; NaN is the highest
+    probability = ((rank + 1) / n) ** importance.beta
+    drawn = np.flatnonzero(np.random.Generator(np.random.PCG64(seed)).random(n) < probability)
+    samples = permutation[drawn]
+    least = np.zeros(len(drawn), np.bool_)
+    if importance.substitute:
+        least[np.argsort(rank[drawn])[: int(_LEAST * len(drawn))]] = True
+        samples = samples.copy()
+        samples[least] = _by_chunk(layout, permutation)[: int(least.sum())]
+    weights = 1 / probability[drawn] if importance.unbiased else np.ones(len(drawn))
+    return Selection(samples, weights, least & (samples != permutation[drawn]))
+
+
+def _by_chunk(layout: Layout, permutation: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) all samples, those of a chunk together, in the order in which the permutation first meets the chunks."""
+    when = np.empty(len(permutation), np.int64)
+    when[permutation] = np.arange(len(permutation))
+    first = np.minimum.reduceat(when, layout.first_sample[:-1])
+    return np.argsort(first[layout.chunk_of], kind="stable")
+
+
+def stage_selected(
+    layout: Layout,
+    room: Room,
+    order: NDArray[np.int64],
+    losses: NDArray[np.float16],
+    following: NDArray[np.int64] | None,
+    before: Staging | None,
+) -> Staging:
+    """The staging of a rank that delivers `order` (m,). `following`: of which the next epoch's order is a part, in this
+    order; None if that is not known. `before`: the staging of the epoch before, made by this function with the same
+    layout and room, with the order that it was told would follow.
+
+    Where samples are read one by one, a region of the room holds the most important ones over the end of the epoch.
+    Where chunks are read, single samples that stay save none, so the room is used as in exact order.
+    """
+    if layout.n_chunks == layout.n_samples:
+        return _stage_region(layout, room, order, losses, before)
+    known = [] if following is None else [following]
+    return stage_exact(layout, room, order, known, before)
+
+
+def narrowed(before: Staging, following: NDArray[np.int64], order: NDArray[np.int64]) -> Staging:
+    """`before`, planned for `following`, where of that only `order` is delivered, in the same order: its windows end at
+    other positions then."""
+    if before.windows is None:
+        return before
+    delivered = np.zeros(int(following.max(initial=-1)) + 1, np.bool_)
+    delivered[order] = True
+    position = np.concatenate([[0], delivered[following].cumsum()])
+    m = len(following)
+    stop = before.windows.stop
+    stop = np.where(stop > m, stop, position[np.minimum(stop, m)])  # beyond: those that stay for good
+    return replace(before, windows=replace(before.windows, stop=stop))
+
+
+def _stage_region(
+    layout: Layout, room: Room, order: NDArray[np.int64], losses: NDArray[np.float16], before: Staging | None
+) -> Staging:
+    """Each read brings one sample. Those of the region stay; others of the epoch before leave once they were used, and
+    give their room to those of the region that come; nothing leaves before its use."""
+    pages, m = room.pages(layout), len(order)
+    largest = np.sort(pages)[::-1].cumsum()
+    passing = min(room.lead + 1, int((largest <= room.n_pages).sum()))  # samples on their way, whichever they are
+    room = replace(room, lead=passing - 1)
+    region_pages = room.n_pages - int(largest[passing - 1])
+    by_loss = np.argsort(losses, kind="stable")[::-1]
+    in_region = np.zeros(layout.n_samples, np.bool_)
+    in_region[by_loss[pages[by_loss].cumsum() <= region_pages]] = True
+
+    last = np.full(layout.n_samples, -1)
+    last[order] = np.arange(m)  # of several the last one counts
+    kept = np.zeros(0, np.int64) if before is None else before.stay_sample[before.kept]
+    kept_until = np.where(in_region[kept], m, last[kept])
+    stay_of = np.full(layout.n_samples, -1)
+    stay_of[kept] = np.arange(len(kept))
+
+    freed = np.zeros(m + 1, np.int64)
+    leaves = (kept_until >= 0) & (kept_until < m)
+    np.add.at(freed, kept_until[leaves], pages[kept[leaves]])
+    room_at = region_pages - int(pages[kept[kept_until >= 0]].sum()) + freed.cumsum()
+    taken = 0
+    admitted = np.full(layout.n_samples, m)
+    """Where a sample came to stay."""
+    for position in np.flatnonzero(in_region[order] & (stay_of[order] < 0)).tolist():
+        sample = order[position]
+        if admitted[sample] == m and taken + pages[sample] <= room_at[position]:
+            admitted[sample] = position
+            taken += pages[sample]
+
+    at = np.arange(m)
+    reads = np.flatnonzero((stay_of[order] < 0) & (at <= admitted[order]))
+    stay_at = stay_of[order]
+    stay_at[reads] = len(kept) + np.arange(len(reads))
+    again = np.flatnonzero(stay_at < 0)
+    stay_at[again] = stay_at[admitted[order[again]]]
+    brought = order[reads]
+    return Staging(
+        room,
+        order,
+        layout.chunk_of[brought].astype(np.int64),
+        reads,
+        np.concatenate([kept, brought]),
+        np.concatenate([np.full(len(kept), BEFORE), np.arange(len(reads))]),
+        np.concatenate([kept_until, np.where(admitted[brought] == reads, m, reads)]),
+        stay_at,
+    )
