@@ -46,6 +46,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     told.add_argument(
         "--memory", type=_amounts, default=["5%", "20%", "50%"], metavar="AMOUNTS", help="default 5%%,20%%,50%%"
     )
+    told.add_argument(
+        "--workers", type=_count, default=1, help="a plain DataLoader's, a read of each at once (default 1)"
+    )
     _add_batches(told)
     told.set_defaults(execute=execute_plan)
     tried = add_verb(inner, "run", "deliver epochs without training, and tell what was read", "")
@@ -116,14 +119,21 @@ def execute_plan(arguments: argparse.Namespace) -> int:
     need_torch()
     from sentinel import data
 
-    told = data.forecast(_source(arguments), arguments.memory, batch_size=arguments.batch_size, unit=arguments.unit)
+    told = data.forecast(
+        _source(arguments),
+        arguments.memory,
+        batch_size=arguments.batch_size,
+        unit=arguments.unit,
+        workers=arguments.workers,
+    )
     if arguments.json:
         print_json(forecast_json(told))
         return OK
     costs = told.costs
     print(
         f"{told.layout.n_samples:,} samples, {format_bytes(told.layout.nbytes)}, {len(told.layout.files)} files;"
-        f" a read here takes {format_ns(costs.latency_ns)} and {format_bytes(costs.read_bytes_per_s)}/s (measured)\n"
+        f" a read here takes {format_ns(costs.latency_ns)} and {format_bytes(costs.read_bytes_per_s)}/s,"
+        f" {costs.in_flight:.1f} at once (measured)\n"
     )
     rows = [
         ("order", "memory", "reads a chunk", "first epoch", "bytes", "reads take", "speed", "chunks a batch", "span")

@@ -21,17 +21,17 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
-from sentinel.data.chunk_reader import IN_FLIGHT
+from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import DatasetFeeding, Feeding, FileFeeding, cut_within
+from sentinel.data.feeding import Feeding, FileFeeding, UnstagedFeeding, cut_within
 from sentinel.data.forecast import Forecast, forecast, measured_costs
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Batching, Loader
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import ArenaShape, shape_within
-from sentinel.samples import Layout, Order, best_unit
+from sentinel.samples import ALONE, Layout, Order, best_unit
 
 UNIT = 64
 """Samples that are read at once, where `unit` doesn't say otherwise."""
@@ -66,8 +66,8 @@ def loader(
     `order`: `"exact"`, `"windowed"`, `"redirect"`, or `Importance(...)` for an ImportanceLoader: epochs of the samples
     whose last losses were high. `rank`, `world`: as torch.distributed has them, else 0 of 1.
 
-    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost; Parquet's row groups and packed
-    shards are read whole), `index_path` (an index made
+    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost, and takes what is cheapest: each
+    sample read alone, if that is; Parquet's row groups and packed shards are read whole), `index_path` (an index made
     by `index`), and of torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
     `multiprocessing_context`.
 
@@ -94,7 +94,7 @@ def loader(
     if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         if order != "exact":
             raise UsageError(f"order={order!r} needs chunks, a Dataset tells of none", 'give files, or order="exact"')
-        feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
+        feeding, unit = UnstagedFeeding.of_dataset(cast("Dataset[Any]", source)), 0
     else:
         data = open_data(source, index_path)
         nbytes = memory_bytes(memory, data.layout)
@@ -103,16 +103,21 @@ def loader(
             return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
         if unit == "auto":
             fixed = order != "exact" or data.layout.encoded  # other orders depend on it
-            unit = UNIT if fixed else _cheapest_unit(data, shape)
-        layout, unit = cut_within(data.layout, shape, unit)
-        feeding = FileFeeding(data, layout, shape, lead_for(data.layout, shape))
+            unit = UNIT if fixed else _cheapest_unit(data, shape, workers)
+        if unit == ALONE:
+            feeding = UnstagedFeeding.of_files(data)
+        else:
+            layout, unit = cut_within(data.layout, shape, unit)
+            lead = lead_for(data.layout, shape)
+            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers))
     return Loader(feeding, asked, batching, unit)
 
 
-def _cheapest_unit(data: DataFiles, shape: ArenaShape) -> int:
-    """Samples to read at once, by what reads of these files cost now."""
-    parts = data.layout.cut(_MOST_UNIT)
-    return best_unit(parts, shape.n_pages * shape.page_bytes, measured_costs(data, IN_FLIGHT)) or _MOST_UNIT
+def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int) -> int:
+    """Samples to read at once, by what reads of these files cost now; ALONE where no unit is cheaper than that."""
+    parts, costs = data.layout.cut(_MOST_UNIT), measured_costs(data)
+    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
+    return best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
 
 
 def _indexable(source: object) -> bool:

@@ -3,7 +3,8 @@
 One thread decides: it gives pages to the samples of the next read, as soon as there are enough, and takes pages back
 whose last position was copied. Reads begin in the order of the plan, so those that are placed early can't take the room
 of one that is needed before them: whatever the workers do, the next read finds room once all positions before it were
-copied. Other threads read, several chunks at once, and put samples where they belong.
+copied. Other threads read, several chunks at once, and put samples where they belong. A read that fails is tried again;
+if it still fails, its samples are marked as lost, and the reader goes on with the next one.
 """
 
 from __future__ import annotations
@@ -16,23 +17,41 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.data.sample_arena import PEAK_PAGES, PULSE, READ_BYTES, READS, RUNNING, SampleArena
+from sentinel.data.retries import tried
+from sentinel.data.sample_arena import PULSE, RUNNING, SampleArena, chains
 from sentinel.data.source_files import SourceFiles
 from sentinel.samples import ArenaPages, Staging
 
 IN_FLIGHT = 4
-"""Reads at once."""
-_IDLE_S = 0.0005
-"""Between two looks at what was copied, while there is no room for the next read."""
+"""Reads at once, where workers are no more."""
+MOST_IN_FLIGHT = 16
+_LONGEST_WAIT_S = 0.1
+"""For something to be copied, before the reader looks whether it is to end."""
 _LOOKED_AT = 1 << 16
 """Positions from the first one that was not copied; workers are never further ahead."""
+_FAILED_IN_A_ROW = 3
+"""After so many reads that failed, others are tried once."""
+
+
+def reads_in_flight(workers: int) -> int:
+    """How many chunks are read at once for so many workers."""
+    return min(max(IN_FLIGHT, workers), MOST_IN_FLIGHT)
+
+
+class Counts(NamedTuple):
+    """What was done since the reader was made: chunks read and their bytes, most pages in use, reads that failed."""
+
+    reads: int
+    read_bytes: int
+    peak_pages: int
+    failed: int
 
 
 class _Read(NamedTuple):
     number: int
     chunk: int
     stays: NDArray[np.int64]
-    pages: list[NDArray[np.int32]]
+    pages: NDArray[np.int32]
 
 
 class ChunkReader:
@@ -68,9 +87,8 @@ class ChunkReader:
     def pause(self) -> None:
         """No thread of it runs any more, and reads that had begun are done. To fork, and to end."""
         self._state.stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        self._state.arena.wake()
+        self.finish()
 
     def finish(self) -> None:
         """Waits until all is read that the staging has. All of its positions were copied, or it failed."""
@@ -83,6 +101,17 @@ class ChunkReader:
         """Why it reads no more, if it does not; samples are then read by who needs them."""
         return self._state.error
 
+    @property
+    def last_failure(self) -> BaseException | None:
+        """Of the last read that failed, if one did."""
+        return self._state.failure
+
+    @property
+    def counts(self) -> Counts:
+        """What was done since it was made."""
+        state = self._state
+        return Counts(state.reads, state.read_bytes, state.peak_pages, state.failed)
+
 
 class _Reading:
     """What the threads share. Only `decide` allots and frees pages; it runs in one thread at a time."""
@@ -91,37 +120,43 @@ class _Reading:
         self.arena, self.files = arena, files
         self.stopping = threading.Event()
         self.error: BaseException | None = None
+        self.failure: BaseException | None = None
         self.staging: Staging | None = None
-        self.entries: dict[int, int] = {}
-        """Stay -> its entry, of what is in the arena."""
+        self.reads = self.read_bytes = self.peak_pages = self.failed = self.failed_in_a_row = 0
         self.reads_before = 0
         """Of earlier stagings: a read's number, counted from the first one on, is in no other entry."""
         self._lock = threading.Lock()
-        self._clear()
+        self.following = np.zeros(arena.shape.n_pages, np.int32)
+        """The arena's column, where no other process can write to it."""
+        self._clear(0)
 
-    def _clear(self) -> None:
+    def _clear(self, n_stays: int) -> None:
         self.free = ArenaPages(self.arena.shape.n_pages)
-        self.pages: dict[int, NDArray[np.int32]] = {}
-        """Stay -> its pages, of what has some."""
-        self.entries.clear()
+        self.first_page = np.full(n_stays, -1, np.int64)
+        """(n_stays,) Of what has pages, else -1."""
+        self.entries = np.zeros(n_stays, np.uint64)
+        """(n_stays,) Of what is in the arena, else 0."""
         self.arena.clear()
 
     def begin(self, staging: Staging, goes_on: bool) -> None:
-        before = self.staging
+        before, n_stays = self.staging, len(staging.stay_read)
         if goes_on and before is not None and self.error is None:
-            stays = {int(old): new for new, old in enumerate(before.kept) if staging.stay_until[new] >= 0}
-            for stay in [stay for stay in self.pages if stay not in stays]:
-                self.release(before, stay)
-            self.pages = {stays[stay]: pages for stay, pages in self.pages.items()}
-            self.entries = {stays[stay]: entry for stay, entry in self.entries.items()}
+            kept = before.kept
+            used = staging.stay_until[: len(kept)] >= 0  # the new staging begins with what was kept
+            leaving = self.first_page >= 0
+            leaving[kept[used]] = False
+            self.release(before, np.flatnonzero(leaving))
+            pages, entries = self.first_page[kept], self.entries[kept]
+            self.first_page, self.entries = np.full(n_stays, -1, np.int64), np.zeros(n_stays, np.uint64)
+            self.first_page[: len(kept)], self.entries[: len(kept)] = pages, entries
         else:
-            self._clear()
+            self._clear(n_stays)
         self.arena.taken[:] = 0
         self.reads_before += 0 if before is None else len(before.read_chunk)
-        self.staging, self.error = staging, None
+        self.staging, self.error, self.failed_in_a_row = staging, None, 0
         self.next_read, self.low = 0, 0
         self.seen = np.zeros(staging.n_positions, np.bool_)
-        self.used_up: list[int] = []
+        self.used_up = np.zeros(0, np.int64)
         self.arena.counters[RUNNING] = 1  # from now on it is waited for
 
     def decide(self, queue: SimpleQueue[_Read | None], slots: threading.Semaphore, threads: int) -> None:
@@ -133,8 +168,9 @@ class _Reading:
                     self.look(staging)
                     read = self._placed(staging, self.next_read)
                 if read is None:
-                    if self.stopping.wait(_IDLE_S):
+                    if self.stopping.is_set():
                         break
+                    self.arena.wait(_LONGEST_WAIT_S)
                     continue
                 while not slots.acquire(timeout=0.1) and self.error is None:
                     pass
@@ -155,16 +191,20 @@ class _Reading:
         stays = np.arange(first, stop)
         until = staging.stay_until[first:stop]
         stays = stays[(until >= staging.n_positions) | ~self.seen[np.minimum(until, staging.n_positions - 1)]]
-        nbytes = self.files.layout.sample_nbytes[staging.stay_sample[stays]]
-        counts = -(-nbytes // self.arena.shape.page_bytes)
+        counts = self._counts(staging, stays)
         needed = int(counts.sum())
         if needed > self.free.free:
             return None
-        taken = np.split(self.free.take(needed), np.cumsum(counts)[:-1]) if needed else []
-        self.pages.update(zip(stays.tolist(), taken, strict=True))
-        counters, used = self.arena.counters, self.arena.shape.n_pages - self.free.free
-        counters[PEAK_PAGES] = max(int(counters[PEAK_PAGES]), used)
-        return _Read(number, int(staging.read_chunk[number]), stays, taken)
+        pages = self.free.take(needed)
+        self.following[pages[:-1]] = pages[1:]
+        self.first_page[stays] = np.append(pages, 0)[np.cumsum(counts) - counts]
+        self.peak_pages = max(self.peak_pages, self.arena.shape.n_pages - self.free.free)
+        return _Read(number, int(staging.read_chunk[number]), stays, pages)
+
+    def _counts(self, staging: Staging, stays: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) pages that stays take."""
+        nbytes = self.files.layout.sample_nbytes[staging.stay_sample[stays]]
+        return np.asarray(-(-nbytes // self.arena.shape.page_bytes), np.int64)
 
     def read(self, queue: SimpleQueue[_Read | None], slots: threading.Semaphore) -> None:
         while (read := queue.get()) is not None:
@@ -177,49 +217,63 @@ class _Reading:
                 slots.release()
 
     def _carry_out(self, read: _Read) -> None:
-        staging, layout = self.staging, self.files.layout
+        staging, layout, arena = self.staging, self.files.layout, self.arena
         assert staging is not None
-        bytes_of = self.files.chunk(read.chunk)
+        if not len(read.stays):
+            return  # who needed its samples has read them
+        number, samples = self.reads_before + read.number + 1, staging.stay_sample[read.stays]
+        found = self._read(read.chunk, samples)
+        if found is None:
+            entries = arena.lost(samples, number)
+        else:
+            entries = arena.put(*found, layout.sample_nbytes[samples], samples, read.pages, number)
         with self._lock:
-            counters = self.arena.counters
-            counters[READS] += np.uint64(1)
-            counters[READ_BYTES] += np.uint64(layout.chunk_nbytes[read.chunk])
-            counters[PULSE] += np.uint64(1)
-        number = self.reads_before + read.number + 1
-        for stay, pages in zip(read.stays.tolist(), read.pages, strict=True):
-            sample = int(staging.stay_sample[stay])
-            entry = self.arena.put(bytes_of(sample), pages, number)
+            arena.counters[PULSE] += np.uint64(1)
+            arena.publish(samples, entries)
+            self.entries[read.stays] = entries
+
+    def _read(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        """What SourceFiles.chunk gives; None if the chunk cannot be read."""
+        try:
+            if self.failed_in_a_row < _FAILED_IN_A_ROW:
+                found = tried(lambda: self.files.chunk(chunk, samples), self.stopping.wait)
+            else:
+                found = self.files.chunk(chunk, samples)
+        except Exception as error:  # a source of any kind: its errors are not known here
             with self._lock:
-                self.arena.publish(sample, entry)
-            self.entries[stay] = entry
+                self.failure, self.failed, self.failed_in_a_row = error, self.failed + 1, self.failed_in_a_row + 1
+            return None
+        with self._lock:
+            self.reads, self.failed_in_a_row = self.reads + 1, 0
+            self.read_bytes += int(self.files.layout.chunk_nbytes[chunk])
+        return found
 
     def look(self, staging: Staging) -> None:
         """Frees what was copied for its last position."""
         stop = min(self.low + _LOOKED_AT, staging.n_positions)
         seen = self.seen[self.low : stop]
-        new = np.flatnonzero(self.arena.taken[self.low : stop].view(np.bool_) & ~seen)
+        new = np.flatnonzero(self.arena.taken[self.low : stop].astype(np.bool_) & ~seen)
         if len(new):
             seen[new] = True
             positions = new + self.low
             stays = staging.stay_at[positions]
             last = stays[(stays >= 0) & (staging.stay_until[np.maximum(stays, 0)] == positions)]
-            self.used_up += last.tolist()
+            self.used_up = np.concatenate([self.used_up, last])
             unseen = np.flatnonzero(~seen)
             self.low = self.low + int(unseen[0]) if len(unseen) else stop
             self.arena.counters[PULSE] += np.uint64(1)
-        waiting = []
-        for stay in self.used_up:
-            if stay in self.entries:
-                self.release(staging, stay)
-            elif stay in self.pages:
-                waiting.append(stay)  # its read goes on
-        self.used_up = waiting
+        used = self.used_up
+        there = self.entries[used] != 0
+        self.used_up = used[~there & (self.first_page[used] >= 0)]  # their reads go on
+        self.release(staging, used[there])
 
-    def release(self, staging: Staging, stay: int) -> None:
-        """The pages of a stay are free."""
+    def release(self, staging: Staging, stays: NDArray[np.int64]) -> None:
+        """The pages of `stays`, which are in the arena, are free."""
         with self._lock:
-            self.arena.remove(int(staging.stay_sample[stay]), self.entries.pop(stay))
-        self.free.give_back(self.pages.pop(stay))
+            self.arena.remove(staging.stay_sample[stays], self.entries[stays])
+        pages = chains(self.following, self.first_page[stays], self._counts(staging, stays))
+        self.free.give_back(pages.astype(np.int32))
+        self.first_page[stays], self.entries[stays] = -1, 0
 
     def fail(self, error: BaseException) -> None:
         self.error = error

@@ -1,46 +1,108 @@
-"""The report of a loader: what was delivered, and what was read for it."""
+"""The report of a loader: what was delivered, where it came from, and what was read for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import counted
+from sentinel.data.feed_facts import FeedFacts
+from sentinel.reports import forms
+from sentinel.reports.section import Frames, Heading, Section, tables_of
+from sentinel.reports.text import text_of
 from sentinel.samples import Feed
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(frozen=True)
-class FeedReport:
-    """`feed`: counts of all epochs, `epoch`: of the one that is under way or ended last, and its number in `number`."""
 
-    feed: Feed
-    epoch: Feed
-    number: int
-    caveats: list[str] = field(default_factory=list)
+class FeedReport(FeedFacts):
+    """Shows counts of a loader; `report()` makes it."""
+
+    @property
+    def feed(self) -> Feed:
+        """Counts of all epochs."""
+        return self.all_epochs.feed
+
+    @property
+    def epoch(self) -> Feed:
+        """Counts of the epoch that is under way or ended last."""
+        return self.last.feed
 
     @property
     def headline(self) -> dict[str, float]:
         """Name -> count of all epochs, among them samples, hits, source_reads, source_bytes, direct_reads,
         reads_per_chunk (of an epoch, in the mean), peak_bytes and wait_ns (added up over workers)."""
-        return self.feed.headline
+        return self.all_epochs.headline
+
+    def checked(self) -> FeedReport:
+        """This report. Raises ReportError where its sums do not agree."""
+        self.all_epochs.checked()
+        self.last.checked()
+        return self
+
+    @property
+    def heading(self) -> Heading:
+        """What was done, and the answer in short."""
+        all_epochs = self.all_epochs
+        done = f"{counted(all_epochs.served.samples, 'sample')} delivered, up to epoch {self.number}"
+        summary = (
+            ("read", f"{self.feed.reads_per_chunk:.2f} reads a chunk in an epoch"),
+            ("saved", f"{all_epochs.reads_saved:.1%} of the reads that the same order takes without memory"),
+            ("hits", f"{all_epochs.hit_ratio:.1%} of the samples were in memory for an earlier read"),
+        )
+        return Heading("training data report", "executed", done, "", summary)
+
+    @property
+    def facts(self) -> FeedFacts:
+        """What its sections are drawn from: itself."""
+        return self
+
+    @property
+    def sections(self) -> tuple[Section[FeedFacts], ...]:
+        """Its parts, in the order in which they are read."""
+        from sentinel.data.feed_sections import FEED_SECTIONS
+
+        return FEED_SECTIONS
+
+    @cached_property
+    def tables(self) -> Frames:
+        """The tables by name."""
+        return tables_of(self.sections, self)
+
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Tables by name: requests, counts, direct_reads, nodes."""
+        return dict(self.tables)
+
+    def values(self) -> dict[str, Any]:
+        """What the JSON form has beside the tables."""
+        return {"headline": self.headline, "caveats": self.caveats, "epoch": self.number}
+
+    def timeline(self) -> None:
+        """It has none."""
 
     def text(self) -> str:
         """The report for a terminal."""
-        rows = [("", "all epochs", f"epoch {self.number}")]
-        for name, value in self.headline.items():
-            rows.append((name, _shown(name, value), _shown(name, self.epoch.headline[name])))
-        width = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"{a.ljust(width[0])}  {b.rjust(width[1])}  {c.rjust(width[2])}".rstrip() for a, b, c in rows]
-        return "\n".join([*(f"note: {sentence}" for sentence in self.caveats), *lines]) + "\n"
+        return text_of(self)
+
+    def write(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the report in the form that the suffix names: `.txt`, `.html`, `.json` or `.csv`; returns the paths.
+
+        Raises UsageError for another suffix, FormatError if the file cannot be written.
+        """
+        return forms.write(self, path)
+
+    def _repr_html_(self) -> str:
+        """The page, for notebooks."""
+        from html import escape
+
+        from sentinel.reports.html.page import page
+
+        return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
     def __repr__(self) -> str:
         """One line."""
         reads = f"{self.feed.reads_per_chunk:.2f} reads a chunk"
         return f"<FeedReport {self.feed.samples} samples, {reads}: print(report.text())>"
-
-
-def _shown(name: str, value: float) -> str:
-    if name.endswith("_bytes"):
-        return format_bytes(value)
-    if name.endswith("_ns"):
-        return format_ns(value)
-    return f"{value:.2f}" if name == "reads_per_chunk" else f"{value:,.0f}"

@@ -10,15 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from sentinel.core.errors import UsageError
+from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.data.chunk_reader import ChunkReader
+from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
-from sentinel.data.sample_arena import PEAK_PAGES, READ_BYTES, READS, RUNNING, ArenaShape, SampleArena
+from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset
-from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles
+from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan, simulate
+from sentinel.system.numa import nodes_of
 
+_ASKED_PAGES = 1 << 16
+READ_ALONE = "reading each sample alone is cheapest here: nothing is staged, and memory= is not used"
 NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
 
 
@@ -49,6 +52,9 @@ class Feeding(Protocol):
     def n_samples(self) -> int:
         """Samples of the data set."""
 
+    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of `samples` (k,) together, as the index tells."""
+
     @property
     def room(self) -> Room:
         """In which epochs are planned."""
@@ -75,6 +81,13 @@ class Feeding(Protocol):
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""
 
+    def predicted(self) -> Feed | None:
+        """What the plan of the epoch that was begun last says; None without a plan."""
+
+    def node_pages(self) -> dict[int, int]:
+        """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet.
+        Empty where it does not tell."""
+
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
 
@@ -89,13 +102,16 @@ def permutation(n: int, order: Order, epoch: int) -> NDArray[np.int64]:
 class FileFeeding:
     """Samples of files, staged in an arena by a reader."""
 
-    def __init__(self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int) -> None:
-        """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin."""
+    def __init__(
+        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, in_flight: int = IN_FLIGHT
+    ) -> None:
+        """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
+        many chunks are read at once."""
         self._layout, self._digest = layout, data.layout.digest
         self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         self._arena = SampleArena(shape)
         files = SourceFiles(layout, data.root, data.source)
-        self._reader = ChunkReader(self._arena, files)
+        self._reader = ChunkReader(self._arena, files, in_flight=in_flight)
         self._source = FromArena(files, self._arena, data.source)
         self._done: tuple[Order, int, Staging] | None = None
         """The last epoch that was delivered to its end, while what it kept is in the arena."""
@@ -110,6 +126,10 @@ class FileFeeding:
     def n_samples(self) -> int:
         """Samples of the data set."""
         return self._layout.n_samples
+
+    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of `samples` (k,) together, as the index tells."""
+        return int(self._layout.sample_nbytes[samples].sum())
 
     @property
     def room(self) -> Room:
@@ -155,48 +175,84 @@ class FileFeeding:
     def finish(self) -> None:
         """All was delivered, or will not be: what the next epoch keeps is read to its end."""
         self._arena.taken[:] = 1
+        self._arena.wake()
         self._reader.finish()
         self._done = self._now if self._reader.error is None else None
 
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""
-        counters, shape = self._arena.counters, self._arena.shape
+        done = self._reader.counts
         return Feed(
             kind="executed",
             n_chunks=self._layout.n_chunks,
-            source_reads=int(counters[READS]),
-            source_bytes=int(counters[READ_BYTES]),
-            peak_bytes=int(counters[PEAK_PAGES]) * shape.page_bytes,
+            source_reads=done.reads,
+            source_bytes=done.read_bytes,
+            peak_bytes=done.peak_pages * self._arena.shape.page_bytes,
         )
+
+    def predicted(self) -> Feed | None:
+        """What the plan of the epoch that was begun last says."""
+        return None if self._now is None else simulate(self._layout, self._now[2])
+
+    def node_pages(self) -> dict[int, int]:
+        """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet."""
+        first, nbytes = self._arena.pages.ctypes.data, self._arena.pages.nbytes
+        stride = -(-nbytes // PAGE_BYTES // _ASKED_PAGES) or 1  # of many pages every so many is asked for
+        try:
+            nodes = nodes_of(np.arange(first, first + nbytes, stride * PAGE_BYTES, dtype=np.uint64))
+        except SentinelError:
+            return {}
+        found, counts = np.unique(np.maximum(nodes, -1), return_counts=True)
+        return dict(zip(found.tolist(), (stride * counts).tolist(), strict=True))
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         found = []
         if self._reader.error is not None:
             found.append(f"the reader ended ({self._reader.error}): samples are read one by one")
+        if self._reader.counts.failed:
+            said = f"{self._reader.counts.failed} reads failed each time they were tried"
+            found.append(f"{said} (the last: {self._reader.last_failure}): their samples were read one by one")
         if int(self._layout.chunk_samples.max()) == 1:
             found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
         return found
 
 
-class DatasetFeeding:
-    """Items of a map-style Dataset, in the same order; it reads them by itself."""
+class UnstagedFeeding:
+    """Samples in the same order, each read by the worker that needs it."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
-        if self._n < 1:
+    def __init__(self, source: BytesOfSamples, nbytes: NDArray[np.int64], digest: str, caveat: str) -> None:
+        """`nbytes`: (n_samples,) their sizes, 0 where that is unknown. `caveat`: why nothing is staged."""
+        self._source, self._nbytes, self._digest, self._caveat = source, nbytes, digest, caveat
+
+    @classmethod
+    def of_dataset(cls, dataset: Dataset[Any]) -> UnstagedFeeding:
+        """Items of a map-style Dataset; its length is all that is known of it. Raises UsageError without items."""
+        n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
+        if n < 1:
             raise UsageError("the Dataset has no items", "give one that has")
-        self._source = FromDataset(dataset)
+        return cls(FromDataset(dataset), np.zeros(n, np.int64), f"dataset of {n}", NOTHING_STAGED)
+
+    @classmethod
+    def of_files(cls, data: DataFiles) -> UnstagedFeeding:
+        """Samples of files."""
+        layout = data.layout
+        source = FromFiles(SourceFiles(layout, data.root, data.source), data.source)
+        return cls(source, layout.sample_nbytes, layout.digest, READ_ALONE)
 
     @property
     def digest(self) -> str:
-        """Its length is all that is known of it."""
-        return f"dataset of {self._n}"
+        """Of what lies where in the data set."""
+        return self._digest
 
     @property
     def n_samples(self) -> int:
-        """Items of the Dataset."""
-        return self._n
+        """Samples of the data set."""
+        return len(self._nbytes)
+
+    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of `samples` (k,) together, as far as they are known."""
+        return int(self._nbytes[samples].sum())
 
     @property
     def room(self) -> Room:
@@ -210,7 +266,7 @@ class DatasetFeeding:
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Torch's order."""
-        samples = order.of_rank(permutation(self._n, order, epoch), 0 if begun is None else begun.delivered)
+        samples = order.of_rank(permutation(self.n_samples, order, epoch), 0 if begun is None else begun.delivered)
         return EpochOrder(samples, np.zeros(len(samples), np.bool_), np.ones(len(samples), np.bool_))
 
     def start(self) -> None:
@@ -226,12 +282,20 @@ class DatasetFeeding:
         """As `start`."""
 
     def counts(self) -> Feed:
-        """Nothing is read but by the Dataset."""
+        """Nothing is read but by workers."""
         return Feed(kind="executed")
+
+    def predicted(self) -> Feed | None:
+        """There is no plan."""
+        return None
+
+    def node_pages(self) -> dict[int, int]:
+        """There is no memory for samples."""
+        return {}
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        return [NOTHING_STAGED]
+        return [self._caveat]
 
 
 def cut_within(layout: Layout, shape: ArenaShape, most: int) -> tuple[Layout, int]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from sentinel.core.errors import UsageError
+from sentinel.data.chunk_reader import MOST_IN_FLIGHT, reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
 from sentinel.data.feeding import cut_within, permutation
 from sentinel.data.room_here import lead_for, memory_bytes
@@ -23,7 +26,7 @@ RANDOM = "random access"
 """Reading each sample alone, in torch's order, with no memory for samples."""
 _WORTH = 1.1
 """An order that is predicted to be less than this many times as fast as random access is not worth it."""
-_SMALL, _LARGE, _ROUNDS = 4096, 4 << 20, 32
+_SMALL, _LARGE, _ROUNDS, _LARGE_ROUNDS = 4096, 4 << 20, 64, 8
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,12 @@ class ForecastRow:
 
 @dataclass(frozen=True)
 class Forecast:
-    """`rows`: random access, then each order with each memory. `notes`: sentences to read before them."""
+    """`rows`: random access, then each order with each memory. `notes`: sentences to read before them. `workers`: how
+    many reads random access has in flight; an order has at least `IN_FLIGHT` of chunk_reader."""
 
     layout: Layout
     costs: SourceCosts
+    workers: int
     rows: tuple[ForecastRow, ...]
     notes: tuple[str, ...]
 
@@ -80,15 +85,18 @@ def forecast(
     batch_size: int = 256,
     unit: int = 64,
     costs: SourceCosts | None = None,
+    workers: int = 1,
 ) -> Forecast:
     """What each order would read with each amount of memory. `costs`: of the source, measured here if not given.
+    `workers`: those of the loader; a plain DataLoader has a read of each in flight.
 
     Raises what `loader` raises for a source and a memory.
     """
     data = open_data(source)
     layout = data.layout
     costs = costs or measured_costs(data)
-    alone = costs.ns(layout.n_samples, int(layout.alone_nbytes.sum()))
+    alone = costs.of_reader(max(workers, 1)).ns(layout.n_samples, int(layout.alone_nbytes.sum()))
+    staged = costs.of_reader(reads_in_flight(workers))
     nothing = _alone(layout, unit, batch_size, alone)
     rows, notes = [nothing], []
     with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
@@ -100,12 +108,15 @@ def forecast(
                 notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
             room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
             for kind in KINDS:
-                rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, costs, alone))
+                rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, staged, alone))
     if int(layout.chunk_samples.max()) == 1:
         notes.append("each file is one sample: reading ahead saves no reads; pack small files into tar shards")
     if not costs.measured:
         notes.append("what reads cost was declared, not measured")
-    return Forecast(layout, costs, tuple(rows), tuple(notes))
+    if costs.cached:
+        said = f"{costs.cached:.0%} of the reads tried came from the kernel's page cache"
+        notes.append(f"{said}: files that are read for the first time cost more")
+    return Forecast(layout, costs, workers, tuple(rows), tuple(notes))
 
 
 def _alone(layout: Layout, unit: int, batch_size: int, ns: float) -> ForecastRow:
@@ -137,31 +148,43 @@ def _row(
     return ForecastRow(kind, *memory, first, later, ns, alone / ns, quality.chunks_per_batch, quality.span)
 
 
-def measured_costs(data: DataFiles, in_flight: int = 1) -> SourceCosts:
-    """What a read of these files costs now: the median of small reads at random places, and of large ones.
-
-    The kernel is asked to drop the pages that are read from its cache before, which it does for what nobody has mapped.
-    Where chunks are decoded as a whole, that counts as reading.
-    """
+def measured_costs(data: DataFiles) -> SourceCosts:
+    """What reads of these files cost now: latency and bandwidth of small and of large reads at random places, and how
+    many small ones the source serves side by side, up to MOST_IN_FLIGHT. What the kernel has in its page cache counts
+    as such, for so a job meets it. Where chunks are decoded as a whole, that counts as reading."""
     layout = data.layout
     if int(layout.file_nbytes.sum()) < 1:
         raise UsageError("the files are empty", "give files with samples")
     chance = np.random.Generator(np.random.PCG64(0))
-    small, large = [], []
-    for _ in range(_ROUNDS):
-        sample = int(chance.integers(layout.n_samples))
-        small.append(_read_ns(data, sample, _SMALL)[0])
-    for _ in range(_ROUNDS // 4):
-        sample = int(chance.integers(layout.n_samples))
-        ns, nbytes = _read_ns(data, sample, _LARGE)
-        large.append((ns + (nbytes * _decode_ns(data, sample) if layout.encoded else 0.0), nbytes))
-    latency = float(np.median(small))
-    rates = [nbytes / max(ns - latency, 0.1 * ns) for ns, nbytes in large]
-    return SourceCosts(latency, float(np.median(rates)) * 1e9, in_flight, measured=True)
+
+    def some(count: int) -> list[int]:
+        return [int(sample) for sample in chance.integers(layout.n_samples, size=count)]
+
+    small = [_read(data, sample, _SMALL) for sample in some(_ROUNDS)]
+    latency = float(np.mean(np.sort([read.ns for read in small])[: _ROUNDS - _ROUNDS // 16]))  # but the slowest
+    with ThreadPoolExecutor(MOST_IN_FLIGHT) as pool:
+        began = time.monotonic_ns()
+        list(pool.map(lambda sample: _read(data, sample, _SMALL), some(4 * MOST_IN_FLIGHT)))
+        in_flight = 4 * MOST_IN_FLIGHT * latency / (time.monotonic_ns() - began)
+        large = [_read(data, sample, _LARGE) for sample in some(_LARGE_ROUNDS)]
+        rate = float(np.median([read.nbytes / max(read.ns - latency, 0.1 * read.ns) for read in large]))
+        began = time.monotonic_ns()
+        together = pool.map(lambda sample: _read(data, sample, _LARGE), some(_LARGE_ROUNDS))
+        rate = max(rate, sum(read.nbytes for read in together) / (time.monotonic_ns() - began))
+    if layout.encoded:
+        rate = 1 / (1 / rate + float(np.median([_decode_ns(data, sample) for sample in some(_LARGE_ROUNDS)])))
+    cached = sum(read.cached for read in small) / len(small)
+    return SourceCosts(latency, rate * 1e9, min(max(in_flight, 1.0), MOST_IN_FLIGHT), measured=True, cached=cached)
 
 
-def _read_ns(data: DataFiles, sample: int, nbytes: int) -> tuple[int, int]:
-    """(ns, bytes) of one read of up to `nbytes` at a sample, from the device if the kernel lets go of its copy."""
+class _Read(NamedTuple):
+    ns: int
+    nbytes: int
+    cached: bool
+
+
+def _read(data: DataFiles, sample: int, nbytes: int) -> _Read:
+    """One read of up to `nbytes` at a sample, and whether the kernel had the first of them in memory."""
     layout = data.layout
     chunk = int(layout.chunk_of[sample])
     file = int(layout.chunk_file[chunk])
@@ -169,19 +192,26 @@ def _read_ns(data: DataFiles, sample: int, nbytes: int) -> tuple[int, int]:
     at = max(min(at, int(layout.file_nbytes[file]) - nbytes), 0)
     found = opened(os.path.join(data.root, layout.files[file]))
     if isinstance(found, LocalFile):
-        os.posix_fadvise(found.descriptor, at, nbytes, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(found.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
-    began = time.monotonic_ns()
     try:
+        cached = isinstance(found, LocalFile) and _in_page_cache(found.descriptor, at)
+        began = time.monotonic_ns()
         got = len(found.read(at, nbytes))
+        return _Read(time.monotonic_ns() - began, got, cached)
     except OSError as error:
         raise cannot_be_read(found.path, "file", error) from error
-    return time.monotonic_ns() - began, got
 
 
 def _decode_ns(data: DataFiles, sample: int) -> float:
     """ns that reading and decoding the whole chunk of a sample takes, for each of its bytes."""
     files, chunk = SourceFiles(data.layout, data.root, data.source), int(data.layout.chunk_of[sample])
     began = time.monotonic_ns()
-    files.chunk(chunk)
+    files.chunk(chunk, np.array([sample]))
     return (time.monotonic_ns() - began) / int(data.layout.chunk_nbytes[chunk])
+
+
+def _in_page_cache(descriptor: int, at: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False  # it is not, or this file system does not tell

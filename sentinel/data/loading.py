@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.feed_facts import Fed
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.ranks import check_ranks_agree
@@ -55,8 +57,12 @@ class Batching:
                 _check_pickled(getattr(self, name), name, method)
 
 
-class Loader:
-    """Iterate over it: an iteration is an epoch. Made by `sentinel.data.loader`. For one thread."""
+class Loader(IterableDataset[Any]):
+    """Iterate over it: an iteration is an epoch. Made by `sentinel.data.loader`. For one thread.
+
+    As an IterableDataset of batches it may be given to torchdata's `StatefulDataLoader(loader, batch_size=None)`, which
+    keeps its state; without workers there, for it has its own.
+    """
 
     def __init__(self, feeding: Feeding, order: Order, batching: Batching, unit: int = 0) -> None:
         """`unit`: samples read at once, on which orders other than exact depend."""
@@ -69,7 +75,10 @@ class Loader:
         self._asked = False
         """Whether workers may be at batches of an iteration that was left."""
         self._workers: DataLoader[Any] | None = None
-        self._total, self._now = _Counted(feeding.counts()), _Counted(feeding.counts())
+        self._number = 0
+        """The epoch that `_now` counts."""
+        of_rank = order.per_rank(feeding.n_samples)
+        self._total, self._now = _Counted(feeding.counts(), of_rank), _Counted(feeding.counts(), of_rank)
 
     # --- batches ---
 
@@ -81,14 +90,22 @@ class Loader:
         if self._delivered:  # the last iteration was left
             self._next_epoch()
         self._iteration += 1
-        if self._base is not None and self._base.delivered >= self._feeding.n_samples:
+        self._number = self._epoch
+        base = self._base
+        if base is not None and not self._order.per_rank(max(self._length(base.world) - base.delivered, 0)):
             planned = EpochOrder.of_nothing()
         else:
             planned = self._feeding.begin(self._order, self._epoch, self._base)
         self._delivered = 0
-        self._now = _Counted(self._feeding.counts())
+        self._now = _Counted(self._feeding.counts(), self._order.per_rank(self._feeding.n_samples))
         self._asked = False
         return self._deliver(self._iteration, planned)
+
+    def _length(self, world: int) -> int:
+        """Samples of an epoch that was begun by so many ranks, with those that are delivered twice. In exact order
+        these come last, and other ranks need not deliver them."""
+        n, order = self._feeding.n_samples, self._order
+        return n if order.kind == "exact" else replace(order, world=world, rank=0).per_rank(n) * world
 
     def _check_ranks(self) -> None:
         """Raises UsageError, on every rank, unless all begin with the same order at the same place."""
@@ -123,16 +140,16 @@ class Loader:
                 continue
             if isinstance(batch, Failed):
                 raise FormatError(*batch)
+            asked = requests[done].samples
             done += 1
             self._asked = done < len(requests)
             self._delivered += served.samples
             for counted in (self._total, self._now):
-                counted.add(served)
+                counted.add(served, len(asked), self._feeding.nbytes_of(asked))
             if done == len(requests):
                 self._feeding.finish()
-            yield batch
+            yield _pinned(batch) if self._batching.pin_memory else batch
         if iteration == self._iteration:
-            self._total.epochs += bool(requests)
             self._next_epoch()
 
     def _worked(self, requests: list[Request]) -> Iterator[Any]:
@@ -160,7 +177,6 @@ class Loader:
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
             collate_fn=Collate(asked.collate_fn),  # type: ignore[arg-type]  # of what StagedSamples gives
-            pin_memory=asked.pin_memory,
             generator=torch.Generator().manual_seed(self._workers_seed()),  # torch's own would be drawn from
             **several,
         )
@@ -178,10 +194,12 @@ class Loader:
         self._feeding.give_up()
         if self._workers is not None and self._batching.workers:
             self._batches.waiting = []
+            batches = self._workers._iterator
             try:
-                iter(self._workers)  # torch waits until they are done with what they were asked
+                with _watched(batches):
+                    iter(self._workers)  # torch waits until they are done with what they were asked
             except _OF_LOST_WORKERS:
-                self._stop_workers(self._workers._iterator)
+                self._stop_workers(batches)
 
     def _stop_workers(self, batches: Any) -> None:
         self._feeding.pause()
@@ -266,14 +284,27 @@ class Loader:
 
     def report(self) -> FeedReport:
         """What was delivered so far, and what was read for it."""
-        counts = self._feeding.counts()
+        feeding, counts, predicted = self._feeding, self._feeding.counts(), self._feeding.predicted()
+        whole = predicted is not None and predicted.samples == self._now.served.samples
         return FeedReport(
-            self._total.feed(counts), self._now.feed(counts), self._epoch, self._feeding.caveats() + self._said()
-        )
+            self._total.fed(counts),
+            self._now.fed(counts),
+            self._number,
+            predicted if whole else None,
+            feeding.node_pages(),
+            feeding.caveats() + _said(self._total.served),
+        ).checked()
 
-    def _said(self) -> list[str]:
-        late = self._total.served.late
-        return [f"{late} samples were not in memory in time, and were read alone"] if late else []
+
+def _said(served: Served) -> list[str]:
+    """What a reader of the report should know of direct reads."""
+    said = []
+    if served.late:
+        said.append(f"{served.late} samples were not in memory in time, and were read alone")
+    if served.damaged:
+        what = f"{served.damaged} samples in memory were not as the reader wrote them, and were read alone"
+        said.append(f"{what}: another process wrote there, or the memory is faulty")
+    return said
 
 
 class _Batches:
@@ -290,20 +321,21 @@ class _Batches:
 
 
 class _Counted:
-    """What was delivered and read since `begin`."""
+    """What was delivered and read since `begin`. `of_rank`: samples that this rank delivers in an epoch."""
 
-    def __init__(self, begin: Feed) -> None:
-        self.begin, self.served, self.epochs = begin, Served(), 0
+    def __init__(self, begin: Feed, of_rank: int) -> None:
+        self.begin, self.of_rank = begin, of_rank
+        self.served, self.requested_bytes, self.requested = Served(), 0, 0
 
-    def add(self, served: Served) -> None:
-        for name, value in vars(served).items():
-            setattr(self.served, name, getattr(self.served, name) + value)
+    def add(self, served: Served, requested: int, nbytes: int) -> None:
+        self.served.add(served)
+        self.requested, self.requested_bytes = self.requested + requested, self.requested_bytes + nbytes
 
-    def feed(self, now: Feed) -> Feed:
+    def fed(self, now: Feed) -> Fed:
         served = self.served
-        return Feed(
+        feed = Feed(
             kind="executed",
-            n_chunks=now.n_chunks * max(self.epochs, 1),
+            n_chunks=max(round(now.n_chunks * served.samples / max(self.of_rank, 1)), min(now.n_chunks, 1)),
             samples=served.samples,
             sample_bytes=served.sample_bytes,
             hits=served.hits,
@@ -314,6 +346,7 @@ class _Counted:
             peak_bytes=now.peak_bytes,
             wait_ns=served.wait_ns,
         )
+        return Fed(feed, replace(served), self.requested, self.requested_bytes)
 
 
 def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
@@ -331,16 +364,30 @@ def _lost(batches: Any, within_s: float) -> bool:
 
 def _next_batch(batches: Any) -> Any:
     """The next of `batches`; RuntimeError if a worker is lost before it comes, be it in the middle of sending it."""
+    with _watched(batches):
+        return next(batches)
+
+
+@contextmanager
+def _watched(batches: Any) -> Iterator[None]:
+    """What waits for workers in this block ends in a RuntimeError where one of them is lost, before or in it."""
     workers = getattr(batches, "_workers", ())
     if not workers:
-        return next(batches)
+        yield
+        return
     torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in workers))
     try:
         if _lost(batches, 0):
             raise RuntimeError("a worker of the loader was lost")
-        return next(batches)
+        yield
     finally:
         torch._C._remove_worker_pids(id(batches))
+
+
+def _pinned(batch: Any) -> Any:
+    """The batch in memory that an accelerator copies from, where there is one. Not in torch's thread: that would wait
+    for ever for the rest of a batch whose sender was killed."""
+    return torch.utils.data._utils.pin_memory.pin_memory(batch) if torch.accelerator.is_available() else batch
 
 
 def _keep_signals_from(batches: Any) -> None:

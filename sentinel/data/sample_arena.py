@@ -3,15 +3,19 @@
 All of it is reserved before the first read, so that no access can fail for want of memory, and sealed, so that nobody
 can shorten it. It has no name in any file system: it goes with the last process that has it open, however that ends.
 
-    counters   what the reader has done
+    counters   whether the reader goes on
     entries    a mailbox a sample: 0, or where its bytes are: the number of the read that brought them in the upper 32
-               bits, its first page + 1 in the lower ones
+               bits, its first page + 1 in the lower ones, 0 there if the read failed
+    sums       a sample: a checksum of its number and its bytes
     taken      a position of the epoch: 1 once its sample was copied
     following  a page: the next one of the same sample
     pages      the bytes. A sample has as many pages as it needs, anywhere, so that no room is lost between samples
 
-Only the reader writes entries and pages. Who copies checks the entry before and after: if it is the same, so were the
-bytes, for no two reads have one number.
+Only the reader writes entries, sums and pages. Who copies checks the entry before and after: if it is the same, so were
+the bytes, for no two reads have one number. Another process of the same user can open the memory and write to it, so
+who copies compares the checksum too. The reader keeps what it needs for itself in its own memory.
+
+A bell (an eventfd) beside it wakes the reader when samples were copied.
 """
 
 from __future__ import annotations
@@ -19,28 +23,35 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import select
 import weakref
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 
 MOST_SAMPLES = 100_000_000
-"""An entry takes 9 bytes a sample, whether the sample is in memory or not: 0.9 GB for these."""
-READS, READ_BYTES, PEAK_PAGES, PULSE, RUNNING = range(5)
-"""Counters: chunks read and their bytes, most pages in use, what rises while the reader works, whether it does."""
+"""13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
+PULSE, RUNNING = range(2)
+"""Counters: what rises while the reader works, and whether it does."""
 
 _COUNTERS = 8
 _LOW = (1 << 32) - 1
 _PAGES_A_SAMPLE = 16
 """In the mean. The last page of a sample is half empty in the mean, so a 32nd of the room is lost."""
 _SMALLEST_PAGE = 64
+_WORD_BYTES = 8
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplying by it carries each bit of a sum into the upper half."""
 _F_ADD_SEALS = 1033
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: Python names them from 3.13 on
 
@@ -55,9 +66,9 @@ class ArenaShape:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Bytes of counters, entries, taken, following and pages, each a multiple of the kernel's pages."""
+        """Bytes of counters, entries, sums, taken, following and pages, each a multiple of the kernel's pages."""
         n, pages = self.n_samples, self.n_pages
-        return tuple(map(page_ceil, (8 * _COUNTERS, 8 * n, n, 4 * pages, pages * self.page_bytes)))
+        return tuple(map(page_ceil, (8 * _COUNTERS, 8 * n, 4 * n, n, 4 * pages, pages * self.page_bytes)))
 
     @property
     def nbytes(self) -> int:
@@ -83,91 +94,164 @@ def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64]) -> ArenaSh
 
 
 def page_bytes_for(sample_nbytes: NDArray[np.int64]) -> int:
-    """The size of a page: that of all samples where they have one size, else a part of the mean."""
+    """The size of a page, in whole words: that of all samples where they have one size, else a part of the mean."""
     most = int(sample_nbytes.max())
     if most == int(sample_nbytes.min()):
-        return most
+        return -(-most // _WORD_BYTES) * _WORD_BYTES
     part = int(sample_nbytes.mean()) // _PAGES_A_SAMPLE
     return max(_SMALLEST_PAGE, part // _SMALLEST_PAGE * _SMALLEST_PAGE)
 
 
-class SampleArena:
-    """The memory as one process sees it. Goes to workers as a descriptor, whether they are forked or spawned."""
+class Missing(Enum):
+    """Why a sample was not copied: it is not there yet, will not come for its read failed, or has other bytes than
+    those that the reader wrote."""
 
-    def __init__(self, shape: ArenaShape, descriptor: int | None = None) -> None:
-        """Reserves the memory; or, with a `descriptor`, which it takes over, maps what another process has reserved.
+    ABSENT, LOST, DAMAGED = range(3)
+
+
+class SampleArena:
+    """The memory as one process sees it. Goes to workers as descriptors, whether they are forked or spawned."""
+
+    def __init__(self, shape: ArenaShape, descriptors: tuple[int, int] | None = None) -> None:
+        """Reserves the memory; or, with `descriptors` (of the memory and of the bell), which it takes over, maps what
+        another process has reserved.
 
         Raises UsageError where so much memory cannot be reserved.
         """
         self.shape = shape
-        self.descriptor = _reserved(shape.nbytes) if descriptor is None else descriptor
+        if descriptors is None:
+            descriptors = _reserved(shape.nbytes), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.descriptor, self._bell = descriptors
         memory = mmap.mmap(self.descriptor, shape.nbytes)
         ends = np.cumsum((0, *shape.parts)).tolist()
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
-        self.taken: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, shape.n_samples, ends[2])
-        self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[3])
-        pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[4])
+        self.sums: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_samples, ends[2])
+        self.taken: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, shape.n_samples, ends[3])
+        self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[4])
+        pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[5])
         self.pages: NDArray[np.uint8] = pages.reshape(shape.n_pages, shape.page_bytes)
-        weakref.finalize(self, os.close, self.descriptor)  # the mapping goes with its last view
+        for fd in descriptors:
+            weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise UsageError("the memory of a loader cannot be pickled", "let the loader start its workers by itself")
-        return _received, (self.shape, reduction.DupFd(self.descriptor))
+        return _received, (self.shape, reduction.DupFd(self.descriptor), reduction.DupFd(self._bell))
 
-    def copy(self, sample: int, nbytes: int) -> bytearray | None:
-        """The bytes of a sample of `nbytes`; None where it is not there, or was replaced while it was copied."""
-        entry = int(self.entries[sample])
-        if not entry:
-            return None
-        page, page_bytes = (entry & _LOW) - 1, self.shape.page_bytes
-        if nbytes <= page_bytes:
-            found = bytearray(self.pages[page, :nbytes].data)
-        else:
-            chain = self._chain(page, -(-nbytes // page_bytes))
-            if chain is None:
-                return None
-            found = bytearray(self.pages[chain].reshape(-1)[:nbytes].data)
-        return found if int(self.entries[sample]) == entry else None
+    # --- who copies ---
 
-    def _chain(self, page: int, count: int) -> list[int] | None:
-        """The `count` pages that follow one another from `page` on; None where they were given to another sample."""
-        following, n_pages = self.following, self.shape.n_pages
-        chain = [page]
-        for _ in range(count - 1):
-            page = int(following[page])
-            if page >= n_pages:
-                return None
-            chain.append(page)
-        return chain
+    def copy(self, samples: NDArray[np.int64], nbytes: NDArray[np.int64]) -> list[memoryview | Missing]:
+        """The bytes of `samples` (k,) of `nbytes` (k,), or why they could not be copied."""
+        entries = self.entries[samples]
+        first = (entries & np.uint64(_LOW)).astype(np.int64) - 1
+        found: list[memoryview | Missing] = [Missing.LOST if entry else Missing.ABSENT for entry in entries.tolist()]
+        there = np.flatnonzero((first >= 0) & (first < self.shape.n_pages))
+        if not len(there):
+            return found
+        counts = -(-nbytes[there] // self.shape.page_bytes)
+        copied = self.pages.take(chains(self.following, first[there], counts), axis=0)
+        sums = self._sums(copied, counts, samples[there])
+        same = self.entries[samples[there]] == entries[there]
+        right = self.sums[samples[there]] == sums
+        data, begins = copied.reshape(-1).data, (np.cumsum(counts) - counts) * self.shape.page_bytes
+        ends = begins + nbytes[there]
+        rows = zip(*(column.tolist() for column in (there, begins, ends, same, right)), strict=True)
+        for number, begin, end, whole, sound in rows:
+            found[number] = data[begin:end] if whole and sound else Missing.DAMAGED if whole else Missing.ABSENT
+        return found
 
-    def put(self, data: NDArray[np.uint8], pages: NDArray[np.int32], read: int) -> int:
-        """The `data` of a sample into `pages`, which are the caller's. Returns its entry, to `publish` and `remove`."""
+    def take(self, positions: NDArray[np.int64]) -> None:
+        """The samples of these positions are not needed in the arena any more: the reader is told."""
+        self.taken[positions] = 1
+        os.eventfd_write(self._bell, 1)
+
+    # --- the reader ---
+
+    def put(
+        self,
+        data: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        samples: NDArray[np.int64],
+        pages: NDArray[np.int32],
+        read: int,
+    ) -> NDArray[np.uint64]:
+        """`samples` (k,), which lie in `data` at `begins` (k,) with `nbytes` (k,), into `pages`, which are the
+        caller's. Returns their entries, to `publish` and `remove`."""
+        entries = np.full(len(samples), (read & _LOW) << 32, np.uint64)
+        if not len(samples):
+            return entries
         page_bytes = self.shape.page_bytes
-        if len(pages) > 1:
-            self.following[pages[:-1]] = pages[1:]
-        whole = len(data) // page_bytes
-        if whole:
-            self.pages[pages[:whole]] = data[: whole * page_bytes].reshape(whole, page_bytes)
-        rest = len(data) - whole * page_bytes
-        if rest:
-            self.pages[pages[whole], :rest] = data[whole * page_bytes :]
-        return (read & _LOW) << 32 | (int(pages[0]) + 1)
+        counts = -(-nbytes // page_bytes)
+        within = positions(counts)
+        at = np.repeat(begins, counts) + within * page_bytes
+        if len(data) < page_bytes:
+            data = np.concatenate([data, np.zeros(page_bytes, np.uint8)])
+        whole = len(data) - page_bytes
+        copied = sliding_window_view(data, page_bytes)[np.minimum(at, whole)]
+        for row in np.flatnonzero(at > whole).tolist():  # the last page of the last sample
+            copied[row, : len(data) - at[row]] = data[at[row] :]
+        last = np.cumsum(counts) - 1
+        beyond = np.arange(page_bytes) >= (nbytes - (counts - 1) * page_bytes)[:, None]
+        copied[last] = np.where(beyond, 0, copied[last])
+        self.following[pages[:-1]] = pages[1:]
+        self.pages[pages] = copied
+        self.sums[samples] = self._sums(copied, counts, samples)
+        entries += pages[last - counts + 1].astype(np.uint64) + np.uint64(1)
+        return entries
 
-    def publish(self, sample: int, entry: int) -> None:
-        """The sample is there for everybody, unless a later read brought it already: that one stays longer."""
-        if int(self.entries[sample]) < entry:
-            self.entries[sample] = entry
+    def lost(self, samples: NDArray[np.int64], read: int) -> NDArray[np.uint64]:
+        """Entries of `samples` (k,) whose read failed."""
+        return np.full(len(samples), (read & _LOW) << 32, np.uint64)
 
-    def remove(self, sample: int, entry: int) -> None:
-        """The sample is not there any more, unless a later read brought it again. Not beside `publish`."""
-        if int(self.entries[sample]) == entry:
-            self.entries[sample] = 0
+    def publish(self, samples: NDArray[np.int64], entries: NDArray[np.uint64]) -> None:
+        """Each sample is there for everybody, unless a later read brought it already: that one stays longer."""
+        newer = self.entries[samples] < entries
+        self.entries[samples[newer]] = entries[newer]
+
+    def remove(self, samples: NDArray[np.int64], entries: NDArray[np.uint64]) -> None:
+        """Each sample is not there any more, unless a later read brought it again. Not beside `publish`."""
+        self.entries[samples[self.entries[samples] == entries]] = 0
 
     def clear(self) -> None:
         """No sample is there."""
         self.entries[:] = 0
+
+    def wait(self, seconds: float) -> None:
+        """Waits until something is taken, so long at most. For the reader alone."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        if poll.poll(seconds * 1e3):
+            os.eventfd_read(self._bell)
+
+    def wake(self) -> None:
+        """Ends `wait`."""
+        os.eventfd_write(self._bell, 1)
+
+    def _sums(
+        self, pages: NDArray[np.uint8], counts: NDArray[np.int64], samples: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """(k,) checksums of samples that have `counts` (k,) of the (n, page_bytes) `pages`. One word that is another
+        makes another sum of words; pages that change places do too, and the same bytes as another sample's."""
+        sums = pages.view(np.uint64).sum(axis=1) * (positions(counts).astype(np.uint64) * np.uint64(2) + np.uint64(1))
+        of_sample = np.add.reduceat(sums, np.cumsum(counts) - counts) + samples.astype(np.uint64)
+        return (of_sample * _ODD >> np.uint64(32)).astype(np.uint32)
+
+
+def chains(following: NDArray[Any], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The `counts` (k,) pages that follow one another from each of `first` (k,) on, one sample after the other. What
+    leads beyond the last page leads to that."""
+    begins = np.cumsum(counts) - counts
+    found = np.empty(int(counts.sum()), np.int64)
+    page = first
+    for step in range(int(counts.max(initial=0))):
+        found[begins + step] = page
+        more = counts > step + 1
+        if not more.all():
+            begins, counts, page = begins[more], counts[more], page[more]
+        page = np.minimum(following[page], len(following) - 1).astype(np.int64)
+    return found
 
 
 def _reserved(nbytes: int) -> int:
@@ -189,5 +273,6 @@ def _reserved(nbytes: int) -> int:
     return descriptor
 
 
-def _received(shape: ArenaShape, descriptor: Any) -> SampleArena:
-    return SampleArena(shape, descriptor.detach())
+def _received(shape: ArenaShape, *descriptors: Any) -> SampleArena:
+    memory, bell = (descriptor.detach() for descriptor in descriptors)
+    return SampleArena(shape, (memory, bell))

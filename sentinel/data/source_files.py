@@ -44,19 +44,22 @@ class SourceFiles:
         """The path of the file in which a sample lies."""
         return self._path(int(self.layout.chunk_file[self.layout.chunk_of[sample]]))
 
-    def chunk(self, chunk: int) -> BytesOfChunk:
-        """Reads a chunk. Raises FormatError for a file that changed, is cut short or is gone."""
+    def chunk(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Reads a chunk: bytes, and where in them each of `samples` (k,) of the chunk begins, (k,), with as many bytes
+        as the layout says; zeros follow what is less. Raises FormatError for a file that changed, is cut short or is
+        gone."""
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
-        if layout.encoded:
-            return self._unpacked(chunk, file)
-        data = np.frombuffer(self._read(file, int(layout.chunk_offset[chunk]), nbytes, f"chunk {chunk}"), np.uint8)
-
-        def of(sample: int) -> NDArray[np.uint8]:
-            begin = int(layout.sample_offset[sample])
-            return data[begin : begin + int(layout.sample_nbytes[sample])]
-
-        return of
+        if not layout.encoded:
+            data = self._read(file, int(layout.chunk_offset[chunk]), nbytes, f"chunk {chunk}")
+            return np.frombuffer(data, np.uint8), layout.sample_offset[samples]
+        bytes_of, most = self._unpacked(chunk, file), layout.sample_nbytes[samples]
+        begins = np.cumsum(most) - most
+        unpacked = np.zeros(int(most.sum()), np.uint8)
+        for sample, begin in zip(samples.tolist(), begins.tolist(), strict=True):
+            found = bytes_of(sample)
+            unpacked[begin : begin + len(found)] = found
+        return unpacked, begins
 
     def sample(self, sample: int) -> NDArray[np.uint8]:
         """The bytes of one sample, read alone, which takes `layout.alone_nbytes[sample]`; at most (sample_nbytes,) of
@@ -64,7 +67,7 @@ class SourceFiles:
         layout = self.layout
         chunk = int(layout.chunk_of[sample])
         if layout.encoded:
-            return self.chunk(chunk)(sample)
+            return self._unpacked(chunk, int(layout.chunk_file[chunk]))(sample)
         at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
         nbytes = int(layout.sample_nbytes[sample])
         return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, f"sample {sample}"), np.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from sentinel.core.errors import CapabilityError, FormatError
-from sentinel.data.sample_arena import PULSE, RUNNING, SampleArena
+from sentinel.data.retries import tried
+from sentinel.data.sample_arena import PULSE, RUNNING, Missing, SampleArena
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
 
@@ -38,16 +39,39 @@ class Request(NamedTuple):
 
 @dataclass
 class Served:
-    """How the samples of a batch were got."""
+    """How the samples of a batch were got. `samples` = `hits` + `brought` + `direct_reads`, and so their bytes
+    (`alone_bytes`)."""
 
     samples: int = 0
     sample_bytes: int = 0
     hits: int = 0
+    hit_bytes: int = 0
+    brought: int = 0
+    """From the arena, by the read that was due for this sample."""
+    brought_bytes: int = 0
     direct_reads: int = 0
     direct_bytes: int = 0
+    """Read for these: of a chunk that is decoded as a whole all of it."""
+    alone_bytes: int = 0
+    """Of these samples themselves."""
+    waits: int = 0
+    """Samples that were not there when they were asked for."""
     wait_ns: int = 0
     late: int = 0
-    """Of the direct reads: those that the plan did not have."""
+    """Of the direct reads that the plan did not have: nothing had happened in the reader for too long."""
+    lost: int = 0
+    """Their reads failed."""
+    ended: int = 0
+    """The reader had ended."""
+    again: int = 0
+    """A worker that was killed had got them, and their place was given to others."""
+    damaged: int = 0
+    """Somebody else wrote to the memory."""
+
+    def add(self, other: Served) -> None:
+        """Counts the other's too."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 class Failed(NamedTuple):
@@ -61,52 +85,92 @@ class Failed(NamedTuple):
 class BytesOfSamples(Protocol):
     """Gives the bytes of samples, and counts how."""
 
-    def get(self, request: Request, number: int, served: Served) -> Any:
-        """Sample `number` of the request, decoded."""
+    def fetch(self, request: Request, served: Served) -> Iterable[Any]:
+        """The samples of a request: their bytes are got at once, and each is decoded when it is asked for."""
 
 
 class FromArena:
     """Samples of files: out of the arena, or read alone where they are not there in time."""
 
     def __init__(self, files: SourceFiles, arena: SampleArena, source: Source) -> None:
-        self._files, self._arena, self._source = files, arena, source
+        self._files, self._arena, self._source, self._patience_s = files, arena, source, PATIENCE_S
 
-    def get(self, request: Request, number: int, served: Served) -> Any:
-        """Sample `number` of the request, decoded. Raises FormatError, naming file and sample, where the source does
-        not have it as it was indexed."""
-        sample, position = int(request.samples[number]), request.position + number
-        nbytes = int(self._files.layout.sample_nbytes[sample])
-        data = None if request.direct[number] else self._staged(sample, position, nbytes, served)
-        if data is None:
-            found = self._files.sample(sample).data
-            served.direct_reads += 1
-            served.direct_bytes += int(self._files.layout.alone_nbytes[sample])
-            served.late += not request.direct[number]
-        else:
-            found = memoryview(data)
-            served.hits += not request.first[number]
-        self._arena.taken[position] = 1
-        served.sample_bytes += nbytes
-        return self._source.decode(found, self._files.path_of(sample))
+    def fetch(self, request: Request, served: Served) -> Iterable[Any]:
+        """The samples of a request. Raises FormatError, naming file and sample, where the source does not have one as
+        it was indexed."""
+        nbytes = self._files.layout.sample_nbytes[request.samples]
+        raws = self._staged(request, nbytes, served)
+        numbers = np.arange(len(raws))
+        there = np.array([raw is not None for raw in raws], np.bool_)
+        hit, brought = there & ~request.first, there & request.first
+        served.hits, served.brought, served.direct_reads = int(hit.sum()), int(brought.sum()), int((~there).sum())
+        served.hit_bytes, served.brought_bytes = int(nbytes[hit].sum()), int(nbytes[brought].sum())
+        served.sample_bytes, served.alone_bytes = int(nbytes.sum()), int(nbytes[~there].sum())
+        served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[~there]].sum())
+        if served.direct_reads:
+            self._arena.take(request.position + numbers[~there])
+        for number in numbers[~there].tolist():
+            raws[number] = _alone(self._files, int(request.samples[number]))
+        return _decoded(self._source, self._files, request.samples, raws)
 
-    def _staged(self, sample: int, position: int, nbytes: int, served: Served) -> bytearray | None:
-        """Its bytes; None where the reader will not bring them, or nothing happens in it for PATIENCE_S."""
-        data = self._arena.copy(sample, nbytes)
-        if data is not None:
-            return data
-        counters, began = self._arena.counters, time.monotonic_ns()
-        pulse, since, wait = -1, began, _FIRST_WAIT_S
-        while data is None and counters[RUNNING] and not self._arena.taken[position]:  # it was here: a worker was lost
-            now = time.monotonic_ns()
-            if int(counters[PULSE]) != pulse:
-                pulse, since = int(counters[PULSE]), now
-            elif now - since > PATIENCE_S * 1e9:
+    def _staged(self, request: Request, nbytes: NDArray[np.int64], served: Served) -> list[memoryview | None]:
+        """The bytes of each sample that is in the arena or comes there; None for those that are read alone: planned so,
+        lost, or nothing happened in the reader for as long as patience lasts."""
+        arena, samples, began = self._arena, request.samples, 0
+        raws: list[memoryview | None] = [None] * len(samples)
+        waiting = np.flatnonzero(~request.direct)
+        pulse, since, pause, doubted = -1, 0, _FIRST_WAIT_S, False
+        while True:
+            running = bool(arena.counters[RUNNING])  # before it is looked: what came until it ended is found
+            found = arena.copy(samples[waiting], nbytes[waiting])
+            absent, done = [], []
+            for number, raw in zip(waiting.tolist(), found, strict=True):
+                if raw is Missing.ABSENT or (raw is Missing.DAMAGED and not doubted):
+                    absent.append(number)
+                    continue
+                done.append(number)
+                if isinstance(raw, memoryview):
+                    raws[number] = raw
+                served.lost += raw is Missing.LOST
+                served.damaged += raw is Missing.DAMAGED
+            doubted = Missing.DAMAGED in found  # looked at twice: it may have been written at that moment
+            if done:  # those that are read alone too: the reader may wait for their room
+                arena.take(request.position + np.array(done))
+            waiting, now = np.array(absent, np.int64), time.monotonic_ns()
+            if not len(waiting):
                 break
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_WAIT_S)
-            data = self._arena.copy(sample, nbytes)
-        served.wait_ns += time.monotonic_ns() - began
-        return data
+            again = arena.taken[request.position + waiting] != 0  # they were here: a worker was lost
+            served.again += int(again.sum())
+            waiting = waiting[~again]
+            if not running:
+                served.ended += len(waiting)
+                break
+            if not began:
+                began, served.waits = now, len(waiting)
+            if int(arena.counters[PULSE]) != pulse:
+                pulse, since = int(arena.counters[PULSE]), now
+            elif now - since > self._patience_s * 1e9:
+                served.late += len(waiting)
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT_S)
+        served.wait_ns += time.monotonic_ns() - began if began else 0
+        return raws
+
+
+class FromFiles:
+    """Samples of files, each read alone."""
+
+    def __init__(self, files: SourceFiles, source: Source) -> None:
+        self._files, self._source = files, source
+
+    def fetch(self, request: Request, served: Served) -> Iterable[Any]:
+        """The samples of a request. Raises what `FromArena.fetch` raises."""
+        served.direct_reads = len(request.samples)
+        served.alone_bytes = served.sample_bytes = int(self._files.layout.sample_nbytes[request.samples].sum())
+        served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
+        raws: list[memoryview | None] = [_alone(self._files, sample) for sample in request.samples.tolist()]
+        return _decoded(self._source, self._files, request.samples, raws)
 
 
 class FromDataset:
@@ -115,10 +179,13 @@ class FromDataset:
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
 
-    def get(self, request: Request, number: int, served: Served) -> Any:
-        """The Dataset's item, as it is."""
-        served.direct_reads += 1
-        return self._dataset[int(request.samples[number])]
+    def fetch(self, request: Request, served: Served) -> Iterable[Any]:
+        """The Dataset's items, as they are."""
+        served.direct_reads, numbers = len(request.samples), request.samples.tolist()
+        if hasattr(self._dataset, "__getitems__"):
+            items: Iterable[Any] = self._dataset.__getitems__(numbers)
+            return items
+        return (self._dataset[number] for number in numbers)
 
 
 class StagedSamples(Dataset[Any]):
@@ -128,16 +195,14 @@ class StagedSamples(Dataset[Any]):
         self._source, self._transform = source, transform
 
     def __getitems__(self, request: Request) -> tuple[list[Any] | Failed, Served]:
-        """The batch, not yet collated."""
+        """The batch, not yet collated. All of its bytes are copied before the first sample is transformed: a transform
+        that takes long keeps no other worker waiting for room."""
         served = Served(samples=len(request.samples))
-        items: list[Any] = []
         try:
-            for number in range(len(request.samples)):
-                item = self._source.get(request, number, served)
-                items.append(item if self._transform is None else self._transform(item))
+            items = self._source.fetch(request, served)
+            return [item if self._transform is None else self._transform(item) for item in items], served
         except FormatError as error:
             return Failed(error.path, error.field, error.rule), served
-        return items, served
 
     def __getitem__(self, index: int) -> Any:
         raise CapabilityError("one sample of a loader", "it gives batches", "iterate over the loader")
@@ -152,3 +217,17 @@ class Collate:
     def __call__(self, got: tuple[list[Any] | Failed, Served]) -> tuple[Any, Served]:
         items, served = got
         return (items if isinstance(items, Failed) else self._collate(items)), served
+
+
+def _alone(files: SourceFiles, sample: int) -> memoryview:
+    return tried(lambda: files.sample(sample).data)
+
+
+def _decoded(
+    source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: list[memoryview | None]
+) -> Iterable[Any]:
+    """Each sample, decoded when it is asked for; its bytes are let go of then."""
+    for number, sample in enumerate(samples.tolist()):
+        raw, raws[number] = raws[number], None
+        assert raw is not None
+        yield source.decode(raw, files.path_of(sample))

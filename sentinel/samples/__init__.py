@@ -12,13 +12,14 @@ from sentinel.samples.feed import Feed
 from sentinel.samples.importance import Importance, Selection, narrowed, select, stage_selected
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import KINDS, Order
-from sentinel.samples.reading_unit import WHOLE, best_unit, unit_costs
+from sentinel.samples.reading_unit import ALONE, WHOLE, best_unit, unit_costs
 from sentinel.samples.room import Room
 from sentinel.samples.shuffle_quality import ShuffleQuality, shuffle_quality
 from sentinel.samples.source_costs import SourceCosts
 from sentinel.samples.staging import BEFORE, DIRECT, Staging
 
 __all__ = [
+    "ALONE",
     "BEFORE",
     "DIRECT",
     "KINDS",

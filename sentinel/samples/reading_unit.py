@@ -15,6 +15,11 @@ from sentinel.samples.source_costs import SourceCosts
 
 WHOLE = 0
 """The unit that is a whole chunk."""
+ALONE = -1
+"""No unit: each sample is read alone, when it is needed."""
+STAGED_NS = 10_000
+"""Time that a sample takes more where it goes through memory: the reader writes it there, a worker copies it. Seen with
+samples of 32 KiB; counted only where reading alone is compared."""
 _ENOUGH = 1 << 14
 """Samples of a data set on which units are tried: what reads a chunk costs hardly depends on the number of chunks."""
 
@@ -37,11 +42,16 @@ def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int,
     return found
 
 
-def best_unit(layout: Layout, room_bytes: int, costs: SourceCosts) -> int:
-    """The unit that costs least, for `layout.cut`, or WHOLE. Raises UsageError for a room too small for any."""
+def best_unit(layout: Layout, room_bytes: int, costs: SourceCosts, alone: SourceCosts | None = None) -> int:
+    """The unit that costs least, for `layout.cut`, or WHOLE; ALONE where that costs no more. `costs`: what the reader
+    sees; `alone`: what workers see that read each sample alone, None if they are not to. Raises UsageError for a room
+    too small for any."""
     found = unit_costs(layout, room_bytes, costs)
     if not found:
         raise UsageError(f"memory of {room_bytes} bytes is too little for any unit of reading", "give more memory")
+    if alone is not None:
+        found = {unit: ns + STAGED_NS for unit, ns in found.items()}
+        found[ALONE] = alone.ns(layout.n_samples, layout.nbytes) / layout.n_samples
     return min(found, key=lambda unit: found[unit])
 
 

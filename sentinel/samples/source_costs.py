@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 
 
 @dataclass(frozen=True)
 class SourceCosts:
-    """A read of b bytes takes `latency_ns` + b / `read_bytes_per_s`; of `in_flight` reads the latencies overlap.
+    """A read of b bytes takes `latency_ns` + b / `read_bytes_per_s`; of up to `in_flight` reads the latencies overlap.
 
-    `measured`: on this host and source, else declared.
+    `cached`: share of the reads tried that the kernel had in its page cache. `measured`: on this host and source, else
+    declared.
     """
 
     latency_ns: float
     read_bytes_per_s: float
-    in_flight: int = 1
+    in_flight: float = 1
     measured: bool = False
+    cached: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.latency_ns < math.inf and self.read_bytes_per_s > 0 and self.in_flight >= 1):
@@ -26,6 +28,10 @@ class SourceCosts:
                 f"a source of {self.latency_ns} ns a read, {self.read_bytes_per_s} bytes/s, {self.in_flight} in flight",
                 "give a latency of at least 0, a bandwidth above 0 and at least one read in flight",
             )
+
+    def of_reader(self, in_flight: int) -> SourceCosts:
+        """What a reader sees that has at most so many reads in flight."""
+        return replace(self, in_flight=min(self.in_flight, in_flight))
 
     def ns(self, reads: float, nbytes: float) -> float:
         """Time that so many reads of together `nbytes` take."""

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,54 +19,97 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.room_here import available_bytes, memory_bytes  # noqa: E402
-from sentinel.data.sample_arena import ArenaShape, SampleArena, page_bytes_for, shape_within  # noqa: E402
+from sentinel.data.sample_arena import ArenaShape, Missing, SampleArena, page_bytes_for, shape_within  # noqa: E402
 from tests.data_files import content, shards  # noqa: E402
 
 SHAPE = ArenaShape(n_samples=10, n_pages=40, page_bytes=64)
 
 
-def got(arena: SampleArena, sample: int, nbytes: int) -> bytes:
-    """What is copied; a text that no sample has where there is none."""
-    found = arena.copy(sample, nbytes)
-    return b"none" if found is None else bytes(found)
+def got(arena: SampleArena, sample: int, nbytes: int) -> bytes | Missing:
+    """What is copied, or why nothing is."""
+    (found,) = arena.copy(np.array([sample]), np.array([nbytes]))
+    return found if isinstance(found, Missing) else bytes(found)
 
 
-def put(arena: SampleArena, sample: int, data: bytes, pages: list[int], read: int = 1) -> int:
-    entry = arena.put(np.frombuffer(data, np.uint8), np.array(pages, np.int32), read)
-    arena.publish(sample, entry)
+def put(arena: SampleArena, sample: int, data: bytes, pages: list[int], read: int = 1) -> np.ndarray:
+    one = np.array([sample])
+    where = np.zeros(1, np.int64), np.array([len(data)]), one, np.array(pages, np.int32)
+    entry = arena.put(np.frombuffer(data, np.uint8), *where, read)
+    arena.publish(one, entry)
     return entry
 
 
 def test_samples_lie_in_pages_anywhere() -> None:
     arena = SampleArena(SHAPE)
     for sample, (nbytes, pages) in enumerate([(1, [3]), (64, [9]), (65, [39, 0]), (300, [7, 8, 1, 30, 2])]):
-        assert arena.copy(sample, nbytes) is None
+        assert got(arena, sample, nbytes) is Missing.ABSENT
         entry = put(arena, sample, content(sample, nbytes), pages)
         assert got(arena, sample, nbytes) == content(sample, nbytes)
-        arena.remove(sample, entry + 1)  # of another read
+        arena.remove(np.array([sample]), entry + 1)  # of another read
         assert got(arena, sample, nbytes) == content(sample, nbytes)
-    arena.remove(3, entry)
-    assert arena.copy(3, 300) is None
+    arena.remove(np.array([3]), entry)
+    assert got(arena, 3, 300) is Missing.ABSENT
     assert got(arena, 2, 65) == content(2, 65)
     arena.clear()
-    assert arena.copy(2, 65) is None
+    assert got(arena, 2, 65) is Missing.ABSENT
+
+
+def test_the_samples_of_a_read_are_put_and_copied_together() -> None:
+    arena = SampleArena(SHAPE)
+    data = np.frombuffer(content(77, 900), np.uint8)
+    samples, begins, nbytes = np.array([7, 2, 5]), np.array([0, 500, 700]), np.array([130, 64, 200])
+    pages = np.array([5, 1, 9, 30, 31, 2, 3, 4], np.int32)  # 3 of the first, 1 of the second, 4 of the third
+    arena.publish(samples, arena.put(data, begins, nbytes, samples, pages, 4))
+    asked = np.array([2, 8, 5, 7])
+    found = arena.copy(asked, np.array([64, 10, 200, 130]))
+    assert found[1] is Missing.ABSENT
+    assert [bytes(found[i]) for i in (0, 2, 3)] == [
+        data[begin : begin + count].tobytes() for begin, count in ((500, 64), (700, 200), (0, 130))
+    ]
+    arena.publish(np.array([8]), arena.lost(np.array([8]), 9))
+    assert got(arena, 8, 10) is Missing.LOST
 
 
 def test_a_copy_of_what_is_replaced_meanwhile_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = SampleArena(SHAPE)
     put(arena, 4, content(4, 130), [5, 6, 7], read=1)
-    real = arena._chain
+    real = arena._sums
 
-    def replaced(page: int, count: int) -> list[int] | None:
-        chain = real(page, count)
+    def replaced(*arguments: np.ndarray) -> np.ndarray:
+        monkeypatch.undo()
         put(arena, 4, content(5, 130), [5, 6, 7], read=2)
-        return chain
+        return real(*arguments)
 
-    monkeypatch.setattr(arena, "_chain", replaced)
-    assert arena.copy(4, 130) is None
-    monkeypatch.undo()
-    arena.following[5] = 1 << 30  # whatever lies there
-    assert arena.copy(4, 130) is None
+    monkeypatch.setattr(arena, "_sums", replaced)
+    assert got(arena, 4, 130) is Missing.ABSENT
+    assert got(arena, 4, 130) == content(5, 130)
+
+
+@pytest.mark.parametrize("where", ["pages", "following", "sums", "entries"])
+def test_what_another_process_writes_is_found(where: str) -> None:
+    """Each word that lies in the way of a sample, changed at random; the sample is never other bytes than those put."""
+    arena, chance = SampleArena(SHAPE), np.random.default_rng(3)
+    expected = content(4, 300)
+    for _ in range(400):
+        put(arena, 4, expected, [7, 8, 1, 30, 2])
+        column = getattr(arena, where).reshape(-1)
+        rows = {"pages": 64 * np.array([7, 8, 1, 30, 2])[:, None] + np.arange(64), "following": [7, 8, 1, 30]}
+        at = int(chance.choice(np.ravel(rows.get(where, [4]))))
+        column[at] ^= np.array(1 << int(chance.integers(8 * column.itemsize)), column.dtype)
+        found = got(arena, 4, 300)
+        assert found is Missing.DAMAGED or (where == "entries" and found in (Missing.LOST, Missing.ABSENT, expected))
+        arena.clear()
+
+
+def test_samples_that_were_exchanged_are_found() -> None:
+    arena = SampleArena(SHAPE)
+    put(arena, 1, content(1, 100), [5, 6])
+    put(arena, 2, content(2, 100), [7, 8])
+    arena.entries[1], arena.sums[1] = arena.entries[2], arena.sums[2]
+    assert got(arena, 1, 100) is Missing.DAMAGED
+    put(arena, 3, content(3, 128), [10, 11])
+    arena.pages[[10, 11]] = arena.pages[[11, 10]]
+    assert got(arena, 3, 128) is Missing.DAMAGED
 
 
 def test_of_two_reads_of_a_sample_the_later_one_counts() -> None:
@@ -73,10 +117,21 @@ def test_of_two_reads_of_a_sample_the_later_one_counts() -> None:
     arena = SampleArena(SHAPE)
     later = put(arena, 1, content(1, 100), [5, 6], read=8)
     earlier = put(arena, 1, content(1, 100), [7, 8], read=7)
-    arena.remove(1, earlier)
+    arena.remove(np.array([1]), earlier)
     assert got(arena, 1, 100) == content(1, 100)
-    arena.remove(1, later)
-    assert got(arena, 1, 100) == b"none"
+    arena.remove(np.array([1]), later)
+    assert got(arena, 1, 100) is Missing.ABSENT
+
+
+def test_the_bell_rings_for_what_is_taken() -> None:
+    arena = SampleArena(SHAPE)
+    arena.take(np.array([3, 5]))
+    assert np.flatnonzero(arena.taken).tolist() == [3, 5]
+    began = time.monotonic()
+    arena.wait(60)
+    arena.wake()
+    arena.wait(60)
+    assert time.monotonic() - began < 60, "it was rung before"
 
 
 def test_nobody_can_shorten_it() -> None:
@@ -86,9 +141,9 @@ def test_nobody_can_shorten_it() -> None:
     assert os.fstat(arena.descriptor).st_blocks * 512 >= SHAPE.nbytes, "all of it is reserved"
 
 
-def _copy(arena: SampleArena, found: multiprocessing.Queue[bytearray | None]) -> None:
-    arena.taken[3] = 1
-    found.put(arena.copy(2, 100))
+def _copy(arena: SampleArena, found: multiprocessing.Queue[bytes | Missing]) -> None:
+    arena.take(np.array([3]))
+    found.put(got(arena, 2, 100))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -101,6 +156,7 @@ def test_other_processes_see_it(method: str) -> None:
     child.start()
     assert found.get(timeout=60) == content(2, 100)
     child.join()
+    arena.wait(60)  # the bell rang here
     assert arena.taken.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(arena)
@@ -128,7 +184,7 @@ def test_an_arena_is_never_larger_than_the_memory(memory: int, even: bool) -> No
 
 
 def test_pages_suit_the_samples() -> None:
-    assert page_bytes_for(np.array([777, 777])) == 777
+    assert page_bytes_for(np.array([777, 777])) == 784
     assert page_bytes_for(np.array([32_000, 32_768])) == 1984
     assert page_bytes_for(np.array([1, 2])) == 64
 

@@ -151,9 +151,9 @@ def test_a_file_that_changed_is_refused_by_name(folder: Path) -> None:
     paths = written(folder, [40], 20)
     data = open_data(paths)
     files = SourceFiles(data.layout, data.root, data.source)
-    files.chunk(0)
+    files.chunk(0, np.array([0]))
     pq.write_table(table(40, 40), paths[0], row_group_size=20)
-    for read in (lambda: files.chunk(1), lambda: open_data(paths)):
+    for read in (lambda: files.chunk(1, np.array([20])), lambda: open_data(paths)):
         with pytest.raises(FormatError, match="changed since it was indexed") as error:
             read()
         assert error.value.path == paths[0]

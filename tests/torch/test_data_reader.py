@@ -14,7 +14,7 @@ from sentinel.core.errors import CapabilityError  # noqa: E402
 from sentinel.data.chunk_reader import ChunkReader  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
-from sentinel.data.sample_arena import PEAK_PAGES, READS, SampleArena, shape_within  # noqa: E402
+from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import Collate, Failed, FromArena, Served, StagedSamples  # noqa: E402
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
@@ -41,7 +41,8 @@ def staging(files: SourceFiles, room: Room, epoch: int, before: Staging | None) 
 def copied(arena: SampleArena, files: SourceFiles, sample: int) -> bytes:
     """The sample from the arena, once it is there."""
     began = time.monotonic()
-    while (found := arena.copy(sample, int(files.layout.sample_nbytes[sample]))) is None:
+    one = np.array([sample])
+    while not isinstance(found := arena.copy(one, files.layout.sample_nbytes[one])[0], memoryview):
         assert time.monotonic() - began < 60, "it does not come"
         time.sleep(0.001)
     return bytes(found)
@@ -60,15 +61,15 @@ def test_epochs_follow_one_another_with_pauses_between(
         for position, sample in enumerate(now.order.tolist()):
             if now.stay_at[position] >= 0:
                 assert copied(arena, files, sample) == files.sample(sample).tobytes()
-            arena.taken[position] = 1
+            arena.take(np.array([position]))
             if position % 50 == 20:
                 reader.pause()
                 reader.start()
         reader.finish()
         assert reader.error is None
         before, reads = now, reads + len(now.read_chunk)
-    assert int(arena.counters[READS]) == reads
-    assert 0 < int(arena.counters[PEAK_PAGES]) <= arena.shape.n_pages
+    assert reader.counts.reads == reads
+    assert reader.counts.failed == 0
 
 
 def test_an_epoch_that_was_left_is_forgotten(job: tuple[ChunkReader, SampleArena, SourceFiles, Room]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sentinel.core.errors import UsageError
 from sentinel.samples import (
+    ALONE,
     WHOLE,
     ArenaPages,
     Epoch,
@@ -25,6 +26,7 @@ from sentinel.samples import (
     simulate,
     unit_costs,
 )
+from sentinel.samples.reading_unit import STAGED_NS
 from sentinel.samples.widest import widest
 from tests.sample_layouts import even, layout_of, permutation
 
@@ -144,6 +146,37 @@ def test_where_latency_counts_chunks_are_read_whole_and_where_bandwidth_does_in_
     assert set(unit_costs(replace(layout, encoded=True), room, SourceCosts(10, 1e9))) == {WHOLE}
     with pytest.raises(UsageError, match="too little for any unit"):
         best_unit(layout, 10, SourceCosts(10, 1e9))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        SourceCosts(2e6, 1e9),
+        SourceCosts(2e6, 1e9, 16),
+        SourceCosts(5e5, 1e9, 4),
+        SourceCosts(100e3, 5e8),
+        SourceCosts(100e3, 5e8, 16),
+        SourceCosts(3e3, 5e9),
+    ],
+)
+def test_the_unit_that_is_chosen_is_near_the_best_of_a_sweep(share: float, costs: SourceCosts) -> None:
+    """Of all of a data set, four times what the choice looks at, with other permutations."""
+    layout = layout_of([256] * 256, 20_000 + np.random.default_rng(2).integers(0, 20_000, 256 * 256))
+    room = int(layout.nbytes * share)
+    orders = [permutation(layout.n_samples, seed) for seed in range(5, 8)]
+
+    def epoch_ns(unit: int) -> float:
+        cut = layout.cut(unit) if unit else layout
+        there = Room.of(cut, room)
+        first = plan(cut, Order(), there, Epoch(orders[0], orders[1]))
+        return simulate(cut, plan(cut, Order(), there, Epoch(orders[1], orders[2]), first), costs).wait_ns
+
+    sweep = {unit: epoch_ns(unit) for unit in (1, 2, 4, 8, 16, 32, 64, 128, WHOLE)}
+    assert sweep[best_unit(layout, room, costs)] <= 1.1 * min(sweep.values())
+    sweep = {unit: ns + STAGED_NS * layout.n_samples for unit, ns in sweep.items()}
+    sweep[ALONE] = costs.ns(layout.n_samples, layout.nbytes)
+    assert sweep[best_unit(layout, room, costs, costs)] <= 1.1 * min(sweep.values())
 
 
 def test_the_quality_of_a_shuffle_is_counted() -> None:

@@ -1,0 +1,79 @@
+"""FeedFacts: what the report of a loader is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from sentinel.data.staged_samples import Served
+from sentinel.reports import ReportError
+from sentinel.samples import Feed
+
+
+@dataclass(frozen=True)
+class Fed:
+    """Counts of some epochs. `feed`: as the simulator has them. `served`: what workers say of the samples that were
+    delivered. `requested`, `requested_bytes`: samples that the loader asked for, and their bytes by the index."""
+
+    feed: Feed
+    served: Served
+    requested: int
+    requested_bytes: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Samples that were in memory for an earlier read, of all that were delivered."""
+        return self.served.hits / max(self.served.samples, 1)
+
+    @property
+    def reads_saved(self) -> float:
+        """Of the reads of the same order without memory, a read a sample, the share that was not done; below 0 if more
+        were."""
+        return 1 - (self.feed.source_reads + self.feed.direct_reads) / max(self.feed.samples, 1)
+
+    @property
+    def bytes_saved(self) -> float:
+        """Of the bytes of the samples, the share by which less was read; below 0 if more was."""
+        return 1 - self.feed.source_bytes / max(self.feed.sample_bytes, 1)
+
+    @property
+    def headline(self) -> dict[str, float]:
+        """Name -> count."""
+        saved = {"hit_ratio": self.hit_ratio, "reads_saved": self.reads_saved, "bytes_saved": self.bytes_saved}
+        return {**asdict(self.served), **self.feed.headline, **saved}
+
+    def checked(self) -> Fed:
+        """This. Raises ReportError unless what was delivered is what was asked for, and each sample came from one
+        place."""
+        served = self.served
+        for what, asked, delivered, places in (
+            ("samples", self.requested, served.samples, (served.hits, served.brought, served.direct_reads)),
+            (
+                "bytes",
+                self.requested_bytes,
+                served.sample_bytes,
+                (served.hit_bytes, served.brought_bytes, served.alone_bytes),
+            ),
+        ):
+            if asked != delivered:
+                raise ReportError(f"{what} of a loader", f"{asked} were asked for", f"{delivered} were delivered")
+            if delivered != sum(places):
+                raise ReportError(
+                    f"{what} of a loader",
+                    f"{delivered} were delivered",
+                    f"{places[0]} hits, {places[1]} brought and {places[2]} read alone add up to {sum(places)}",
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class FeedFacts:
+    """`all_epochs`: counts of all epochs. `last`: of the one that is under way or ended last, whose number is `number`.
+    `predicted`: what its plan said, where it was delivered to its end. `node_pages`: NUMA node -> pages of the memory
+    for samples that the kernel says are there, -1 for those that were not touched yet."""
+
+    all_epochs: Fed
+    last: Fed
+    number: int
+    predicted: Feed | None = None
+    node_pages: dict[int, int] = field(default_factory=dict)
+    caveats: list[str] = field(default_factory=list)

@@ -1,0 +1,151 @@
+"""FEED_SECTIONS: the parts of the report of a loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sentinel.core.units import PAGE_BYTES, format_bytes, format_ns
+from sentinel.data.feed_facts import FeedFacts
+from sentinel.reports.html.tables import text_as_pairs
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+
+if TYPE_CHECKING:  # pandas takes half a second to import: only who asks for tables pays
+    import pandas as pd
+
+Rows = list[tuple[str, ...]]
+
+_REQUESTS = "Where the samples came from"
+_COUNTS = "What was done, and what the plan said"
+_DIRECT = "Samples that were read alone, and why"
+_NODES = "Memory for samples, by node, as the kernel says"
+_WHY = {
+    "late": "nothing had happened in the reader for too long",
+    "lost": "their chunk could not be read",
+    "ended": "the reader had ended",
+    "again": "a worker that was killed had got them",
+    "damaged": "other bytes lay in memory than were read",
+}
+
+
+def _places(report: FeedFacts) -> Rows:
+    """(name, samples, bytes) by where samples came from."""
+    served = report.all_epochs.served
+    return [
+        ("hits: in memory for an earlier read", str(served.hits), str(served.hit_bytes)),
+        ("hits in the memory of peers", "0", "0"),
+        ("source: brought by a read of their chunk", str(served.brought), str(served.brought_bytes)),
+        ("source: read alone", str(served.direct_reads), str(served.alone_bytes)),
+    ]
+
+
+def _requests_frame(report: FeedFacts) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = _places(report)
+    return pd.DataFrame(
+        {
+            "from": [row[0] for row in rows],
+            "samples": [int(row[1]) for row in rows],
+            "nbytes": [int(row[2]) for row in rows],
+        }
+    )
+
+
+def _requests_text(document: Document[FeedFacts]) -> TextTable:
+    fed = document.facts.all_epochs
+    rows: Rows = [("", "samples", "", "bytes")]
+    for name, samples, nbytes in _places(document.facts):
+        share = int(samples) / max(fed.served.samples, 1)
+        rows.append((name, f"{int(samples):,}", f"{share:.1%}", format_bytes(int(nbytes))))
+    rows.append(("all that were asked for", f"{fed.requested:,}", "", format_bytes(fed.requested_bytes)))
+    return TextTable(_REQUESTS, rows)
+
+
+def _columns(report: FeedFacts) -> dict[str, dict[str, float]]:
+    """Column -> name -> count."""
+    found = {"all_epochs": report.all_epochs.headline, "epoch": report.last.headline}
+    if report.predicted is not None:
+        predicted = report.predicted.headline
+        found["predicted"] = {name: value for name, value in predicted.items() if name != "wait_ns"}
+    return found
+
+
+def _counts_frame(report: FeedFacts) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = _columns(report)
+    names = list(columns["all_epochs"])
+    values = {column: pd.array([counts.get(name) for name in names], "Float64") for column, counts in columns.items()}
+    return pd.DataFrame({"name": names, **values})
+
+
+def _counts_text(document: Document[FeedFacts]) -> TextTable:
+    columns = _columns(document.facts)
+    heads = {"all_epochs": "all epochs", "epoch": f"epoch {document.facts.number}", "predicted": "predicted for it"}
+    rows: Rows = [("", *(heads[column] for column in columns))]
+    for name in columns["all_epochs"]:
+        cells = (_shown(name, counts[name]) if name in counts else "" for counts in columns.values())
+        rows.append((name, *cells))
+    return TextTable(_COUNTS, rows)
+
+
+def _shown(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_ns"):
+        return format_ns(value)
+    if name.endswith(("_ratio", "_saved")):
+        return f"{value:.1%}"
+    return f"{value:.2f}" if name == "reads_per_chunk" else f"{value:,.0f}"
+
+
+def _reasons(report: FeedFacts) -> dict[str, int]:
+    """Why -> samples that were read alone."""
+    served = report.all_epochs.served
+    unplanned = {why: int(getattr(served, name)) for name, why in _WHY.items()}
+    return {"the plan has no room for them": served.direct_reads - sum(unplanned.values()), **unplanned}
+
+
+def _direct_frame(report: FeedFacts) -> pd.DataFrame:
+    import pandas as pd
+
+    reasons = _reasons(report)
+    return pd.DataFrame({"why": list(reasons), "samples": list(reasons.values())})
+
+
+def _direct_text(document: Document[FeedFacts]) -> TextTable:
+    rows: Rows = [(f"{samples:,}", why) for why, samples in _reasons(document.facts).items() if samples]
+    return TextTable(_DIRECT, rows)
+
+
+def _nodes_frame(report: FeedFacts) -> pd.DataFrame | None:
+    import pandas as pd
+
+    if not report.node_pages:
+        return None
+    nodes = [node if node >= 0 else None for node in report.node_pages]
+    return pd.DataFrame(
+        {
+            "node": pd.array(nodes, "Int64"),
+            "nbytes": [PAGE_BYTES * pages for pages in report.node_pages.values()],
+        }
+    )
+
+
+def _nodes_text(document: Document[FeedFacts]) -> TextTable:
+    pages = document.facts.node_pages
+    if not pages:
+        return NO_TEXT
+    rows: Rows = [
+        (f"node {node}" if node >= 0 else "not touched yet", format_bytes(PAGE_BYTES * count))
+        for node, count in pages.items()
+    ]
+    return TextTable(_NODES, rows)
+
+
+FEED_SECTIONS: tuple[Section[FeedFacts], ...] = (
+    Section(_REQUESTS, "requests", _requests_frame, _requests_text, text_as_pairs(_requests_text, _REQUESTS)),
+    Section(_COUNTS, "counts", _counts_frame, _counts_text, text_as_pairs(_counts_text, _COUNTS)),
+    Section(_DIRECT, "direct_reads", _direct_frame, _direct_text, text_as_pairs(_direct_text, _DIRECT)),
+    Section(_NODES, "nodes", _nodes_frame, _nodes_text, text_as_pairs(_nodes_text, _NODES)),
+)
