@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import costs_page, data_orders_page, policies_page, profiling_page, two_nodes_page, validation_page
+from benchmarks import (
+    costs_page,
+    data,
+    data_orders_page,
+    data_page,
+    policies_page,
+    profiling_page,
+    two_nodes_page,
+    validation_page,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -129,6 +138,35 @@ def test_the_page_of_costs_is_made_from_its_results() -> None:
 
 def test_the_page_of_orders_of_training_data_is_made_from_its_results() -> None:
     assert (DOCS / "data-orders.md").read_text() == data_orders_page.page(told("data-orders.json"))
+
+
+def test_a_table_of_loaders_is_made_from_results() -> None:
+    epoch = {"ns": 2_000_000_000, "samples": 4096, "distinct": 4096, "chunks_per_batch": 63.2, "span": 0.97}
+    slow = epoch | {"reads": 4096, "read_bytes": 1000}
+    plain = {"version": None, "first": slow, "rounds": [slow, slow]}
+    fast = {**epoch, "ns": 500_000_000, "reads": 160, "read_bytes": 2500}
+    rivals = {
+        data.PLAIN: plain,
+        "mine": {"version": None, "first": fast, "rounds": [fast, fast]},
+        "absent": {"not_measured": "ModuleNotFoundError: No module named 'absent'"},
+    }
+    made = {
+        "when": "2026-11-23T06:00:00Z",
+        "machine": {"cores": 2, "cpu": "a CPU", "kernel": "6.1"},
+        "versions": {"python": "3.11", "torch": "2.13"},
+        "settings": {"samples": 4096, "mean_bytes": 32768, "chunk": 64, "share": 0.2, "batch": 256, "rounds": 2},
+        "results": [{"source": data.SOURCES[1]._asdict(), "rivals": rivals}],
+    }
+    page = data_page.rewritten(f"before\n{data_page.BEGIN}\nold\n{data_page.END}\nafter\n", made)
+    assert "| mine | 8,192 | 4.00 (4.00–4.00) | 2.50, 2.50 | 2.50 | 63 | 0.97 | 4,096, 4,096 |" in page
+    assert "Not measured: absent (ModuleNotFoundError" in page
+    assert "(injected), 2 workers" in page
+    assert "old" not in page
+    assert page.startswith("before\n")
+    assert page.endswith("\nafter\n")
+    with pytest.raises(ValueError, match="the page has no"):
+        data_page.rewritten("nothing", made)
+    assert data_page.BEGIN in (DOCS / "data.md").read_text()
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:

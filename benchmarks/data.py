@@ -1,0 +1,279 @@
+"""Loaders of training data side by side, on one file set with equal room: `python -m benchmarks.data > docs/data.json`.
+
+Samples of lognormal sizes (mean 32 KiB) lie in tar shards of 64; rivals that have a format of their own get the same
+samples in it, in shards of as many. Each loader is a process that lives as long as the benchmark; in each round all of
+them deliver an epoch, one after the other. A library that is loaded before all others (_described_source.c) counts the
+reads of each process and its workers below the folder of the data, and lets them take as long as on a described source.
+Sources: files in the page cache, and a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at
+once. Rivals: the plain DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as
+they are installed: `pip install --no-deps -r benchmarks/data_rivals.txt`.
+
+`--quick` takes half of the samples and two rounds. `python -m benchmarks.data_page` writes the table into
+docs/data.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import mmap
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import _bench
+
+CHUNK, BATCH, SHARE = 64, 256, 0.2
+MEAN_BYTES, SIGMA = 32 << 10, 0.5
+PLAIN = "torch, random access"
+RIVALS = (
+    PLAIN,
+    "sentinel exact",
+    'sentinel exact, unit="auto"',
+    "sentinel windowed",
+    "sentinel redirect",
+    "webdataset",
+    "hf-streaming",
+    "mosaicml-streaming",
+    "mosaicml-streaming, blocks",
+    "litdata",
+)
+_HEAD, _STATE = "3Q", 8 * (6 + 64)
+"""Of the state of a described source: latency, bandwidth and depth, then reads and bytes, then its clocks."""
+
+
+class Described(NamedTuple):
+    """A source. Without a latency and a bandwidth reads take what they take."""
+
+    name: str
+    latency_ns: int = 0
+    read_bytes_per_s: int = 0
+    depth: int = 0
+    workers: int = 2
+
+
+SOURCES = (
+    Described("page cache"),
+    Described("2 ms a read, 1 GB/s, one in flight (injected)", 2_000_000, 10**9, 1),
+    Described("2 ms a read, 1 GB/s, 16 in flight (injected)", 2_000_000, 10**9, 16, workers=8),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print everything as one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="8,192 samples and 2 rounds, not 16,384 and 3")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="rivals whose name has this word")
+    parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
+    given = parser.parse_args(arguments)
+    samples, rounds = (8192, 2) if given.quick else (16_384, 3)
+    names = [name for name in RIVALS if not given.only or any(word in name for word in given.only)]
+    with tempfile.TemporaryDirectory(dir=given.folder) as made:
+        folder = Path(made)
+        library, refused = _built(folder), _written(folder / "source", samples)
+        results = []
+        for source in SOURCES:
+            say(f"{source.name}: {len(names)} loaders")
+            rivals = _rounds(folder, library, source, names, samples, rounds)
+            results.append({"source": source._asdict(), "rivals": rivals})
+    settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
+    told = {"settings": {**settings, "sigma": SIGMA, "rounds": rounds}, "not_written": refused}
+    print(json.dumps(_bench.told("a loader in exact order reads a source few times", told, results)))
+
+
+def say(sentence: str) -> None:
+    """On standard error, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
+
+
+def _rounds(
+    folder: Path, library: Path, source: Described, names: Sequence[str], samples: int, rounds: int
+) -> dict[str, Any]:
+    """Rival -> its epochs: a first one, then `rounds` in which all take turns."""
+    found: dict[str, Any] = {}
+    running: dict[str, _Rival] = {}
+    try:
+        for name in names:
+            try:
+                running[name] = _Rival(name, folder, library, source, samples)
+                found[name] = {"version": running[name].version, "first": running[name].epoch(), "rounds": []}
+            except _Ended as error:
+                found[name] = {"not_measured": str(error)}
+                running.pop(name, _NONE).close()
+        for order in _bench.taking_turns(list(running), rounds):
+            for name in order:
+                try:
+                    found[name]["rounds"].append(running[name].epoch())
+                except _Ended as error:
+                    found[name]["not_measured"] = str(error)
+    finally:
+        for rival in running.values():
+            rival.close()
+    for name, told in found.items():
+        times = [epoch["ns"] for epoch in told.get("rounds", ())]
+        what = f"{samples / statistics.median(times) * 1e9:,.0f} samples/s" if times else told.get("not_measured", "")
+        say(f"  {name}: {what}")
+    return found
+
+
+class _Ended(Exception):
+    """A rival has ended; the last line that it said."""
+
+
+class _Rival:
+    """A loader in a process of its own, and what that reads of the source."""
+
+    def __init__(self, name: str, folder: Path, library: Path, source: Described, samples: int) -> None:
+        path = Path(tempfile.mkdtemp(dir=folder))
+        (path / "state").write_bytes(bytes(_STATE))
+        with open(path / "state", "r+b") as file:
+            self._state = mmap.mmap(file.fileno(), _STATE)
+        self._errors = path / "errors"
+        options = {"samples": samples, "chunk": CHUNK, "share": SHARE, "batch": BATCH, "workers": source.workers}
+        words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
+        said = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._data_rival", name, str(folder), *words],
+            cwd=_bench.ROOT,
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(library),
+                "SOURCE_ROOT": str(folder / "source"),
+                "SOURCE_STATE": str(path / "state"),
+                "XDG_CACHE_HOME": str(folder / "cache"),
+                "HF_HUB_OFFLINE": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
+        os.close(said)
+        self.version = self._answer()["version"]
+        struct.pack_into(_HEAD, self._state, 0, source.latency_ns, source.read_bytes_per_s, source.depth)
+        self._asked("open")
+
+    def epoch(self) -> dict[str, Any]:
+        """What an epoch delivered, and what was read for it."""
+        before = struct.unpack_from("2Q", self._state, 24)
+        found = self._asked("epoch")
+        reads, nbytes = struct.unpack_from("2Q", self._state, 24)
+        return {**found, "reads": reads - before[0], "read_bytes": nbytes - before[1]}
+
+    def close(self) -> None:
+        """The process ends."""
+        self._process.kill()
+        self._process.wait()
+
+    def _asked(self, word: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: it says why
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        said = self._errors.read_text(errors="replace").strip().splitlines()
+        raise _Ended(said[-1] if said else "it ended without a word")
+
+
+class _None:
+    """In place of a rival that could not be started."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+_NONE: Any = _None()
+
+
+def _built(folder: Path) -> Path:
+    """The library that describes a source."""
+    library = folder / "described_source.so"
+    source = Path(__file__).parent / "_described_source.c"
+    command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def _written(source: Path, samples: int) -> dict[str, str]:
+    """The samples in each format. Returns why a format could not be written."""
+    chance = np.random.default_rng(1)
+    sizes = chance.lognormal(np.log(MEAN_BYTES) - SIGMA**2 / 2, SIGMA, samples).astype(np.int64) + (8 << 10)
+
+    def sample(number: int) -> dict[str, bytes]:
+        return {"cls": b"%d" % number, "img": np.random.default_rng(number).bytes(int(sizes[number]))}
+
+    (source / "tar").mkdir(parents=True)
+    for shard in range(-(-samples // CHUNK)):
+        with tarfile.open(source / "tar" / f"train-{shard:05d}.tar", "w") as tar:
+            for number in range(shard * CHUNK, min((shard + 1) * CHUNK, samples)):
+                for extension, data in sample(number).items():
+                    member = tarfile.TarInfo(f"{number:08d}.{extension}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    refused = {}
+    for name, write in (("mds", _write_mds), ("litdata", _write_litdata)):
+        try:
+            write(source / name, samples, sample)
+        except Exception as error:  # of a rival: it is named as not measured
+            refused[name] = f"{type(error).__name__}: {error}"
+    return refused
+
+
+def without_pictures() -> None:
+    """torchvision as far as mosaicml-streaming imports it, for pictures: no build of it goes with every torch."""
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        stub: Any = types.ModuleType(name)
+        stub.__spec__ = ModuleSpec(name, None)
+        stub.VisionDataset = stub.to_tensor = stub.CIFAR10 = object
+        sys.modules.setdefault(name, stub)
+
+
+def _write_mds(folder: Path, samples: int, sample: Any) -> None:
+    without_pictures()
+    from streaming import MDSWriter
+
+    largest = int(2 * CHUNK * MEAN_BYTES * np.exp(4 * SIGMA))  # a shard is closed by number here
+    with MDSWriter(out=str(folder), columns={"cls": "bytes", "img": "bytes"}, size_limit=largest) as writer:
+        for number in range(samples):
+            writer.write(sample(number))
+            if number % CHUNK == CHUNK - 1:
+                writer.flush_shard()
+                writer._reset_cache()
+
+
+def _write_litdata(folder: Path, samples: int, sample: Any) -> None:
+    from litdata.streaming.cache import Cache
+
+    cache = Cache(str(folder), chunk_size=CHUNK)
+    for number in range(samples):
+        cache[number] = sample(number)
+    cache.done()
+    cache.merge()
+
+
+if __name__ == "__main__":
+    main()
