@@ -52,10 +52,6 @@ class BlockTable:
         """The bytes of `block` in each tier."""
         return tuple([held[block] for held in self.bytes_in])
 
-    def whole_in(self, block: int, tier: int) -> tuple[int, ...]:
-        """What `spread` is where all of `block` is in `tier`."""
-        return tuple([self.nbytes[block] if index == tier else 0 for index in range(len(self.bytes_in))])
-
     def slower_tier(self, block: int) -> int:
         """The tier beside the fast one that holds most of `block`."""
         return max(range(FAST + 1, len(self.bytes_in)), key=lambda tier: self.bytes_in[tier][block])

@@ -260,12 +260,6 @@ class ManagedMemory:
         """Does `address` lie in one of the two arenas?"""
         return bool(self._quick.sn_memory_contains(address))
 
-    def exclusive_range(self) -> tuple[int, int]:
-        """Base address and bytes ever handed out of the exclusive arena."""
-        found = native.Range()
-        native.check("sn_exclusive_range", self._native.sn_exclusive_range(ctypes.byref(found)))
-        return found.base, found.used_bytes
-
     def exclusive_extent(self) -> tuple[int, int, int]:
         """Base address of the exclusive arena, bytes ever handed out, and bytes of address space reserved for it."""
         found = native.Range()
@@ -310,10 +304,6 @@ class ManagedMemory:
     def let_tensors_have_huge_pages(self, may: bool) -> None:
         """Whether chunks of 2 MiB that one tensor of the exclusive arena fills, from now on, may be huge pages."""
         native.function("sn_exclusive_huge", None, ctypes.c_int)(int(may))
-
-    def release_free_pages(self) -> int:
-        """Returns the free pages of the exclusive arena to the system; how many bytes they span."""
-        return native.check("sn_exclusive_release", self._native.sn_exclusive_release(), _OWNER)
 
     def give_back(self) -> int:
         """Frees what moved storages have left (see `adopt`); how many bytes that were. At a step boundary."""

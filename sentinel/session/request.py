@@ -17,8 +17,6 @@ from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
 
-FRACTIONAL = "%"
-
 
 @dataclass(frozen=True)
 class Request:

@@ -91,7 +91,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_placement_unlike": (_U64, ()),
     "sn_exclusive_range": (_INT, (ctypes.POINTER(Range),)),
     "sn_exclusive_set_shared": (_INT, (_INT,)),
-    "sn_exclusive_release": (_I64, ()),
     "sn_placement_range": (_INT, (ctypes.POINTER(Range),)),
     "sn_placement_release": (_I64, ()),
     "sn_placement_huge": (_INT, (_U64, _PTR, _PTR)),

@@ -205,15 +205,6 @@ def test_counters_tell_live_peak_and_reasons(memory: ManagedMemory) -> None:
     del second, third
 
 
-def test_free_pages_are_returned(memory: ManagedMemory) -> None:
-    memory.record()
-    tensor = torch.ones(3 << 20)
-    held = torch.ones(5003)
-    del tensor
-    assert memory.release_free_pages() >= 12 << 20
-    assert held.sum() == 5003
-
-
 def test_a_kernel_of_other_pages_is_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "PAGESIZE", 65536)
     with pytest.raises(CapabilityError, match=r"65536 bytes.*4 KiB pages"):
