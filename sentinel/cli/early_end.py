@@ -25,16 +25,15 @@ class Enough(SystemExit):
 
 
 class StepLimit(Observer):
-    """Ends the script by Enough: after so many optimizer `steps`, or as soon as there is a plan (`dry`)."""
+    """Ends the script by Enough: after so many optimizer `steps`, or as soon as there is a plan (`dry`).
+
+    `asked`: whether either was asked for.
+    """
 
     def __init__(self, steps: int | None, *, dry: bool) -> None:
         self._left, self._dry, self._planned = steps, dry, False
         self._pid = os.getpid()
-
-    @property
-    def asked(self) -> bool:
-        """Whether the script may be ended at all."""
-        return self._dry or self._left is not None
+        self.asked = dry or steps is not None
 
     def plan_made(self, plan: Plan) -> None:
         """See Observer."""

@@ -88,12 +88,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
-    script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     require_no_launcher(arguments)
+    script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
     follower = prepare_session(arguments)
-    story, limit, process = Story(), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
+    story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
     before_sigterm(lambda: write_what_is_known(kept))
     try:

@@ -40,10 +40,11 @@ _SMALL = 0.001
 
 class Story(Observer):
     """Tells which step is watched, what was planned, and from which step on that is applied. `steps`: how often an
-    optimizer has stepped."""
+    optimizer has stepped. `dry`: nothing will be applied."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dry: bool = False) -> None:
         self.steps = 0
+        self._dry = dry
         self._planned = self._applied = False
 
     def session_started(self, models: Sequence[object], optimizers: Sequence[object]) -> None:
@@ -67,7 +68,8 @@ class Story(Observer):
         if not self._applied:
             self._applied = True
             say(planned(plan))
-            say(f"applied from step {self.steps + 1} on")
+            if not self._dry:
+                say(f"applied from step {self.steps + 1} on")
 
     def session_ended(self) -> None:
         """See Observer: before a plan was applied, there is nothing to apply it to."""
@@ -77,7 +79,8 @@ class Story(Observer):
         if self._planned and not self._applied and last is not None and last.plan is not None:
             self._applied = True
             say(planned(last.plan))
-            say("nothing is applied: this host has no slower memory; `--slow emulated:PRESET` runs with its delays")
+            if not self._dry:
+                say("nothing is applied: this host has no slower memory; `--slow emulated:PRESET` runs with its delays")
 
 
 def planned(plan: Plan) -> str:

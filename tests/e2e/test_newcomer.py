@@ -119,6 +119,7 @@ def test_a_dry_run_prints_the_curve_and_stops(stock: dict[str, str], tmp_path: P
     assert stock["gpt2"].startswith(done.stdout)
     assert "How much fast memory?" in done.stderr
     assert "You are here: 20%" in done.stderr
+    assert "applied from" not in done.stderr
     assert files.load_profile(tmp_path / "p.safetensors").n_layers > 4
 
 

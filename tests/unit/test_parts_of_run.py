@@ -79,6 +79,8 @@ def test_a_limit_ends_the_script_after_its_steps_or_with_its_plan() -> None:
     with pytest.raises(Enough):
         dry.plan_applied(PLAN, MACHINE, None)
     dry.session_ended()  # once is enough
+    assert dry.asked
+    assert limit.asked
     assert not StepLimit(None, dry=False).asked
 
 
