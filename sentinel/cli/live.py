@@ -46,7 +46,8 @@ def live_line(run: Run, machine: Machine) -> str:
     room = sum(link.bandwidth_bytes_per_s for link in machine.links) * int(last["duration_ns"]) / 1e9
     slow = int(layers["slow_bytes"].max(initial=0))
     return (
-        f"live    {counted(run.counters.steps, 'applied step')}: {format_ns(middle)} ({format_ns(low)} to {format_ns(high)});"
+        f"live    {counted(run.counters.steps, 'applied step')}: {format_ns(middle)}"
+        f" ({format_ns(low)} to {format_ns(high)});"
         f" {format_bytes(int(last['fast_peak_bytes']))} of {format_bytes(run.fast_capacity_bytes)} fast,"
         f" {format_bytes(slow)} slow; {format_bytes(moved)} moved, {moved / max(room, 1):.0%} of what the links can;"
         f" waits {format_ns(int(last['stall_ns']))}"
