@@ -1,4 +1,4 @@
-"""Child of first_steps.py and overhead.py: trains a model and does one thing at a time, as its standard input says.
+"""Child of first_steps.py, overhead.py and cap.py: trains a model and does one thing at a time, as its input says.
 
 Each line of input is a word; each answer is a line of JSON with what it took. The words: `step`, one training step;
 `start`, sentinel.start_profile(); `end`, sentinel.end_profile(); `forget-peak`, memory's peak counts from what is
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import resource
 import sys
 import time
@@ -62,7 +63,12 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="malloc keeps what it got")
     parser.add_argument("--tracker", default="ebpf")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--budget", help="memory of tensors, with the rest in a file, from before the model is built")
+    parser.add_argument("--file", help="directory of that file")
+    parser.add_argument("--cgroup", type=Path, help="folder of the cgroup that this process joins first")
     chosen = parser.parse_args()
+    if chosen.cgroup is not None:
+        (chosen.cgroup / "cgroup.procs").write_text(str(os.getpid()))
     if chosen.tuned:
         tune_malloc()
     import torch
@@ -71,6 +77,10 @@ def main() -> None:
 
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
+    if chosen.budget:
+        import sentinel
+
+        sentinel.start_profile(fast=chosen.budget, slow=f"file:{chosen.file}")
     if chosen.model:
         job = _models.JOBS[chosen.model]()
         model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
@@ -95,7 +105,10 @@ def main() -> None:
         if word == "stop":
             break
         print(json.dumps(spent(actions[word])), flush=True)
-    print(json.dumps({"headline": dict(sentinel.report().headline) if chosen.sentinel else None}), flush=True)
+    told = {"headline": dict(sentinel.report().headline) if chosen.sentinel else None}
+    if chosen.budget:
+        told["storage"] = sentinel.report().setup.storage._asdict()
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

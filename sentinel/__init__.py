@@ -77,6 +77,8 @@ def start_profile(
     `fast`: budget of fast memory: `"20%"` of the footprint of the all-fast plan, `"8GiB"` or bytes; default: what
     the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` (a slower node with injected delays), a PRESET to
     plan for only, or `"auto"`: the nearest slower node; without one nothing is applied, and the report says so.
+    `"file:DIR"`, or `"file:DIR=64GiB"`: tensors of 1 MiB and more take `fast` bytes of memory, what exceeds them is in
+    a file there; nothing is planned, and it is best called before the model is built.
     `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
     `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
     `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.

@@ -446,6 +446,41 @@ SN_API int sn_frames_cancel(sn_frames *frames, uint64_t id);
 /* Turns over what was transferred: to be called where no system call of one's own writes there. -ETIMEDOUT: not yet. */
 SN_API int sn_frames_collect(sn_frames *frames, uint64_t id, uint64_t timeout_ns, sn_frames_result *out);
 
+/* ---- framed_tensors.cpp: tensors that live in frames, without a plan ---------------------------------- */
+
+/* Of sn_allocate, from any thread: smaller ones come from malloc, and so do those that find no frames. */
+#define SN_FRAMED_LEAST_BYTES (1u << 20)
+
+typedef struct sn_framed_operand {
+  uint64_t address;
+  uint64_t nbytes;
+  int32_t writes; /* it is written to, or may be */
+  uint32_t reserved;
+} sn_framed_operand;
+
+typedef struct sn_framed_counters {
+  sn_frames_counters frames; /* at the end, the last ones */
+  uint64_t tensors;          /* that were given memory */
+  uint64_t live_bytes, peak_live_bytes;
+  uint64_t refused, refused_bytes;     /* found no frames, no addresses or no file */
+  uint64_t needs, need_ns;             /* operators with operands here, and what they waited for them */
+  uint64_t too_large, too_large_bytes; /* operators whose operands do not fit in all frames together; the most */
+  uint64_t failed;                     /* operands that could not be brought in */
+  int32_t refused_error, failure;      /* positive errno of the last of each */
+  char too_large_by[128];              /* the first such operator */
+} sn_framed_counters;
+
+/* From now on tensors live in these frames, which are the library's: it destroys them once sn_framed_end was called and
+ * no tensor is left. -EBUSY: those of earlier frames still live. */
+SN_API int sn_framed_begin(sn_frames *frames);
+/* Tensors come from elsewhere from now on. 0: all is gone; 1: some live on, and are brought in where they are needed. */
+SN_API int sn_framed_end(void);
+SN_API int sn_framed_any(void); /* 1: there are frames, of this process */
+SN_API int sn_framed_contains(uint64_t address);
+/* Brings in what an operator is about to use, all of it in frames. Where it does not fit, the operator goes without. */
+SN_API void sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
+SN_API int sn_framed_count(sn_framed_counters *out);
+
 /* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */
 
 /* READ, WRITE (ordinary stores: a line is read before it is written) and UPDATE (each line read and written in

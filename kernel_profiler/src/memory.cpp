@@ -11,6 +11,7 @@
 
 #include "clock.h"
 #include "exclusive.h"
+#include "framed_tensors.h"
 #include "log.h"
 #include "placement.h"
 #include "sentinel.h"
@@ -100,6 +101,7 @@ void after_fork_in_child() {
   logging.store(false);
   mode.store(SN_PASS_THROUGH);
   sn::placement_after_fork();
+  sn::framed_after_fork();
 }
 
 void *from_malloc(uint64_t nbytes, int why) {
@@ -252,6 +254,7 @@ extern "C" int sn_memory_is_owner(void) { return is_owner() ? 1 : 0; }
 extern "C" int sn_memory_mode(void) { return mode.load(); }
 
 extern "C" void *sn_allocate(uint64_t nbytes) {
+  if (void *const in_frames = sn::framed_allocate(nbytes); in_frames != nullptr) return in_frames;
   if (!is_owner()) return allocate_foreign(nbytes);
   const int32_t key = ordinal++;
   int why = SN_WHY_SMALL;
@@ -272,7 +275,10 @@ extern "C" void *sn_allocate(uint64_t nbytes) {
 extern "C" void sn_free(void *address) {
   if (address == nullptr) return;
   const uint64_t at = reinterpret_cast<uintptr_t>(address);
-  if (at - space.base >= space.nbytes) return to_malloc(address);
+  if (at - space.base >= space.nbytes) {
+    if (!sn::framed_free(at)) to_malloc(address);
+    return;
+  }
   if (in_child.load(std::memory_order_relaxed)) return;
   const bool mine = is_owner();
   if (!mine) others.frees.fetch_add(1, std::memory_order_relaxed);
@@ -294,6 +300,7 @@ extern "C" void sn_free(void *address) {
 
 extern "C" void *sn_allocate_exclusive(uint64_t nbytes) {
   if (!is_owner() || nbytes == 0) return nullptr;
+  if (sn::framed_in_use()) return sn::framed_allocate(nbytes);
   drain();
   void *address = sn::exclusive_allocate(nbytes);
   if (address != nullptr) count_served(nbytes);

@@ -30,6 +30,8 @@ examples:
       bytes beyond 8 GiB live on NUMA node 1; the module is found as `python -m` finds it
   sentinel run --dry-run train.py
       watches a step, prints how much fast memory is enough, and stops the script
+  sentinel run --fast 8GiB --slow file:/data/scratch train.py
+      tensors take 8 GiB of memory, what exceeds them is in a file; nothing is planned, any script trains
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py
@@ -58,7 +60,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument(
         "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
     )
-    where.add_argument("--slow", metavar="TIER", help="auto, numa:1, emulated:PRESET[=8GiB+PRESET], or PRESET to plan")
+    where.add_argument(
+        "--slow",
+        metavar="TIER",
+        help="auto, numa:1, file:DIR[=64GiB], emulated:PRESET[=8GiB+PRESET], or PRESET to plan",
+    )
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help=POLICIES)
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
@@ -175,7 +181,8 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     from sentinel import need_torch
 
     need_torch()
-    from sentinel.session import Overrides, set_overrides
+    from sentinel.session import Overrides, set_overrides, start_profile
+    from sentinel.tiers.file_tier import is_file
 
     names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
@@ -185,7 +192,11 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     set_overrides(overrides)
     from sentinel.session.auto import Follower
 
-    return Follower()
+    follower = Follower()
+    if is_file(arguments.slow):
+        start_profile()  # before the script builds its model, and without a loop to be found
+        follower.give_way()
+    return follower
 
 
 def require_tracker(name: str) -> None:

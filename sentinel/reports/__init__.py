@@ -5,6 +5,6 @@ Sums reconcile, or the report refuses with a ReportError that names both. Needs 
 
 from sentinel.reports.reconcile import ReportError
 from sentinel.reports.session_report import Report, build_report
-from sentinel.reports.setup import Done, InPlace, Setup
+from sentinel.reports.setup import Done, InPlace, Setup, StorageFigures
 
-__all__ = ["Done", "InPlace", "Report", "ReportError", "Setup", "build_report"]
+__all__ = ["Done", "InPlace", "Report", "ReportError", "Setup", "StorageFigures", "build_report"]

@@ -22,6 +22,7 @@ _DONE = {
     "executed": "Executed: the plan was applied to this host's memory.",
     "emulated": "Emulated: the plan was executed, but the slow tier is {slow}: ordinary memory with injected delays.",
     "simulated": "Simulated: all times of applied steps were computed for {slow}; nothing was applied.",
+    "passive": "Passive: executed under a budget without a plan; what exceeds it is in {slow}.",
     "declared": "Declared: this host has no slower memory. Times were computed for {slow}; nothing was applied.",
 }
 

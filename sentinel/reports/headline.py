@@ -125,8 +125,8 @@ def kind_of(executed: Run | None, simulated: Run | None, setup: Setup) -> Done |
     """What was done, by what is there; None if there is no run at all."""
     if executed is not None and len(executed.steps):
         return "emulated" if executed.emulated else "executed"
-    if setup.kind == "declared":
-        return "declared"
+    if setup.kind is not None:
+        return setup.kind
     return "simulated" if simulated is not None else None
 
 

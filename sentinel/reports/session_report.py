@@ -53,7 +53,9 @@ class Report(Facts):
         """What was done, to which script, and the answer in short."""
         badge = self.headline["kind"] or "profiled only"
         script = self.setup.script or ""
-        return Heading("migration report", badge, done_sentence(self.headline), script, summary(self.headline))
+        return Heading(
+            "migration report", badge, done_sentence(self.headline), script, summary(self.headline, self.setup.storage)
+        )
 
     @property
     def facts(self) -> Facts:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Done = Literal["executed", "emulated", "simulated", "declared"]
+Done = Literal["executed", "emulated", "simulated", "declared", "passive"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed, the slow tier's delays injected.
 `simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
-nothing was applied."""
+nothing was applied. `passive`: executed without a plan, under a budget whose overflow is in a file."""
 
 
 class InPlace(NamedTuple):
@@ -41,16 +41,52 @@ class BucketRow(NamedTuple):
     taken_over: int | None = None
 
 
+class StorageFigures(NamedTuple):
+    """A session under a budget without a plan.
+
+    `pool_bytes`: memory promised to tensors; `resident_bytes`: what the kernel says that it takes; `huge_bytes`: of it
+    in huge pages. `file_bytes`: of the slow tier; `direct`: past the page cache. `tensor_peak_bytes`: most that tensors
+    in frames had at one time; `elsewhere_peak_bytes`: most that other tensors had, mostly small ones. `read_bytes`,
+    `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them.
+    `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
+    operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
+    together, the largest of `too_large_bytes`, the first `too_large_by`. `refused`, `refused_bytes`: allocations beyond
+    the budget. `failed`: operands that could not be read.
+    """
+
+    pool_bytes: int
+    resident_bytes: int
+    huge_bytes: int
+    file_bytes: int
+    direct: bool
+    tensor_peak_bytes: int
+    elsewhere_peak_bytes: int
+    read_bytes: int
+    written_bytes: int
+    fork_bytes: int
+    dropped_granules: int
+    carried_pages: int
+    waited_stores: int
+    operators: int
+    waited_ns: int
+    too_large: int
+    too_large_bytes: int
+    too_large_by: str
+    refused: int
+    refused_bytes: int
+    failed: int
+
+
 @dataclass(frozen=True)
 class Setup:
     """How a run was set up; whatever is not known is None or empty.
 
     `fast`, `slow`, `tracker`, `script` as asked for or found (`"20%"`, `"emulated:cxl-asic-x8"`, `"ops"`).
-    `kind`: only `"declared"` needs to be told, the others follow from the nouns. `setup_ns`: spent in
+    `kind`: only `"declared"` and `"passive"` need to be told, the others follow from the nouns. `setup_ns`: spent in
     `start_profile` and `end_profile`, planning apart; `plan_ns`: planning. `in_place`: (name, nbytes,
     reason) of tensors whose memory was not taken over. `unmanaged`: why allocations fell back to malloc ->
     bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report. `buckets`: the
-    shapes that steps came in, where there were several.
+    shapes that steps came in, where there were several. `storage`: where the slow tier is a file.
     """
 
     tracker: str | None = None
@@ -64,3 +100,4 @@ class Setup:
     notes: tuple[str, ...] = ()
     buckets: tuple[BucketRow, ...] = ()
     script: str | None = None
+    storage: StorageFigures | None = None

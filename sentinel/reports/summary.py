@@ -6,13 +6,20 @@ from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.caveats import far_off
+from sentinel.reports.setup import StorageFigures
 
 TITLE = "In short"
 
 
-def summary(h: dict[str, Any]) -> list[tuple[str, str]]:
+def summary(h: dict[str, Any], storage: StorageFigures | None = None) -> list[tuple[str, str]]:
     """(what, sentence) for a headline, in the order of the questions that a reader has; what is unknown is left out."""
-    rows = [("memory", _memory(h)), ("speed", _speed(h)), ("once", _once(h)), ("next", _next(h))]
+    rows = [
+        ("memory", _memory(h)),
+        ("speed", _speed(h)),
+        ("once", _once(h)),
+        ("next", _next(h)),
+        ("disk", _disk(storage)),
+    ]
     return [(what, sentence) for what, sentence in rows if sentence]
 
 
@@ -49,6 +56,13 @@ def _once(h: dict[str, Any]) -> str:
     if h["setup_ns"] is None or h["plan_ns"] is None:
         return ""
     return f"{format_ns(h['setup_ns'] + h['plan_ns'])} to set up and plan"
+
+
+def _disk(told: StorageFigures | None) -> str:
+    if told is None:
+        return ""
+    moved = f"{format_bytes(told.read_bytes)} read from the file and {format_bytes(told.written_bytes)} written to it"
+    return f"{moved}; operators waited {format_ns(told.waited_ns)} for their operands"
 
 
 def _next(h: dict[str, Any]) -> str:

@@ -19,9 +19,11 @@ from sentinel.core.run import Run
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
+from sentinel.session.passive import PassiveSession
 from sentinel.session.request import Overrides, Request
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
+from sentinel.tiers.file_tier import is_file
 
 __all__ = [
     "Annotation",
@@ -75,6 +77,10 @@ def start_profile(
 ) -> None:
     """See `sentinel.start_profile`."""
     _end_what_was_cut_short()
+    models, optimizers = as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
+    if isinstance(RUNTIME.sink, PassiveSession) and is_file(RUNTIME.overrides.get("slow")):
+        RUNTIME.sink.add(models, optimizers)  # `sentinel run` began it before the script
+        return
     if RUNTIME.sink is not None:
         doing = "profiling" if isinstance(RUNTIME.sink, Session) and RUNTIME.sink.profiling else "applying a plan"
         raise UsageError(
@@ -82,9 +88,11 @@ def start_profile(
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
     require_tested(torch.__version__)
-    models, optimizers = as_list(model, nn.Module, "model"), as_list(optimizer, Optimizer, "optimizer")
     asked = replace(request or Request(), **RUNTIME.overrides)
-    session: BegunSession = (RUNTIME.begin or Session)(asked, models, optimizers)
+    begin = RUNTIME.begin or Session
+    session: BegunSession = (PassiveSession if begin is Session and is_file(asked.slow) else begin)(
+        asked, models, optimizers
+    )
     before, RUNTIME.last = RUNTIME.last, session
     try:
         session.open()
@@ -163,8 +171,8 @@ def _end() -> None:
     """
     _end_what_was_cut_short()
     last = current()
-    if last is not None and RUNTIME.sink is last and not last.away:
-        last.stop()
+    if isinstance(RUNTIME.sink, PassiveSession) or (last is not None and RUNTIME.sink is last and not last.away):
+        RUNTIME.sink.stop()
 
 
 def _watch_for_the_end() -> None:

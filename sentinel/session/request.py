@@ -16,6 +16,7 @@ from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.system import affinity, probes
 from sentinel.system.topology import Topology, topology
+from sentinel.tiers.file_tier import FileTier, is_file
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class Overrides:
 
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
-        if self.slow is not None:
+        if self.slow is not None and is_file(self.slow):
+            FileTier.asked(self.slow, self.fast)
+        elif self.slow is not None:
             tiers.machine_for(self.slow)
         if self.tracker is not None:
             check_tracker(self.tracker)

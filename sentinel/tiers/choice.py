@@ -58,8 +58,8 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
     if kind == "file" and name:
         raise CapabilityError(
             f"slow={slow!r}",
-            "a file as slow tier is not there yet",
-            'use slow="emulated:nvme-gen4" to see what it would do, or a node',
+            "nothing is planned for a file yet",
+            'only start_profile and `sentinel run` take one; slow="emulated:nvme-gen4" shows what a plan would do',
         )
     declared, named = declared_words(slow)
     return _described(host, named, declared, local, fast_capacity)

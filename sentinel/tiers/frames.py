@@ -1,11 +1,12 @@
 """Memory of a fixed amount that shows a larger range of addresses, the rest of it in a file
-(kernel_profiler/src/frames.cpp). Nothing trains on it yet: it is what a storage tier will be made of."""
+(kernel_profiler/src/frames.cpp). What a storage tier is made of: see file_tier."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -246,6 +247,13 @@ class Frames:
             if result != -errno.ETIMEDOUT:
                 native.check("sn_frames_collect", result)
                 return Turned(told.moved, told.stayed, told.start_ns, told.stop_ns, told.error)
+
+    def hand_over(self, to: Callable[[ctypes.c_void_p], int]) -> int:
+        """What `to` gives for the library's own object. If that is 0 it has it from now on, and these are closed."""
+        result = to(self._open())
+        if result == 0:
+            self._handle = _PTR()
+        return result
 
     def close(self) -> None:
         """Release all granules, the memory and the file. In a forked child, nothing."""

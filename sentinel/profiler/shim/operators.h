@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <vector>
@@ -29,5 +30,18 @@ struct Operator {
 };
 
 Operator describe(const c10::FunctionSchema &schema);
+
+// Of an argument or a result: the tensor, or those of a list.
+template <typename Visit>
+void each_tensor(const c10::IValue &value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue &part : value.toListRef()) {
+      if (!part.isTensor() && !part.isNone()) return;  // a list of numbers
+      if (part.isTensor()) visit(part.toTensor());
+    }
+  }
+}
 
 }  // namespace sn_shim

@@ -25,6 +25,7 @@ TORCH_API int get_current_graph_task_id();
 namespace {
 
 using sn_shim::Access;
+using sn_shim::each_tensor;
 using sn_shim::Operator;
 using sn_shim::Table;
 
@@ -123,18 +124,6 @@ bool measure(const at::Tensor &tensor, Operand *out) {
   out->itemsize = itemsize;
   out->span = std::min(extent, out->numel) * itemsize;
   return true;
-}
-
-template <typename Visit>
-void each_tensor(const c10::IValue &value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue &part : value.toListRef()) {
-      if (!part.isTensor() && !part.isNone()) return;  // a list of numbers
-      if (part.isTensor()) visit(part.toTensor());
-    }
-  }
 }
 
 void put_words(const c10::IValue &value, std::vector<int64_t> *out) {

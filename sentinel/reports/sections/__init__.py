@@ -16,12 +16,14 @@ from sentinel.reports.sections.origin import ORIGIN
 from sentinel.reports.sections.page_range_table import PAGE_RANGES
 from sentinel.reports.sections.shape_table import SHAPES
 from sentinel.reports.sections.steps_and_blocks import BLOCKS, STEPS
+from sentinel.reports.sections.storage_table import STORAGE
 from sentinel.reports.sections.tensor_tables import ACCESSES, HEAT, TENSORS
 from sentinel.reports.sections.unmanaged_tables import IN_PLACE, UNMANAGED
 from sentinel.reports.sections.witness_table import WITNESS
 
 SECTIONS: tuple[Section[Facts], ...] = (
     KEY_FIGURES,
+    STORAGE,
     FOOTPRINT,
     OCCUPANCY,
     TIMELINE,

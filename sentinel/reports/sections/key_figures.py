@@ -54,6 +54,8 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("set-up", _t(h["setup_ns"]), "planning apart"),
         ("planning", _t(h["plan_ns"]), ""),
     ]
+    if h["kind"] == "passive":  # nothing was profiled: what is not known never will be
+        rows = [row for row in rows if row[1] is not None]
     return [(what, "unknown" if value is None else value, "" if value is None else note) for what, value, note in rows]
 
 
@@ -71,6 +73,7 @@ def _in_words(kind: str | None) -> str:
         "executed": "on this host's memory",
         "emulated": "executed with injected delays, not on slower memory",
         "simulated": "computed; nothing was applied",
+        "passive": "executed under a budget, without a plan",
         "declared": "this host has no slower memory: computed; nothing was applied",
     }.get(kind or "", "nothing was applied or simulated")
 

@@ -1,0 +1,196 @@
+// Tensors in frames: who has which addresses, what is brought in, what comes from ordinary memory, how it ends.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "frames_check.h"
+
+namespace {
+
+void begin(uint32_t frames, uint32_t granules) {
+  create();
+  CHECK(sn_framed_begin(open_frames(request_of(frames, granules, granules))) == 0);
+}
+
+void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }
+
+sn_framed_counters told() {
+  sn_framed_counters now;
+  CHECK(sn_framed_count(&now) == 0);
+  return now;
+}
+
+uint64_t address_of(const void *tensor) { return reinterpret_cast<uintptr_t>(tensor); }
+
+bool in_frames(const void *tensor) { return sn_framed_contains(address_of(tensor)) == 1; }
+
+uint8_t *made(uint64_t nbytes, int value) {
+  void *const tensor = sn_allocate(nbytes);
+  CHECK(tensor != nullptr);
+  memset(tensor, value, nbytes);
+  return static_cast<uint8_t *>(tensor);
+}
+
+void more_than_the_pool_keeps_its_bytes() {
+  begin(4, 64);
+  std::vector<uint8_t *> tensors;
+  for (int i = 0; i < 20; i++) tensors.push_back(made(3 * kMiB - 512, i));
+  CHECK(told().live_bytes == 60 * kMiB && told().frames.written_bytes > 40 * kMiB);
+  for (int i = 0; i < 20; i++) {
+    const sn_framed_operand operand = {address_of(tensors[i]), 3 * kMiB - 512, i % 2, 0};
+    sn_framed_need(&operand, 1, "aten::test");
+    CHECK(holds(tensors[i], 3 * kMiB - 512, i));
+    if (i % 2 == 1) memset(tensors[i], 100 + i, 3 * kMiB - 512);
+  }
+  for (int i = 0; i < 20; i++) CHECK(holds(tensors[i], 3 * kMiB - 512, i % 2 == 1 ? 100 + i : i));  // by the kernel
+  CHECK(told().needs == 20 && told().failed == 0 && told().too_large == 0 && told().refused == 0);
+  for (uint8_t *tensor : tensors) sn_free(tensor);
+  CHECK(told().live_bytes == 0 && told().frames.free_frames == 4 && told().peak_live_bytes == 60 * kMiB);
+  end();
+}
+
+void small_and_too_large_ones_come_from_malloc() {
+  begin(4, 8);
+  uint8_t *const small = made(kMiB - 1, 1), *const least = made(kMiB, 2), *const large = made(9 * kMiB, 3);
+  CHECK(!in_frames(small) && in_frames(least) && !in_frames(large));
+  CHECK(told().refused == 1 && told().refused_bytes == 9 * kMiB && told().refused_error == ENOSPC);
+  uint8_t *const most = made(7 * kMiB, 4);  // in as many granules as there are frames
+  CHECK(holds(small, kMiB - 1, 1) && holds(least, kMiB, 2) && holds(large, 9 * kMiB, 3) && in_frames(most) && holds(most, 7 * kMiB, 4));
+  for (uint8_t *tensor : {small, least, large, most}) sn_free(tensor);
+  end();
+}
+
+void operands_that_do_not_fit_together_are_told_once_by_name() {
+  begin(4, 16);
+  uint8_t *const a = made(6 * kMiB, 1), *const b = made(6 * kMiB, 2);
+  const sn_framed_operand operands[] = {{address_of(a), 6 * kMiB, 0, 0}, {address_of(b), 6 * kMiB, 1, 0}};
+  sn_framed_need(operands, 2, "aten::first");
+  sn_framed_need(operands, 2, "aten::second");
+  const sn_framed_operand twice[] = {operands[0], operands[0]};
+  sn_framed_need(twice, 2, "aten::third");
+  CHECK(told().too_large == 2 && told().too_large_bytes == 12 * kMiB && told().needs == 1);
+  CHECK(strcmp(told().too_large_by, "aten::first") == 0);
+  CHECK(holds(a, 6 * kMiB, 1) && holds(b, 6 * kMiB, 2));
+  sn_free(a);
+  sn_free(b);
+  end();
+}
+
+void neighbours_keep_their_granule() {
+  begin(8, 16);
+  uint8_t *const a = made(kMiB, 1), *const b = made(kMiB, 2), *const c = made(3 * kMiB, 3);
+  CHECK(b == a + kMiB && c == b + kMiB && told().frames.free_frames == 5);
+  sn_free(a);
+  CHECK(holds(b, kMiB, 2) && told().frames.free_frames == 5);
+  sn_free(b);
+  CHECK(holds(c, 3 * kMiB, 3) && told().frames.free_frames == 6);
+  uint8_t *const d = made(kMiB + 4096, 4);  // the hole that both have left
+  CHECK(d == a && holds(c, 3 * kMiB, 3));
+  sn_free(c);
+  sn_free(d);
+  CHECK(told().frames.free_frames == 8);
+  end();
+}
+
+void tensors_outlive_the_end() {
+  begin(2, 16);
+  std::vector<uint8_t *> tensors;
+  for (int i = 0; i < 6; i++) tensors.push_back(made(2 * kMiB, i));
+  CHECK(sn_framed_end() == 1 && sn_framed_any() == 1);
+  uint8_t *const ordinary = made(2 * kMiB, 9);
+  CHECK(!in_frames(ordinary));
+  sn_frames *const others = open_frames(request_of(2, 2, 2));
+  CHECK(sn_framed_begin(others) == -EBUSY);
+  close_frames(others);
+  for (int i = 0; i < 6; i++) {
+    CHECK(holds(tensors[i], 2 * kMiB, i));
+    sn_free(tensors[i]);
+  }
+  CHECK(sn_framed_any() == 0 && !in_frames(tensors[0]) && told().live_bytes == 0 && told().tensors == 6);
+  sn_free(ordinary);
+  end();
+}
+
+// Whatever the kernel refuses, a tensor gets memory, and what lives keeps its bytes.
+void refused_calls_cost_frames_only() {
+  begin(4, 16);
+  uint8_t *const kept = made(3 * kMiB, 7);
+  for (uint64_t nth = 1; nth < 8; nth++) {
+    sn_system_fail(SYS_mmap, nth, ENOMEM);
+    uint8_t *const tensor = made(6 * kMiB, static_cast<int>(nth));
+    sn_system_fail(-1, 0, 0);
+    CHECK(holds(tensor, 6 * kMiB, static_cast<int>(nth)) && holds(kept, 3 * kMiB, 7));
+    sn_system_fail(SYS_mmap, nth, ENOMEM);
+    sn_free(tensor);
+    sn_system_fail(-1, 0, 0);
+    CHECK(holds(kept, 3 * kMiB, 7));
+  }
+  CHECK(told().refused > 0);
+  sn_free(kept);
+  end();
+}
+
+void threads_make_use_and_free_them_at_once() {
+  begin(8, 128);
+  std::vector<std::thread> threads;
+  for (int id = 0; id < 4; id++)
+    threads.emplace_back([id] {
+      uint8_t *held[3] = {};
+      for (int i = 0; i < 60; i++) {
+        uint8_t *&place = held[i % 3];
+        if (place != nullptr) {
+          const sn_framed_operand operand = {address_of(place), kMiB + 512, i % 2, 0};
+          if (in_frames(place)) sn_framed_need(&operand, 1, "aten::test");
+          CHECK(holds(place, kMiB + 512, id * 3 + i % 3));
+          sn_free(place);
+        }
+        place = made(kMiB + 512, id * 3 + i % 3);
+      }
+      for (uint8_t *place : held) sn_free(place);
+    });
+  for (std::thread &thread : threads) thread.join();
+  CHECK(told().live_bytes == 0 && told().frames.free_frames == 8);
+  end();
+}
+
+void a_child_reads_on_and_frees_nothing() {
+  begin(4, 16);
+  std::vector<uint8_t *> tensors;
+  for (int i = 0; i < 6; i++) tensors.push_back(made(2 * kMiB, i));
+  const pid_t pid = fork();
+  if (pid == 0) {
+    sn_framed_counters none;
+    bool fine = sn_framed_any() == 0 && sn_framed_end() == -ECHILD && sn_framed_count(&none) == -ECHILD;
+    const sn_framed_operand operand = {address_of(tensors[0]), 2 * kMiB, 1, 0};
+    sn_framed_need(&operand, 1, "aten::test");
+    for (int i = 0; i < 6; i++) fine = fine && holds(tensors[i], 2 * kMiB, i);
+    memset(tensors[5], 77, 2 * kMiB);
+    sn_free(tensors[0]);
+    uint8_t *const own = made(2 * kMiB, 8);
+    fine = fine && !in_frames(own) && holds(tensors[0], 2 * kMiB, 0) && holds(tensors[5], 2 * kMiB, 77);
+    sn_free(own);
+    _exit(fine ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+  for (int i = 0; i < 6; i++) {
+    CHECK(holds(tensors[i], 2 * kMiB, i));
+    sn_free(tensors[i]);
+  }
+  end();
+}
+
+}  // namespace
+
+int main() {
+  more_than_the_pool_keeps_its_bytes();
+  small_and_too_large_ones_come_from_malloc();
+  operands_that_do_not_fit_together_are_told_once_by_name();
+  neighbours_keep_their_granule();
+  tensors_outlive_the_end();
+  refused_calls_cost_frames_only();
+  threads_make_use_and_free_them_at_once();
+  a_child_reads_on_and_frees_nothing();
+}

@@ -1,0 +1,114 @@
+// Operands that live in frames are brought into memory before their operator runs, on whatever thread that is.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "guarded.h"
+#include "operators.h"
+#include "sentinel.h"
+
+namespace {
+
+using sn_shim::Access;
+using sn_shim::Operator;
+
+// Immortal: operators run while the program ends.
+struct Known {
+  std::shared_mutex mutex;
+  std::unordered_map<const char *, Operator> operators;  // by the schema's own string: one for each overload
+};
+Known *const known = new Known;
+
+std::mutex changing;
+at::CallbackHandle watching = at::INVALID_CALLBACK_HANDLE;
+
+// nullptr: not an operator. What it points to stays.
+const Operator *lookup(const at::RecordFunction &fn) {
+  const char *key = fn.name();
+  {
+    std::shared_lock lock(known->mutex);
+    const auto found = known->operators.find(key);
+    if (found != known->operators.end()) return &found->second;
+  }
+  const auto schema = fn.operator_schema();
+  if (!schema) return nullptr;
+  Operator about = sn_shim::describe(*schema);
+  std::unique_lock lock(known->mutex);
+  return &known->operators.emplace(key, std::move(about)).first->second;
+}
+
+// From its first element to its last one; false if that is not in frames.
+bool span_of(const at::Tensor &tensor, sn_framed_operand *out) {
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu() || tensor.numel() == 0) return false;
+  const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
+  const auto address = reinterpret_cast<uint64_t>(storage->data());  // const: makes no copy-on-write copy
+  if (address == 0 || sn_framed_contains(address) == 0) return false;
+  const auto itemsize = static_cast<uint64_t>(tensor.itemsize());
+  uint64_t extent = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    extent += static_cast<uint64_t>((tensor.size(i) - 1) * tensor.stride(i));
+  }
+  const uint64_t offset = static_cast<uint64_t>(tensor.storage_offset()) * itemsize;
+  if (offset >= storage->nbytes()) return false;
+  *out = {address + offset, std::min<uint64_t>(extent * itemsize, storage->nbytes() - offset), 0, 0};
+  return true;
+}
+
+void bring_in(const at::RecordFunction &fn) {
+  const Operator *about = lookup(fn);
+  if (about == nullptr || !about->touches) return;
+  std::vector<sn_framed_operand> operands;
+  size_t position = 0;
+  for (const c10::IValue &value : fn.inputs()) {
+    const Access access = position < about->arguments.size() ? about->arguments[position] : Access{};
+    ++position;
+    sn_shim::each_tensor(value, [&](const at::Tensor &tensor) {
+      sn_framed_operand operand;
+      if (!span_of(tensor, &operand)) return;
+      operand.writes = access.writes ? 1 : 0;
+      operands.push_back(operand);
+    });
+  }
+  sn_framed_need(operands.data(), operands.size(), fn.name());
+}
+
+void remove() {
+  if (watching != at::INVALID_CALLBACK_HANDLE) at::removeCallback(watching);
+  watching = at::INVALID_CALLBACK_HANDLE;
+}
+
+// Nothing may be thrown into an operator of the program's: without memory for a list it runs as it finds its operands.
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
+  sn::guarded([&] {
+    if (sn_framed_any() != 0) {
+      bring_in(fn);
+    } else if (const std::unique_lock lock(changing, std::try_to_lock); lock.owns_lock() && sn_framed_any() == 0) {
+      remove();  // the last tensor has died, or this is a forked child
+    }
+    return 0;
+  });
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Until there are no frames any more: sn_framed_begin() comes first. 0 or -errno.
+SN_API int sn_operands_watch(void) {
+  return sn::guarded([&] {
+    const std::lock_guard lock(changing);
+    if (watching != at::INVALID_CALLBACK_HANDLE) return 0;
+    watching = at::addGlobalCallback(
+        at::RecordFunctionCallback(on_start).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    return 0;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,50 @@
+"""What a session under a memory budget, with the rest in a file, read and wrote, and what it waited for."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes, format_ns
+from sentinel.reports.facts import Facts
+from sentinel.reports.html.tables import text_as_pairs
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+
+TITLE = "Memory budget, and the file"
+
+
+def _frame(facts: Facts) -> pd.DataFrame | None:
+    """figure, value: a row for each field of StorageFigures but the name of an operator; None without a file."""
+    told = facts.setup.storage
+    if told is None:
+        return None
+    rows = {name: int(value) for name, value in told._asdict().items() if not isinstance(value, str)}
+    return pd.DataFrame({"figure": pd.array(list(rows), "string"), "value": pd.array(list(rows.values()), "Int64")})
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    told = report.facts.setup.storage
+    if told is None:
+        return NO_TEXT
+    wait = told.waited_ns / max(told.operators, 1)
+    return TextTable(
+        TITLE,
+        [
+            (
+                "memory promised",
+                format_bytes(told.pool_bytes),
+                f"the kernel counts {format_bytes(told.resident_bytes)}",
+            ),
+            ("tensors in it, peak", format_bytes(told.tensor_peak_bytes), "resident and away, of 1 MiB and more"),
+            ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
+            ("read", format_bytes(told.read_bytes), "from the file"),
+            ("written", format_bytes(told.written_bytes), f"to it, {format_bytes(told.fork_bytes)} for forks"),
+            ("left unwritten", format_bytes(told.dropped_granules * HUGE_PAGE_BYTES), "the file held the same"),
+            ("carried", f"{told.carried_pages:,} pages", "written to unforeseen"),
+            ("operators", f"{told.operators:,}", f"waited {format_ns(told.waited_ns)}, {format_ns(wait)} each"),
+            ("stores that waited", f"{told.waited_stores:,}", "some microseconds each"),
+            ("beyond the budget", format_bytes(told.refused_bytes), f"{told.refused:,} allocations"),
+        ],
+    )
+
+
+STORAGE = Section[Facts](TITLE, "storage", _frame, _text, text_as_pairs(_text, TITLE))

@@ -1,0 +1,220 @@
+"""PassiveSession: training under a memory budget whose overflow is in a file, without a plan.
+
+Tensors of 1 MiB and more live in frames; the operands of each operator are brought into memory before it runs, and what
+was needed longest ago leaves for them. Any script trains so, from before its model is built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from sentinel.core.ending import end_all
+from sentinel.core.plan import Plan
+from sentinel.core.rules import holding, require
+from sentinel.core.run import Run
+from sentinel.core.trace import Phase
+from sentinel.core.units import counted, format_bytes
+from sentinel.migration.adopt import adopt
+from sentinel.migration.memory import ManagedMemory
+from sentinel.profiler import annotate, names, torch_shim
+from sentinel.reports import Report, Setup, StorageFigures, build_report
+from sentinel.runtime import RUNTIME
+from sentinel.session.applying import nothing_ran
+from sentinel.session.request import Request
+from sentinel.system import native
+from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
+
+NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
+
+
+class PassiveSession:
+    """Begins with `open`, ends with `stop`. All threads' tensors and operators count.
+
+    It takes ticks, which lead to nothing: nothing is planned on a file yet.
+    """
+
+    def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        self.request = request
+        self._tier = FileTier.asked(request.slow, request.fast)
+        unplanned = ("machine", "plan", "rate_limit")
+        require(
+            *(
+                (getattr(request, name) is not None, f"{name}= with slow={request.slow!r}", f"leave {name} out")
+                for name in unplanned
+            )
+        )
+        self._models, self._optimizers = list(models), list(optimizers)
+        self._framed: FramedTensors | None = None
+        self._memory: ManagedMemory | None = None
+        self._left: list[tuple[str, int, str]] = []
+        self._unnamed_bytes = 0
+        self._setup_ns = 0
+        self._resident_bytes = 0  # at the end
+
+    def open(self) -> None:
+        """Begin. Whatever is wrong is raised with nothing changed."""
+        began = time.perf_counter_ns()
+        self._memory = ManagedMemory.reserve()
+        RUNTIME.sink = self
+        try:
+            self._framed = self._tier.begin()
+            self._memory.activate()
+            native.check("sn_operands_watch", torch_shim.function("sn_operands_watch", ctypes.c_int)())
+            self.add(self._models, self._optimizers)
+            self._unnamed_bytes = self._bytes_elsewhere()
+        except BaseException:
+            self._close()
+            raise
+        self._setup_ns = time.perf_counter_ns() - began
+
+    def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Move into frames what these have, and what is annotated, that is elsewhere."""
+        assert self._memory is not None
+        annotated_models, annotated_optimizers = annotate.annotated()
+        held = names.persistent_tensors([*models, *annotated_models], [*optimizers, *annotated_optimizers])
+        wanted = [(name, tensor) for name, tensor, _ in held if self._is_elsewhere(tensor.untyped_storage())]
+        if not wanted:
+            return
+        rows = adopt(self._memory, wanted)
+        self._left += [(row.name, row.nbytes, row.reason) for row in rows if not row.moved]
+
+    def tick(self, name: str, phase: Phase, source: str) -> None:
+        """See TickSink."""
+
+    def step_boundary(self) -> None:
+        """See TickSink."""
+
+    def end_profile(self) -> Plan:
+        """A plan without a layer: nothing is planned on a file yet."""
+        return Plan(
+            policy="none",
+            layers=(),
+            tier_names=("fast", self.request.slow),
+            capacity_bytes=(self._tier.fast_bytes, self._tier.file_bytes),
+            segments=(),
+            slots=(),
+            blocks=(),
+            migrations=(),
+            footprint_bytes=0,
+            fast_needed_bytes=0,
+            provisional=True,
+        )
+
+    def stop(self) -> Run:
+        """New tensors come from PyTorch's own allocator. Those that live in frames stay there until they die, and are
+        brought in where they are needed, as before."""
+        if self._framed is not None and RUNTIME.sink is self:
+            self._resident_bytes = self._framed.resident_bytes()
+        self._close()
+        return nothing_ran(None)
+
+    def report(self) -> Report:
+        """What moved, and what it took."""
+        assert self._framed is not None, "open() comes first"
+        figures = self._figures(self._framed)
+        return build_report(
+            setup=Setup(
+                kind="passive",
+                slow=self.request.slow,
+                fast=str(self.request.fast),
+                setup_ns=self._setup_ns,
+                in_place=tuple(self._left),
+                notes=tuple(self._notes(figures)),
+                script=sys.argv[0] or None,
+                storage=figures,
+            )
+        )
+
+    def _close(self) -> None:
+        """May be called again, wherever it was cut short."""
+        self._models, self._optimizers = [], []  # else their tensors would live as long as the report
+        end_all(self._end_frames, self._uninstall)
+        if RUNTIME.sink is self:
+            RUNTIME.sink = None
+
+    def _end_frames(self) -> None:
+        if self._framed is not None:
+            self._framed.end()
+
+    def _uninstall(self) -> None:
+        if self._memory is not None and RUNTIME.memory is self._memory:
+            self._memory.own()  # any thread may stop it
+            self._memory.uninstall()
+
+    def _is_elsewhere(self, storage: torch.UntypedStorage) -> bool:
+        assert self._framed is not None
+        nbytes, address = storage.nbytes(), storage.data_ptr()
+        return nbytes >= LEAST_BYTES and not self._framed.contains(address)
+
+    def _bytes_elsewhere(self) -> int:
+        """Of parameters that nobody named, and that were there before."""
+        found = {}
+        for held in gc.get_objects():
+            if type(held) is nn.Parameter and names.storage_address(held):
+                storage = held.untyped_storage()
+                if self._is_elsewhere(storage):
+                    found[storage.data_ptr()] = storage.nbytes()
+        return sum(found.values()) - sum(nbytes for _, nbytes, _ in self._left)
+
+    def _figures(self, framed: FramedTensors) -> StorageFigures:
+        told, facts = framed.counters(), framed.facts
+        assert self._memory is not None
+        ordinary = self._memory.counters()
+        running = RUNTIME.sink is self
+        return StorageFigures(
+            pool_bytes=self._tier.fast_bytes,
+            resident_bytes=framed.resident_bytes() if running else self._resident_bytes,
+            huge_bytes=facts.huge_frames * (facts.pool_bytes // facts.frames),
+            file_bytes=self._tier.file_bytes,
+            direct=facts.direct,
+            tensor_peak_bytes=told.peak_live_bytes,
+            elsewhere_peak_bytes=ordinary.unmanaged_peak_bytes,
+            read_bytes=told.frames.read_bytes,
+            written_bytes=told.frames.written_bytes,
+            dropped_granules=told.frames.dropped,
+            carried_pages=told.frames.carried_pages,
+            waited_stores=told.frames.waited,
+            fork_bytes=told.frames.fork_bytes,
+            operators=told.needs,
+            waited_ns=told.need_ns,
+            too_large=told.too_large,
+            too_large_bytes=told.too_large_bytes,
+            too_large_by=told.too_large_by,
+            refused=told.refused,
+            refused_bytes=told.refused_bytes,
+            failed=told.failed,
+        )
+
+    def _notes(self, told: StorageFigures) -> list[str]:
+        budget, there = format_bytes(told.pool_bytes), format_bytes(self._unnamed_bytes)
+        operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
+        most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
+        return holding(
+            (True, "Nothing is planned: what an operator needs is read before it runs, and nothing is read ahead."),
+            (
+                self._unnamed_bytes > 0,
+                f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
+            ),
+            (
+                told.too_large,
+                (
+                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {budget}: it ran on"
+                    " pages read one by one, and what it wrote took memory beyond the budget; raise fast"
+                ),
+            ),
+            (
+                told.refused,
+                f"{allocations} ({refused} added up) found no room and took memory beyond the budget; raise fast",
+            ),
+            (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
+            (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
+            (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),
+        )

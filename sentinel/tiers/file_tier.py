@@ -1,0 +1,194 @@
+"""A file as slow tier: how much memory and which directory were asked for, and the tensors that live in its frames
+(kernel_profiler/src/framed_tensors.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes, parse_amount, parse_bytes
+from sentinel.system import native
+from sentinel.system.disks import disk_of
+from sentinel.system.progress import telling
+from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
+
+LEAST_BYTES = 1 << 20
+"""Smaller tensors stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
+
+_WORD = "file:"
+_POOL = "memfd:sentinel-frames"
+_SIZED = re.compile(r"(?P<folder>.+)=(?P<size>[0-9.]+ ?[KMGTkmgt]?i?[Bb]?)")
+_OF_FREE = 2  # a file that was given no size takes at most one part in so many of what the disk has free
+_ADDRESSES = 2  # times the file: holes between tensors take addresses only
+
+_I32, _U64, _PTR = ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p
+
+
+def is_file(slow: str | None) -> bool:
+    """Whether a word for `slow` asks for a file."""
+    return slow is not None and slow.startswith(_WORD)
+
+
+@dataclass(frozen=True)
+class FileTier:
+    """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`."""
+
+    folder: str
+    fast_bytes: int
+    file_bytes: int
+
+    @classmethod
+    def asked(cls, slow: str, fast: str | int | None) -> FileTier:
+        """Of the words `slow="file:DIR"` or `"file:DIR=64GiB"`, and `fast`, a size.
+
+        A file without a size is as large as the host's memory, at most half of what its disk has free. Raises
+        UsageError for what means nothing here: a share of a footprint that nobody knows yet, less than a frame, a
+        directory that is missing, is in memory, or may not be written to.
+        """
+        told = slow.removeprefix(_WORD)
+        sized = _SIZED.fullmatch(told)
+        folder = sized["folder"] if sized else told
+        fast_bytes = _fast_bytes(fast, slow)
+        if folder in ("", "auto"):
+            raise UsageError(f"slow={slow!r} names no directory", 'name one on a disk: "file:/data/scratch"')
+        disk = disk_of(folder)
+        if disk.in_memory:
+            raise UsageError(
+                f"slow={slow!r}: {folder} is {disk.file_system}, which takes the memory that a file is to spare",
+                "name a directory on a disk",
+            )
+        wanted = parse_bytes(sized["size"]) if sized else min(_host_bytes(), disk.free_bytes // _OF_FREE)
+        if wanted < fast_bytes:
+            raise UsageError(
+                f"slow={slow!r}: a file of {format_bytes(wanted)} cannot hold what leaves {format_bytes(fast_bytes)}",
+                f"{folder} has {format_bytes(disk.free_bytes)} free; say how large it may be: file:{folder}=64GiB",
+            )
+        return cls(str(disk.folder), fast_bytes, wanted // FRAME_BYTES * FRAME_BYTES)
+
+    def begin(self) -> FramedTensors:
+        """From now on tensors live in frames. Raises TierError where the host refuses, naming what was tried;
+        UsageError while tensors of an earlier tier still live."""
+        regions = self.file_bytes // FRAME_BYTES
+        request = FramesRequest(self.folder, self.fast_bytes // FRAME_BYTES, regions * _ADDRESSES, regions)
+        with telling(f"taking {format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"):
+            frames = Frames(request)
+        try:
+            return FramedTensors(frames)
+        finally:
+            frames.close()  # does nothing once they are the library's
+
+
+class FramedCounters(NamedTuple):
+    """`frames`: see Counters. `tensors`: that were given memory here; `live_bytes`, `peak_live_bytes`: of them.
+
+    `refused`, `refused_bytes`: allocations that found no room, and came from ordinary memory. `needs`: operators with
+    operands here; `need_ns`: what they waited for them. `too_large`: operators whose operands do not fit in all frames
+    together; `too_large_bytes`: of the largest; `too_large_by`: the first one's name. `failed`: operands that could not
+    be brought in. `refused_errno`, `failed_errno`: of the last of each, 0 if there was none.
+    """
+
+    frames: Counters
+    tensors: int
+    live_bytes: int
+    peak_live_bytes: int
+    refused: int
+    refused_bytes: int
+    needs: int
+    need_ns: int
+    too_large: int
+    too_large_bytes: int
+    failed: int
+    refused_errno: int
+    failed_errno: int
+    too_large_by: str
+
+
+_FRAMES_WORDS = len(Counters._fields) - 1 + len(State)
+_OWN = FramedCounters._fields[1:11]
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = (
+        ("frames", _U64 * _FRAMES_WORDS),
+        *((name, _U64) for name in _OWN),
+        ("refused_errno", _I32),
+        ("failed_errno", _I32),
+        ("too_large_by", ctypes.c_char * 128),
+    )
+
+
+class FramedTensors:
+    """The tensors in frames. There is one in a process; `facts`: what was made."""
+
+    def __init__(self, frames: Frames) -> None:
+        """`frames` are the library's from now on, if nothing is raised."""
+        self.facts: Facts = frames.facts()
+        begin = native.function("sn_framed_begin", _I32, _PTR)
+        self._end = native.function("sn_framed_end", _I32)
+        self._count = native.function("sn_framed_count", _I32, _PTR)
+        self._contains = native.function("sn_framed_contains", _I32, _U64)
+        result = frames.hand_over(begin)
+        if result == -errno.EBUSY:
+            raise UsageError(
+                "tensors of an earlier session live in its frames",
+                "let go of them before another session begins, or begin it in a new process",
+            )
+        native.check("sn_framed_begin", result)
+
+    def end(self) -> bool:
+        """New tensors come from elsewhere. Whether some live on here; when the last of them dies, memory and file go
+        back. May be called again; in a forked child it does nothing."""
+        result = self._end()
+        return result != -errno.ECHILD and bool(native.check("sn_framed_end", result))
+
+    def contains(self, address: int) -> bool:
+        """Whether a tensor at `address` is here."""
+        return bool(self._contains(address))
+
+    def resident_bytes(self) -> int:
+        """What the kernel says that frames, and all that their addresses show, hold of memory now."""
+        begin, end = self.facts.base, self.facts.base + self.facts.granules * FRAME_BYTES
+        total, ours = 0, False
+        with open("/proc/self/smaps") as lines:
+            for line in lines:
+                first, _, rest = line.partition(" ")
+                if not first.endswith(":"):
+                    ours = begin <= int(first.partition("-")[0], 16) < end or _POOL in rest
+                elif ours and first == "Pss:":
+                    total += int(rest.split()[0]) * 1024
+        return total
+
+    def counters(self) -> FramedCounters:
+        """What has happened until now."""
+        told = _Counters()
+        native.check("sn_framed_count", self._count(ctypes.byref(told)))
+        states, words = len(State), list(told.frames)
+        frames = Counters(words[0], words[1], tuple(words[2 : 2 + states]), *words[2 + states :])
+        own: dict[str, Any] = {name: int(getattr(told, name)) for name in (*_OWN, "refused_errno", "failed_errno")}
+        return FramedCounters(frames=frames, too_large_by=told.too_large_by.decode(), **own)
+
+
+def _fast_bytes(fast: str | int | None, slow: str) -> int:
+    if fast is None:
+        raise UsageError(f"slow={slow!r} needs a budget", 'say how much memory tensors may take: fast="8GiB"')
+    amount = parse_amount(fast)
+    if amount.share is not None:
+        raise UsageError(
+            f"fast={fast!r} with slow={slow!r}: a share of a footprint that nobody knows before the model is built",
+            'give a size: fast="8GiB"',
+        )
+    if amount.nbytes < FRAME_BYTES:
+        raise UsageError(
+            f"fast={fast!r} is less than one frame of {format_bytes(FRAME_BYTES)}",
+            "give at least what the largest operator works on, and a little more",
+        )
+    return amount.nbytes // FRAME_BYTES * FRAME_BYTES
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,211 @@
+"""A program that trains, under a memory budget or on stock PyTorch, and prints what came of it.
+
+python -m tests.torch.passive_cases CASE [DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sentinel
+
+STEPS = 5
+BUDGET = {"mlp": "44MiB", "gpt": "96MiB"}
+"""About a third of what each takes."""
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Parameters, gradients and the state of AdamW take 128 MiB."""
+    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.GELU())])
+    return model, torch.randn(STEPS, 512, 1024), torch.randn(512, 1024)
+
+
+class Gpt(nn.Module):
+    """Two blocks and a tied head: parameters, gradients and state take 240 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4096, 768)
+        block = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.1, activation="gelu", batch_first=True)
+        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(128)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.blocks(self.words(tokens), mask=self.mask, is_causal=True)
+        return found @ self.words.weight.T
+
+
+def gpt() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(4096, (STEPS, 4, 128))
+    return Gpt(), tokens, tokens[0].roll(-1, 1)
+
+
+def loss_of(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if target.dtype == torch.int64:
+        return nn.functional.cross_entropy(found.flatten(0, 1), target.flatten())
+    return (found - target).square().mean()
+
+
+def digest(tensors: Any) -> str:
+    told = hashlib.sha256()
+    for tensor in tensors:
+        told.update(tensor.detach().contiguous().numpy().tobytes())
+    return told.hexdigest()
+
+
+Between = Callable[[int, nn.Module], None]
+
+
+def train(make: Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]], between: Between, **options: Any) -> dict:
+    """Five steps of AdamW; `between(step, model)` is called after each forward pass."""
+    model, inputs, target = make()
+    return steps_of(model, iter(inputs), target, between, **options)
+
+
+def steps_of(model: nn.Module, inputs: Iterator[Any], target: torch.Tensor, between: Between, **options: Any) -> dict:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
+    losses = []
+    for step, batch in enumerate(inputs):
+        loss = loss_of(model(batch), target)
+        between(step, model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    state = [value for entry in optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
+    return {"losses": losses, "parameters": digest(model.parameters()), "state": digest(state)}
+
+
+def nothing(_step: int, _model: nn.Module) -> None:
+    return
+
+
+def plain_mlp() -> dict:
+    return train(mlp, nothing)
+
+
+def plain_gpt() -> dict:
+    return train(gpt, nothing)
+
+
+def operands_beyond_the_budget() -> dict:
+    """All parameters, gradients and state are operands of one operator."""
+    return train(mlp, nothing, foreach=True)
+
+
+def saved_in_mid_step() -> dict:
+    saved: list[str] = []
+
+    def save(step: int, model: nn.Module) -> None:
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        saved.append(digest(torch.load(file).values()))
+
+    return {**train(mlp, save), "saved": saved}
+
+
+def written_through_numpy() -> dict:
+    def write(step: int, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.detach().numpy()[step::100] += 0.5
+
+    return train(mlp, write)
+
+
+def read_by_a_thread() -> dict:
+    """Another thread sums parameters by numpy all the time, and by torch: nothing that it finds is not a number."""
+    model, inputs, target = mlp()
+    done, strange = threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            for parameter in model.parameters():
+                for found in (float(parameter.detach().numpy().sum()), float(parameter.detach().abs().sum())):
+                    if not abs(found) < 1e9:
+                        strange.append(found)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        return {**steps_of(model, iter(inputs), target, nothing), "strange": strange}
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def workers_fork() -> dict:
+    """Two workers, forked anew for each of five batches, read a data set that lives in frames."""
+    model, inputs, target = mlp()
+    data = TensorDataset(inputs.flatten(0, 1))
+
+    def batches() -> Iterator[torch.Tensor]:
+        for step in range(STEPS):
+            loader = DataLoader(data, batch_size=512, num_workers=2, multiprocessing_context="fork")
+            for number, (batch,) in enumerate(loader):
+                if number == step:
+                    yield batch
+
+    return steps_of(model, batches(), target, nothing)
+
+
+def a_child_trains() -> dict:
+    """A forked child trains a copy on, as far as its parent; both are alike."""
+    model, inputs, target = mlp()
+    steps_of(model, iter(inputs[:1]), target, nothing)
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        torch.set_num_threads(1)
+        os.write(writer, json.dumps(steps_of(model, iter(inputs[1:2]), target, nothing)).encode())
+        os._exit(0)
+    torch.set_num_threads(1)
+    ours = steps_of(model, iter(inputs[1:2]), target, nothing)
+    assert os.waitpid(pid, 0)[1] == 0
+    return {**ours, "child": json.loads(os.read(reader, 1 << 16))}
+
+
+CASES = {
+    each.__name__: each
+    for each in (
+        plain_mlp,
+        plain_gpt,
+        operands_beyond_the_budget,
+        saved_in_mid_step,
+        written_through_numpy,
+        read_by_a_thread,
+        workers_fork,
+        a_child_trains,
+    )
+}
+
+
+def main(case: str, folder: str | None = None) -> None:
+    torch.manual_seed(1)
+    torch.set_num_threads(2)
+    if folder is not None:
+        sentinel.start_profile(fast=BUDGET["gpt" if "gpt" in case else "mlp"], slow=f"file:{folder}=2GiB")
+    told: dict[str, Any] = {"found": CASES[case]()}
+    if folder is not None:
+        report = sentinel.report()
+        told["storage"] = report.setup.storage._asdict() if report.setup.storage else {}
+        told["text"] = report.text()
+        sentinel.stop()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,259 @@
+"""Training under a memory budget whose overflow is in a file, without a plan: the same bits as stock PyTorch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
+from sentinel.session.passive import PassiveSession  # noqa: E402
+from sentinel.system.disks import disk_of  # noqa: E402
+from sentinel.tiers.file_tier import FileTier, is_file  # noqa: E402
+from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
+from tests.processes import started  # noqa: E402
+from tests.torch import passive_cases as cases  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler", "native")
+ROOT = Path(__file__).parents[2]
+
+
+HERE = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        yield Path(made)
+
+
+def run(case: str, *folder: Path) -> dict[str, Any]:
+    """What a case prints, in a process of its own."""
+    command = [sys.executable, "-m", "tests.torch.passive_cases", case, *map(str, folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("case", sorted(cases.CASES))
+def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
+    stock, ours = run(case), run(case, folder)
+    assert ours["found"] == stock["found"]
+    assert not ours["found"].get("strange")
+    told = ours["storage"]
+    assert told["tensor_peak_bytes"] > 2 * told["pool_bytes"]
+    assert told["read_bytes"] > 0
+    assert told["written_bytes"] > 0
+    assert told["failed"] == 0
+    assert (told["too_large"] > 0) == (case == "operands_beyond_the_budget")
+    assert ("more than 44.00 MiB" in ours["text"]) == (case == "operands_beyond_the_budget")
+    if case in ("plain_mlp", "plain_gpt"):
+        assert told["refused"] == 0
+        assert told["resident_bytes"] <= told["pool_bytes"] * 1.01
+        assert told["dropped_granules"] > 0
+    if "fork" in case:
+        assert told["fork_bytes"] > 0
+
+
+def begin(folder: Path, fast: str = "16MiB", **more: Any) -> PassiveSession:
+    sentinel.start_profile(fast=fast, slow=f"file:{folder}=256MiB", **more)
+    session = sentinel.runtime.RUNTIME.sink
+    assert isinstance(session, PassiveSession)
+    return session
+
+
+def frames_of(session: PassiveSession) -> Any:
+    assert session._framed is not None
+    return session._framed.counters()
+
+
+def test_what_dies_gives_its_frames_back(folder: Path) -> None:
+    session = begin(folder)
+    held = [torch.full((1 << 20,), float(i)) for i in range(8)]  # 4 MiB each, in 8 frames
+    assert frames_of(session).live_bytes == 8 << 22
+    del held[2:]
+    told = frames_of(session)
+    assert told.live_bytes == 2 << 22
+    assert sum(told.frames.in_state[1:]) == 4
+    assert [float(tensor[-1]) for tensor in held] == [0.0, 1.0]
+    del held
+    told = frames_of(session)
+    assert (told.live_bytes, told.frames.free_frames, told.frames.in_state[0]) == (0, 8, 256)
+
+
+def test_neighbours_share_a_granule_until_both_have_died(folder: Path) -> None:
+    session = begin(folder)
+    ends = [torch.full((3 << 17,), 1.0), torch.full((3 << 17,), 2.0), torch.full((3 << 17,), 3.0)]  # 1.5 MiB each
+    assert sum(frames_of(session).frames.in_state[1:]) == 3
+    del ends[1]
+    others = [torch.full((1 << 19,), 7.0) for _ in range(12)]  # push them out
+    assert [float(tensor.sum()) / (3 << 17) for tensor in ends] == [1.0, 3.0]
+    assert all(float(other.sum()) == 7.0 * (1 << 19) for other in others)
+
+
+def test_small_tensors_stay_in_ordinary_memory(folder: Path) -> None:
+    session = begin(folder)
+    held = [torch.ones((1 << 18) - 1), torch.ones(1 << 18)]
+    assert frames_of(session).live_bytes == 1 << 20
+    assert held[0].sum() + 1 == held[1].sum()
+
+
+def test_a_tensor_larger_than_the_budget_is_told(folder: Path) -> None:
+    begin(folder)
+    large = torch.ones(5 << 20)
+    assert float(large.sum()) == 5 << 20
+    assert "1 allocation (20.00 MiB added up) found no room" in " ".join(sentinel.report().text().split())
+
+
+def test_what_was_built_before_moves_in_where_it_is_named(folder: Path) -> None:
+    model = torch.nn.Linear(1024, 1024)
+    before = model.weight.detach().clone()
+    session = begin(folder, model=model)
+    assert frames_of(session).live_bytes == 4 << 20
+    assert torch.equal(model.weight, before)
+
+
+def test_what_was_built_before_is_told_where_it_is_not_named(folder: Path) -> None:
+    gc.collect()
+    model = torch.nn.Linear(1024, 1024)
+    session = begin(folder)
+    assert frames_of(session).live_bytes == 0
+    assert "4.00 MiB of parameters were there before" in " ".join(sentinel.report().text().split())
+    del model
+
+
+def test_nothing_is_left_over(folder: Path) -> None:
+    """Tensors that live on are brought in as before; with the last of them, memory and file go."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    begin(folder)
+    held = [torch.full((1 << 20,), float(i)) for i in range(12)]
+    assert len(os.listdir("/proc/self/fd")) > descriptors
+    sentinel.stop()
+    assert not sentinel.active()
+    fresh = torch.ones(1 << 20)
+    assert [float(tensor.sum()) for tensor in held] == [i * float(1 << 20) for i in range(12)]
+    assert sentinel.report().setup.storage.tensor_peak_bytes == 12 << 22
+    with pytest.raises(sentinel.UsageError, match="tensors of an earlier session"):
+        begin(folder)
+    assert not sentinel.active()
+    del held
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert "memfd:sentinel-frames" not in Path("/proc/self/maps").read_text()
+    begin(folder)
+    assert float(fresh.sum()) == 1 << 20
+
+
+def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
+    session = begin(folder)
+    sentinel.add_layer("a")
+    assert sentinel.end_profile().provisional
+    with pytest.raises(sentinel.UsageError, match="running already"):
+        sentinel.start_profile()
+    report = sentinel.report()
+    assert report.headline["kind"] == "passive"
+    assert report.frames()["storage"]["figure"].tolist()[0] == "pool_bytes"
+    assert session.request.slow in report.text()
+    assert TITLE in report.text()
+    for suffix in ("html", "json", "csv", "txt", "trace"):
+        assert report.write(folder / f"report.{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"fast": "1MiB"}, "less than one frame of 2.00 MiB"),
+        ({"fast": "20%"}, "a share of a footprint that nobody knows"),
+        ({"fast": None}, "needs a budget"),
+        ({"slow": "file:"}, "names no directory"),
+        ({"slow": "file:auto"}, "names no directory"),
+        ({"slow": "file:/no/such/place"}, "is not a directory"),
+        ({"slow": "file:/dev/shm"}, "is tmpfs, which takes the memory"),
+        ({"slow": "file:{}=4MiB"}, "cannot hold what leaves"),
+        ({"machine": "cxl-m5"}, "leave machine out"),
+        ({"rate_limit": "1GiB/s"}, "leave rate_limit out"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_changes(asked: dict[str, Any], says: str, folder: Path) -> None:
+    words = {"fast": "8MiB", "slow": f"file:{folder}=64MiB", **asked}
+    words["slow"] = words["slow"].format(folder)
+    with pytest.raises(sentinel.UsageError, match=says):
+        sentinel.start_profile(**words)
+    assert not sentinel.active()
+    assert not list(folder.iterdir())
+
+
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("needs a user that may not write everywhere: not root")
+    with pytest.raises(sentinel.UsageError, match="may not be written to"):
+        FileTier.asked(f"file:{tmp_path}", "8MiB")
+
+
+def test_a_file_without_a_size_takes_what_the_host_and_the_disk_have(folder: Path) -> None:
+    tier = FileTier.asked(f"file:{folder}", "9MiB")
+    assert tier.fast_bytes == 4 * FRAME_BYTES
+    assert tier.file_bytes <= disk_of(folder).free_bytes
+    assert is_file("file:x")
+    assert not is_file("numa:1")
+
+
+SCRIPT = """
+import torch, sentinel, sys
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    if step == 1:
+        sentinel.start_profile(model, optimizer, fast="20%")
+    model(torch.ones(8, 1024)).sum().backward()
+    sentinel.add_layer()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 1:
+        sentinel.end_profile()
+print("trained", flush=True)
+"""
+
+
+def test_a_script_runs_under_a_budget_whatever_it_asks_for(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "sentinel", "run", "--fast", "32MiB", "--slow", f"file:{folder}=1GiB", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+    assert "read from the file" in done.stderr
+    assert "stayed in place" not in done.stderr
+
+
+def test_an_interrupted_script_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("range(3)", "range(10**6)").replace("optimizer.zero_grad()", "print(step)"))
+    command = [sys.executable, "-m", "sentinel", "run", "--fast", "32MiB", "--slow", f"file:{folder}=1GiB", str(script)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": HERE}
+    with started(command, cwd=tmp_path, **options) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=300)
+    assert "interrupted" in errors
+    assert "read from the file" in errors
+    assert "Fatal" not in errors
+    assert running.returncode in (1, 130, -signal.SIGINT)
+    assert not list(folder.iterdir())
