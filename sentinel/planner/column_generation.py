@@ -46,6 +46,33 @@ class Effort:
     promised_by: Effort | None = None
 
 
+_MIDDLING = 150_000
+"""Units times layers up to which several roundings are tried."""
+
+_LARGE = 1_000_000
+"""Units times layers from which on one rounding is tried, to plan in about a second."""
+
+_MANY = 20_000
+"""Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
+
+
+def efforts_for(work: Workload) -> tuple[Effort, ...]:
+    """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
+    if is_large(work):
+        return (Effort(12, 2, 1, pinned_entries=0),)
+    if len(work.units) * work.n_layers > _MIDDLING:
+        # with two tiers, a mix that did not converge is hardly ever better than the one by layers, and takes as long
+        by_layers = Effort(60, 4, 3, pinned_entries=0)
+        two = len(work.machine.tiers) == 2
+        return (Effort(60, 4, 3, dives=(12,), promised_by=by_layers if two else None), by_layers)
+    return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
+
+
+def is_large(work: Workload) -> bool:
+    """Whether candidates beyond the first one take too long."""
+    return len(work.units) * work.n_layers > _LARGE or len(work.profile.names) > _MANY
+
+
 _HOPELESS = 2e-3
 """Where the last round of an effort still gained more than this share of the step, what counts more exactly does not
 converge either."""

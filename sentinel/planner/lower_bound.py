@@ -35,9 +35,8 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.bound_program import Program, least_extra_ns
-from sentinel.planner.column_generation import start_column_generation
+from sentinel.planner.column_generation import efforts_for, start_column_generation
 from sentinel.planner.lagrangian_bound import Certifier
-from sentinel.planner.portfolio import efforts_for
 from sentinel.planner.relaxation import make_groups
 from sentinel.planner.workload import make_workload
 

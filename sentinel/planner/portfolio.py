@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
 from sentinel.planner.best_fixed import tiers_by_benefit
-from sentinel.planner.column_generation import Effort, optimized
-from sentinel.planner.decision import Decision
+from sentinel.planner.column_generation import efforts_for, is_large, optimized
 from sentinel.planner.fixed_placement import (
     footprint_bytes,
     one_tier,
     with_page_tiers,
 )
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
-from sentinel.planner.workload import Workload, make_workload
+from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate_lawful
-
-_MIDDLING = 150_000
-"""Units times layers up to which several roundings are tried."""
-
-_LARGE = 1_000_000
-"""Units times layers from which on one rounding is tried, to plan in about a second."""
-
-_MANY = 20_000
-"""Tensors from which on they are, however few the layers: packing them takes nearly all the time of a candidate."""
 
 
 class Sentinel:
@@ -41,7 +29,7 @@ class Sentinel:
         if footprint <= machine.fast.capacity_bytes:
             return one_tier(profile, machine, 0, self.name)
         if len(machine.tiers) > 2:
-            plans = tiered_plans(profile, machine, self.name, footprint, _decisions, large=_is_large)
+            plans = tiered_plans(profile, machine, self.name, footprint)
             plans += [_fixed(profile, machine, self.name)] if all_addressable(machine) else []
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
@@ -50,10 +38,10 @@ class Sentinel:
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
         plans = []
-        for label, decision in _decisions(work):
+        for label, decision in optimized(work, *efforts_for(work)):
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
-        if not plans or not _is_large(work):
+        if not plans or not is_large(work):
             plans.append(_fixed(profile, machine, self.name))
         return best_of(plans, profile, machine, self.name)
 
@@ -62,27 +50,6 @@ def _fixed(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
     """The plan in which each page stays for good where it saves most."""
     all_fast = one_tier(profile, machine, 0, policy)
     return "by benefit", with_page_tiers(all_fast, profile, tiers_by_benefit(all_fast, profile, machine), policy)
-
-
-def _decisions(work: Workload) -> Iterator[tuple[str, Decision]]:
-    """Candidates with their labels, the likeliest best first."""
-    return optimized(work, *efforts_for(work))
-
-
-def efforts_for(work: Workload) -> tuple[Effort, ...]:
-    """How hard to try: a function of the workload's size, not of time, so that plans stay reproducible."""
-    if _is_large(work):
-        return (Effort(12, 2, 1, pinned_entries=0),)
-    if len(work.units) * work.n_layers > _MIDDLING:
-        # with two tiers, a mix that did not converge is hardly ever better than the one by layers, and takes as long
-        by_layers = Effort(60, 4, 3, pinned_entries=0)
-        two = len(work.machine.tiers) == 2
-        return (Effort(60, 4, 3, dives=(12,), promised_by=by_layers if two else None), by_layers)
-    return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
-
-
-def _is_large(work: Workload) -> bool:
-    return len(work.units) * work.n_layers > _LARGE or len(work.profile.names) > _MANY
 
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:

@@ -9,7 +9,7 @@ Not used in place, such as a file: every block is in fast memory when it is used
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
+from sentinel.planner.column_generation import efforts_for, is_large, optimized
 from sentinel.planner.decision import Decision, choose, decide, no_moves, whole_parts
 from sentinel.planner.episodes import Choice, Episodes, bridge_shortest_gaps, episodes_of, gaps, room_bytes
 from sentinel.planner.paper import interval_cuts, lengths_to_try, make_episodes
@@ -26,8 +27,6 @@ from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.slow_tier_assignment import Costs, SlowTierAssigner
 from sentinel.planner.workload import SlowTierOf, Workload, make_workload
 from sentinel.simulator import simulate_lawful
-
-Decide = Callable[[Workload], Iterator[tuple[str, Decision]]]
 
 Candidate = tuple[int, str, Plan, SlowTierOf]
 
@@ -40,13 +39,10 @@ def tiered_plans(
     machine: Machine,
     policy: str,
     footprint_bytes: int,
-    decide: Decide,
-    *,
-    large: Callable[[Workload], bool],
 ) -> list[tuple[str, Plan]]:
     """Labelled plans that use the addressable slower tiers within their capacities; none if these do not suffice.
 
-    A `large` workload is planned twice, any other three times: the slow_tiers of the best plan are found last.
+    A large workload is planned twice, any other three times: the slow_tiers of the best plan are found last.
     """
     tiers = [t for t in range(1, len(machine.tiers)) if machine.tiers[t].addressable]
     if not tiers:
@@ -55,14 +51,14 @@ def tiered_plans(
     by_use, by_link = _assigners(works, tiers)
     rough = [(_alone(works[-1]), False), (by_use, False)]
     fine = [(by_use, False), (by_use, True), (by_link, True)]
-    found = _drawn(works[-1], "slowest", policy, rough, decide)
-    rounds = ("again",) if large(works[-1]) else ("all slow", "again", "again")
+    found = _drawn(works[-1], "slowest", policy, rough)
+    rounds = ("again",) if is_large(works[-1]) else ("all slow", "again", "again")
     for number, label in enumerate(rounds, 1):
         slow_tiers = _slow_tiers_of_all(by_use, works[-1])
         if label == "again" and found:
             slow_tiers = min(found, key=lambda candidate: candidate[0])[3]
         work = make_workload(profile, machine, footprint_bytes, slow_tiers=slow_tiers)
-        found += _drawn(work, f"{label} {number}", policy, fine, decide)
+        found += _drawn(work, f"{label} {number}", policy, fine)
     return [(label, plan) for _, label, plan, _ in found]
 
 
@@ -98,12 +94,10 @@ def _slow_tiers_of_all(assigner: SlowTierAssigner, work: Workload) -> SlowTierOf
     return assigner.assign(nothing)[1]
 
 
-def _drawn(
-    work: Workload, label: str, policy: str, assigners: list[tuple[SlowTierAssigner, bool]], decide: Decide
-) -> list[Candidate]:
+def _drawn(work: Workload, label: str, policy: str, assigners: list[tuple[SlowTierAssigner, bool]]) -> list[Candidate]:
     """The plans of all decisions with all slow_tiers, with their simulated times, that no tier is too small for."""
     found = []
-    for name, decision in decide(work):
+    for name, decision in optimized(work, *efforts_for(work)):
         seen: set[bytes] = set()
         for number, (assigner, planned) in enumerate(assigners):
             assigned, slow_tiers = assigner.assign(decision, work.slow_tier if planned else None)

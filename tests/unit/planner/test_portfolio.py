@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.traces.synthetic import synthetic
-from sentinel.planner.column_generation import ColumnGeneration, Effort, optimized
+from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
-from sentinel.planner.portfolio import best_of, efforts_for
+from sentinel.planner.portfolio import best_of
 from sentinel.planner.workload import make_workload
 from tests.builders import make_machine, make_profile, param
 from tests.three_tiers import three_tiers
