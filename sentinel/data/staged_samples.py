@@ -227,7 +227,11 @@ def _decoded(
     source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: list[memoryview | None]
 ) -> Iterable[Any]:
     """Each sample, decoded when it is asked for; its bytes are let go of then."""
-    for number, sample in enumerate(samples.tolist()):
+    layout = files.layout
+    paths: dict[int, str] = {}
+    for number, file in enumerate(layout.chunk_file[layout.chunk_of[samples]].tolist()):
+        if file not in paths:
+            paths[file] = files.path_of(int(samples[number]))
         raw, raws[number] = raws[number], None
         assert raw is not None
-        yield source.decode(raw, files.path_of(sample))
+        yield source.decode(raw, paths[file])
