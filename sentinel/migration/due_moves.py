@@ -46,7 +46,7 @@ class DueMoves:
         self._trials.abandon()
 
     def late(self, layer: int) -> list[Late]:
-        """Promotions that are due before `layer` and still under way."""
+        """Promotions that are due before `layer` and still under way. If none of those due are, that is case 1."""
         found = []
         for index in self._agenda.due[layer]:
             move = self._by_migration.pop(index, None)
@@ -54,6 +54,8 @@ class DueMoves:
                 move.late = True
                 if move.target == FAST:
                     found.append(Late(move, self._agenda.used_later[index]))
+        if self._agenda.expects[layer] and not found:
+            self._recorder.totals.case1 += 1
         return found
 
     def wait_or_leave(self, layer: int, late: list[Late], *, starved: bool) -> int:

@@ -79,7 +79,7 @@ class Engine:
         self._applying = True
         self._recorder.began_ns = self._now_ns()
         self._mover.set_capacity(_UNLIMITED)
-        self._send(self._residents.place(), 0)
+        self._send(self._residents.place())
         self._finish_moves()
         self._mover.set_capacity(self._plan.capacity_bytes[FAST])
         held = self._mover.held()
@@ -141,7 +141,7 @@ class Engine:
             if not self._inert:
                 self._finish_moves()
                 self._mover.set_capacity(_UNLIMITED)
-                self._send(self._residents.away_from_home(), 0)
+                self._send(self._residents.away_from_home())
                 self._finish_moves()
                 self._count_accounts()
                 for tier in self._tiers:
@@ -174,7 +174,6 @@ class Engine:
         now = self._now_ns()
         self._take(given, now)
         self._applying = True
-        self._due.begin_step()
         self._recorder.begin_step(given.began_ns)
         self._mover.held(restart=True)
         self._send_back(demoting=True)
@@ -207,12 +206,12 @@ class Engine:
 
     def _send_back(self, *, demoting: bool) -> None:
         misplaced = self._residents.misplaced(self._moves.blocks, demoting=demoting)
-        self._send(misplaced, 0)
+        self._send(misplaced)
         self._recorder.totals.sent_back += len(misplaced)
 
-    def _send(self, wanted: Iterable[Wanted], layer: int) -> None:
+    def _send(self, wanted: Iterable[Wanted]) -> None:
         for each in wanted:
-            self._submit(*each, layer)
+            self._submit(*each, layer=0)
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -257,10 +256,7 @@ class Engine:
     def _finish_due(self, layer: int) -> int:
         """Migrations due before `layer`: late promotions are waited for or left. Returns the ns waited."""
         late = self._due.late(layer)
-        if not self._agenda.expects[layer]:
-            return 0
         if not late:
-            self._recorder.totals.case1 += 1
             return 0
         starved = bool(self._mover.held().starved)
         if starved:
