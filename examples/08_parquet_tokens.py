@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 import sentinel.data
 
-LENGTH, GROUP, EPOCHS, BATCH, SEED = 128, 64, 2, 64, 1
+LENGTH, STEP, GROUP, EPOCHS, BATCH, SEED = 512, 64, 64, 2, 64, 1
 
 
 def write_tokens(path: Path) -> int:
-    """Writes rows of LENGTH + 1 tokens, uint8; returns how many. They overlap by half."""
+    """Writes rows of LENGTH + 1 tokens, uint8; returns how many. A row begins each STEP tokens."""
     topics = pydoc_data.topics.topics
     text = np.frombuffer("\n\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
-    rows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[:: LENGTH // 2]
+    rows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::STEP]
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), LENGTH + 1)
     pq.write_table(pa.table({"tokens": tokens}), path, row_group_size=GROUP, compression="zstd")
     return len(rows)
@@ -48,6 +48,7 @@ def train(path: Path, memory: str) -> tuple[list[float], list[float]]:
     losses, reads = [], []
     for _ in range(EPOCHS):
         for tokens in loader:
+            tokens = tokens[:, -STEP - 1 :]  # what no row before it has
             logits = model(tokens[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
