@@ -241,8 +241,6 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
 void take_in_own_pages(sn_frames &f) {
   if (!sn::own_pages_may_have_grown(f)) return;
   const std::vector<sn::Owner> owners = sn::find_owners(f);
-  f.own_pages = 0;
-  for (const sn::Owner &owner : owners) f.own_pages += owner.pages;
   for (const sn::Owner &owner : owners) {
     if (f.own_pages <= sn::own_pages_allowed(f)) return;
     Granule &g = f.granules[owner.granule];

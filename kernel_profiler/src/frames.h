@@ -77,6 +77,7 @@ struct sn_frames {
   int statm = -1;
   int64_t anonymous = 0;   // pages of the process; the least since they were looked through
   uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
+  uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
 
@@ -111,13 +112,14 @@ int check_host(uint32_t granules, const char **step);
 int open_statm(sn_frames &f);
 // Pages that stores into clean or away granules may take before somebody looks for them.
 uint64_t own_pages_allowed(const sn_frames &f);
-// Whether there may be more: by the anonymous memory of the process, which the kernel counts.
+// Whether there may be more: by the anonymous memory of the process, which the kernel counts. Not while looks in vain
+// would take more than a hundredth of the time.
 bool own_pages_may_have_grown(sn_frames &f);
 struct Owner {
   uint32_t granule, pages;
 };
-// All granules with pages of their own, those with most of them first.
-std::vector<Owner> find_owners(const sn_frames &f);
+// All granules with pages of their own, those with most of them first. Counts the pages.
+std::vector<Owner> find_owners(sn_frames &f);
 
 // frames_orders.cpp: transfers.
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,8 @@ namespace {
 
 constexpr int kPage = 4096;
 constexpr uint64_t kUsualMappings = 65530;  // the kernel's own choice
+constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
+constexpr uint64_t kPause = 99;             // times what a look in vain took
 
 // What a small file of the kernel holds from its beginning, as a text; a negative errno.
 long read_text(int fd, char *text, size_t room) {
@@ -49,6 +52,13 @@ int64_t anonymous_pages(int statm) {
   return resident - of_files;
 }
 
+// What this thread has computed.
+uint64_t spent_ns() {
+  timespec spent{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
+}
+
 }  // namespace
 
 namespace sn {
@@ -73,15 +83,17 @@ uint64_t own_pages_allowed(const sn_frames &f) {
 
 bool own_pages_may_have_grown(sn_frames &f) {
   const int64_t now = anonymous_pages(f.statm);
-  if (now < 0 || now - f.anonymous > static_cast<int64_t>(own_pages_allowed(f))) {
-    f.anonymous = now;
-    return true;
+  if (now >= 0 && now - f.anonymous <= static_cast<int64_t>(own_pages_allowed(f))) {
+    f.anonymous = std::min(f.anonymous, now);
+    return false;
   }
-  f.anonymous = std::min(f.anonymous, now);
-  return false;
+  if (f.look_after_ns != 0 && sn_now_ns() < f.look_after_ns) return false;
+  f.anonymous = now;
+  return true;
 }
 
-std::vector<Owner> find_owners(const sn_frames &f) {
+std::vector<Owner> find_owners(sn_frames &f) {
+  const uint64_t began = spent_ns();
   std::vector<Owner> owners;
   bool own[kPagesPerGranule];
   for (uint32_t i = 0; i < f.count; i++) {
@@ -90,6 +102,11 @@ std::vector<Owner> find_owners(const sn_frames &f) {
     const int found = own_pages(f.pagemap, f.address(i), own);
     if (found > 0) owners.push_back({i, static_cast<uint32_t>(found)});
   }
+  f.own_pages = 0;
+  for (const Owner &owner : owners) f.own_pages += owner.pages;
+  const uint64_t took = spent_ns() - began;
+  const bool in_vain = f.own_pages <= own_pages_allowed(f) && took > kShortLookNs;
+  f.look_after_ns = in_vain ? sn_now_ns() + kPause * took : 0;
   std::stable_sort(owners.begin(), owners.end(), [](const Owner &a, const Owner &b) { return a.pages > b.pages; });
   return owners;
 }

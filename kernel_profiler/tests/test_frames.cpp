@@ -1,8 +1,10 @@
 // Frames: what is resident, clean, away; room made by whoever was needed longest ago; what is refused.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <initializer_list>
@@ -126,6 +128,40 @@ void pages_beside_the_frames_are_bounded() {
     CHECK(anonymous_kib(base, end) <= 2 * 1024 && counted(frames).own_pages <= 512);
     CHECK(marks_hold(base, kGranules, salt));
   }
+  close_frames(frames);
+}
+
+uint32_t looks = 0;
+
+// The kernel as it is, but for how long a look at one granule's pages takes: 50 ms of computing.
+long looks_slowly(long number, const long a[6]) {
+  if (number == SYS_pread64 && a[2] == kGranule / kPage * 8) {
+    looks++;
+    for (const clock_t began = clock(); clock() - began < CLOCKS_PER_SEC / 20;) {
+    }
+  }
+  const long told = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return told == -1 ? -errno : told;
+}
+
+// Memory of the program's own grows, and nothing beside the frames does: the second look would come 5 s after the first.
+void looks_in_vain_do_not_follow_each_other() {
+  sn_frames *frames = open_frames(request_of(2, 2, 2));
+  const uint64_t base = facts(frames).base;
+  CHECK(sn_frames_attach(frames, 0, 2) == 0);
+  write_marks(base, 2, 3);
+  leave(frames, 0, 2);
+  CHECK(sn_frames_need(frames, base, 1, 1) == 0);
+  sn_system_replace(looks_slowly);
+  for (int round = 0; round < 3; round++) {
+    void *const more = mmap(nullptr, 16 * kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(more != MAP_FAILED);
+    memset(more, round + 1, 16 * kMiB);
+    CHECK(sn_frames_need(frames, base, 1, 1) == 0);
+    CHECK(looks == 1 && counted(frames).own_pages == 0);
+  }
+  sn_system_replace(nullptr);
+  CHECK(marks_hold(base, 2, 3));
   close_frames(frames);
 }
 
@@ -315,6 +351,7 @@ int main() {
   what_the_file_holds_is_not_written_again();
   a_store_into_what_is_away_is_kept();
   pages_beside_the_frames_are_bounded();
+  looks_in_vain_do_not_follow_each_other();
   a_budget_holds_whatever_is_needed();
   there_is_no_more_than_was_asked_for();
   bad_places_are_named();
