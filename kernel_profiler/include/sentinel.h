@@ -471,8 +471,9 @@ typedef struct sn_framed_counters {
 } sn_framed_counters;
 
 /* From now on tensors live in these frames, which are the library's: it destroys them once sn_framed_end was called and
- * no tensor is left. -EBUSY: those of earlier frames still live. */
-SN_API int sn_framed_begin(sn_frames *frames);
+ * no tensor is left. `*frames` is NULL then, so that whoever is interrupted in this call knows whose they are. -EBUSY:
+ * those of earlier frames still live. */
+SN_API int sn_framed_begin(sn_frames **frames);
 /* Tensors come from elsewhere from now on. 0: all is gone; 1: some live on, and are brought in where they are needed. */
 SN_API int sn_framed_end(void);
 SN_API int sn_framed_any(void); /* 1: there are frames, of this process */

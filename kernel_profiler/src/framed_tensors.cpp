@@ -30,17 +30,24 @@ class Holes {
  public:
   explicit Holes(uint64_t nbytes) { holes_.emplace(0, nbytes); }
 
-  uint64_t find(uint64_t nbytes) const {
-    for (const auto &[at, there] : holes_)
-      if (there >= nbytes) return at;
+  // At a multiple of `step`.
+  uint64_t find(uint64_t nbytes, uint64_t step) const {
+    for (const auto &[at, there] : holes_) {
+      const uint64_t skipped = (step - at % step) % step;
+      if (there >= skipped && there - skipped >= nbytes) return at + skipped;
+    }
     return kNowhere;
   }
 
+  // As found: all of it lies in one hole.
   void take(uint64_t at, uint64_t nbytes) {
-    const auto hole = holes_.find(at);
-    const uint64_t rest = hole->second - nbytes;
+    const auto hole = std::prev(holes_.upper_bound(at));
+    const uint64_t before = at - hole->first, rest = hole->second - before - nbytes;
     if (rest != 0) holes_.emplace(at + nbytes, rest);
-    holes_.erase(hole);
+    if (before != 0)
+      hole->second = before;
+    else
+      holes_.erase(hole);
   }
 
   void give(uint64_t at, uint64_t nbytes) {
@@ -117,10 +124,11 @@ int enter_granules(uint32_t first, uint32_t end, bool *shared) {
 }
 
 int allocate(uint64_t nbytes, uint64_t *offset) {
-  const uint64_t at = framed->holes.find(nbytes);
+  if (nbytes > pool * sn::kFrameBytes) return -ENOSPC;
+  uint64_t at = framed->holes.find(nbytes, kPage);
+  if (at != kNowhere && end_of(at, nbytes) - first_of(at) > pool) at = framed->holes.find(nbytes, sn::kFrameBytes);
   if (at == kNowhere) return -ENOMEM;
   const uint32_t first = first_of(at), end = end_of(at, nbytes);
-  if (end - first > pool) return -ENOSPC;
   framed->nbytes.emplace(at, nbytes);
   bool shared = false;
   int error = enter_granules(first, end, &shared);
@@ -231,11 +239,14 @@ void *framed_allocate(uint64_t nbytes) {
 }
 
 bool framed_free(uint64_t address) {
-  const uint64_t at = address - base.load(std::memory_order_relaxed);
-  if (at >= extent.load(std::memory_order_relaxed)) return false;
+  if (address - base.load(std::memory_order_relaxed) >= extent.load(std::memory_order_relaxed)) return false;
   if (in_child) return true;
   Lock lock(&mutex);
+  // Both may have changed meanwhile, or between the two loads: then it is no tensor of these frames.
+  if (framed == nullptr) return false;
+  const uint64_t at = address - base;
   const auto found = framed->nbytes.find(at);
+  if (found == framed->nbytes.end()) return false;
   const uint64_t nbytes = found->second;
   framed->nbytes.erase(found);
   leave_granules(first_of(at), end_of(at, nbytes));
@@ -250,9 +261,9 @@ bool framed_free(uint64_t address) {
 
 }  // namespace sn
 
-extern "C" int sn_framed_begin(sn_frames *with) {
+extern "C" int sn_framed_begin(sn_frames **with) {
   sn_frames_facts facts;
-  const int error = sn_frames_facts_of(with, &facts);
+  const int error = sn_frames_facts_of(*with, &facts);
   if (error != 0) return error;
   Lock lock(&mutex);
   if (framed != nullptr) return -EBUSY;
@@ -265,7 +276,8 @@ extern "C" int sn_framed_begin(sn_frames *with) {
     too_large_by[0] = 0;
     base = facts.base;
     extent = facts.granules * sn::kFrameBytes;
-    frames = with;
+    frames = *with;
+    *with = nullptr;
     serving = true;
     return 0;
   });

@@ -11,7 +11,8 @@ namespace {
 
 void begin(uint32_t frames, uint32_t granules) {
   create();
-  CHECK(sn_framed_begin(open_frames(request_of(frames, granules, granules))) == 0);
+  sn_frames *made = open_frames(request_of(frames, granules, granules));
+  CHECK(sn_framed_begin(&made) == 0 && made == nullptr);
 }
 
 void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }
@@ -62,6 +63,21 @@ void small_and_too_large_ones_come_from_malloc() {
   end();
 }
 
+// The lowest hole would make it lie in one granule more.
+void a_tensor_as_large_as_all_frames_begins_with_a_granule() {
+  begin(4, 16);
+  uint8_t *const one = made(kMiB, 1), *const whole = made(8 * kMiB, 2), *const other = made(kMiB, 3);
+  CHECK(in_frames(whole) && whole == one + 2 * kMiB && other == one + kMiB && told().refused == 0);
+  CHECK(holds(one, kMiB, 1) && holds(whole, 8 * kMiB, 2) && holds(other, kMiB, 3));
+  sn_free(one);
+  sn_free(other);
+  uint8_t *const again = made(2 * kMiB, 4);
+  CHECK(again == one && holds(whole, 8 * kMiB, 2));
+  sn_free(whole);
+  sn_free(again);
+  end();
+}
+
 void operands_that_do_not_fit_together_are_told_once_by_name() {
   begin(4, 16);
   uint8_t *const a = made(6 * kMiB, 1), *const b = made(6 * kMiB, 2);
@@ -101,8 +117,8 @@ void tensors_outlive_the_end() {
   CHECK(sn_framed_end() == 1 && sn_framed_any() == 1);
   uint8_t *const ordinary = made(2 * kMiB, 9);
   CHECK(!in_frames(ordinary));
-  sn_frames *const others = open_frames(request_of(2, 2, 2));
-  CHECK(sn_framed_begin(others) == -EBUSY);
+  sn_frames *others = open_frames(request_of(2, 2, 2));
+  CHECK(sn_framed_begin(&others) == -EBUSY && others != nullptr);
   close_frames(others);
   for (int i = 0; i < 6; i++) {
     CHECK(holds(tensors[i], 2 * kMiB, i));
@@ -187,6 +203,7 @@ void a_child_reads_on_and_frees_nothing() {
 int main() {
   more_than_the_pool_keeps_its_bytes();
   small_and_too_large_ones_come_from_malloc();
+  a_tensor_as_large_as_all_frames_begins_with_a_granule();
   operands_that_do_not_fit_together_are_told_once_by_name();
   neighbours_keep_their_granule();
   tensors_outlive_the_end();

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, parse_amount
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Layout
-from sentinel.system.limits import room_bytes
-from sentinel.system.sysfs import text
+from sentinel.system.limits import available_bytes
 
 _SHARE, _MOST_LEAD = 32, 4096
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """What the kernel could give this process now without swapping, and its container allows."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            there = int(line.split()[1]) * 1024
-    return min(there, room_bytes(root) or there)
 
 
 def lead_for(layout: Layout, shape: ArenaShape) -> int:

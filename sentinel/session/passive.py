@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -44,10 +45,14 @@ class PassiveSession:
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.request = request
         self._tier = FileTier.asked(request.slow, request.fast)
-        unplanned = ("machine", "plan", "rate_limit")
+        unplanned = ("machine", "plan", "rate_limit", "tracker", "policy")
         require(
             *(
-                (getattr(request, name) is not None, f"{name}= with slow={request.slow!r}", f"leave {name} out")
+                (
+                    getattr(request, name) != getattr(Request, name),
+                    f"{name}= with slow={request.slow!r}: nothing is planned on a file yet",
+                    f"leave {name} out",
+                )
                 for name in unplanned
             )
         )
@@ -56,6 +61,7 @@ class PassiveSession:
         self._memory: ManagedMemory | None = None
         self._left: list[tuple[str, int, str]] = []
         self._unnamed_bytes = 0
+        self._process = os.getpid()
         self._setup_ns = 0
         self._resident_bytes = 0  # at the end
 
@@ -63,8 +69,8 @@ class PassiveSession:
         """Begin. Whatever is wrong is raised with nothing changed."""
         began = time.perf_counter_ns()
         self._memory = ManagedMemory.reserve()
-        RUNTIME.sink = self
         try:
+            RUNTIME.sink = self
             self._framed = self._tier.begin()
             self._memory.activate()
             native.check("sn_operands_watch", torch_shim.function("sn_operands_watch", ctypes.c_int)())
@@ -136,13 +142,14 @@ class PassiveSession:
     def _close(self) -> None:
         """May be called again, wherever it was cut short."""
         self._models, self._optimizers = [], []  # else their tensors would live as long as the report
-        end_all(self._end_frames, self._uninstall)
+        if os.getpid() == self._process:  # and no child of a fork that Python was not told of: all is its parent's
+            end_all(self._end_frames, self._uninstall)
         if RUNTIME.sink is self:
             RUNTIME.sink = None
 
     def _end_frames(self) -> None:
-        if self._framed is not None:
-            self._framed.end()
+        if RUNTIME.sink is self:  # an interrupt may have come before `_framed` was known; a forked child has no sink
+            FramedTensors.end()
 
     def _uninstall(self) -> None:
         if self._memory is not None and RUNTIME.memory is self._memory:

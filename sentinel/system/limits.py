@@ -1,7 +1,8 @@
-"""How much memory a container leaves to this process, and how many addresses a limit on them does."""
+"""How much memory a container leaves to this process, and how many addresses and mappings limits on them do."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,22 @@ def room_bytes(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def available_bytes(root: Path = Path("/")) -> int:
+    """What the kernel could give this process now without swapping, and its container allows."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            there = int(line.split()[1]) * 1024
+    room = room_bytes(root)
+    return there if room is None else min(there, room)
+
+
+def most_mappings(root: Path = Path("/")) -> int:
+    """How many mappings the kernel allows a process (vm.max_map_count)."""
+    told = text(root / "proc/sys/vm/max_map_count").strip()
+    return int(told) if told.isdigit() else _USUAL_MAPPINGS
+
+
 def address_space_left() -> int | None:
     """Bytes of addresses that this process may still map (`ulimit -v`); None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -27,6 +44,7 @@ def address_space_left() -> int | None:
     return max(limit - (int(pages[0]) * resource.getpagesize() if pages else 0), 0)
 
 
+_USUAL_MAPPINGS = 65530  # the kernel's own choice
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, parse_amount, parse_bytes
-from sentinel.system import native
+from sentinel.system import limits, native
 from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
@@ -23,8 +23,8 @@ LEAST_BYTES = 1 << 20
 _WORD = "file:"
 _POOL = "memfd:sentinel-frames"
 _SIZED = re.compile(r"(?P<folder>.+)=(?P<size>[0-9.]+ ?[KMGTkmgt]?i?[Bb]?)")
-_OF_FREE = 2  # a file that was given no size takes at most one part in so many of what the disk has free
-_ADDRESSES = 2  # times the file: holes between tensors take addresses only
+_OF_FREE = 2  # files that were given no size take at most one part in so many of what the disk has free
+_ADDRESSES = 2  # times the file, where the kernel allows it: holes between tensors take addresses only
 
 _I32, _U64, _PTR = ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p
 
@@ -46,9 +46,10 @@ class FileTier:
     def asked(cls, slow: str, fast: str | int | None) -> FileTier:
         """Of the words `slow="file:DIR"` or `"file:DIR=64GiB"`, and `fast`, a size.
 
-        A file without a size is as large as the host's memory, at most half of what its disk has free. Raises
-        UsageError for what means nothing here: a share of a footprint that nobody knows yet, less than a frame, a
-        directory that is missing, is in memory, or may not be written to.
+        A file without a size is as large as the host's memory, at most what the kernel lets a process map of it, and
+        at most half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError
+        for what means nothing here: a share of a footprint that nobody knows yet, less than a frame, more memory than
+        there is, more than can be mapped, a directory that is missing, is in memory, or may not be written to.
         """
         told = slow.removeprefix(_WORD)
         sized = _SIZED.fullmatch(told)
@@ -62,7 +63,15 @@ class FileTier:
                 f"slow={slow!r}: {folder} is {disk.file_system}, which takes the memory that a file is to spare",
                 "name a directory on a disk",
             )
-        wanted = parse_bytes(sized["size"]) if sized else min(_host_bytes(), disk.free_bytes // _OF_FREE)
+        most = _most_granules() * FRAME_BYTES
+        told_bytes = parse_bytes(sized["size"]) if sized else 0
+        if max(told_bytes, fast_bytes) > most:
+            raise UsageError(
+                f"slow={slow!r} with fast={fast!r}: each {format_bytes(FRAME_BYTES)} may be a mapping, and the kernel"
+                f" allows a process {limits.most_mappings()} (vm.max_map_count): enough for {format_bytes(most)}",
+                f"ask for no more than file:{folder}={most >> 20}MiB, or allow more mappings (sysctl vm.max_map_count)",
+            )
+        wanted = told_bytes if sized else min(_host_bytes(), disk.free_bytes // (_OF_FREE * _ranks()), most)
         if wanted < fast_bytes:
             raise UsageError(
                 f"slow={slow!r}: a file of {format_bytes(wanted)} cannot hold what leaves {format_bytes(fast_bytes)}",
@@ -74,13 +83,17 @@ class FileTier:
         """From now on tensors live in frames. Raises TierError where the host refuses, naming what was tried;
         UsageError while tensors of an earlier tier still live."""
         regions = self.file_bytes // FRAME_BYTES
-        request = FramesRequest(self.folder, self.fast_bytes // FRAME_BYTES, regions * _ADDRESSES, regions)
-        with telling(f"taking {format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"):
-            frames = Frames(request)
+        granules = min(regions * _ADDRESSES, _most_granules())
+        request = FramesRequest(self.folder, self.fast_bytes // FRAME_BYTES, granules, regions)
+        taken = f"{format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"
+        frames: Frames | None = None
         try:
+            with telling(f"taking {taken}"):
+                frames = Frames(request)
             return FramedTensors(frames)
         finally:
-            frames.close()  # does nothing once they are the library's
+            if frames is not None:
+                frames.close()  # does nothing once they are the library's
 
 
 class FramedCounters(NamedTuple):
@@ -129,7 +142,6 @@ class FramedTensors:
         """`frames` are the library's from now on, if nothing is raised."""
         self.facts: Facts = frames.facts()
         begin = native.function("sn_framed_begin", _I32, _PTR)
-        self._end = native.function("sn_framed_end", _I32)
         self._count = native.function("sn_framed_count", _I32, _PTR)
         self._contains = native.function("sn_framed_contains", _I32, _U64)
         result = frames.hand_over(begin)
@@ -140,10 +152,11 @@ class FramedTensors:
             )
         native.check("sn_framed_begin", result)
 
-    def end(self) -> bool:
+    @staticmethod
+    def end() -> bool:
         """New tensors come from elsewhere. Whether some live on here; when the last of them dies, memory and file go
-        back. May be called again; in a forked child it does nothing."""
-        result = self._end()
+        back. May be called again, and where none were begun; in a forked child it does nothing."""
+        result = int(native.function("sn_framed_end", _I32)())
         return result != -errno.ECHILD and bool(native.check("sn_framed_end", result))
 
     def contains(self, address: int) -> bool:
@@ -187,7 +200,24 @@ def _fast_bytes(fast: str | int | None, slow: str) -> int:
             f"fast={fast!r} is less than one frame of {format_bytes(FRAME_BYTES)}",
             "give at least what the largest operator works on, and a little more",
         )
+    if amount.nbytes > (there := limits.available_bytes()):
+        raise UsageError(
+            f"fast={fast!r} is {format_bytes(amount.nbytes)} of memory, this host has {format_bytes(there)} left",
+            f"give at most {there >> 20}MiB, less what the process takes beside its tensors",
+        )
     return amount.nbytes // FRAME_BYTES * FRAME_BYTES
+
+
+def _most_granules() -> int:
+    """As many as sn_frames_create allows: the rest of the process has mappings too."""
+    most = limits.most_mappings()
+    return most - most // 8
+
+
+def _ranks() -> int:
+    """Processes of this job on this host, by torchrun's word."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(told), 1) if told.isdigit() else 1
 
 
 def _host_bytes() -> int:

@@ -189,10 +189,15 @@ class Frames:
             *request.lanes,
             (0 if request.direct else _BUFFERED) | (0 if request.huge_pages else _SMALL_PAGES),
         )
-        result = self._call["sn_frames_create"](ctypes.byref(asked), ctypes.byref(self._handle), ctypes.byref(step))
-        if result:
-            raise self._error((step.value or b"").decode(), -result)
-        self._facts = self._read_facts()
+        self._granules = request.granules
+        try:
+            result = self._call["sn_frames_create"](ctypes.byref(asked), ctypes.byref(self._handle), ctypes.byref(step))
+            if result:
+                raise self._error((step.value or b"").decode(), -result)
+            self._facts = self._read_facts()
+        except BaseException:
+            self.close()
+            raise
 
     def facts(self) -> Facts:
         """What was made."""
@@ -248,19 +253,18 @@ class Frames:
                 native.check("sn_frames_collect", result)
                 return Turned(told.moved, told.stayed, told.start_ns, told.stop_ns, told.error)
 
-    def hand_over(self, to: Callable[[ctypes.c_void_p], int]) -> int:
-        """What `to` gives for the library's own object. If that is 0 it has it from now on, and these are closed."""
-        result = to(self._open())
-        if result == 0:
-            self._handle = _PTR()
-        return result
+    def hand_over(self, to: Callable[[Any], int]) -> int:
+        """What `to` gives for a pointer to where the library's own object is. If it takes that away, these are closed:
+        wherever an interrupt comes, one of both has it."""
+        self._open()
+        return to(ctypes.byref(self._handle))
 
     def close(self) -> None:
         """Release all granules, the memory and the file. In a forked child, nothing."""
         if not self._handle:
             return
         if self._call["sn_frames_release"](self._handle, 0, 0) != -errno.ECHILD:
-            self.release(0, self.facts().granules)
+            self.release(0, self._granules)
             self._check("sn_frames_destroy")
         self._handle = _PTR()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.errors import NativeError, TierError, UsageError
-from sentinel.system import native
+from sentinel.system import limits, native
 from sentinel.system.disks import disk_of
 from sentinel.tiers.frames import FRAME_BYTES, Frames, FramesRequest, State
 
@@ -185,7 +185,8 @@ def test_counts_that_make_no_sense_are_refused(folder: Path, wrong: dict[str, in
 
 
 def test_more_granules_than_the_kernel_maps_are_refused(folder: Path) -> None:
-    most = int(Path("/proc/sys/vm/max_map_count").read_text())
+    most = limits.most_mappings()
+    assert most == int(Path("/proc/sys/vm/max_map_count").read_text())
     with pytest.raises(TierError, match=r"sysctl vm\.max_map_count") as told:
         Frames(FramesRequest(folder, frames=1, granules=most, regions=1))
     assert told.value.errno == errno.E2BIG

@@ -18,8 +18,9 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
-from sentinel.data.room_here import available_bytes, memory_bytes  # noqa: E402
+from sentinel.data.room_here import memory_bytes  # noqa: E402
 from sentinel.data.sample_arena import ArenaShape, Missing, SampleArena, page_bytes_for, shape_within  # noqa: E402
+from sentinel.system.limits import available_bytes  # noqa: E402
 from tests.data_files import content, shards  # noqa: E402
 
 SHAPE = ArenaShape(n_samples=10, n_pages=40, page_bytes=64)

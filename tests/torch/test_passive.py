@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
+from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session.passive import PassiveSession  # noqa: E402
+from sentinel.system import limits  # noqa: E402
 from sentinel.system.disks import disk_of  # noqa: E402
-from sentinel.tiers.file_tier import FileTier, is_file  # noqa: E402
-from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
+from sentinel.tiers import file_tier  # noqa: E402
+from sentinel.tiers.file_tier import FileTier, FramedTensors, is_file  # noqa: E402
+from sentinel.tiers.frames import FRAME_BYTES, Frames  # noqa: E402
 from tests.processes import started  # noqa: E402
 from tests.torch import passive_cases as cases  # noqa: E402
 
@@ -187,6 +191,9 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"slow": "file:{}=4MiB"}, "cannot hold what leaves"),
         ({"machine": "cxl-m5"}, "leave machine out"),
         ({"rate_limit": "1GiB/s"}, "leave rate_limit out"),
+        ({"tracker": "ops"}, "leave tracker out"),
+        ({"policy": "lru"}, "leave policy out"),
+        ({"fast": "4096TiB"}, "this host has .* left; give at most"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_changes(asked: dict[str, Any], says: str, folder: Path) -> None:
@@ -212,6 +219,102 @@ def test_a_file_without_a_size_takes_what_the_host_and_the_disk_have(folder: Pat
     assert tier.file_bytes <= disk_of(folder).free_bytes
     assert is_file("file:x")
     assert not is_file("numa:1")
+
+
+def test_a_file_is_no_larger_than_the_kernel_lets_a_process_map(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "most_mappings", lambda: 100)  # 88 granules
+    monkeypatch.setattr(file_tier, "_host_bytes", lambda: 1 << 50)
+    most = 88 * FRAME_BYTES
+    assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes <= most
+    for slow, fast in ((f"file:{folder}=177MiB", "8MiB"), (f"file:{folder}", "178MiB")):
+        with pytest.raises(sentinel.UsageError, match=f"no more than file:{folder}=176MiB"):
+            FileTier.asked(slow, fast)
+    assert FileTier.asked(f"file:{folder}=176MiB", "8MiB").file_bytes == most
+    sentinel.start_profile(fast="8MiB", slow=f"file:{folder}=128MiB")
+    session = sentinel.runtime.RUNTIME.sink
+    assert isinstance(session, PassiveSession)
+    assert session._framed is not None
+    assert (session._framed.facts.granules, session._framed.facts.regions) == (88, 64)
+
+
+def test_processes_of_one_job_share_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "most_mappings", lambda: 1 << 31)
+    monkeypatch.setattr(file_tier, "_host_bytes", lambda: 1 << 50)
+    alone = FileTier.asked(f"file:{folder}", "8MiB").file_bytes
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes == pytest.approx(alone / 4, rel=0.2)
+
+
+def test_more_memory_than_there_is_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "available_bytes", lambda: 64 << 20)
+    with pytest.raises(sentinel.UsageError, match=r"64\.00 MiB left; give at most 64MiB"):
+        FileTier.asked(f"file:{folder}=256MiB", "65MiB")
+    assert FileTier.asked(f"file:{folder}=256MiB", "64MiB").fast_bytes == 64 << 20
+
+
+POINTS = [
+    (Frames, "_read_facts", True),
+    (Frames, "hand_over", False),
+    (Frames, "hand_over", True),
+    (FramedTensors, "__init__", True),
+    (FileTier, "begin", True),
+    (PassiveSession, "add", True),
+    (FramedTensors, "end", False),
+]
+
+
+def begin_and_stop(folder: Path) -> None:
+    begin(folder)
+    sentinel.stop()
+
+
+@pytest.mark.parametrize(("owner", "name", "after"), POINTS)
+def test_an_interrupt_as_it_begins_leaves_nothing(
+    owner: type, name: str, after: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = getattr(owner, name)
+    came: list[str] = []
+
+    def call(*given: Any) -> Any:
+        if not came:
+            came.append(name)
+            if after:
+                real(*given)
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(owner, name, staticmethod(call) if name == "end" else call)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        begin_and_stop(folder)
+    if sentinel.active():
+        sentinel.stop()
+    assert came
+    assert not sentinel.active()
+    assert RUNTIME.memory is None
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert "memfd:sentinel-frames" not in Path("/proc/self/maps").read_text()
+    session = begin(folder)
+    held = torch.ones(1 << 20)
+    assert frames_of(session).live_bytes == held.nbytes
+
+
+@pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["os.fork", "fork of the C library"])
+def test_a_forked_child_ends_nothing(fork: Callable[[], int], folder: Path) -> None:
+    session = begin(folder)
+    held = torch.full((1 << 20,), 3.0)
+    if (pid := fork()) == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            session.stop()
+            sentinel.session._end()
+            code = int(float(held.numpy().min()) != 3.0)
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert sentinel.active()
+    assert frames_of(session).live_bytes == held.nbytes
 
 
 SCRIPT = """
