@@ -5,11 +5,13 @@ tests/golden/mds was written by mosaicml-streaming 0.13.0, see write_mds.py ther
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import os
 import sys
 from decimal import Decimal
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,51 @@ def test_packed_shards_without_pyarrow_say_what_to_install(folder: Path, monkeyp
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(CapabilityError, match=r"pip install 'sentinel-hm\[data\]'"):
         open_data(folder)
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2"])
+def test_a_shard_is_not_unpacked_beyond_what_its_index_says(folder: Path, form: str) -> None:
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}[form]
+    written(folder, [5])
+    shard, index = folder / "shard.00000.mds", folder / "index.json"
+    raw, told = shard.read_bytes(), json.loads(index.read_text())
+    shard.unlink()
+    packed = folder / f"shard.00000.mds.{form}"
+    told["shards"][0] |= {"compression": form, "zip_data": {"basename": packed.name, "bytes": 1, "hashes": {}}}
+    index.write_text(json.dumps(told))
+    packed.write_bytes(pack(raw[:100]) + pack(raw[100:]))  # of two streams
+    assert [checked(sample_of(open_data(folder), i)) for i in range(5)] == list(range(5))
+    for damaged, said in (
+        (pack(bytes(50 << 20)), "holds more than the"),
+        (pack(raw)[:-9], "it was cut short"),
+        (pack(raw)[:40] + bytes(9) + pack(raw)[49:], "cannot be unpacked"),
+        (raw, "cannot be unpacked"),
+    ):
+        packed.write_bytes(damaged)
+        with pytest.raises(FormatError, match=said) as error:
+            sentinel.data.index(folder)
+        assert error.value.path == str(packed)
+    told["shards"][0]["raw_data"]["bytes"] = 1 << 40
+    index.write_text(json.dumps(told))
+    with pytest.raises(FormatError, match=r"samples in 1099511627776 bytes"):
+        sentinel.data.index(folder)
+
+
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_a_column_of_pictures_has_pictures_of_its_form_only(folder: Path, encoding: str) -> None:
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    mds(folder, {"x": (encoding, None)}, [[{"x": eps}]])
+    if find_spec("PIL") is None:
+        assert sample_of(open_data(folder), 0) == {"x": eps}
+        return
+    with pytest.raises(FormatError, match="damaged sample"):
+        sample_of(open_data(folder), 0)
+
+
+def test_a_loader_names_the_sample_that_is_damaged(folder: Path) -> None:
+    mds(folder, {"n": ("str_int", None)}, [[{"n": b"1"}, {"n": b"x"}]])
+    loader = sentinel.data.loader(folder, batch_size=1, memory="1MiB")
+    with pytest.raises(FormatError, match="mds sample 1: has a damaged sample") as error:
+        list(loader)
+    assert error.value.path == str(folder / "shard.00000.mds")
+    loader.close()

@@ -8,9 +8,9 @@ A sample is: the sizes of those columns that have no fixed one; the columns. All
 from __future__ import annotations
 
 import bz2
-import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -37,10 +37,14 @@ _OF_TEXT: dict[str, Callable[[str], Any]] = {
     "str_float": float,
     "str_decimal": Decimal,
 }
+_OF_DAMAGE = (ValueError, TypeError, LookupError, StopIteration, ArithmeticError, OSError, RecursionError, MemoryError)
+"""What decoding a column that is not what the index says may raise."""
 _ENCODINGS = {"bytes", "int", "ndarray", "pil", "jpeg", "png", *_NUMBERS, *_OF_TEXT}
 _CODECS = {"zstd": "zstd", "br": "brotli", "snappy": "snappy"}
 """What the index calls a compression: what pyarrow calls it."""
-_UNPACKED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.decompress, "bz2": bz2.decompress}
+_UNPACKED: dict[str, Callable[[], Any]] = {"gz": lambda: zlib.decompressobj(31), "bz2": bz2.BZ2Decompressor}
+_MOST_RAW = 1 << 32
+"""Bytes of a raw shard are fewer: its offsets are uint32."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class MdsShards:
                     raise ValueError("it ends within a column")
                 sample[name] = _decoded(encoding, bytes(view[at : at + nbytes]))
                 at += nbytes
-        except (ValueError, KeyError, IndexError, StopIteration, ArithmeticError, OSError) as error:
+        except _OF_DAMAGE as error:
             raise FormatError(path, "mds", f"has a damaged sample ({str(error)[:80]}); copy the shard anew") from error
         return sample
 
@@ -104,11 +108,12 @@ class PackedMdsShards(MdsShards):
         data: Buffer = packed
         try:
             if shard.compression in _UNPACKED:
-                data = _UNPACKED[shard.compression](packed)
+                data = _expanded(packed, shard.raw_nbytes, _UNPACKED[shard.compression])
             elif shard.compression is not None:
                 data = memoryview(_codec(shard.compression).decompress(packed, shard.raw_nbytes))
-        except (OSError, EOFError, ValueError) as error:
-            raise FormatError(path, "mds", f"cannot be unpacked ({str(error)[:80]}); copy it anew") from error
+        except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
+            said = str(error)[:80] or type(error).__name__
+            raise FormatError(path, "mds", f"cannot be unpacked ({said}); copy it anew") from error
         return data, _ends(path, data, shard, len(data))
 
 
@@ -168,9 +173,10 @@ def _found(folder: str, told: dict[str, Any]) -> tuple[str, _Shard]:
         path = os.path.join(folder, packed["basename"])
     else:
         compression = None
-    if type(samples) is not int or samples < 1 or type(raw["bytes"]) is not int:
-        raise ValueError(f"{raw['basename']} has {samples!r} samples")
-    return path, _Shard(samples, compression, raw["bytes"])
+    nbytes = raw["bytes"]
+    if type(samples) is not int or samples < 1 or type(nbytes) is not int or not 0 < nbytes < _MOST_RAW:
+        raise ValueError(f"{raw['basename']} has {samples!r} samples in {nbytes!r} bytes")
+    return path, _Shard(samples, compression, nbytes)
 
 
 def _ends(path: str, data: Buffer, shard: _Shard, nbytes: int) -> NDArray[np.int64]:
@@ -184,6 +190,22 @@ def _ends(path: str, data: Buffer, shard: _Shard, nbytes: int) -> NDArray[np.int
     if numbers[0] != samples or ends[0] < head or ends[-1] != nbytes or (np.diff(ends) < 1).any():
         raise FormatError(path, "mds", "does not say where its samples lie; copy it anew")
     return ends
+
+
+def _expanded(packed: bytes, nbytes: int, made: Callable[[], Any]) -> bytes:
+    """What is in all streams of `packed`, which is at most `nbytes`: a small file may hold any number of them."""
+    parts: list[bytes] = []
+    left = nbytes
+    while packed:
+        stream = made()
+        parts.append(stream.decompress(packed, left + 1))
+        left -= len(parts[-1])
+        if left < 0:
+            raise ValueError(f"it holds more than the {nbytes} bytes that the index says")
+        if not stream.eof:
+            raise EOFError("it was cut short")
+        packed = stream.unused_data.lstrip(b"\0")  # tapes are filled up with zeros
+    return b"".join(parts)
 
 
 def _codec(compression: str) -> Any:
@@ -235,6 +257,11 @@ def _picture(name: str, data: bytes) -> Any:
     except ImportError:
         return data
     if name != "pil":
-        return Image.open(BytesIO(data))
+        try:
+            return Image.open(BytesIO(data), formats=[name])  # of others there are some that start programs
+        except Image.DecompressionBombError as error:
+            raise ValueError(error) from error
     width, height, length = np.frombuffer(data, _U32, 3).tolist()
+    if width * height > 8 * len(data):
+        raise ValueError(f"a picture of {width} x {height} in {len(data)} bytes")
     return Image.frombytes(str(data[12 : 12 + length], "ascii"), (width, height), data[12 + length :])

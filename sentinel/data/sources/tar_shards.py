@@ -20,6 +20,7 @@ _NEAR = 8192
 _MOST_READ = 256 << 10
 _MOST_EXTENDED = 1 << 20
 """Bytes of a long name or of pax records; no writer makes more."""
+_MOST_DIGITS = 20
 _SPLIT = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 _ZEROS = bytes(_BLOCK)
 _PACKED = {
@@ -212,10 +213,10 @@ def _number(field: bytes, at: int) -> int:
     """A field of a header: octal digits, or binary where its first bit is set."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise _Damaged(f"has a damaged header at byte {at}; copy it anew") from None
+    digits = field.strip(b" \0") or b"0"
+    if digits.strip(b"01234567"):  # int() would take a sign, and a size below 0 leads back to where it was
+        raise _Damaged(f"has a damaged header at byte {at}; copy it anew")
+    return int(digits, 8)
 
 
 def _name(block: bytes) -> str:
@@ -244,6 +245,6 @@ def _pax(data: bytes, at: int) -> Iterator[tuple[str, str]]:
 
 
 def _whole(text: str, at: int) -> int:
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise _Damaged(f"has a damaged pax header at byte {at}; copy it anew")
     return int(text)
