@@ -115,11 +115,14 @@ class _Writing:
     done: Packed = field(default_factory=Packed)
     tar: tarfile.TarFile | None = None
     keys: set[str] = field(default_factory=set)
+    extensions: frozenset[str] = frozenset()
+    """Of the first sample, and so of all."""
 
     def add(self, key: str, members: dict[str, bytes]) -> None:
-        """Another sample: its key is its own in the set."""
-        if key in self.keys:
+        """Another sample: its key is its own in the set. Raises UsageError for one that would not be found again."""
+        while key in self.keys:
             key = f"{key}-{self.done.samples:08d}"
+        self._check(key, members)
         self.keys.add(key)
         if self.tar is None:
             path = self.folder / f"shard-{self.done.shards:06d}.tar"
@@ -132,6 +135,19 @@ class _Writing:
         self.done.samples += 1
         if self.tar.offset >= self.limit:
             self.close()
+
+    def _check(self, key: str, members: dict[str, bytes]) -> None:
+        remedy = "rename the column, leave it out, or give each sample the same columns"
+        for extension in members:
+            name = f"{key}.{extension}"
+            if split_name(name) != (key, extension) or "\0" in name or ".." in key.split("/") or key.startswith("/"):
+                raise UsageError(f"the column {extension!r} of the sample {key!r} makes no name of a member", remedy)
+        self.extensions = self.extensions or frozenset(members)
+        if not members:
+            raise UsageError(f"the sample {key!r} has no column but its key", remedy)
+        if unlike := sorted(members.keys() ^ self.extensions):
+            has = "has a" if unlike[0] in members else "has no"
+            raise UsageError(f"the sample {key!r} {has} member {unlike[0]!r}, unlike the first sample", remedy)
 
     def close(self) -> None:
         """The shard that is written is whole, and on the disk."""
@@ -237,7 +253,11 @@ def members_of(sample: Any, number: int) -> Members:
             raise UsageError(f"a column is named {name!r}, and no member may be", "rename it, or leave it out")
         if name != "__key__":
             content, suffix = _member(name, value)
-            members[f"{name}{'.' if name and suffix else ''}{suffix}".lower()] = content
+            extension = f"{name}{'.' if name and suffix else ''}{suffix}".lower()
+            if extension in members:
+                what = f"the column {name!r} of the sample {number} makes a second member {extension!r}"
+                raise UsageError(what, "rename it, or leave it out")
+            members[extension] = content
     return str(sample.get("__key__", f"{number:08d}")), members
 
 
@@ -254,7 +274,8 @@ def _member(name: str, value: Any) -> tuple[bytes, str]:
         np.save(made, value, allow_pickle=False)
         return made.getvalue(), "npy"
     if isinstance(held := getattr(value, "fp", None), io.BytesIO):  # a picture of Pillow, as it is in the source
-        return held.getvalue(), str(value.format).lower()
+        form = str(value.format).lower()
+        return held.getvalue(), "jpeg" if form == "mpo" else form  # a JPEG of several pictures
     try:
         return json.dumps(value).encode(), "json"
     except TypeError:

@@ -20,6 +20,7 @@ import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data import shard_packing  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.shard_packing import members_of, pack  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
@@ -155,3 +156,36 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
         assert process.wait(60) == 130
     assert not (tmp_path / "to").exists()
     assert not list(tmp_path.glob(".to-*"))
+
+
+def test_columns_that_make_no_members_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    import pyarrow.parquet as pq
+
+    for number, (columns, said) in enumerate(
+        (
+            ({"a": [b"1"], "A": [b"2"]}, "makes a second member 'a'"),
+            ({"__key__": ["a.b"], "x": [b"1"]}, "the column 'x' of the sample 'a.b' makes no name of a member"),
+            ({"__key__": ["../a"], "x": [b"1"]}, "makes no name of a member"),
+            ({"__key__": ["a"]}, "the sample 'a' has no column but its key"),
+            ({"x": ["1", None]}, r"has (a|no) member 'x(\.json)?', unlike the first sample"),
+        )
+    ):
+        source = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table(columns), source)
+        with pytest.raises(UsageError, match=said):
+            pack(source, tmp_path / "to", memory="1MiB")
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            *(f"{i}.parquet" for i in range(number + 1)),
+            "cache",
+        ]
+
+
+def test_keys_of_a_column_are_kept_apart(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'sentinel-hm[data]'")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"__key__": ["a", "a", "a-00000001"], "x": [b"1", b"2", b"3"]}), tmp_path / "a.parquet")
+    done = pack(tmp_path / "a.parquet", tmp_path / "to", memory="1MiB")
+    assert len(set(names(done.pattern))) == 3
+    assert open_data(done.pattern).layout.n_samples == 3
