@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.data.source_files import changed
 from sentinel.data.sources.folder import FolderOfFiles
-from sentinel.data.sources.mds_shards import INDEX, has_index, mds_shards
+from sentinel.data.sources.mds_shards import INDEX, MdsShards, has_index, mds_shards
 from sentinel.data.sources.parquet_rows import ParquetRows
 from sentinel.data.sources.paths import files_below, files_named, is_folder
 from sentinel.data.sources.records import Records, Rows
@@ -88,10 +88,17 @@ def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = Non
     """Index a data set anew and keep the index; returns its path. The files are only read, of a tar only its headers.
 
     It is kept at `path`, with `beside` in the folder of the data, else in the user's cache, where `loader` finds it.
-    Raises FormatError for a file that cannot be read sample by sample, UsageError for what names no files.
+    Raises FormatError for a file that cannot be read sample by sample, UsageError for what names no files, and for a
+    `path` that is one of the data set's own files.
     """
     paths, made = _format_of(source)
     root = _root_of(paths)
+    if path is not None and os.path.exists(path):
+        place = os.path.realpath(path)
+        own = [*paths, os.path.join(root, INDEX)] if isinstance(made, MdsShards) else paths
+        if any(os.path.realpath(file) == place for file in own):
+            what = f"{os.fspath(path)} is a file of the data set, and an index would replace it"
+            raise UsageError(what, "give another path")
     if beside and is_url(root):
         raise UsageError(f"{root} is only read: no index is kept there", "leave beside out, or give a path")
     layout = _scanned(paths, root, made)
@@ -254,7 +261,17 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
 
 
 def _keep(layout: Layout, path: Path) -> None:
+    for name in layout.files:
+        if not _is_text(name):
+            raise FormatError(ascii(name), "name", "is no UTF-8, and no index tells such names; rename the file")
     write_whole(path, containers.render(layout), mode=0o600)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _kept(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:

@@ -120,7 +120,8 @@ class Layout:
         """`sha256:...` of what lies where, times of change left out: a copy of the data set has the same."""
         state = hashlib.sha256(f"{self.format}/{self.encoded}/{self.description}/{len(self.files)}".encode())
         for name in self.files:
-            state.update(len(name.encode()).to_bytes(8, "little") + name.encode())
+            encoded = name.encode("utf-8", "surrogateescape")
+            state.update(len(encoded).to_bytes(8, "little") + encoded)
         for f in fields(self):
             if f.name != "file_mtime_ns" and isinstance(column := getattr(self, f.name), np.ndarray):
                 state.update(f"{f.name} {len(column)};".encode())

@@ -324,3 +324,34 @@ def test_a_file_that_is_cut_short_while_it_is_open_names_the_sample(folder: Path
     os.truncate(files.path_of(0), 1024)
     with pytest.raises(FormatError, match="sample 3: the file ends within it"):
         files.sample(3)
+
+
+@pytest.mark.parametrize("size", [b"-0000001000", b"+0000001000", b"00000_01000"])
+def test_a_size_of_other_than_octal_digits_is_refused(folder: Path, size: bytes) -> None:
+    data = bytearray(Path(*shards(folder, [2])).read_bytes())
+    data[124:135] = size
+    (folder / "a.tar").write_bytes(data)
+    with pytest.raises(FormatError, match="a damaged header at byte 0"):
+        open_data(folder / "a.tar")
+
+
+def test_an_index_takes_the_place_of_no_source(folder: Path) -> None:
+    path = Path(rows(folder, 5))
+    before = path.read_bytes()
+    (folder / "link").symlink_to(path)
+    for place in (path, folder / "link", folder / ".." / "data" / path.name):
+        with pytest.raises(UsageError, match="is a file of the data set"):
+            sentinel.data.index(path, place)
+    assert path.read_bytes() == before
+    for _ in range(2):  # one that is there is made anew
+        assert sentinel.data.index(path, folder / "index") == folder / "index"
+
+
+def test_names_that_are_no_utf_8_are_read_without_a_kept_index(folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.tar")
+    os.rename(*shards(folder, [3]), folder / name)
+    data = open_data(folder / name)
+    assert [number_of(sample_of(data, i)) for i in range(3)] == [0, 1, 2]  # type: ignore[arg-type]
+    assert data.layout.digest == open_data(folder / name).layout.digest
+    with pytest.raises(FormatError, match="is no UTF-8"):
+        sentinel.data.index(folder / name)
