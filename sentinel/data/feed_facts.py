@@ -32,8 +32,9 @@ class Fed:
 
     @property
     def bytes_saved(self) -> float:
-        """Of the bytes of the samples, the share by which less was read; below 0 if more was."""
-        return 1 - self.feed.source_bytes / max(self.feed.sample_bytes, 1)
+        """Of the bytes that the same order takes without memory, the share that was not read; below 0 if more was, 0
+        where sizes are not known. Each sample of a chunk that is decoded as a whole takes all of it."""
+        return 1 - self.feed.source_bytes / self.served.unstaged_bytes if self.served.unstaged_bytes else 0.0
 
     @property
     def headline(self) -> dict[str, float]:

@@ -49,7 +49,7 @@ class FeedReport(FeedFacts):
         all_epochs = self.all_epochs
         done = f"{counted(all_epochs.served.samples, 'sample')} delivered, up to epoch {self.number}"
         summary = (
-            ("read", f"{self.feed.reads_per_chunk:.2f} reads a chunk in an epoch"),
+            ("read", self._read),
             ("saved", f"{all_epochs.reads_saved:.1%} of the reads that the same order takes without memory"),
             ("hits", f"{all_epochs.hit_ratio:.1%} of the samples were in memory for an earlier read"),
         )
@@ -104,5 +104,10 @@ class FeedReport(FeedFacts):
 
     def __repr__(self) -> str:
         """One line."""
-        reads = f"{self.feed.reads_per_chunk:.2f} reads a chunk"
-        return f"<FeedReport {self.feed.samples} samples, {reads}: print(report.text())>"
+        return f"<FeedReport {self.feed.samples} samples, {self._read}: print(report.text())>"
+
+    @property
+    def _read(self) -> str:
+        if not self.feed.n_chunks:
+            return "each sample was read alone, in no chunks"
+        return f"{self.feed.reads_per_chunk:.2f} reads a chunk in an epoch"

@@ -103,7 +103,8 @@ def _reasons(report: FeedFacts) -> dict[str, int]:
     """Why -> samples that were read alone."""
     served = report.all_epochs.served
     unplanned = {why: int(getattr(served, name)) for name, why in _WHY.items()}
-    return {"the plan has no room for them": served.direct_reads - sum(unplanned.values()), **unplanned}
+    planned = "the plan has no room for them" if report.all_epochs.feed.n_chunks else "nothing is staged here"
+    return {planned: served.direct_reads - sum(unplanned.values()), **unplanned}
 
 
 def _direct_frame(report: FeedFacts) -> pd.DataFrame:

@@ -90,7 +90,8 @@ def forecast(
     """What each order would read with each amount of memory. `costs`: of the source, measured here if not given.
     `workers`: those of the loader; a plain DataLoader has a read of each in flight.
 
-    Raises what `loader` raises for a source and a memory.
+    An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source, and for
+    a memory where no other one fits.
     """
     data = open_data(source)
     layout = data.layout
@@ -99,16 +100,28 @@ def forecast(
     staged = costs.of_reader(reads_in_flight(workers))
     nothing = _alone(layout, unit, batch_size, alone)
     rows, notes = [nothing], []
+    refused: UsageError | None = None
     with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
         for text in memory:
-            nbytes = memory_bytes(text, layout)
-            shape = shape_within(nbytes, layout.sample_nbytes)
-            cut, now = cut_within(layout, shape, unit)
+            try:
+                nbytes = memory_bytes(text, layout)
+                shape = shape_within(nbytes, layout.sample_nbytes)
+                cut, now = cut_within(layout, shape, unit)
+            except UsageError as error:
+                notes.append(f"memory {text} is left out: {error}")
+                refused = error
+                continue
             if now and now < unit:
                 notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
             room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
             for kind in KINDS:
-                rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, staged, alone))
+                try:
+                    rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, staged, alone))
+                except UsageError as error:
+                    notes.append(f"{kind} order with memory {text} is left out: {error}")
+                    refused = error
+    if refused is not None and len(rows) == 1:
+        raise refused
     if int(layout.chunk_samples.max()) == 1:
         notes.append("each file is one sample: reading ahead saves no reads; pack small files into tar shards")
     if not costs.measured:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.data.feed_facts import Fed
@@ -83,7 +83,13 @@ class Loader(IterableDataset[Any]):
     # --- batches ---
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of an epoch, or of the rest of the one that `load_state_dict` told."""
+        """The batches of an epoch, or of the rest of the one that `load_state_dict` told. Raises UsageError in a worker
+        of another DataLoader, each of which would deliver all of them."""
+        if get_worker_info() is not None:
+            raise UsageError(
+                "a loader is iterated over in a worker of a DataLoader, and each worker would deliver every sample",
+                "give num_workers=0 to the DataLoader, and workers= to the loader",
+            )
         if not self._agreed:
             self._check_ranks()
         self._drain()

@@ -67,7 +67,7 @@ class SourceFiles:
         layout = self.layout
         chunk = int(layout.chunk_of[sample])
         if layout.encoded:
-            return self._unpacked(chunk, int(layout.chunk_file[chunk]))(sample)
+            return self._unpacked(chunk, int(layout.chunk_file[chunk]))(sample).copy()  # a view would keep all of it
         at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
         nbytes = int(layout.sample_nbytes[sample])
         return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, f"sample {sample}"), np.uint8)
@@ -116,9 +116,11 @@ class SourceFiles:
             if found is not None:
                 self._open.move_to_end(file)
                 return found
-            found = opened(self._path(file))
-            self._check(file, found)
-            self._open[file] = found
+        found = opened(self._path(file))  # of a store this takes a request, which others need not wait for
+        self._check(file, found)
+        with self._lock:
+            found = self._open.setdefault(file, found)
+            self._open.move_to_end(file)
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
             return found

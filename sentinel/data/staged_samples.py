@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,9 +52,11 @@ class Served:
     brought_bytes: int = 0
     direct_reads: int = 0
     direct_bytes: int = 0
-    """Read for these: of a chunk that is decoded as a whole all of it."""
+    """Read for these: of a chunk that is decoded as a whole all of it, once for those of a batch that no plan had."""
     alone_bytes: int = 0
     """Of these samples themselves."""
+    unstaged_bytes: int = 0
+    """What reading each of the samples alone would take from the source."""
     waits: int = 0
     """Samples that were not there when they were asked for."""
     wait_ns: int = 0
@@ -106,11 +109,14 @@ class FromArena:
         served.hits, served.brought, served.direct_reads = int(hit.sum()), int(brought.sum()), int((~there).sum())
         served.hit_bytes, served.brought_bytes = int(nbytes[hit].sum()), int(nbytes[brought].sum())
         served.sample_bytes, served.alone_bytes = int(nbytes.sum()), int(nbytes[~there].sum())
-        served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[~there]].sum())
+        served.unstaged_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         if served.direct_reads:
             self._arena.take(request.position + numbers[~there])
-        for number in numbers[~there].tolist():
+        planned = ~there & request.direct if self._files.layout.encoded else ~there
+        served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[planned]].sum())
+        for number in numbers[planned].tolist():
             raws[number] = _alone(self._files, int(request.samples[number]))
+        served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, raws)
 
     def _staged(self, request: Request, nbytes: NDArray[np.int64], served: Served) -> list[memoryview | None]:
@@ -169,6 +175,7 @@ class FromFiles:
         served.direct_reads = len(request.samples)
         served.alone_bytes = served.sample_bytes = int(self._files.layout.sample_nbytes[request.samples].sum())
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
+        served.unstaged_bytes = served.direct_bytes
         raws: list[memoryview | None] = [_alone(self._files, sample) for sample in request.samples.tolist()]
         return _decoded(self._source, self._files, request.samples, raws)
 
@@ -223,10 +230,27 @@ def _alone(files: SourceFiles, sample: int) -> memoryview:
     return tried(lambda: files.sample(sample).data)
 
 
+def _by_chunk(
+    files: SourceFiles, samples: NDArray[np.int64], numbers: NDArray[np.int64], raws: list[memoryview | None]
+) -> int:
+    """Reads those of `samples` that `numbers` (k,) name into `raws`; returns the bytes read. Of a chunk that is decoded
+    as a whole a lost worker's batch may have many samples: it is read once for them."""
+    layout, nbytes = files.layout, 0
+    chunks = layout.chunk_of[samples[numbers]]
+    for chunk in np.unique(chunks).tolist():
+        own = numbers[chunks == chunk]
+        data, begins = tried(partial(files.chunk, chunk, samples[own]))
+        ends = begins + layout.sample_nbytes[samples[own]]
+        for number, begin, end in zip(own.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            raws[number] = data[begin:end].data
+        nbytes += int(layout.chunk_nbytes[chunk])
+    return nbytes
+
+
 def _decoded(
     source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: list[memoryview | None]
 ) -> Iterable[Any]:
-    """Each sample, decoded when it is asked for; its bytes are let go of then."""
+    """Each sample, decoded when it is asked for; its bytes are let go of then. Raises FormatError, naming it."""
     layout = files.layout
     paths: dict[int, str] = {}
     for number, file in enumerate(layout.chunk_file[layout.chunk_of[samples]].tolist()):
@@ -234,4 +258,8 @@ def _decoded(
             paths[file] = files.path_of(int(samples[number]))
         raw, raws[number] = raws[number], None
         assert raw is not None
-        yield source.decode(raw, paths[file])
+        try:
+            sample = source.decode(raw, paths[file])
+        except FormatError as error:
+            raise FormatError(error.path, f"{error.field} sample {int(samples[number])}", error.rule) from error
+        yield sample

@@ -635,6 +635,8 @@ def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.
         assert epoch_of(loader) == torchs(0, 0)
         assert loader.report().feed.direct_reads == direct
         assert any("each sample alone is cheapest" in said for said in loader.report().caveats) == bool(direct)
+        assert ("nothing is staged here" in loader.report().text()) == bool(direct)
+        assert "0.00 reads a chunk" not in loader.report().text()
         state = loader.state_dict()
         loader.close()
         other = loader_of(tars)
@@ -725,4 +727,12 @@ def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) 
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     assert [number for batch in loader for number, _ in batch] == torchs(0, 1)
+    loader.close()
+
+
+def test_a_worker_of_another_dataloader_is_refused(tars: list[str]) -> None:
+    loader = loader_of(tars)
+    with pytest.raises(RuntimeError, match="each worker would deliver every sample; give num_workers=0"):
+        list(DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    assert sorted(i for batch in DataLoader(loader, batch_size=None) for i in batch.tolist()) == list(range(COUNT))
     loader.close()

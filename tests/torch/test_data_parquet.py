@@ -19,11 +19,12 @@ from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noq
 from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
 from sentinel.data.feeding import cut_within, permutation  # noqa: E402
 from sentinel.data.forecast import measured_costs  # noqa: E402
-from sentinel.data.sample_arena import shape_within  # noqa: E402
+from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources import parquet_rows  # noqa: E402
 from sentinel.data.sources.parquet_rows import ParquetRows  # noqa: E402
 from sentinel.data.sources.source import is_encoded  # noqa: E402
+from sentinel.data.staged_samples import FromArena, Request, Served  # noqa: E402
 from sentinel.samples import Order, SourceCosts  # noqa: E402
 from tests.data_files import content  # noqa: E402
 
@@ -216,3 +217,22 @@ def test_a_room_holds_what_chunks_take(folder: Path) -> None:
     layout = open_data(written(folder, [64], 16)).layout
     cut, unit = cut_within(layout, shape_within(layout.nbytes, layout.sample_nbytes), 64)
     assert (cut, unit) == (layout, 0)
+
+
+def test_row_groups_of_a_batch_that_a_lost_worker_had_are_decoded_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(written(folder, [40], 20))
+    layout = data.layout
+    calls: list[int] = []
+    arena = SampleArena(shape_within(1 << 20, layout.sample_nbytes))
+    real = ParquetRows.unpack
+    monkeypatch.setattr(ParquetRows, "unpack", lambda *given: (calls.append(given[-1]), real(*given))[1])
+    source = FromArena(SourceFiles(layout, data.root, data.source), arena, data.source)
+    nothing, samples = np.zeros(6, np.bool_), np.array([39, 0, 21, 2, 3, 20])
+    arena.taken[:6] = 1
+    served = Served(samples=6)
+    assert [checked(row) for row in source.fetch(Request(0, samples, nothing, nothing), served)] == samples.tolist()
+    assert (served.again, served.direct_reads, sorted(calls)) == (6, 6, [0, 1])
+    assert served.direct_bytes == int(layout.chunk_nbytes.sum())
+    assert served.unstaged_bytes == 3 * served.direct_bytes

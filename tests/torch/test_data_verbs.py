@@ -104,3 +104,9 @@ def test_errors_are_one_line(
 def test_a_forecast_without_memory_is_refused(tars: list[str]) -> None:
     with pytest.raises(UsageError, match="does not hold the largest"):
         sentinel.data.forecast(tars, ["4KiB"], costs=SourceCosts(1, 1))
+
+
+def test_a_forecast_leaves_out_what_does_not_fit(tars: list[str]) -> None:
+    told = sentinel.data.forecast(tars, ["4KiB", "20%"], costs=SourceCosts(1e6, 1e9))
+    assert {row.memory for row in told.rows} == {"-", "20%"}
+    assert any("memory 4KiB is left out: " in note for note in told.notes)
