@@ -69,7 +69,8 @@ static void served(int fd, int64_t at, ssize_t nbytes) {
     if (!rate) return;
     now = now_ns();
     transfer = (uint64_t)((double)nbytes * 1e9 / (double)rate);
-    end = reserve(&state->link_until, now + latency, transfer);
+    end = reserve(&state->link_until, now, transfer); /* the link is free for others while the latency passes */
+    if (end < now + latency + transfer) end = now + latency + transfer;
     if (depth && depth <= SLOTS) {
         uint64_t slot = 0, i, served_by;
         for (i = 1; i < depth; i++)
@@ -91,7 +92,17 @@ static int opened(int fd, const char *path) {
     return fd;
 }
 
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+/* What the next library calls `name`. Asked once at each place: threads that ask at once get the same answer. */
+#define REAL(name)                                                                        \
+    (__extension__({                                                                      \
+        static __typeof__(&name) _Atomic real;                                            \
+        __typeof__(&name) found = atomic_load_explicit(&real, memory_order_relaxed);      \
+        if (!found) {                                                                     \
+            found = (__typeof__(&name))dlsym(RTLD_NEXT, #name);                           \
+            atomic_store_explicit(&real, found, memory_order_relaxed);                    \
+        }                                                                                 \
+        found;                                                                            \
+    }))
 #define MODE(flags)                                      \
     mode_t mode = 0;                                     \
     if ((flags) & (O_CREAT | __O_TMPFILE)) {             \

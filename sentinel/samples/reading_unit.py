@@ -18,8 +18,8 @@ WHOLE = 0
 ALONE = -1
 """No unit: each sample is read alone, when it is needed."""
 STAGED_NS = 10_000
-"""Time that a sample takes more where it goes through memory: the reader writes it there, a worker copies it. Seen with
-samples of 32 KiB; counted only where reading alone is compared."""
+"""Time that a sample takes more where it goes through memory: the reader writes it there, a worker copies it. An
+estimate for samples of some 32 KiB, not measured where it is used; counted only where reading alone is compared."""
 _ENOUGH = 1 << 14
 """Samples of a data set on which units are tried: what reads a chunk costs hardly depends on the number of chunks."""
 
