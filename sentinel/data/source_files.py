@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from sentinel.data.sources.source import EncodedSource, Source
 from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, opened
 from sentinel.samples import Layout
 
-_OPEN_FILES = 64
+_OPEN_ENCODED = 64
+"""Open files at most: with one of Parquet its footer is kept."""
+_OPEN_FILES = 1024
+"""The same of raw files, where the process may have four times as many."""
 BytesOfChunk = Callable[[int], NDArray[np.uint8]]
 """The bytes of a sample of the chunk, by its number in the data set."""
 
@@ -33,6 +37,8 @@ class SourceFiles:
         self.layout, self._root, self._source = layout, root, source
         self._open: OrderedDict[int, OpenedFile] = OrderedDict()
         self._lock = Lock()
+        may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
+        self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layout": self.layout, "_root": self._root, "_source": self._source}
@@ -121,7 +127,7 @@ class SourceFiles:
         with self._lock:
             found = self._open.setdefault(file, found)
             self._open.move_to_end(file)
-            if len(self._open) > _OPEN_FILES:
+            if len(self._open) > self._most_open:
                 self._open.popitem(last=False)  # closed once the last thread has read from it
             return found
 

@@ -89,7 +89,7 @@ class BytesOfSamples(Protocol):
     """Gives the bytes of samples, and counts how."""
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
-        """The samples of a request: their bytes are got at once, and each is decoded when it is asked for."""
+        """The samples of a request: what is staged is copied at once, and each is decoded when it is asked for."""
 
 
 class FromArena:
@@ -117,7 +117,7 @@ class FromArena:
         for number in numbers[planned].tolist():
             raws[number] = _alone(self._files, int(request.samples[number]))
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
-        return _decoded(self._source, self._files, request.samples, raws)
+        return _decoded(self._source, self._files, request.samples, _let_go(raws))
 
     def _staged(self, request: Request, nbytes: NDArray[np.int64], served: Served) -> list[memoryview | None]:
         """The bytes of each sample that is in the arena or comes there; None for those that are read alone: planned so,
@@ -171,12 +171,13 @@ class FromFiles:
         self._files, self._source = files, source
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
-        """The samples of a request. Raises what `FromArena.fetch` raises."""
+        """The samples of a request, each read when it is asked for, since nobody waits for room. Raises what
+        `FromArena.fetch` raises."""
         served.direct_reads = len(request.samples)
         served.alone_bytes = served.sample_bytes = int(self._files.layout.sample_nbytes[request.samples].sum())
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         served.unstaged_bytes = served.direct_bytes
-        raws: list[memoryview | None] = [_alone(self._files, sample) for sample in request.samples.tolist()]
+        raws = (_alone(self._files, sample) for sample in request.samples.tolist())
         return _decoded(self._source, self._files, request.samples, raws)
 
 
@@ -247,19 +248,26 @@ def _by_chunk(
     return nbytes
 
 
+def _let_go(raws: list[memoryview | None]) -> Iterable[memoryview]:
+    """Each of them; the list keeps it no longer."""
+    for number, raw in enumerate(raws):
+        raws[number] = None
+        assert raw is not None
+        yield raw
+
+
 def _decoded(
-    source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: list[memoryview | None]
+    source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: Iterable[memoryview]
 ) -> Iterable[Any]:
-    """Each sample, decoded when it is asked for; its bytes are let go of then. Raises FormatError, naming it."""
+    """Each sample, decoded when it is asked for. Raises FormatError, naming it."""
     layout = files.layout
     paths: dict[int, str] = {}
-    for number, file in enumerate(layout.chunk_file[layout.chunk_of[samples]].tolist()):
+    of_file = layout.chunk_file[layout.chunk_of[samples]].tolist()
+    for number, file, raw in zip(samples.tolist(), of_file, raws, strict=True):
         if file not in paths:
-            paths[file] = files.path_of(int(samples[number]))
-        raw, raws[number] = raws[number], None
-        assert raw is not None
+            paths[file] = files.path_of(number)
         try:
             sample = source.decode(raw, paths[file])
         except FormatError as error:
-            raise FormatError(error.path, f"{error.field} sample {int(samples[number])}", error.rule) from error
+            raise FormatError(error.path, f"{error.field} sample {number}", error.rule) from error
         yield sample
