@@ -227,7 +227,12 @@ def test_row_groups_of_a_batch_that_a_lost_worker_had_are_decoded_once(
     calls: list[int] = []
     arena = SampleArena(shape_within(1 << 20, layout.sample_nbytes))
     real = ParquetRows.unpack
-    monkeypatch.setattr(ParquetRows, "unpack", lambda *given: (calls.append(given[-1]), real(*given))[1])
+
+    def counted(self: ParquetRows, file: Any, nbytes: int, number: int) -> Any:
+        calls.append(number)
+        return real(self, file, nbytes, number)
+
+    monkeypatch.setattr(ParquetRows, "unpack", counted)
     source = FromArena(SourceFiles(layout, data.root, data.source), arena, data.source)
     nothing, samples = np.zeros(6, np.bool_), np.array([39, 0, 21, 2, 3, 20])
     arena.taken[:6] = 1
