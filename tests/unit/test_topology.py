@@ -214,7 +214,10 @@ def test_the_node_it_runs_on_is_not_slower(host: Tree) -> None:
 
 @pytest.mark.parametrize(
     ("word", "why"),
-    [("numa:1", r"no node 1 with memory \(nodes with memory: 0\)"), ("file:/tmp/x", "nothing is planned for a file yet")],
+    [
+        ("numa:1", r"no node 1 with memory \(nodes with memory: 0\)"),
+        ("file:/tmp/x", "nothing is planned for a file yet"),
+    ],
 )
 def test_what_this_host_cannot_do_is_said_with_a_remedy(host: Tree, word: str, why: str) -> None:
     with pytest.raises(CapabilityError, match=why) as raised:
