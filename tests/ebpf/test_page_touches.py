@@ -125,6 +125,25 @@ def test_the_verifier_is_quoted() -> None:
     assert len(str(refused.value)) > len("bpf(program load): Invalid argument (errno 22)")
 
 
+def test_an_interrupt_as_a_watch_ends_takes_nothing_from_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's table went while the watch still ran: the next call that ended it read freed memory."""
+    if (refused := obstacle("ebpf")) is not None:
+        pytest.skip(f"needs tracker ebpf: {refused}")
+    stop = native_touch.touch_stop
+
+    def interrupted() -> bool:
+        monkeypatch.setattr(native_touch, "touch_stop", stop)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(native_touch, "touch_stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make("ebpf").try_here()
+    assert stop(), "nothing runs that could be stopped"
+    with pytest.raises(NativeError, match="sn_touch_mark"):
+        native_touch.touch_mark(0)
+    make("ebpf").try_here()
+
+
 def test_runs_that_the_kernel_left_out_are_lost(owned: AddressRange, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = make("ebpf")
     tracker.start([owned])

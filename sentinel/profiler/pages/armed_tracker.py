@@ -210,7 +210,12 @@ class ArmedTracker:
         if self not in RUNTIME.trackers:
             return 0
         lost: list[int] = []
-        end_all(native_touch.touch_stop, lambda: lost.append(self._reader.close()), self._give_memory_back)
+
+        def release() -> None:
+            native_touch.touch_stop()  # an interrupt came before the other: what it reads from must not go first
+            end_all(lambda: lost.append(self._reader.close()), self._give_memory_back)
+
+        end_all(native_touch.touch_stop, release)
         self._running = False
         RUNTIME.trackers.discard(self)
         return sum(lost)
