@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parsed(sys.argv[1:] if argv is None else argv)
         debug = arguments.debug
         code: int = arguments.execute(arguments)
-        if sys.stdout is not None:  # it is where it was closed before
+        with contextlib.suppress(ValueError, AttributeError):  # the script has closed it, or there is none
             sys.stdout.flush()  # a pipe that nobody reads any more is told here, not as Python ends
         return code
     except BrokenPipeError:

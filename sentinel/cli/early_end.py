@@ -65,18 +65,22 @@ def before_sigterm(write: Callable[[], None]) -> None:
     """From now on SIGTERM, which would end this process at once, makes it `write()` first; a second one ends it.
 
     Nothing changes where the signal is handled or ignored already. A script's own handler takes the place of this one,
-    and forked children end as they would have.
+    also where it calls it; and forked children end as they would have.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is not handler:  # who took its place calls it, and may want to go on
+            return
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # torch's raises where loaders' workers were ended too
             write()
         except Exception as error:  # whatever the signal came into
             say(f"ended by SIGTERM; there is no report: {error}")
-        os.kill(os.getpid(), signal.SIGTERM)
+        finally:  # also where Ctrl-C comes while it writes
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def forked() -> None:
         if signal.getsignal(signal.SIGTERM) is handler:

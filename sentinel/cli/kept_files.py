@@ -16,6 +16,7 @@ from sentinel.runtime import Observer
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
     from sentinel.core.plan import Plan
     from sentinel.core.profile import Profile
     from sentinel.core.run import Run
@@ -42,6 +43,7 @@ class KeptFiles(Observer):
     def __init__(self, report: str = "", plan: str = "", profile: str = "", run: str = "") -> None:
         self.report = report
         self._plan, self._profile, self._run = plan, profile, run
+        self._folder = _folder_here()
         self._due, self._wait = math.inf, FIRST_S
         self._said: set[str] = set()
         self._profiled = False  # and not planned since
@@ -64,8 +66,12 @@ class KeptFiles(Observer):
             report = of_this_rank(DEFAULT_REPORT)
             try:
                 check_outputs(report)
-            except SentinelError:  # such as a folder that is only to be read
+            except SentinelError as error:  # such as a folder that is only to be read
+                say(f"{error}; without --report there is no report")
                 report = ""
+        if report and not arguments.report and not _is_ours(report):
+            say(f"{report} is here already, and no report of Sentinel: it stays; give --report FILE to have one")
+            report = ""
         return cls(report, plan, profile, run)
 
     # ---- see Observer -----------------------------------------------------------------------------------
@@ -80,6 +86,14 @@ class KeptFiles(Observer):
         if self._profiled:
             self._profiled = False
             self._save(plan, self._plan)
+        self._report_soon()
+
+    def plan_applied(self, plan: Plan, machine: Machine, ranges: object) -> None:
+        """See Observer. A saved plan is applied without being made."""
+        del plan, machine, ranges
+        self._report_soon()
+
+    def _report_soon(self) -> None:
         self._due = min(self._due, time.monotonic() + self._wait)
 
     # ---- while the job trains ---------------------------------------------------------------------------
@@ -98,12 +112,16 @@ class KeptFiles(Observer):
             return
         if not last.away:  # its thread is training, and changes what would be read
             try:
-                last.report(bounded=False).write(self.report)
+                last.report(bounded=False).write(self.placed(self.report))
             except Exception as error:
                 self._complain(str(error))
         now = time.monotonic()
         self._wait = max(min(2 * self._wait, MOST_S), (now - began) / COST_SHARE)
         self._due = now + self._wait
+
+    def placed(self, path: str) -> str:
+        """Where the file of that name is, wherever the script has gone."""
+        return path if _folder_here() == self._folder else os.path.join(self._folder, path)
 
     # ---- at the end -------------------------------------------------------------------------------------
 
@@ -130,7 +148,7 @@ class KeptFiles(Observer):
         if not self.report:
             return False
         try:
-            report.write(self.report)
+            report.write(self.placed(self.report))
         except SentinelError as error:
             say(f"{error}; this is the report:")
             sys.stderr.write(report.text())
@@ -142,7 +160,7 @@ class KeptFiles(Observer):
 
         if path:
             try:
-                files.save(noun, path)
+                files.save(noun, self.placed(path))
             except SentinelError as error:
                 self._complain(str(error))
 
@@ -153,10 +171,39 @@ class KeptFiles(Observer):
             say(sentence)
 
 
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
+"""How torchrun, srun and Open MPI tell a process its rank, and how many there are."""
+
+
 def of_this_rank(path: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`path` with the rank before its suffix where the job has several processes, as torchrun tells them."""
-    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    if path == SHOWN or not rank.isdigit() or not size.isdigit() or int(size) < 2:
+    """`path` with the rank before its suffix where the job has several processes, as the first of LAUNCHERS tells."""
+    told = ((environment.get(rank, ""), environment.get(size, "")) for rank, size in LAUNCHERS)
+    rank, size = next((each for each in told if all(map(str.isdigit, each))), ("", "1"))
+    if path == SHOWN or int(size) < 2:
         return path
     root, suffix = os.path.splitext(path)
     return f"{root}.rank{rank}{suffix}"
+
+
+def _folder_here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a report may take the place of what is at `path`: nothing, or an earlier report."""
+    from sentinel.reports.html.shell import BEGINS
+
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(BEGINS)) == BEGINS.encode()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

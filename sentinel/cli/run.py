@@ -6,18 +6,21 @@ import argparse
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import MACHINES, POLICIES, PRESETS, add_verb, amount, code_of, whole_number
-from sentinel.cli.early_end import StepLimit, before_sigterm
-from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.cli.early_end import Enough, StepLimit, before_sigterm
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, of_this_rank
 from sentinel.cli.live import Live
 from sentinel.cli.script import module_named, run_as_main, script_at
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.runtime import RUNTIME
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
+    from sentinel.session import Overrides
     from sentinel.session.auto import Follower
 
 _EXAMPLES = """\
@@ -95,6 +98,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     require_no_launcher(arguments)
+    require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
@@ -102,6 +106,7 @@ def execute(arguments: argparse.Namespace) -> int:
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
     before_sigterm(lambda: write_what_is_known(kept))
+    RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:
         status = run_as_main(script, arguments.arguments)
     except SentinelError as error:
@@ -131,6 +136,19 @@ def require_no_launcher(arguments: argparse.Namespace) -> None:
         )
 
 
+def require_a_watched_step(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for a dry run that would watch no step, and so never stop."""
+    if not arguments.dry_run:
+        return
+    if arguments.plan is not None:
+        raise UsageError("--dry-run with --plan: a saved plan is applied without watching a step", "leave one out")
+    if (arguments.slow or "").startswith("file:"):
+        raise UsageError(
+            f"--dry-run with --slow {arguments.slow}: on a file nothing is planned, and no step is watched",
+            "leave one out; `--steps N` stops after N steps of an optimizer",
+        )
+
+
 def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None, quiet: bool) -> None:
     """All are told what sessions do from now on, or hear each step of an optimizer. The limit comes last: it ends the
     script."""
@@ -139,8 +157,11 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
 
     for each in (kept, *(() if quiet else (story,)), limit):
         observe(each)
+    process = os.getpid()
 
     def stepped() -> None:
+        if os.getpid() != process:  # a forked child: the files are its parent's
+            return
         story.steps += 1
         with contextlib.suppress(Exception):  # the script's own step must not fail for it
             if live is not None:
@@ -152,13 +173,16 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
 
 
 def write_what_is_known(kept: KeptFiles) -> None:
-    """Plan, profile, run and report as they stand, while the session goes on."""
+    """Plan, profile, run and report as they stand, while the session goes on, and without the search for the bound:
+    whoever ends the process may not wait for it."""
     import sentinel
+    from sentinel import session
 
-    report = sentinel.report()
+    last = session.current()
+    report = sentinel.report() if last is None else last.report(bounded=False)
     kept.write_nouns(report.run)
     if kept.write_report(report):
-        say(f"ended by SIGTERM; report  {kept.report}")
+        say(f"ended by SIGTERM; report  {kept.placed(kept.report)}")
 
 
 def bind_cpus(cpus: str | None) -> None:
@@ -186,10 +210,12 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
 
     names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
+    if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
+        overrides = replace(overrides, plan=own)  # as --save-plan wrote it
     overrides.check()
     if arguments.tracker is not None:
         require_tracker(arguments.tracker)
-    set_overrides(overrides)
+    set_overrides(wherever_the_script_goes(overrides))
     from sentinel.session.auto import Follower
 
     follower = Follower()
@@ -197,6 +223,14 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
         start_profile()  # before the script builds its model, and without a loop to be found
         follower.give_way()
     return follower
+
+
+def wherever_the_script_goes(overrides: Overrides) -> Overrides:
+    """`overrides` with absolute paths: a session begins in the folder that the script is in by then."""
+    plan, machine = overrides.plan, overrides.machine
+    if machine is not None and (os.sep in machine or os.path.splitext(machine)[1]):  # and no name of one
+        machine = os.path.abspath(machine)
+    return replace(overrides, plan=plan and os.path.abspath(plan), machine=machine)
 
 
 def require_tracker(name: str) -> None:
@@ -214,8 +248,9 @@ def finish(
     import sentinel
     from sentinel import session
 
-    follower.finish()
-    session.end_applying()
+    for end in (follower.finish, session.end_applying):
+        with contextlib.suppress(Enough):  # there is no script any more that it would end
+            end()
     try:
         report = sentinel.report()
     except UsageError:
@@ -226,7 +261,7 @@ def finish(
     if not arguments.quiet:
         tell_end(report)
     if kept.write_report(report) and not arguments.quiet:
-        say(f"report  {kept.report}")
+        say(f"report  {kept.placed(kept.report)}")
     last = session.current()
     if limit.asked and last is not None and last.profile is not None and last.flow.machine is not None:
         from sentinel.cli.fast_memory_curve import curve_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import traceback
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Script:
-    """What is to be run. `folder` comes first on sys.path; `spec` is that of a module, None for a file."""
+    """What is to be run. `name`: its argv[0]. `folder` comes first on sys.path; `spec` is that of a module, None for
+    a file."""
 
     code: CodeType
+    name: str
     path: str
     folder: str
     spec: ModuleSpec | None = None
@@ -30,11 +33,12 @@ def script_at(path: str) -> Script:
     """The script in a file. OSError if it cannot be read; a syntax error is shown as Python shows it."""
     with open(path, "rb") as file:
         source = file.read()
+    absolute = os.path.abspath(path)  # it is found also where the script goes to another folder
     try:
-        code = compile(source, path, "exec", dont_inherit=True)
+        code = compile(source, absolute, "exec", dont_inherit=True)
     except SyntaxError:
         _show_syntax_error()
-    return Script(code, path, os.path.dirname(os.path.realpath(path)))
+    return Script(code, path, absolute, os.path.dirname(os.path.realpath(path)))
 
 
 def module_named(name: str) -> Script:
@@ -54,7 +58,8 @@ def module_named(name: str) -> Script:
         raise UsageError(f"module {name!r} cannot be run: {error}", _AS_PYTHON) from error
     if spec is None or code is None:
         raise UsageError(f"there is no module {name!r} to run, from {folder} or installed", _AS_PYTHON)
-    return Script(code, spec.origin or name, folder, spec)
+    path = spec.origin or name
+    return Script(code, path, path, folder, spec)
 
 
 _AS_PYTHON = "name it as `python -m` takes it"
@@ -66,14 +71,15 @@ def _show_syntax_error() -> NoReturn:
 
 
 def run_as_main(script: Script, arguments: list[str]) -> int:
-    """Run it as `__main__`; returns its exit code. An error of its own is shown with a traceback that begins in it."""
+    """Run it as `__main__`; returns its exit code. An error of its own is shown by sys.excepthook, and its traceback
+    begins in it."""
     main = ModuleType("__main__")
     main.__file__ = script.path
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__builtins__"] = builtins
     if script.spec is not None:
         main.__spec__, main.__loader__, main.__package__ = script.spec, script.spec.loader, script.spec.parent
     sys.modules["__main__"] = main
-    sys.argv = [script.path, *arguments]
+    sys.argv = [script.name, *arguments]
     sys.path[0] = script.folder
     try:
         exec(script.code, main.__dict__)
@@ -85,10 +91,20 @@ def run_as_main(script: Script, arguments: list[str]) -> int:
     except SentinelError:
         raise
     except BaseException as error:
-        trace = error.__traceback__.tb_next if error.__traceback__ else None  # without this frame
-        traceback.print_exception(type(error), error, trace)
-        return 1
+        return _shown(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))  # without this frame
     return 0
+
+
+def _shown(error: BaseException) -> int:
+    """The exit code of an error that nobody caught, once it is shown as Python shows it."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return status_of(leaving)
+    except Exception:  # of a hook of the script's
+        traceback.print_exc()
+        traceback.print_exception(error)
+    return 1
 
 
 def status_of(leaving: SystemExit) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sentinel.core.units import format_bytes, format_ns
+from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.runtime import Observer
 from sentinel.system.progress import say
 
@@ -39,7 +39,7 @@ _SMALL = 0.001
 
 
 class Story(Observer):
-    """Tells which step is watched, what was planned, and from which step on that is applied. `steps`: how often an
+    """Tells which step is watched, what was planned, and from when on that is applied. `steps`: how often an
     optimizer has stepped. `dry`: nothing will be applied."""
 
     def __init__(self, *, dry: bool = False) -> None:
@@ -54,7 +54,7 @@ class Story(Observer):
 
         last = session.current()
         saved = last is not None and last.request.plan is not None
-        say(f"step {self.steps + 1} {'is compared with the saved plan' if saved else 'is watched'}")
+        say(f"the step after {self._so_far()} is {'compared with the saved plan' if saved else 'watched'}")
 
     def plan_made(self, plan: Plan) -> None:
         """See Observer."""
@@ -69,18 +69,24 @@ class Story(Observer):
             self._applied = True
             say(planned(plan))
             if not self._dry:
-                say(f"applied from step {self.steps + 1} on")
+                say(f"applied from now on, after {self._so_far()}")
 
     def session_ended(self) -> None:
         """See Observer: before a plan was applied, there is nothing to apply it to."""
         from sentinel import session
+        from sentinel.session.state import Over
 
         last = session.current()
         if self._planned and not self._applied and last is not None and last.plan is not None:
             self._applied = True
             say(planned(last.plan))
-            if not self._dry:
+            if not self._dry and last.state is not Over.DECLARED:
+                say("nothing is applied: the session ended before that")
+            elif not self._dry:
                 say("nothing is applied: this host has no slower memory; `--slow emulated:PRESET` runs with its delays")
+
+    def _so_far(self) -> str:
+        return counted(self.steps, "optimizer step")
 
 
 def planned(plan: Plan) -> str:

@@ -67,7 +67,8 @@ def _disk(told: StorageFigures | None) -> str:
 
 def _next(h: dict[str, Any]) -> str:
     kind, slow = h["kind"], h["slow"] or ""
-    enough = "`sentinel compare` says how much fast memory is enough"
+    verb = "compare" if kind == "simulated" else "run --dry-run"  # the one needs a saved profile, which that had
+    enough = f"`sentinel {verb}` says how much fast memory is enough"
     if kind == "declared":
         here = slow if ":" not in slow else "PRESET"
         return f"`--slow emulated:{here}` runs it here, with injected delays; {enough}"

@@ -101,7 +101,7 @@ def tell(event: Callable[[Observer], None]) -> None:
             watch.raised = error
             watch.remove()
             who, what = type(watch.observer).__name__, f"{type(error).__name__}: {error}"
-            with contextlib.suppress(OSError, ValueError):  # a closed stderr
+            with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # stderr closed, or None
                 sys.stderr.write(f"sentinel: {who} is told no more of the session, training goes on: {what}\n")
 
 

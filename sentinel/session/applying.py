@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from sentinel.session.planning import Dataflow
 from sentinel.session.shapes import Bucket, Likeness, Served
 from sentinel.session.training_job import TrainingJob
 from sentinel.system import numa
+from sentinel.system.progress import warn
 
 MISSED = ("no_slot", "size_differs", "unsynchronised")
 """Why an allocation that the plan should have served was not."""
@@ -317,7 +317,7 @@ class Applying:
 
         job = JobMemory(
             mapped.ranges,
-            warn=lambda sentence: warnings.warn(sentence, RuntimeWarning, stacklevel=4),
+            warn=partial(warn, stacklevel=3),
             discard=discard,
             unmanaged_bytes=lambda: self._memory.counters().unmanaged_peak_bytes,
             bytes_per_s=self._bytes_per_s,

@@ -8,10 +8,8 @@ an optimizer's step begins. Only one thread is watched: that of the first optimi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -28,10 +26,11 @@ from sentinel import session
 from sentinel.core.errors import CapabilityError
 from sentinel.core.units import format_bytes
 from sentinel.profiler.backward import graph_task
-from sentinel.profiler.step_period import OptimizerStep, period_of
+from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 from sentinel.runtime import RUNTIME
 from sentinel.session.session import Session
 from sentinel.system import limits
+from sentinel.system.progress import say
 
 
 class Follower:
@@ -57,6 +56,7 @@ class Follower:
         self._session: Session | None = None
         self._script_annotates = False
         RUNTIME.finder = self
+        RUNTIME.not_inherited.add(self)
         # Said of any global hook; these do nothing within a compiled graph, and count its wrapper as one module.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
         self._hooks: list[RemovableHandle] = [
@@ -67,10 +67,16 @@ class Follower:
 
     def finish(self) -> None:
         """The script has ended: a profiled step that no further step followed is ended here."""
-        if not self.done and self._period and not self._left and self._profiling():
-            self._guard(session.end_profile)
-        RUNTIME.finder = None
-        self._leave()
+        try:
+            if not self.done and self._period and not self._left and self._profiling():
+                self._guard(session.end_profile)
+        finally:
+            RUNTIME.finder = None
+            self._leave()
+
+    def forked(self) -> None:
+        """See NotInherited: a forked child trains on as if nobody watched."""
+        self.done = True
 
     def script_annotates(self) -> None:
         """See Finder. Where there are annotations of ours, its own take their place."""
@@ -125,6 +131,7 @@ class Follower:
             return
         trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
+        del self._steps[:-KEPT]
         if session.current() is not None:  # not by `sentinel.start_profile`, which would have told
             self.done = True
             return
@@ -154,8 +161,7 @@ class Follower:
             call()
         except Exception as error:
             self.failed = str(error) or type(error).__name__
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"sentinel: nothing is placed, training goes on: {self.failed}\n")
+            say(f"nothing is placed, training goes on: {self.failed}")
 
     def _trainable(self) -> set[int]:
         """Parameters of all optimizers that there are, also of those that have not stepped yet."""
@@ -183,6 +189,9 @@ class Follower:
 
 WAIT = 8
 """A script that annotates its model, and begins no session in 8 steps, is taken to leave that to the command line."""
+
+KEPT = WAIT * MOST // 2
+"""Optimizer steps that are remembered: 8 of the longest period."""
 
 LEAST_ROOM_BYTES = 384 << 20
 """What a session may take beyond the job's own memory until a plan is applied: the planner's libraries, copies of at

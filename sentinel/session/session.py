@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +40,7 @@ from sentinel.session.shapes import rows_of
 from sentinel.session.state import Over, State
 from sentinel.session.training_job import TrainingJob
 from sentinel.session.whole_step import RecordingStep
+from sentinel.system.progress import warn
 from sentinel.system.topology import topology
 
 MOST_ATTEMPTS = 16
@@ -237,7 +237,7 @@ class Session:
         try:
             self._wholly(self._close)
         except Exception as error:
-            warnings.warn(f"sentinel could not end wholly, and tries again: {error}", RuntimeWarning, stacklevel=4)
+            warn(f"sentinel could not end wholly, and tries again: {error}", stacklevel=4)
 
     def report(self, *, bounded: bool = True) -> Report:
         """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds."""
@@ -308,9 +308,7 @@ class Session:
             self._wholly(call, *arguments, end_now=end_now)
         except Exception as error:
             self._notes.append(f"the session ended by itself: {error}")
-            warnings.warn(
-                f"sentinel has stopped, training goes on with stock allocation: {error}", RuntimeWarning, stacklevel=3
-            )
+            warn(f"sentinel has stopped, training goes on with stock allocation: {error}", stacklevel=3)
 
     def _wholly(self, call: Callable[..., None], *arguments: Any, end_now: bool = True) -> None:
         """`call`, after which the session goes on; or the session ends, and what was raised goes on.

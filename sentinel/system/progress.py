@@ -6,9 +6,12 @@ import contextlib
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 QUIET_SECONDS = 2.0
 """Work shorter than this is not announced."""
@@ -21,6 +24,27 @@ def say(sentence: str) -> None:
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         sys.stderr.write(f"{clear}sentinel: {sentence}\n")
         sys.stderr.flush()
+
+
+def warn(sentence: str, stacklevel: int) -> None:
+    """A RuntimeWarning that never raises: it comes from within the script's own step. `stacklevel`: 1 is the caller.
+
+    Where warnings are errors, the sentence is said, and whoever has set sys.unraisablehook gets the error.
+    """
+    try:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=stacklevel + 1)
+    except Exception as error:
+        say(sentence)
+        if sys.unraisablehook is not sys.__unraisablehook__:  # Python's own takes nothing that is made here
+            told = SimpleNamespace(
+                exc_type=type(error),
+                exc_value=error,
+                exc_traceback=error.__traceback__,
+                err_msg="Warning that is an error, within a step",
+                object=None,
+            )
+            with contextlib.suppress(Exception):
+                sys.unraisablehook(cast("Any", told))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     assert done.returncode == 0, done.stderr
     assert done.stdout == stock[name]
     said = [line.removeprefix("sentinel: ") for line in done.stderr.splitlines() if line.startswith("sentinel: ")]
-    for begins in ("step ", "planned: ", "applied from step ", "memory  ", "speed   ", "once    ", "report  "):
+    for begins in ("the step after ", "planned: ", "applied from now", "memory  ", "speed   ", "once    ", "report  "):
         assert any(line.startswith(begins) for line in said), f"{begins}\n{done.stderr}"
     assert len(said) <= 16
     assert said[-1] == "report  sentinel-report.html"

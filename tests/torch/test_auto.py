@@ -150,6 +150,32 @@ def test_inference_and_losses_are_no_loop(watch: Watch) -> None:
     assert watch.calls == []
 
 
+def test_a_forked_child_trains_as_if_nobody_watched(watch: Watch) -> None:
+    model = mlp()
+    optimizer = sgd(model)
+    train(model)
+    watch.step(optimizer)
+    assert watch.follower in RUNTIME.not_inherited
+    watch.follower.forked()
+    for _ in range(6):
+        train(model)
+        watch.step(optimizer)
+    assert watch.calls == []
+
+
+def test_a_script_whose_steps_never_repeat_is_not_remembered_for_ever(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "period_of", lambda *_: 0)
+    monkeypatch.setattr(auto, "KEPT", 4)
+    model = mlp()
+    optimizer = sgd(model)
+    for _ in range(6):
+        train(model)
+        watch.step(optimizer)
+    assert len(watch.follower._steps) == 4
+
+
 def test_a_forward_that_fails_does_not_hide_the_next(watch: Watch) -> None:
     model = mlp()
     optimizer = sgd(model)

@@ -17,6 +17,7 @@ from sentinel.cli.early_end import Enough, StepLimit
 from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, of_this_rank
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.html.shell import document
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed
 
 
@@ -32,6 +33,10 @@ def asked(**given: str) -> argparse.Namespace:
         ({"RANK": "1", "WORLD_SIZE": "1"}, "out/r.html"),
         ({"RANK": "1", "WORLD_SIZE": "x"}, "out/r.html"),
         ({"RANK": "1", "WORLD_SIZE": "4"}, "out/r.rank1.html"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "out/r.html"),  # a batch script, before srun
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "out/r.rank3.html"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "RANK": "5", "WORLD_SIZE": "8"}, "out/r.rank5.html"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "out/r.rank1.html"),
     ],
 )
 def test_processes_of_one_job_write_files_of_their_own(environment: dict[str, str], name: str) -> None:
@@ -47,11 +52,37 @@ def test_what_could_not_be_written_is_refused(tmp_path: Path) -> None:
     assert KeptFiles.asked_for(asked(report="-")).report == "-"
 
 
-def test_a_default_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_default_report_that_cannot_be_written_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert KeptFiles.asked_for(asked()).report == DEFAULT_REPORT
+    assert capsys.readouterr().err == ""
     (tmp_path / DEFAULT_REPORT).mkdir()
     assert KeptFiles.asked_for(asked()).report == ""
+    assert f"{DEFAULT_REPORT}: file: is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_an_earlier_report_is_overwritten_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ours: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(DEFAULT_REPORT).write_text(document("a page", "") if ours else "<!doctype html>notes of another kind")
+    assert KeptFiles.asked_for(asked()).report == (DEFAULT_REPORT if ours else "")
+    assert ("it stays; give --report FILE" in capsys.readouterr().err) == (not ours)
+    assert KeptFiles.asked_for(asked(report=DEFAULT_REPORT)).report == DEFAULT_REPORT
+
+
+def test_files_are_where_they_were_asked_for_though_the_script_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = KeptFiles(profile="p")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    kept.profile_made(PROFILE)
+    assert files.digest(files.load_profile(tmp_path / "p")) == files.digest(PROFILE)
 
 
 def test_profile_and_plan_are_there_as_soon_as_they_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,11 +121,24 @@ from sentinel.cli.early_end import before_sigterm
 kind = sys.argv[1]
 if kind == "handled":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+def fail(*_):
+    raise RuntimeError("a worker was ended")
 def write():
+    if kind == "workers":
+        if not os.fork():
+            os._exit(0)
+        os.wait()
     print("written", flush=True)
     if kind == "fails":
         raise ValueError("no room")
+    if kind == "interrupted":
+        raise KeyboardInterrupt
+if kind == "workers":
+    signal.signal(signal.SIGCHLD, fail)
 before_sigterm(write)
+if kind == "called":
+    ours = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *given: (ours(*given), os._exit(6)))
 if kind == "child" and os.fork():
     os.wait()
     os._exit(5)
@@ -107,6 +151,9 @@ os.kill(os.getpid(), signal.SIGTERM)
     [
         ("plain", -signal.SIGTERM, "written\n"),
         ("fails", -signal.SIGTERM, "written\n"),
+        ("interrupted", -signal.SIGTERM, "written\n"),
+        ("workers", -signal.SIGTERM, "written\n"),
+        ("called", 6, ""),
         ("handled", 7, ""),
         ("child", 5, ""),
     ],
@@ -127,13 +174,17 @@ def test_the_curve_marks_what_was_asked_for() -> None:
     assert "You are here" not in fast_memory_curve.curve_text("job", PROFILE, MACHINE, None)
 
 
-def test_the_wait_between_reports_keeps_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_wait_between_reports_keeps_their_share(monkeypatch: pytest.MonkeyPatch, saved: bool) -> None:
     """Nothing to report here; it is due later and later, and never while it is being written."""
     pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
     now = [0.0]
     monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
     kept = KeptFiles(report="-")
-    kept.plan_made(PLAN)
+    if saved:
+        kept.plan_applied(PLAN, MACHINE, None)
+    else:
+        kept.plan_made(PLAN)
     written: list[float] = []
     monkeypatch.setattr(kept, "write_so_far", lambda: written.append(now[0]))
     for now[0] in (0.0, 4.9, 5.1):

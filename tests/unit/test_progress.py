@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import warnings
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,23 @@ def test_what_fails_ends_the_telling(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError), progress.telling("failing"):
         raise ZeroDivisionError
     assert threading.active_count() == before
+
+
+def test_a_warning_from_within_a_step_never_raises(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        progress.warn("it went wrong", stacklevel=1)
+        monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+        progress.warn("it went wrong", stacklevel=1)
+    assert capsys.readouterr().err == "sentinel: it went wrong\n" * 2
+    assert [str(each.exc_value) for each in told] == ["it went wrong"]
+    with pytest.warns(RuntimeWarning, match="it went wrong") as warned:
+        progress.warn("it went wrong", stacklevel=1)
+    assert warned[0].filename == __file__
 
 
 LINES, FIRST = inspect.getsourcelines(progress.telling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sentinel import files, tiers
+from sentinel import cli, files, tiers
 from sentinel.cli import calibrate, compare, compare_executed, plan, report, run, script, simulate
 from sentinel.cli.common import OK, machine_named
 from sentinel.core.errors import UsageError
@@ -177,6 +178,45 @@ def test_a_script_runs_as_python_runs_it(
     assert "sentinel" not in told  # the traceback begins in the script
     with pytest.raises(UsageError, match="there is no module"):
         script.module_named("no_such_module_1009")
+
+
+def test_a_script_finds_itself_wherever_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("argv", "path", "excepthook"):
+        value = getattr(sys, name)
+        monkeypatch.setattr(sys, name, value if callable(value) else list(value))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import builtins, os, sys\nos.chdir('/')\n"
+        "print(sys.argv[0], __file__, sys._getframe().f_code.co_filename, __builtins__ is builtins)\n"
+        "sys.excepthook = lambda kind, error, trace: print(kind.__name__, trace.tb_lineno)\n1 / 0"
+    )
+    assert script.run_as_main(script.script_at("train.py"), []) == 1
+    path = tmp_path / "train.py"
+    assert capsys.readouterr() == (f"train.py {path} {path} True\nZeroDivisionError 5\n", "")
+    (tmp_path / "train.py").write_text("import sys\nsys.excepthook = lambda *_: 1 + ''\n1 / 0")
+    assert script.run_as_main(script.script_at(str(path)), []) == 1
+    assert "TypeError" in (told := capsys.readouterr().err)
+    assert "ZeroDivisionError" in told
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_script_may_close_what_it_prints_to(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    done = argparse.Namespace(debug=False, execute=lambda _: 7)
+    monkeypatch.setattr(cli, "parsed", lambda _: done)
+    out = io.StringIO()
+    out.close()
+    monkeypatch.setattr(sys, "stdout", out if closed else None)
+    assert cli.main(["run", "train.py"]) == 7
+
+
+@pytest.mark.parametrize("words", [("--plan", "plan.json"), ("--slow", "file:/tmp")])
+def test_a_dry_run_that_would_watch_no_step_is_refused(words: tuple[str, ...]) -> None:
+    run.require_a_watched_step(asked(run, "run", *words, "train.py"))
+    with pytest.raises(UsageError, match=f"--dry-run with {words[0]}"):
+        run.require_a_watched_step(asked(run, "run", "--dry-run", *words, "train.py"))
 
 
 @pytest.mark.parametrize(("code", "status"), [(None, 0), (3, 3), (256 + 5, 5), ("words", 1)])

@@ -9,6 +9,11 @@ from sentinel.reports.html.svg import PATTERNS, escape, tag
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """Content security policy: nothing is fetched, from anywhere."""
+BEGINS = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+)
+"""By this a page of Sentinel is known, and may be overwritten by another one."""
 
 
 def document(title: str, body: str) -> str:
@@ -16,9 +21,7 @@ def document(title: str, body: str) -> str:
     files = resources.files("sentinel.reports.html")
     style, script = ((files / name).read_text("utf-8") for name in ("style.css", "script.js"))
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'{BEGINS}<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
         f'<main>{body}</main><div id="tip" role="status" hidden></div><script>\n{script}</script></body></html>\n'
     )
