@@ -93,6 +93,7 @@ def start_profile(
     session: BegunSession = (PassiveSession if begin is Session and is_file(asked.slow) else begin)(
         asked, models, optimizers
     )
+    _settle_vector_math()
     before, RUNTIME.last = RUNTIME.last, session
     try:
         session.open()
@@ -101,6 +102,13 @@ def start_profile(
             RUNTIME.last = before
         raise
     _watch_for_the_end()
+
+
+def _settle_vector_math() -> None:
+    """MKL chooses its vector functions at its first call, and where two threads make that at once, one of them may
+    compute with 12 bits; so one thread makes it. See docs/decisions/0120-mkl-is-called-by-one-thread-first.md."""
+    for dtype in (torch.float32, torch.float64):
+        torch.ones(1, dtype=dtype, device="cpu").sqrt()
 
 
 def leave_to_script() -> None:

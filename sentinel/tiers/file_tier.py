@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import re
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class FileTier:
         request = FramesRequest(self.folder, self.fast_bytes // FRAME_BYTES, granules, regions)
         taken = f"{format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"
         frames: Frames | None = None
+        if native.function("sn_framed_any", _I32)():
+            gc.collect()  # a model that nobody uses any more may be part of a cycle, which nothing else takes apart
         try:
             with telling(f"taking {taken}"):
                 frames = Frames(request)

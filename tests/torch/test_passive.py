@@ -163,6 +163,20 @@ def test_nothing_is_left_over(folder: Path) -> None:
     assert float(fresh.sum()) == 1 << 20
 
 
+def test_a_model_that_nobody_uses_any_more_is_not_in_the_way(folder: Path) -> None:
+    """One that is part of a cycle lives until Python looks for cycles."""
+    begin(folder)
+    model = torch.nn.Linear(1024, 1024)
+    model.itself = [model]
+    gc.disable()
+    try:
+        del model
+        sentinel.stop()
+        assert frames_of(begin(folder)).live_bytes == 0
+    finally:
+        gc.enable()
+
+
 def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
     session = begin(folder)
     sentinel.add_layer("a")
