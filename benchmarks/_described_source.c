@@ -6,6 +6,7 @@
  * over one link. Without a latency and a bandwidth reads are only counted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -140,6 +141,19 @@ int close(int fd) {
         if (ours(fd)) served(fd, begin, got);            \
         return got;                                      \
     }
+/* A described source is in no page cache: what is not to wait finds nothing. */
+#define COUNTED_2(name, type, parameters, arguments, at)                \
+    type name parameters {                                              \
+        int64_t begin = ours(fd) ? (int64_t)(at) : 0;                   \
+        type got;                                                       \
+        if (ours(fd) && state->bytes_per_s && (f & RWF_NOWAIT)) {       \
+            errno = EAGAIN;                                             \
+            return -1;                                                  \
+        }                                                               \
+        got = REAL(name) arguments;                                     \
+        if (ours(fd)) served(fd, begin, got);                           \
+        return got;                                                     \
+    }
 #define HERE lseek(fd, 0, SEEK_CUR)
 
 COUNTED(read, ssize_t, (int fd, void *to, size_t n), (fd, to, n), HERE)
@@ -148,8 +162,8 @@ COUNTED(pread, ssize_t, (int fd, void *to, size_t n, off_t at), (fd, to, n, at),
 COUNTED(pread64, ssize_t, (int fd, void *to, size_t n, off64_t at), (fd, to, n, at), at)
 COUNTED(preadv, ssize_t, (int fd, const struct iovec *to, int n, off_t at), (fd, to, n, at), at)
 COUNTED(preadv64, ssize_t, (int fd, const struct iovec *to, int n, off64_t at), (fd, to, n, at), at)
-COUNTED(preadv2, ssize_t, (int fd, const struct iovec *to, int n, off_t at, int f), (fd, to, n, at, f), at)
-COUNTED(preadv64v2, ssize_t, (int fd, const struct iovec *to, int n, off64_t at, int f), (fd, to, n, at, f), at)
+COUNTED_2(preadv2, ssize_t, (int fd, const struct iovec *to, int n, off_t at, int f), (fd, to, n, at, f), at)
+COUNTED_2(preadv64v2, ssize_t, (int fd, const struct iovec *to, int n, off64_t at, int f), (fd, to, n, at, f), at)
 COUNTED(sendfile, ssize_t, (int out, int fd, off_t *at, size_t n), (out, fd, at, n), at ? *at : HERE)
 COUNTED(sendfile64, ssize_t, (int out, int fd, off64_t *at, size_t n), (out, fd, at, n), at ? *at : HERE)
 COUNTED(copy_file_range, ssize_t, (int fd, off64_t *at, int out, off64_t *to, size_t n, unsigned f),

@@ -21,20 +21,22 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
+from sentinel.core.units import format_bytes, format_ns
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import Feeding, FileFeeding, UnstagedFeeding, cut_within
+from sentinel.data.feeding import CACHED, READ_ALONE, Feeding, FileFeeding, UnstagedFeeding, cut_within
 from sentinel.data.forecast import Forecast, forecast, measured_costs
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Batching, Loader
+from sentinel.data.page_cache import all_cached
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import ArenaShape, shape_within
 from sentinel.samples import ALONE, Layout, Order, best_unit
 
 UNIT = 64
-"""Samples that are read at once, where `unit` doesn't say otherwise."""
+"""Samples that are read at once, where neither `unit` says otherwise nor is it measured."""
 _MOST_UNIT = 256
 
 _OPTIONS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context", "index_path", "unit")
@@ -66,8 +68,9 @@ def loader(
     `order`: `"exact"`, `"windowed"`, `"redirect"`, or `Importance(...)` for an ImportanceLoader: epochs of the samples
     whose last losses were high. `rank`, `world`: as torch.distributed has them, else 0 of 1.
 
-    Options: `unit` (samples read at once, default 64; "auto" measures what reads cost, and takes what is cheapest: each
-    sample read alone, if that is; Parquet's row groups and packed shards are read whole), `index_path` (an index made
+    Options: `unit` (samples read at once; "auto", the default, reads each sample alone where all files are in the page
+    cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact; Parquet's row
+    groups and packed shards are read whole), `index_path` (an index made
     by `index`), and of torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
     `multiprocessing_context`.
 
@@ -75,7 +78,7 @@ def loader(
     file that is damaged or changed since it was indexed; nothing is read from it then.
     """
     _check_options(options)
-    unit, index_path = options.pop("unit", UNIT), options.pop("index_path", None)
+    unit, index_path = options.pop("unit", "auto"), options.pop("index_path", None)
     if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
     ranks, own = world_and_rank(rank, world)
@@ -101,23 +104,31 @@ def loader(
         shape = shape_within(nbytes, data.layout.sample_nbytes)
         if importance is not None:
             return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
+        why = ""
         if unit == "auto":
             fixed = order != "exact" or data.layout.encoded  # other orders depend on it
-            unit = UNIT if fixed else _cheapest_unit(data, shape, workers)
+            unit, why = (UNIT, "") if fixed else _cheapest_unit(data, shape, workers)
         if unit == ALONE:
-            feeding = UnstagedFeeding.of_files(data)
+            feeding = UnstagedFeeding.of_files(data, why)
         else:
             layout, unit = cut_within(data.layout, shape, unit)
             lead = lead_for(data.layout, shape)
-            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers))
+            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why)
     return Loader(feeding, asked, batching, unit)
 
 
-def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int) -> int:
-    """Samples to read at once, by what reads of these files cost now; ALONE where no unit is cheaper than that."""
+def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int) -> tuple[int, str]:
+    """Samples to read at once, by what reads of these files cost now, ALONE where no unit is cheaper than that; and a
+    sentence that says why."""
+    if all_cached(data):
+        return ALONE, CACHED
     parts, costs = data.layout.cut(_MOST_UNIT), measured_costs(data)
     staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
-    return best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
+    unit = best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
+    if unit == ALONE:
+        return unit, READ_ALONE
+    said = f"{unit} samples are read at once: a read takes {format_ns(costs.latency_ns)} here"
+    return unit, f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
 
 
 def _indexable(source: object) -> bool:

@@ -22,6 +22,7 @@ from sentinel.system.numa import nodes_of
 
 _ASKED_PAGES = 1 << 16
 READ_ALONE = "reading each sample alone is cheapest here: nothing is staged, and memory= is not used"
+CACHED = "all files are in the page cache, and each sample is read alone: nothing is staged, and memory= is not used"
 NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
 
 
@@ -103,10 +104,11 @@ class FileFeeding:
     """Samples of files, staged in an arena by a reader."""
 
     def __init__(
-        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, in_flight: int = IN_FLIGHT
+        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, in_flight: int = IN_FLIGHT, why: str = ""
     ) -> None:
         """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
-        many chunks are read at once."""
+        many chunks are read at once. `why`: samples are staged, where that was a choice."""
+        self._why = why
         self._layout, self._digest = layout, data.layout.digest
         self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         self._arena = SampleArena(shape)
@@ -207,7 +209,7 @@ class FileFeeding:
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found = []
+        found = [self._why] if self._why else []
         if self._reader.error is not None:
             found.append(f"the reader ended ({self._reader.error}): samples are read one by one")
         if self._reader.counts.failed:
@@ -234,11 +236,11 @@ class UnstagedFeeding:
         return cls(FromDataset(dataset), np.zeros(n, np.int64), f"dataset of {n}", NOTHING_STAGED)
 
     @classmethod
-    def of_files(cls, data: DataFiles) -> UnstagedFeeding:
+    def of_files(cls, data: DataFiles, why: str = READ_ALONE) -> UnstagedFeeding:
         """Samples of files."""
         layout = data.layout
         source = FromFiles(SourceFiles(layout, data.root, data.source), data.source)
-        return cls(source, layout.sample_nbytes, layout.digest, READ_ALONE)
+        return cls(source, layout.sample_nbytes, layout.digest, why)
 
     @property
     def digest(self) -> str:

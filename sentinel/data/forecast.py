@@ -15,6 +15,7 @@ from sentinel.core.errors import UsageError
 from sentinel.data.chunk_reader import MOST_IN_FLIGHT, reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
 from sentinel.data.feeding import cut_within, permutation
+from sentinel.data.page_cache import in_page_cache
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import shape_within
 from sentinel.data.source_files import SourceFiles
@@ -207,7 +208,7 @@ def _read(data: DataFiles, sample: int, nbytes: int) -> _Read:
     if isinstance(found, LocalFile):
         os.posix_fadvise(found.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
     try:
-        cached = isinstance(found, LocalFile) and _in_page_cache(found.descriptor, at)
+        cached = isinstance(found, LocalFile) and in_page_cache(found.descriptor, at)
         began = time.monotonic_ns()
         got = len(found.read(at, nbytes))
         return _Read(time.monotonic_ns() - began, got, cached)
@@ -221,10 +222,3 @@ def _decode_ns(data: DataFiles, sample: int) -> float:
     began = time.monotonic_ns()
     files.chunk(chunk, np.array([sample]))
     return (time.monotonic_ns() - began) / int(data.layout.chunk_nbytes[chunk])
-
-
-def _in_page_cache(descriptor: int, at: int) -> bool:
-    try:
-        return os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT) == 1
-    except OSError:
-        return False  # it is not, or this file system does not tell

@@ -6,7 +6,8 @@ import os
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import FormatError
-from sentinel.data.sources.source import EncodedSource, Source
+from sentinel.data.retries import tried
+from sentinel.data.sources.source import EncodedSource, Source, SourceFile
 from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, opened
 from sentinel.samples import Layout
 
@@ -48,7 +50,11 @@ class SourceFiles:
 
     def path_of(self, sample: int) -> str:
         """The path of the file in which a sample lies."""
-        return self._path(int(self.layout.chunk_file[self.layout.chunk_of[sample]]))
+        return self.path_of_file(int(self.layout.chunk_file[self.layout.chunk_of[sample]]))
+
+    def path_of_file(self, file: int) -> str:
+        """The path of a file of the layout, by its number."""
+        return os.path.join(self._root, self.layout.files[file])
 
     def chunk(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Reads a chunk: bytes, and where in them each of `samples` (k,) of the chunk begins, (k,), with as many bytes
@@ -57,7 +63,7 @@ class SourceFiles:
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
         if not layout.encoded:
-            data = self._read(file, int(layout.chunk_offset[chunk]), nbytes, f"chunk {chunk}")
+            data = self._read(file, int(layout.chunk_offset[chunk]), nbytes, "chunk", chunk)
             return np.frombuffer(data, np.uint8), layout.sample_offset[samples]
         bytes_of, most = self._unpacked(chunk, file), layout.sample_nbytes[samples]
         begins = np.cumsum(most) - most
@@ -76,7 +82,22 @@ class SourceFiles:
             return self._unpacked(chunk, int(layout.chunk_file[chunk]))(sample).copy()  # a view would keep all of it
         at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
         nbytes = int(layout.sample_nbytes[sample])
-        return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, f"sample {sample}"), np.uint8)
+        return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, "sample", sample), np.uint8)
+
+    def alone(self, samples: NDArray[np.int64]) -> Iterator[memoryview]:
+        """The bytes of each of `samples` (k,), read when it is asked for, and tried again if that fails. Where they lie
+        is looked up for all at once: from a page cache a sample is read as fast as Python can ask for it. Raises what
+        `sample` raises."""
+        layout = self.layout
+        if layout.encoded:
+            for sample in samples.tolist():
+                yield tried(partial(self.sample, sample)).data
+            return
+        chunks = layout.chunk_of[samples]
+        at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
+        columns = (layout.chunk_file[chunks], at, layout.sample_nbytes[samples], samples)
+        for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
+            yield memoryview(tried(partial(self._read, file, begin, nbytes, "sample", sample)))
 
     def _unpacked(self, chunk: int, file: int) -> BytesOfChunk:
         layout, source = self.layout, self._source
@@ -103,15 +124,17 @@ class SourceFiles:
 
         return of
 
-    def _read(self, file: int, at: int, nbytes: int, what: str) -> bytes:
+    def _read(self, file: int, at: int, nbytes: int, what: str, number: int) -> bytes:
         found = self._opened(file)
         try:
             data = found.read(at, nbytes)
         except OSError as error:
-            raise cannot_be_read(found.path, what, error) from error
+            raise cannot_be_read(found.path, f"{what} {number}", error) from error
         if len(data) != nbytes:
             raise FormatError(
-                found.path, what, "the file ends within it: it was cut short; restore it, or index it anew"
+                found.path,
+                f"{what} {number}",
+                "the file ends within it: it was cut short; restore it, or index it anew",
             )
         self._check(file, found)  # after the read: one that is rewritten in place stays open
         return data
@@ -122,7 +145,7 @@ class SourceFiles:
             if found is not None:
                 self._open.move_to_end(file)
                 return found
-        found = opened(self._path(file))  # of a store this takes a request, which others need not wait for
+        found = opened(self.path_of_file(file))  # of a store this takes a request, which others need not wait for
         self._check(file, found)
         with self._lock:
             found = self._open.setdefault(file, found)
@@ -132,19 +155,19 @@ class SourceFiles:
             return found
 
     def _check(self, file: int, found: OpenedFile) -> None:
-        layout = self.layout
-        if time.monotonic() - found.checked_s < found.recheck_s:
+        if found.recheck_s and time.monotonic() - found.checked_s < found.recheck_s:
             return
         try:
             now = found.state()
         except OSError as error:
             raise cannot_be_read(found.path, "file", error) from error
-        if (now.nbytes, now.mtime_ns) != (int(layout.file_nbytes[file]), int(layout.file_mtime_ns[file])):
-            raise changed(found.path, int(layout.file_nbytes[file]), now.nbytes)
-        found.checked_s = time.monotonic()
-
-    def _path(self, file: int) -> str:
-        return os.path.join(self._root, self.layout.files[file])
+        if found.indexed is None:
+            nbytes, mtime_ns = self.layout.file_nbytes[file], self.layout.file_mtime_ns[file]
+            found.indexed = SourceFile(found.path, int(nbytes), int(mtime_ns))
+        if now != found.indexed:
+            raise changed(found.path, found.indexed.nbytes, now.nbytes)
+        if found.recheck_s:
+            found.checked_s = time.monotonic()
 
 
 def changed(path: str, then_nbytes: int, now_nbytes: int) -> FormatError:

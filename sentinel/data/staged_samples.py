@@ -114,8 +114,8 @@ class FromArena:
             self._arena.take(request.position + numbers[~there])
         planned = ~there & request.direct if self._files.layout.encoded else ~there
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[planned]].sum())
-        for number in numbers[planned].tolist():
-            raws[number] = _alone(self._files, int(request.samples[number]))
+        for number, raw in zip(numbers[planned].tolist(), self._files.alone(request.samples[planned]), strict=True):
+            raws[number] = raw
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
 
@@ -177,8 +177,7 @@ class FromFiles:
         served.alone_bytes = served.sample_bytes = int(self._files.layout.sample_nbytes[request.samples].sum())
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         served.unstaged_bytes = served.direct_bytes
-        raws = (_alone(self._files, sample) for sample in request.samples.tolist())
-        return _decoded(self._source, self._files, request.samples, raws)
+        return _decoded(self._source, self._files, request.samples, self._files.alone(request.samples))
 
 
 class FromDataset:
@@ -227,10 +226,6 @@ class Collate:
         return (items if isinstance(items, Failed) else self._collate(items)), served
 
 
-def _alone(files: SourceFiles, sample: int) -> memoryview:
-    return tried(lambda: files.sample(sample).data)
-
-
 def _by_chunk(
     files: SourceFiles, samples: NDArray[np.int64], numbers: NDArray[np.int64], raws: list[memoryview | None]
 ) -> int:
@@ -265,7 +260,7 @@ def _decoded(
     of_file = layout.chunk_file[layout.chunk_of[samples]].tolist()
     for number, file, raw in zip(samples.tolist(), of_file, raws, strict=True):
         if file not in paths:
-            paths[file] = files.path_of(number)
+            paths[file] = files.path_of_file(file)
         try:
             sample = source.decode(raw, paths[file])
         except FormatError as error:

@@ -26,11 +26,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data.chunk_reader import IN_FLIGHT  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feed_facts import Fed  # noqa: E402
 from sentinel.data.feed_report import FeedReport  # noqa: E402
 from sentinel.data.feed_sections import FEED_SECTIONS  # noqa: E402
-from sentinel.data.feeding import FileFeeding  # noqa: E402
+from sentinel.data.feeding import CACHED, FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.page_cache import all_cached, in_page_cache  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
 from sentinel.reports import ReportError  # noqa: E402
 from sentinel.samples import SourceCosts  # noqa: E402
@@ -629,12 +631,15 @@ def test_epochs_that_were_left_count_in_reads_a_chunk(tars: list[str]) -> None:
 
 
 def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentinel.data, "all_cached", lambda _: False)
     for costs, direct in ((SourceCosts(1e3, 1e10, 1), COUNT), (SourceCosts(2e6, 1e9, 1), 0)):
         monkeypatch.setattr(sentinel.data, "measured_costs", lambda _, costs=costs: costs)
         loader = loader_of(tars, unit="auto", workers=2)
         assert epoch_of(loader) == torchs(0, 0)
         assert loader.report().feed.direct_reads == direct
-        assert any("each sample alone is cheapest" in said for said in loader.report().caveats) == bool(direct)
+        caveats = loader.report().caveats
+        assert any("each sample alone is cheapest" in said for said in caveats) == bool(direct)
+        assert any("samples are read at once: a read takes 2" in said for said in caveats) != bool(direct)
         assert ("nothing is staged here" in loader.report().text()) == bool(direct)
         assert "0.00 reads a chunk" not in loader.report().text()
         state = loader.state_dict()
@@ -642,6 +647,36 @@ def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.
         other = loader_of(tars)
         other.load_state_dict(state)  # the order is the same, whatever brings it
         assert epoch_of(other) == torchs(0, 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_in_the_page_cache_are_read_alone(tars: list[str], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sentinel.data.page_cache.in_page_cache", lambda *_: True)
+    loader = sentinel.data.loader(tars, number_of, batch_size=32, memory="20%", workers=workers)
+    for epoch in range(2):
+        assert epoch_of(loader) == torchs(0, epoch)
+    report = loader.report()
+    assert CACHED in report.caveats
+    assert report.feed.direct_reads == 2 * COUNT
+    assert report.feed.direct_bytes == report.feed.sample_bytes
+    loader.close()
+    assert isinstance(loader_of(tars, order="windowed", unit="auto")._feeding, FileFeeding)
+    monkeypatch.setattr("sentinel.data.page_cache.available_bytes", lambda: 1 << 10)
+    assert not all_cached(open_data(tars))
+
+
+def test_what_is_in_the_page_cache(tars: list[str]) -> None:
+    data = open_data(tars)
+    with open(tars[0], "rb") as file:
+        nbytes = len(file.read())
+        try:
+            told = os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:  # this file system does not tell
+            told = False
+        assert in_page_cache(file.fileno(), 0, nbytes) == told
+        assert not in_page_cache(file.fileno(), 0, nbytes + 1)
+    assert all_cached(data) == told
+    assert not all_cached(replace(data, layout=replace(data.layout, encoded=True)))
 
 
 # --- whom it keeps waiting, and how much it takes ---

@@ -65,7 +65,7 @@ def test_what_plan_predicts_is_what_the_loader_reads(tars: list[str]) -> None:
     (row,) = (
         row for row in sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(1, 1)).rows if row.order == "exact"
     )
-    loader = sentinel.data.loader(tars, batch_size=50, memory="20%", collate_fn=len)
+    loader = sentinel.data.loader(tars, batch_size=50, memory="20%", unit=64, collate_fn=len)
     for epoch in (row.first_epoch, row.later_epochs):
         for _ in loader:
             pass

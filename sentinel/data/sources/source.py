@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ SampleOfChunk = Callable[[int], Buffer]
 """The bytes of sample i of a chunk, counted from 0."""
 
 
-@dataclass(frozen=True)
-class SourceFile:
+class SourceFile(NamedTuple):
     """A file of training data as it was when it was looked at. `mtime_ns`: of a URL, a number made of its tag."""
 
     path: str

@@ -26,10 +26,12 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last
 
 class OpenedFile(Protocol):
     """A file that is read at any place, by several threads. `kept`: what its format's reader keeps while it is open.
-    `checked_s`: when it was last seen to be the file that was indexed; after `recheck_s` it is looked at again."""
+    `indexed`: what it was when it was indexed, once that is known; `checked_s`: when it was last seen to be so; after
+    `recheck_s` it is looked at again."""
 
     path: str
     kept: Any
+    indexed: SourceFile | None
     checked_s: float
     recheck_s: float
 
@@ -47,6 +49,7 @@ class LocalFile:
 
     def __init__(self, path: str) -> None:
         self.path, self.kept, self.checked_s, self.descriptor = path, None, -inf, -1
+        self.indexed: SourceFile | None = None
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
@@ -58,10 +61,13 @@ class LocalFile:
 
     def read(self, at: int, nbytes: int) -> bytes:
         """As OpenedFile says. One call reads less than 2 GiB."""
-        parts = [os.pread(self.descriptor, nbytes, at)]
+        data = os.pread(self.descriptor, nbytes, at)
+        if len(data) == nbytes:
+            return data
+        parts = [data]
         while parts[-1] and (done := sum(map(len, parts))) < nbytes:
             parts.append(os.pread(self.descriptor, nbytes - done, at + done))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
@@ -76,6 +82,7 @@ class StoredObject:
 
     def __init__(self, url: str) -> None:
         self.path, self.kept, self.checked_s = url, None, -inf
+        self.indexed: SourceFile | None = None
 
     def read(self, at: int, nbytes: int) -> bytes:
         """As OpenedFile says: one request."""
