@@ -103,23 +103,27 @@ def _tell(part: int, parts: int, what: str) -> None:
 
 def _said(found: Calibration, machine: Machine, asked_slow: str | None) -> list[str]:
     """What must be known before the figures are believed."""
-    slow, fast_rate = machine.tiers[1], machine.fast.read_bytes_per_s
+    fast_rate = machine.fast.read_bytes_per_s
+    declared = [tier for tier in machine.tiers if tier is not machine.fast and not tier.measured]
     return [
         *found.notes,
         *holding(
             (
-                not slow.measured and asked_slow is None,
+                declared and asked_slow is None,
                 (
-                    f"this host has no other node: the machine's slow tier is {slow.name}, declared, not measured;"
+                    f"this host has no other node: the machine's slow tier is {machine.slow}, declared, not measured;"
                     " another with --slow emulated:PRESET or --slow PRESET"
                 ),
             ),
-            (
-                not slow.measured and slow.read_bytes_per_s >= fast_rate,
+            *(
                 (
-                    f"{slow.name} is declared to read {_rate(slow.read_bytes_per_s)}, this host's memory was measured"
-                    f" at {_rate(fast_rate)}: such a tier would hardly be slower here"
-                ),
+                    slow.read_bytes_per_s >= fast_rate,
+                    (
+                        f"{slow.name} is declared to read {_rate(slow.read_bytes_per_s)}, this host's memory was"
+                        f" measured at {_rate(fast_rate)}: such a tier would hardly be slower here"
+                    ),
+                )
+                for slow in declared
             ),
         ),
     ]

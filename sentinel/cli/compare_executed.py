@@ -85,7 +85,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
         ),
     )
     machine = machine_for(arguments.slow)
-    if machine.tiers[1].kind != "node" or None in (tier.node for tier in machine.tiers[:2]):
+    if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
         raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
     return names, machine
 

@@ -138,6 +138,13 @@ class Machine:
         """The fast tier."""
         return self.tiers[self.hub]
 
+    @property
+    def slow(self) -> str:
+        """The slower tiers, as the argument `slow` names them: `numa:1`, `emulated:cxl-asic-x8+nvme-gen4`."""
+        slower = [self.tiers[index] for index in self.slower]
+        words = "+".join(tier.name if tier.node is None else f"numa:{tier.node}" for tier in slower)
+        return f"emulated:{words}" if any(tier.kind == "emulated" for tier in slower) else words
+
     def link(self, source: int, target: int) -> Link:
         """The link from tier `source` to tier `target`; KeyError if there is none."""
         for link in self.links:

@@ -34,7 +34,7 @@ def headline_of(
     managed, live = coverage(profile)
     return {
         "kind": kind_of(executed, simulated, setup),
-        "slow": setup.slow or slow_of(machine) or _slow_of_run(run),
+        "slow": setup.slow or (machine.slow if machine is not None else _slow_of_run(run)),
         "tracker": setup.tracker or (profile.quality.tracker if profile else None),
         "quality": quality_of(profile),
         "policy": plan.policy if plan else None,
@@ -130,19 +130,12 @@ def kind_of(executed: Run | None, simulated: Run | None, setup: Setup) -> Done |
     return "simulated" if simulated is not None else None
 
 
-def slow_of(machine: Machine | None) -> str | None:
-    """The first slower tier, as the argument `slow` would name it."""
-    if machine is None:
-        return None
-    tier = machine.tiers[1]
-    return f"numa:{tier.node}" if tier.kind == "node" and tier.node is not None else f"{tier.kind}:{tier.name}"
-
-
 def _slow_of_run(run: Run | None) -> str | None:
     """By the name that the run has for it, where neither session nor machine tells."""
     if run is None or len(run.tier_names) < 2:
         return None
-    return f"emulated:{run.tier_names[1]}" if run.emulated else run.tier_names[1]
+    slower = "+".join(run.tier_names[1:])
+    return f"emulated:{slower}" if run.emulated else slower
 
 
 def steady_steps(run: Run) -> list[int]:

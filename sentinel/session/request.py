@@ -143,11 +143,11 @@ def _machine_of(request: Request) -> Machine:
         return tiers.machine_for(request.slow)
     described = request.machine if isinstance(request.machine, Machine) else _named(request.machine)
     applied = tiers.machine_for(_slow_of(described) if request.slow == "auto" else request.slow)
-    place = described.tiers[1]
-    if request.slow == "auto" and place.kind == "emulated":
+    kinds = {tier.kind for tier in described.tiers if tier is not described.fast}
+    if request.slow == "auto" and "emulated" in kinds:
         return replace(described, tiers=(_where(described.fast, applied.fast), *described.tiers[1:]), flops_per_s=None)
-    if applied.tiers[1].kind == "described":
-        return _on_paper(described) if place.kind == "node" else described
+    if tiers.on_paper(applied):
+        return _on_paper(described) if "node" in kinds else described
     if described.fast.node not in (None, applied.fast.node):
         raise UsageError(
             f"machine {described.name} was calibrated from node {described.fast.node},"
@@ -199,9 +199,9 @@ def notes_on(machine: Machine, host: Topology, rate_limit: str | None = None) ->
 
 def _slow_of(described: Machine) -> str:
     """Where the machine says that bytes go, if this host has such a place."""
-    place = described.tiers[1]
-    here = topology().node(place.node) if place.kind == "node" and place.node is not None else None
-    return f"numa:{place.node}" if here is not None and here.total_bytes else "auto"
+    slower = (described.tiers[index] for index in described.slower)
+    here = [topology().node(tier.node) for tier in slower if tier.kind == "node" and tier.node is not None]
+    return next((f"numa:{node.number}" for node in here if node is not None and node.total_bytes), "auto")
 
 
 def _on_paper(described: Machine) -> Machine:

@@ -359,15 +359,12 @@ class Session:
     def _setup(self) -> Setup:
         context = self.context
         counters = context.memory.counters() if self._counters is None else self._counters
-        slow = self.request.slow
-        if slow == "auto" and self.flow.machine is not None:
-            tier = self.flow.machine.tiers[1]
-            slow = f"numa:{tier.node}" if tier.kind == "node" else tier.name
+        machine, slow = self.flow.machine, self.request.slow
         return Setup(
             tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
-            slow=slow,
+            slow=machine.slow if slow == "auto" and machine is not None else slow,
             fast=None if self.request.fast is None else str(self.request.fast),
-            kind="declared" if self.flow.machine is not None and tiers.on_paper(context.machine) else None,
+            kind="declared" if machine is not None and tiers.on_paper(context.machine) else None,
             setup_ns=context.setup_ns,
             plan_ns=context.planning.spent_ns,
             in_place=tuple(context.job.left_in_place),
