@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from sentinel.planner import plan as plan
     from sentinel.profiler.annotate import Annotation
     from sentinel.reports import Report
+    from sentinel.session.placing import Placing
     from sentinel.simulator import simulate as simulate
 
 __version__ = "0.1.0"
@@ -119,6 +120,33 @@ def annotate(
     return annotation
 
 
+def placing(
+    *,
+    fast: str | int | None = None,
+    slow: str = "auto",
+    tracker: str = "auto",
+    policy: str = "sentinel",
+    machine: str | os.PathLike[str] | Machine | None = None,
+    plan: str | os.PathLike[str] | Plan | None = None,
+    rate_limit: str | None = None,
+    report: str | os.PathLike[str] | None = None,
+) -> Placing:
+    """A context manager around a training loop, whose steps and layers it finds itself: `with placing(fast="20%"):`.
+
+    One of the first steps is watched, and the plan is applied until the `with` ends, also by an exception. Then stock
+    allocation is back, annotations that it made are gone, and the report is written to `report`, in the form that the
+    suffix names, with the rank in its name where the job has several processes; `sentinel.report()` has it, too. The
+    other arguments are those of `start_profile`. Models that are annotated already keep their layers.
+
+    Raises, as the `with` begins, what `start_profile` raises for its arguments, and UsageError for a session that is
+    running. From then on what goes wrong costs a sentence on stderr, and the loop trains as it would have.
+    """
+    session = _session()
+    from sentinel.session.placing import Placing
+
+    return Placing(session.Request(fast, slow, tracker, policy, machine, plan, rate_limit), report)
+
+
 def stop() -> Run:
     """End applying: memory stays valid, stock allocation is back. Returns what was executed."""
     done: Run = _session().stop()
@@ -168,18 +196,20 @@ _VERBS = {
 
 
 def __getattr__(name: str) -> Any:
-    """The verbs `plan`, `simulate`, `attribute`, `load` and `save`, imported when first used."""
-    if name not in _VERBS:
-        raise AttributeError(f"module 'sentinel' has no attribute {name!r}")
+    """The verbs `plan`, `simulate`, `attribute`, `load` and `save`, and `integrations`, imported when first used."""
     from importlib import import_module
 
+    if name == "integrations":
+        return import_module("sentinel.integrations")
+    if name not in _VERBS:
+        raise AttributeError(f"module 'sentinel' has no attribute {name!r}")
     module, attribute = _VERBS[name]
     return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    """With the verbs, which are imported when first used."""
-    return sorted({*globals(), *_VERBS})
+    """With what is imported when first used."""
+    return sorted({*globals(), *_VERBS, "integrations"})
 
 
 __all__ = [
@@ -199,6 +229,7 @@ __all__ = [
     "annotate",
     "end_profile",
     "observe",
+    "placing",
     "report",
     "start_profile",
     "stop",

@@ -51,7 +51,10 @@ RANKS = (
         {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL")},
     ),
     Rank("package, comparison", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
-    Rank("command line", {"cli": ()}),
+    Rank(
+        "command line, callbacks",
+        {"cli": (), "integrations": ("transformers", "lightning", "pytorch_lightning")},
+    ),
     Rank("program", {"__main__": ()}),
 )
 SIDEWAYS = {

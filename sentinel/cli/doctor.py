@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import FAILED, OK, add_json, add_verb, print_json, print_table, telling
+from sentinel.core.errors import SentinelError
 from sentinel.core.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -66,13 +67,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
         placed = {"calibration": None if measured is None else asdict(measured), "affinity": spans or None}
-        print_json(answer | placed | seen.as_json())
+        print_json(answer | placed | seen.as_json() | {"settings": settings_as_json()})
     else:
         print_table(node_rows(host, measured))
         print(f"slow memory: {slow_memory(host)}")
         for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured)):
             print(line)
         print("\n".join(seen.lines()))
+        print("\n".join(setting_lines()))
         for group in GROUPS:
             print(f"\n{group}")
             for capability in found:
@@ -133,6 +135,29 @@ def _node_row(node: Node, host: Topology, measured: TierSpec | None) -> tuple[st
         told_by,
         role,
     )
+
+
+def setting_lines() -> list[str]:
+    """What is configured here and where, or why no session begins with it."""
+    from sentinel.reports.text import aligned
+    from sentinel.system.configuration import configuration
+
+    try:
+        found = configuration()
+    except SentinelError as error:
+        return [f"settings: no session begins: {error}"]
+    rows = [(f"  {name}", str(setting.value), setting.source) for name, setting in found.items()]
+    return ["settings, where no argument says another:", *aligned(rows)] if rows else ["settings: none"]
+
+
+def settings_as_json() -> dict[str, Any]:
+    """By name, with `value` and `source`; or `refused` and why."""
+    from sentinel.system.configuration import configuration
+
+    try:
+        return {name: asdict(setting) for name, setting in configuration().items()}
+    except SentinelError as error:
+        return {"refused": str(error)}
 
 
 def slow_memory(host: Topology) -> str:

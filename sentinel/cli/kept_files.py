@@ -7,12 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import check_outputs
 from sentinel.core.errors import SentinelError
 from sentinel.runtime import Observer
+from sentinel.system.launched import SHOWN, of_this_rank
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sentinel.reports import Report
 
 DEFAULT_REPORT = "sentinel-report.html"
-SHOWN = "-"
-"""`--report -`: the text is shown on stderr, and no file is written."""
 
 FIRST_S, MOST_S = 5.0, 300.0
 """A report of what is known so far is written 5 s after the plan was made, then after twice the time again and again,
@@ -169,24 +167,6 @@ class KeptFiles(Observer):
         if sentence not in self._said:
             self._said.add(sentence)
             say(sentence)
-
-
-LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-)
-"""How torchrun, srun and Open MPI tell a process its rank, and how many there are."""
-
-
-def of_this_rank(path: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`path` with the rank before its suffix where the job has several processes, as the first of LAUNCHERS tells."""
-    told = ((environment.get(rank, ""), environment.get(size, "")) for rank, size in LAUNCHERS)
-    rank, size = next((each for each in told if all(map(str.isdigit, each))), ("", "1"))
-    if path == SHOWN or int(size) < 2:
-        return path
-    root, suffix = os.path.splitext(path)
-    return f"{root}.rank{rank}{suffix}"
 
 
 def _folder_here() -> str:

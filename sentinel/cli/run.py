@@ -7,21 +7,23 @@ import contextlib
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sentinel.cli.common import MACHINES, POLICIES, PRESETS, add_verb, amount, code_of, whole_number
 from sentinel.cli.early_end import Enough, StepLimit, before_sigterm
-from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, of_this_rank
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
 from sentinel.cli.live import Live
 from sentinel.cli.script import module_named, run_as_main, script_at
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.runtime import RUNTIME
+from sentinel.system.launched import of_this_rank
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
     from sentinel.session import Overrides
     from sentinel.session.auto import Follower
+    from sentinel.system.configuration import Setting
 
 _EXAMPLES = """\
 examples:
@@ -44,6 +46,9 @@ examples:
 The script needs no change: its training loop is found by PyTorch's own hooks. A script that calls sentinel.annotate()
 and sentinel.start_profile() keeps its word, but for what is said here. Sentinel's options come before the script, the
 script's after it. The exit code is the script's own, whatever becomes of the placement and of the files.
+
+What neither says may stand in the environment, as SENTINEL_FAST, SENTINEL_SLOW and so on, or in a file of this folder:
+sentinel.toml, or the table [tool.sentinel] of pyproject.toml. `sentinel doctor` shows what counts.
 
 Profile and plan are written as soon as there are any, the report every few minutes and at the end, also where the
 script fails or SIGTERM ends it. Each process of a job that torchrun starts (`torchrun --no-python sentinel run ...`)
@@ -98,6 +103,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the script, then write what was asked for; returns the script's exit code."""
     require_no_launcher(arguments)
+    RUNTIME.configured = settings_wherever_the_script_goes()
+    arguments.report = said(arguments, "report")
     require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     kept = KeptFiles.asked_for(arguments)
@@ -136,15 +143,31 @@ def require_no_launcher(arguments: argparse.Namespace) -> None:
         )
 
 
+def settings_wherever_the_script_goes() -> dict[str, Setting]:
+    """What environment and file say, with absolute paths. Raises what `configuration` raises."""
+    from sentinel.system.configuration import configuration
+
+    found = configuration()
+    for name in {"machine", "plan"} & set(found):
+        found[name] = replace(found[name], value=_path_from_here(str(found[name].value)))
+    return found
+
+
+def said(arguments: argparse.Namespace, name: str) -> Any:
+    """The command line's word, else what is configured; None where neither says anything."""
+    given, configured = getattr(arguments, name), RUNTIME.configured or {}
+    return configured[name].value if given is None and name in configured else given
+
+
 def require_a_watched_step(arguments: argparse.Namespace) -> None:
     """Raises UsageError for a dry run that would watch no step, and so never stop."""
     if not arguments.dry_run:
         return
-    if arguments.plan is not None:
+    if said(arguments, "plan") is not None:
         raise UsageError("--dry-run with --plan: a saved plan is applied without watching a step", "leave one out")
-    if (arguments.slow or "").startswith("file:"):
+    if str(slow := said(arguments, "slow")).startswith("file:"):
         raise UsageError(
-            f"--dry-run with --slow {arguments.slow}: on a file nothing is planned, and no step is watched",
+            f"--dry-run with --slow {slow}: on a file nothing is planned, and no step is watched",
             "leave one out; `--steps N` stops after N steps of an optimizer",
         )
 
@@ -205,21 +228,22 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     from sentinel import need_torch
 
     need_torch()
-    from sentinel.session import Overrides, set_overrides, start_profile
+    from sentinel.session import Overrides, Request, set_overrides, start_profile
+    from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
     names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it
-    overrides.check()
-    if arguments.tracker is not None:
-        require_tracker(arguments.tracker)
+    asked = settled(overrides.over(Request()))
+    asked.check()
+    require_tracker(asked.tracker)
     set_overrides(wherever_the_script_goes(overrides))
     from sentinel.session.auto import Follower
 
     follower = Follower()
-    if is_file(arguments.slow):
+    if is_file(asked.slow):
         start_profile()  # before the script builds its model, and without a loop to be found
         follower.give_way()
     return follower
@@ -228,9 +252,12 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
 def wherever_the_script_goes(overrides: Overrides) -> Overrides:
     """`overrides` with absolute paths: a session begins in the folder that the script is in by then."""
     plan, machine = overrides.plan, overrides.machine
-    if machine is not None and (os.sep in machine or os.path.splitext(machine)[1]):  # and no name of one
-        machine = os.path.abspath(machine)
-    return replace(overrides, plan=plan and os.path.abspath(plan), machine=machine)
+    return replace(overrides, plan=plan and os.path.abspath(plan), machine=machine and _path_from_here(machine))
+
+
+def _path_from_here(text: str) -> str:
+    """An absolute path; a name, as of a described machine, stays."""
+    return os.path.abspath(text) if os.sep in text or os.path.splitext(text)[1] else text
 
 
 def require_tracker(name: str) -> None:
@@ -266,18 +293,16 @@ def finish(
     if limit.asked and last is not None and last.profile is not None and last.flow.machine is not None:
         from sentinel.cli.fast_memory_curve import curve_text
 
-        print(curve_text(arguments.script, last.profile, last.flow.machine, arguments.fast), file=sys.stderr)
+        print(curve_text(arguments.script, last.profile, last.flow.machine, said(arguments, "fast")), file=sys.stderr)
 
 
 def _why_none(failed: bool) -> str:
     """Why there is nothing to report, and what may help."""
     from sentinel import session
+    from sentinel.session.auto import NO_LOOP
 
     if session.current() is not None:
         return "ended before a step was profiled to its end: end_profile() was not reached"
     if failed:
         return "ended before a step was profiled"
-    return (
-        "trained no step under Sentinel: no training loop was found: forwards with gradients, then steps of a"
-        " torch.optim optimizer, at least three times in one thread (model.compile() hides forwards)"
-    )
+    return f"trained no step under Sentinel: {NO_LOOP}"

@@ -69,7 +69,8 @@ class Runtime:
     """The process-wide state of Sentinel. There is one, RUNTIME; what is not in it, decision 106 lists.
 
     Sessions. `sink`: the running session, which takes ticks. `last`: the session that began last, running or not.
-    `overrides`: arguments of `start_profile` by name, which win over the script's. `begin`: makes what `start_profile`
+    `overrides`: arguments of `start_profile` by name, which win over the script's; `configured`: those that count where
+    nobody gives any, None where environment and file are still to be asked. `begin`: makes what `start_profile`
     begins, instead of a Session. `finder`: who begins a session where the script does not. `shows_uncaught`:
     sys.excepthook ends sessions already.
 
@@ -88,6 +89,7 @@ class Runtime:
         self.sink: TickSink | None = None
         self.last: TickSink | None = None
         self.overrides: Mapping[str, Any] = {}
+        self.configured: Mapping[str, Any] | None = None
         self.begin: Callable[..., Any] | None = None
         self.finder: Finder | None = None
         self.shows_uncaught = False

@@ -20,7 +20,7 @@ from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
 from sentinel.session.passive import PassiveSession
-from sentinel.session.request import Overrides, Request
+from sentinel.session.request import Overrides, Request, settled
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 from sentinel.tiers.file_tier import is_file
@@ -37,6 +37,7 @@ __all__ = [
     "set_overrides",
     "start_profile",
     "stop",
+    "wanted",
 ]
 
 
@@ -88,7 +89,7 @@ def start_profile(
             "call sentinel.end_profile() to end its profiled step, or sentinel.stop() to end it",
         )
     require_tested(torch.__version__)
-    asked = replace(request or Request(), **RUNTIME.overrides)
+    asked = wanted(request)
     begin = RUNTIME.begin or Session
     session: BegunSession = (PassiveSession if begin is Session and is_file(asked.slow) else begin)(
         asked, models, optimizers
@@ -102,6 +103,14 @@ def start_profile(
             RUNTIME.last = before
         raise
     _watch_for_the_end()
+
+
+def wanted(request: Request | None = None) -> Request:
+    """The command line's word; where it has none, the call's; where that has none, what is configured.
+
+    Raises what `configuration` raises.
+    """
+    return settled(replace(request or Request(), **RUNTIME.overrides))
 
 
 def _settle_vector_math() -> None:

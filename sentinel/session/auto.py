@@ -36,13 +36,15 @@ from sentinel.system.progress import say
 class Follower:
     """Watches for a training loop from now on: counts optimizer steps, and calls `annotate`, `start_profile` and
     `end_profile` in the user's place. A script that annotates is given WAIT periods to begin a session itself; whenever
-    it does, what was begun here is undone.
+    it does, what was begun here is undone. `request`: what the session is asked for; where there is one, somebody asked
+    for it in the program itself, and annotations are no sign that it begins another.
 
     `done`: the loop was found and one of its steps profiled, or the script did it itself. `failed`: what went wrong.
     Whatever it is, it is said in one sentence, and the script trains on as if nobody watched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request: session.Request | None = None) -> None:
+        self._request = request
         self.done = False
         self.failed = ""
         self._thread = threading.get_ident()
@@ -53,6 +55,7 @@ class Follower:
         self._all_optimizers = functools.cache(_alive)  # looked for once, when the first period shows
         self._period = self._left = 0
         self._annotation: session.Annotation | None = None
+        self._before = session.current()  # it is over
         self._session: Session | None = None
         self._script_annotates = False
         RUNTIME.finder = self
@@ -71,8 +74,9 @@ class Follower:
             if not self.done and self._period and not self._left and self._profiling():
                 self._guard(session.end_profile)
         finally:
-            RUNTIME.finder = None
-            self._leave()
+            if RUNTIME.finder is self:
+                RUNTIME.finder = None
+            self.leave()
 
     def forked(self) -> None:
         """See NotInherited: a forked child trains on as if nobody watched."""
@@ -80,23 +84,28 @@ class Follower:
 
     def script_annotates(self) -> None:
         """See Finder. Where there are annotations of ours, its own take their place."""
+        if self._request is not None:
+            return
         self._script_annotates = True
         if self._annotation is not None:
             self.give_way()
 
     def give_way(self) -> None:
         """See Finder. The hooks go with the next forward: torch may be going through them."""
-        self.done, RUNTIME.finder = True, None
+        self.done = True
+        if RUNTIME.finder is self:
+            RUNTIME.finder = None
         if self._session is not None and RUNTIME.sink is self._session:
             self._guard(session.stop)
         if self._annotation is not None:
             self._annotation.remove()
+        self._forget()
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
         if torch.compiler.is_compiling():  # or all this would be part of the graph, and break it
             return
         if self.failed or self.done:
-            self._leave()  # here and not where it failed: torch may have been going through these hooks
+            self.leave()  # here and not where it failed: torch may have been going through these hooks
             return
         if threading.get_ident() != self._thread:
             return
@@ -132,7 +141,7 @@ class Follower:
         trained = frozenset(id(param) for param in _parameters(optimizer) if param.grad is not None)
         self._steps.append(OptimizerStep(id(optimizer), trained))
         del self._steps[:-KEPT]
-        if session.current() is not None:  # not by `sentinel.start_profile`, which would have told
+        if self._somebody_began():  # not by `sentinel.start_profile`, which would have told
             self.done = True
             return
         self._period = period_of(self._steps, self._trainable)
@@ -146,14 +155,14 @@ class Follower:
         if self._profiling():
             self.done = True
             session.end_profile()
-            self._leave()
-        elif session.current() is not None:  # the script started a session itself
+            self.leave()
+        elif self._somebody_began():  # the script itself
             self.done = True
-            self._leave()
+            self.leave()
         else:
             self._left = self._period
             require_room()
-            session.start_profile()
+            session.start_profile(request=self._request)
             self._session = session.current()
 
     def _guard(self, call: Callable[[], object]) -> None:
@@ -169,23 +178,39 @@ class Follower:
         return {id(param) for optimizer in optimizers for param in _parameters(optimizer) if param.requires_grad}
 
     def _trained_models(self) -> list[nn.Module]:
-        """The modules seen that an optimizer trains, those within another one left out."""
+        """The modules seen that an optimizer trains; without those within another one, and those that are annotated or
+        have a part that is."""
         trained = {id(param) for optimizer in self._optimizers.values() for param in _parameters(optimizer)}
         found = [m for m in self._models.values() if any(id(p) in trained for p in m.parameters())]
         inner = {id(child) for m in found for child in m.modules() if child is not m}
+        annotated = set(map(id, RUNTIME.models.alive()))  # by the program, with blocks of its choice
+        found = [m for m in found if annotated.isdisjoint(map(id, m.modules()))]
         return [m for m in found if id(m) not in inner]
+
+    def _somebody_began(self) -> bool:
+        return session.current() not in (None, self._before)
 
     def _profiling(self) -> bool:
         running = session.current()
         return running is not None and running.profiling
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Watch no more. Does nothing the second time."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._forget()
+
+    def _forget(self) -> None:
         self._models, self._optimizers, self._steps = {}, {}, []
         self._all_optimizers = functools.cache(_alive)
 
+
+NO_LOOP = (
+    "no training loop was found: forwards with gradients, then steps of a torch.optim optimizer, at least three times"
+    " in one thread (model.compile() hides forwards)"
+)
+"""What was looked for, and how it may hide."""
 
 WAIT = 8
 """A script that annotates its model, and begins no session in 8 steps, is taken to leave that to the command line."""

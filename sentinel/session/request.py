@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 from sentinel import files, tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
 from sentinel.core.plan import Plan
+from sentinel.core.units import parse_amount
 from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
+from sentinel.runtime import RUNTIME
 from sentinel.system import affinity, probes
+from sentinel.system.configuration import Setting, configuration
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers.file_tier import FileTier, is_file
 
@@ -38,6 +43,22 @@ class Request:
             if not isinstance(value, kinds) or isinstance(value, bool):
                 kind = type(value).__name__
                 raise UsageError(f"start_profile({name}={value!r}): a value of type {kind} is not accepted", remedy)
+
+    def check(self) -> None:
+        """Raises what `start_profile` would raise for these words alone; nothing is changed."""
+        if is_file(self.slow):
+            FileTier.asked(self.slow, self.fast)
+        elif self.slow != Request.slow:
+            tiers.machine_for(self.slow)
+        if self.fast is not None:
+            parse_amount(self.fast)
+        check_tracker(self.tracker)
+        check_policies([self.policy])
+        if self.machine is not None and not isinstance(self.machine, Machine):
+            _named(self.machine)
+        load_plan(self)
+        if self.rate_limit is not None:
+            tiers.parse_rate(self.rate_limit)
 
     @property
     def bytes_per_s(self) -> int:
@@ -71,20 +92,29 @@ class Overrides:
 
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
-        if self.slow is not None and is_file(self.slow):
-            FileTier.asked(self.slow, self.fast)
-        elif self.slow is not None:
-            tiers.machine_for(self.slow)
-        if self.tracker is not None:
-            check_tracker(self.tracker)
-        if self.policy is not None:
-            check_policies([self.policy])
-        if self.machine is not None:
-            _named(self.machine)
-        if self.plan is not None:
-            files.load_plan(self.plan)
-        if self.rate_limit is not None:
-            tiers.parse_rate(self.rate_limit)
+        self.over(Request()).check()
+
+    def over(self, request: Request) -> Request:
+        """`request`, but for what is said here."""
+        return replace(request, **{name: value for name, value in vars(self).items() if value is not None})
+
+
+def settled(asked: Request) -> Request:
+    """`asked`, and where it says nothing, what is configured: the environment's word, or that of a file in this folder.
+
+    Of what is configured, only amount and place are taken where the place is a file: there nothing is planned.
+    Raises what `configuration` raises.
+    """
+    said = {name for name, value in vars(asked).items() if value != getattr(Request, name)}
+    told: dict[str, Any] = {name: each.value for name, each in settings().items() if name not in {*said, "report"}}
+    if is_file(told.get("slow", asked.slow)):
+        told = {name: value for name, value in told.items() if name in ("fast", "slow")}
+    return replace(asked, **told)
+
+
+def settings() -> Mapping[str, Setting]:
+    """What is configured: as `sentinel run` found it before its script, else as it is now."""
+    return configuration() if RUNTIME.configured is None else RUNTIME.configured
 
 
 def load_plan(request: Request) -> Plan | None:

@@ -68,6 +68,7 @@ class Session:
         self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
         self._counters: MemoryCounters | None = None  # at the end
+        self._annotation_notes: Sequence[str] = ()  # then
 
     # ---- what is known --------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Session:
             *self._context.witnessing.notes(),
             *self._owner.notes(),
             *self._context.recording.notes,
-            *annotate.notes(),
+            *(annotate.notes() if self._counters is None else self._annotation_notes),
         )
 
     # ---- the user's calls -------------------------------------------------------------------------------
@@ -355,6 +356,7 @@ class Session:
 
     def _count(self) -> None:
         self._counters = self.context.memory.counters()
+        self._annotation_notes = annotate.notes()
 
     def _setup(self) -> Setup:
         context = self.context

@@ -31,7 +31,7 @@ class Watch:
         self.models: Sequence[nn.Module] = ()
         self._session: Watch | None = None
         monkeypatch.setattr(session, "annotate", self._annotate)
-        monkeypatch.setattr(session, "start_profile", lambda: self._call("start"))
+        monkeypatch.setattr(session, "start_profile", lambda **_: self._call("start"))
         monkeypatch.setattr(session, "end_profile", lambda: self._call("end"))
         monkeypatch.setattr(session, "current", lambda: self._session)
         self.profiling = False
@@ -57,7 +57,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     made = Watch(monkeypatch)
     yield made
-    made.follower._leave()
+    made.follower.leave()
     assert not modules._global_forward_pre_hooks
     assert not modules._global_forward_hooks
     assert not optimizers._global_optimizer_post_hooks
@@ -302,7 +302,7 @@ def test_a_script_with_two_critic_steps_is_profiled_over_three(monkeypatch: pyte
         assert len(sentinel.stop().steps) >= 1
     finally:
         set_overrides(Overrides())
-        follower._leave()
+        follower.leave()
         if sentinel.active():
             sentinel.stop()
 
@@ -348,6 +348,6 @@ def test_a_script_that_begins_late_has_its_own_session(monkeypatch: pytest.Monke
         assert bool(RUNTIME.models.alive()) == annotates
     finally:
         set_overrides(Overrides())
-        follower._leave()
+        follower.leave()
         if sentinel.active():
             sentinel.stop()

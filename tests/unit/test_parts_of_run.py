@@ -14,10 +14,11 @@ import pytest
 from sentinel import files
 from sentinel.cli import early_end, fast_memory_curve, kept_files, live
 from sentinel.cli.early_end import Enough, StepLimit
-from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles, of_this_rank
+from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.shell import document
+from sentinel.system.launched import of_this_rank
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed
 
 

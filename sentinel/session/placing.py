@@ -1,0 +1,144 @@
+"""Placing: what a training loop within a `with` computes is placed, as `sentinel run` does it for a whole script."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, TypedDict
+
+from sentinel import session
+from sentinel.core.ending import end_all
+from sentinel.core.errors import UsageError
+from sentinel.files.disk import check_writable
+from sentinel.reports.forms import form_of
+from sentinel.runtime import RUNTIME
+from sentinel.session.auto import NO_LOOP, Follower
+from sentinel.session.request import Request, settings
+from sentinel.system.launched import SHOWN, of_this_rank
+from sentinel.system.progress import say
+from sentinel.tiers.file_tier import is_file
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+    from sentinel.core.plan import Plan
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `sentinel.placing`."""
+
+    fast: str | int | None
+    slow: str
+    tracker: str
+    policy: str
+    machine: str | os.PathLike[str] | Machine | None
+    plan: str | os.PathLike[str] | Plan | None
+    rate_limit: str | None
+
+
+class Placing:
+    """From `begin` to `end` a training loop is looked for, one of its steps is watched, and the plan is applied.
+
+    May begin again once it has ended. See `sentinel.placing`.
+    """
+
+    def __init__(self, request: Request, report: str | os.PathLike[str] | None = None) -> None:
+        self._request, self._report = request, report
+        self._path = ""
+        self._follower: Follower | None = None
+        self._begun_in = 0  # the process; 0: not begun
+        self._before: object = None
+
+    def begin(self) -> None:
+        """What is begun in the script's place, by `sentinel run` or another Placing, ends.
+
+        Raises UsageError if a session is running that the program itself began, and whatever is wrong with the
+        arguments, with nothing changed.
+        """
+        asked = session.wanted(self._request)
+        asked.check()
+        path = _report_path(self._report)
+        self.end()
+        session.leave_to_script()
+        if RUNTIME.sink is not None and is_file(RUNTIME.overrides.get("slow")):
+            return  # `sentinel run` began it for the whole script
+        if RUNTIME.sink is not None:
+            raise UsageError("placing(): a session is running already", "call sentinel.stop() to end it")
+        self._path, self._before = path, RUNTIME.last
+        if is_file(asked.slow):
+            session.start_profile(request=asked)
+        else:
+            gc.collect()  # a loop is to train all optimizers that there are, as far as its steps do not repeat for long
+            self._follower = Follower(asked)
+        self._begun_in = os.getpid()
+
+    def end(self, *, failed: bool = False) -> None:
+        """Stock allocation is back, the report is written, and what was annotated for the loop is as it was. Does
+        nothing where nothing was begun, and in a forked child.
+
+        `failed`: an exception ends the loop, so a step that was watched to its end is not planned for any more. What
+        goes wrong here costs a sentence on stderr: the training is done.
+        """
+        if self._begun_in != os.getpid():
+            return
+        follower, self._follower = self._follower, None
+        try:
+            end_all(
+                partial(_look_no_more, follower, failed=failed),
+                _stop,
+                partial(self._tell, follower, failed=failed),
+                follower.give_way if follower is not None else str,
+            )
+        except Exception as error:
+            say(f"placing() could not end wholly: {error}")
+        finally:
+            self._begun_in, self._before = 0, None
+
+    def _tell(self, follower: Follower | None, *, failed: bool) -> None:
+        """Write the report, or say why there is none, unless an error told that."""
+        if RUNTIME.last is self._before:
+            if not failed and not (follower and follower.failed):
+                say(f"nothing was placed: {NO_LOOP}")
+        elif self._path:
+            last = session.current()
+            report = last.report(bounded=not failed) if last is not None else session.report()
+            if self._path == SHOWN:
+                sys.stderr.write(report.text())
+            else:
+                report.write(self._path)
+
+    def __enter__(self) -> Placing:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(failed=error is not None)
+
+
+def _look_no_more(follower: Follower | None, *, failed: bool) -> None:
+    if follower is not None and failed:
+        follower.leave()
+    elif follower is not None:
+        follower.finish()
+
+
+def _stop() -> None:
+    if RUNTIME.sink is not None:
+        session.stop()
+
+
+def _report_path(given: str | os.PathLike[str] | None) -> str:
+    """Absolute, with the rank in its name where the job has several processes; "" without one, SHOWN to show it.
+    Raises what writing it would raise, as far as that is known."""
+    if given is None:
+        given = str(settings()["report"].value) if "report" in settings() else ""
+    if os.fspath(given) in ("", SHOWN):
+        return os.fspath(given)
+    path = os.path.abspath(of_this_rank(os.fspath(given)))
+    form_of(path)
+    check_writable(path)
+    return path

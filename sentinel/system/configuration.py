@@ -1,0 +1,92 @@
+"""Configuration: what the environment, or a file of this folder, says where no argument does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sentinel.core.errors import FormatError, UsageError
+
+NAMES = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "report")
+"""Of the settings: the words of `start_profile`, and the path of the report."""
+
+PREFIX = "SENTINEL_"
+"""SENTINEL_FAST sets `fast`, and so on."""
+
+FILES = (("sentinel.toml", ()), ("pyproject.toml", ("tool", "sentinel")))
+"""File of this folder, and which of its tables has settings. The first one that has any counts alone."""
+
+_MISSPELT = 0.85
+"""A variable that is so like one of ours was meant to be it. Others may have our prefix and be no error: Kubernetes
+names variables after services."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`source`: the variable, or the file and its table."""
+
+    value: str | int
+    source: str
+
+
+def configuration(environment: Mapping[str, str] | None = None) -> dict[str, Setting]:
+    """The settings by name; the environment wins over the file.
+
+    Raises UsageError for a variable that is misspelt, FormatError for a file that is no TOML, a name in it that is none
+    of NAMES, and a value of another kind than the argument takes.
+    """
+    found = _in_file()
+    for variable, value in (os.environ if environment is None else environment).items():
+        name = variable.removeprefix(PREFIX).lower()
+        if name == variable.lower() or not value:
+            continue
+        if name in NAMES:
+            found[name] = Setting(value, variable)
+        elif meant := _nearest(name, _MISSPELT):
+            raise UsageError(f"{variable} is no setting", f"write {PREFIX}{meant.upper()}, or unset it")
+    return found
+
+
+def _in_file() -> dict[str, Setting]:
+    for path, keys in FILES:
+        table = _table(path, keys)
+        if table:
+            source = " ".join([path, *([f"[{'.'.join(keys)}]"] if keys else [])])
+            for name, value in table.items():
+                _check(source, name, value)
+            return {name: Setting(value, source) for name, value in table.items()}
+    return {}
+
+
+def _table(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Empty where there is none."""
+    import tomllib  # here, for it takes a while, and who asks for help needs none
+
+    try:
+        with open(path, "rb") as file:
+            table: Any = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise FormatError(path, "settings of Sentinel", f"cannot be read: {error}") from None
+    for key in keys:
+        table = table.get(key, {}) if isinstance(table, dict) else {}
+    return table if isinstance(table, dict) else {}
+
+
+def _check(source: str, name: str, value: object) -> None:
+    if name not in NAMES:
+        raise FormatError(source, name, f"is no setting; {_nearest(name)} is the nearest one of {', '.join(NAMES)}")
+    kinds = (str, int) if name == "fast" else (str,)
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        remedy = 'write "20%", "8GiB" or bytes' if name == "fast" else "write a text, in quotes"
+        raise FormatError(source, name, f"{value!r} is a value of type {type(value).__name__}; {remedy}")
+
+
+def _nearest(name: str, least: float = 0.0) -> str:
+    """The setting that is most like `name`; "" where none is so like it."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, NAMES, 1, least)), "")

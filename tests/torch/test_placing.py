@@ -1,0 +1,292 @@
+"""`with sentinel.placing(...)`: a loop trains to the same bits, whatever ends it, and nothing of ours is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import torch
+import torch.nn.modules.module as modules
+import torch.optim.optimizer as optimizers
+from torch import nn
+
+import sentinel
+from sentinel import session
+from sentinel.profiler.step_period import PATIENCE
+from sentinel.runtime import RUNTIME
+from sentinel.session import Overrides, auto, set_overrides
+from sentinel.session.placing import Placing
+from sentinel.session.request import Request, settled
+from sentinel.system.configuration import NAMES
+
+pytestmark = pytest.mark.needs("torch", "compiler")
+
+EMULATED = {"slow": "emulated:cxl-asic-x8", "tracker": "ops"}
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings, and no optimizers, from elsewhere; and after each test, nothing that looks for loops."""
+    annotated = RUNTIME.models.alive()
+    monkeypatch.setattr(auto, "_alive", list)
+    for name in NAMES:
+        monkeypatch.delenv(f"SENTINEL_{name.upper()}", raising=False)
+    monkeypatch.setattr(RUNTIME, "configured", None)
+    monkeypatch.setattr(RUNTIME, "last", None)
+    yield
+    assert RUNTIME.finder is None
+    assert not modules._global_forward_pre_hooks
+    assert not modules._global_forward_hooks
+    assert not optimizers._global_optimizer_post_hooks
+    assert set(RUNTIME.models.alive()) <= set(annotated)
+
+
+class Loop:
+    """A model and its optimizer, always the same, and the losses that they came to."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())])
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.losses: list[str] = []
+
+    def train(self, steps: int = 8) -> None:
+        for _ in range(steps):
+            loss = self.model(torch.randn(64, 64)).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item().hex())
+
+
+@pytest.fixture(scope="module")
+def stock() -> Loop:
+    loop = Loop()
+    loop.train()
+    return loop
+
+
+def assert_same(loop: Loop, stock: Loop) -> None:
+    assert loop.losses == stock.losses
+    assert all(map(torch.equal, loop.model.parameters(), stock.model.parameters()))
+
+
+def steps_applied() -> int:
+    last = session.current()
+    assert last is not None
+    return len(last.stop().steps)
+
+
+def test_a_plain_loop_is_placed_and_reported(stock: Loop, tmp_path: Path) -> None:
+    """Twice in one process: the second one is no worse for the first."""
+    for name in ("a.json", "b.json"):
+        loop = Loop()
+        with sentinel.placing(fast="50%", report=tmp_path / name, **EMULATED):
+            loop.train(4)
+            assert sentinel.active()
+            loop.train(4)
+        assert not sentinel.active()
+        assert_same(loop, stock)
+        assert steps_applied() >= 3
+        headline = json.loads((tmp_path / name).read_text())["headline"]
+        assert (headline["kind"], headline["steps"]) == ("emulated", steps_applied())
+        assert "mulated" in sentinel.report().text()
+
+
+def failing(loop: Loop, steps: int, error: type[BaseException], report: Path | None = None) -> None:
+    """So many steps are placed, then comes the error."""
+    with sentinel.placing(fast="50%", report=report, **EMULATED):
+        loop.train(steps)
+        assert sentinel.active() == (steps > 2)
+        raise error
+
+
+def test_an_exception_ends_it_and_goes_on(tmp_path: Path) -> None:
+    loop = Loop()
+    with pytest.raises(ZeroDivisionError):
+        failing(loop, 6, ZeroDivisionError, tmp_path / "r.json")
+    assert not sentinel.active()
+    assert json.loads((tmp_path / "r.json").read_text())["headline"]["kind"] == "emulated"
+    with pytest.raises(KeyboardInterrupt):
+        failing(loop, 1, KeyboardInterrupt)
+    loop.train(2)
+
+
+def test_an_exception_in_the_watched_step_plans_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        failing(Loop(), 3, ZeroDivisionError)  # the third is watched, and no fourth tells that it is over
+    assert not sentinel.active()
+    last = session.current()
+    assert last is not None
+    assert last.plan is None
+    assert "placed" not in capsys.readouterr().err
+
+
+def test_a_loop_that_is_not_there_costs_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with sentinel.placing(report=tmp_path / "r.json", **EMULATED):
+        pass
+    assert capsys.readouterr().err == f"sentinel: nothing was placed: {auto.NO_LOOP}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_that_does_not_train_what_another_optimizer_has_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, loop = Loop(), Loop()
+    monkeypatch.setattr(auto, "_alive", lambda: [other.optimizer])
+    with sentinel.placing(fast="50%", **EMULATED):
+        loop.train(PATIENCE)
+        assert not sentinel.active()
+        loop.train(3)
+        assert sentinel.active()
+
+
+def test_blocks_that_the_program_chose_are_the_layers(stock: Loop) -> None:
+    loop = Loop()
+    with sentinel.annotate(loop.model, blocks=["3", "7"]), sentinel.placing(fast="50%", **EMULATED):
+        loop.train()
+        last = session.current()
+        assert last is not None
+        assert last.plan is not None
+        names = [layer.name for layer in last.plan.layers if layer.phase == "forward"]
+        assert [name[-1] for name in names] == ["3", "7"]
+    assert_same(loop, stock)
+
+
+def test_a_session_that_the_program_begins_itself_takes_its_place(stock: Loop) -> None:
+    loop = Loop()
+    with sentinel.placing(fast="50%", **EMULATED):
+        loop.train(5)
+        with sentinel.annotate(loop.model, loop.optimizer):
+            sentinel.start_profile(fast="60%", **EMULATED)
+            loop.train(1)
+            sentinel.end_profile()
+            loop.train(2)
+            last = session.current()
+            assert last is not None
+            assert (last.request.fast, last.applying) == ("60%", True)
+    assert not sentinel.active()
+    assert_same(loop, stock)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "told"),
+    [
+        ({"fast": "20GB"}, sentinel.UsageError, "GiB"),
+        ({"fast": 0.2}, sentinel.UsageError, "a value of type float"),
+        ({"slow": "nothing"}, sentinel.UsageError, "names no slow tier"),
+        ({"policy": "magic"}, sentinel.UsageError, "there is no policy 'magic'"),
+        ({"report": "r.pdf"}, sentinel.UsageError, "end the path in one of"),
+        ({"report": "no/such/r.html"}, sentinel.FormatError, "there is no folder"),
+        ({"plan": "none.json"}, sentinel.FormatError, "none.json"),
+        ({"rate_limit": "fast"}, sentinel.UsageError, "rate limit 'fast'"),
+    ],
+)
+def test_wrong_words_are_refused_before_the_loop(words: dict[str, object], error: type[Exception], told: str) -> None:
+    begun = False
+    with pytest.raises(error, match=told), sentinel.placing(**words):
+        begun = True
+    assert not begun
+
+
+def test_a_running_session_is_left_alone() -> None:
+    sentinel.start_profile(**EMULATED)
+    with pytest.raises(sentinel.UsageError, match="a session is running already"), sentinel.placing(**EMULATED):
+        pass
+    assert sentinel.active()
+    sentinel.stop()
+
+
+def test_one_whose_end_was_never_called_ends_with_the_next(stock: Loop) -> None:
+    """As where a library tells nobody of an exception."""
+    lost, loop = Placing(Request(fast="50%", **EMULATED)), Loop()
+    lost.begin()
+    Loop().train(5)
+    assert sentinel.active()
+    with sentinel.placing(fast="60%", **EMULATED):
+        assert not sentinel.active()
+        loop.train()
+        last = session.current()
+        assert last is not None
+        assert last.request.fast == "60%"
+    assert_same(loop, stock)
+    lost.end()
+
+
+def test_a_forked_child_that_leaves_the_with_leaves_it_to_its_parent(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "r.json"
+    placing = Placing(Request(fast="50%", **EMULATED), path)
+    placing.begin()
+    loop.train(5)
+    child = os.fork()
+    if not child:
+        try:
+            placing.end()
+            os._exit(3 if path.exists() else 0)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sentinel.active()
+    placing.end()
+    assert path.exists()
+
+
+def test_arguments_come_before_the_environment(stock: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("FAST", "40%"), ("SLOW", EMULATED["slow"]), ("TRACKER", "ops"), ("REPORT", "r.json")):
+        monkeypatch.setenv(f"SENTINEL_{name}", value)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for asked, expected in ((None, "40%"), ("60%", "60%")):
+        loop = Loop()
+        with sentinel.placing(fast=asked):
+            loop.train()
+            last = session.current()
+            assert last is not None
+            assert (last.request.fast, last.request.slow, last.applying) == (expected, EMULATED["slow"], True)
+        assert_same(loop, stock)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.rank1.json"]
+    monkeypatch.setenv("SENTINEL_FASST", "1")
+    with pytest.raises(sentinel.UsageError, match="SENTINEL_FASST"):
+        sentinel.start_profile(**EMULATED)
+
+
+def test_the_command_line_comes_before_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENTINEL_FAST", "40%")
+    monkeypatch.setenv("SENTINEL_POLICY", "static")
+    set_overrides(Overrides(fast="30%"))
+    try:
+        wanted = session.wanted(Request(fast="20%"))
+        assert (wanted.fast, wanted.policy) == ("30%", "static")
+        assert session.wanted(Request(policy="lru")).policy == "lru"
+    finally:
+        set_overrides(Overrides())
+    on_file = settled(Request(slow="file:/scratch"))
+    assert (on_file.fast, on_file.policy) == ("40%", "sentinel")  # nothing is planned there
+
+
+def test_a_report_may_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with sentinel.placing(fast="50%", report="-", **EMULATED):
+        Loop().train(5)
+    assert "Sentinel migration report [EMULATED]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("TrainerCallback", "transformers"), ("LightningCallback", "pytorch_lightning")]
+)
+def test_a_callback_without_its_library_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    for module in ("transformers", "pytorch_lightning", "lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("trainer_callback", "lightning_callback"):
+        monkeypatch.delitem(sys.modules, f"sentinel.integrations.{module}", raising=False)
+    with pytest.raises(sentinel.CapabilityError, match="pip install"):
+        getattr(sentinel.integrations, name)
+    assert not hasattr(sentinel.integrations, "Nothing")
+    assert name in dir(sentinel.integrations)
