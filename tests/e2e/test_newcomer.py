@@ -96,6 +96,21 @@ def test_two_processes_write_a_report_each(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert json.loads((tmp_path / f"r.rank{rank}.json").read_text())["headline"]["kind"] == "emulated"
     assert {path.name for path in tmp_path.iterdir()} == {"r.rank0.json", "r.rank1.json"}
+    within = tmp_path / "within.py"
+    within.write_text(WITHIN)
+    placed = python(*torchrun, within, script, cwd=tmp_path)
+    assert placed.returncode == 0, placed.stderr
+    assert sorted(placed.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"with.rank{rank}.json").read_text())["headline"]["kind"] == "emulated"
+
+
+WITHIN = """
+import runpy, sys
+import sentinel
+with sentinel.placing(fast="20%", slow="emulated:cxl-asic-x8", report="with.json"):
+    runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 
 
 def test_a_launcher_is_refused_before_it_starts_anything(tmp_path: Path) -> None:
