@@ -84,11 +84,12 @@ class Follower:
 
     def script_annotates(self) -> None:
         """See Finder. Where there are annotations of ours, its own take their place."""
-        if self._request is not None:
-            return
-        self._script_annotates = True
-        if self._annotation is not None:
-            self.give_way()
+        if self._request is not None and self._annotation is not None:
+            self._annotation.remove()
+        elif self._request is None:
+            self._script_annotates = True
+            if self._annotation is not None:
+                self.give_way()
 
     def give_way(self) -> None:
         """See Finder. The hooks go with the next forward: torch may be going through them."""

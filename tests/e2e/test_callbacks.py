@@ -127,7 +127,7 @@ def test_lightning(tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters())
 
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     quiet |= {"logger": False, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
 
     def train(placed: bool) -> Trained:

@@ -204,10 +204,11 @@ def test_a_running_session_is_left_alone() -> None:
 
 def test_one_whose_end_was_never_called_ends_with_the_next(stock: Loop) -> None:
     """As where a library tells nobody of an exception."""
-    lost, loop = Placing(Request(fast="50%", **EMULATED)), Loop()
+    lost = Placing(Request(fast="50%", **EMULATED))
     lost.begin()
     Loop().train(5)
     assert sentinel.active()
+    loop = Loop()
     with sentinel.placing(fast="60%", **EMULATED):
         assert not sentinel.active()
         loop.train()
