@@ -409,6 +409,9 @@ typedef struct sn_frames_counters {
   uint64_t fork_bytes;      /* written for forks */
   uint64_t generations;     /* forks whose children may still read the file */
   uint64_t own_pages;       /* of 4 KiB beside the frames, made by stores into what is clean or away; when last looked for */
+  uint64_t most_own_pages;  /* that a look has found */
+  uint64_t unread_bytes;    /* that were away, and needed no reading, since they were to be overwritten */
+  uint64_t kept;            /* granules that stay resident, since stores nobody announced came again and again */
 } sn_frames_counters;
 
 typedef struct sn_frames_result {
@@ -432,10 +435,17 @@ SN_API int sn_frames_states(sn_frames *frames, uint32_t first, uint32_t count, u
 SN_API int sn_frames_attach(sn_frames *frames, uint32_t first, uint32_t count);
 /* They become absent. What is under way there ends before, and is not begun any more: it counts as cancelled. */
 SN_API int sn_frames_release(sn_frames *frames, uint32_t first, uint32_t count);
-/* All granules of [address, address + nbytes) are resident when it returns, dirty if `writes`; others leave for them.
+enum {
+  SN_READS = 0,
+  SN_WRITES,    /* or may */
+  SN_OVERWRITES /* each byte, before any is read: granules that lie in the range as a whole come with any bytes */
+};
+/* All granules of [address, address + nbytes) are resident when it returns, dirty if written to; others leave for them.
  * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
  * sn_frames_attach, pages that stores have made beside the frames are taken into frames, down to a 128th of all. */
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
+/* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: however long the last look took. */
+SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
 
 /* Transfers in the background: those of the granules that are resident leave, or those that are away arrive. Returns an id
  * for sn_frames_collect, or -errno: -ENOSPC: not enough free frames (nobody leaves for them) or regions. */
@@ -454,7 +464,7 @@ SN_API int sn_frames_collect(sn_frames *frames, uint64_t id, uint64_t timeout_ns
 typedef struct sn_framed_operand {
   uint64_t address;
   uint64_t nbytes;
-  int32_t writes; /* it is written to, or may be */
+  int32_t writes; /* SN_READS, SN_WRITES or SN_OVERWRITES */
   uint32_t reserved;
 } sn_framed_operand;
 
@@ -478,8 +488,10 @@ SN_API int sn_framed_begin(sn_frames **frames);
 SN_API int sn_framed_end(void);
 SN_API int sn_framed_any(void); /* 1: there are frames, of this process */
 SN_API int sn_framed_contains(uint64_t address);
-/* Brings in what an operator is about to use, all of it in frames. Where it does not fit, the operator goes without. */
-SN_API void sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
+/* Brings in what an operator is about to use, all of it in frames. 1: it does not fit, and the operator goes without; what
+ * it stores beside the frames is taken in as it comes, by a thread, until sn_framed_done is called for it. Else 0. */
+SN_API int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
+SN_API void sn_framed_done(void);
 SN_API int sn_framed_count(sn_framed_counters *out);
 
 /* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */

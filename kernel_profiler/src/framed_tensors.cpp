@@ -16,6 +16,7 @@
 #include "frame_pool.h"
 #include "guarded.h"
 #include "lock.h"
+#include "overflow_watch.h"
 #include "sentinel.h"
 
 namespace {
@@ -144,7 +145,7 @@ int allocate(uint64_t nbytes, uint64_t *offset) {
     return error;
   }
   // What is away would be faulted in page by page as the tensor is written. If it stays away, that is slow only.
-  if (shared) sn_frames_need(frames, base + at, nbytes, 1);
+  if (shared) sn_frames_need(frames, base + at, nbytes, SN_OVERWRITES);
   *offset = at;
   return 0;
 }
@@ -197,15 +198,26 @@ void need_all(sn_frames *there, const sn_framed_operand *operands, uint64_t coun
   }
 }
 
-void ask(sn_frames *there, const sn_framed_operand *operands, uint64_t count, const char *name) {
+// 1: they do not fit.
+int ask(sn_frames *there, const sn_framed_operand *operands, uint64_t count, const char *name) {
   const uint64_t granules = granules_of(operands, count);
-  if (granules > pool) return note_too_large(granules * sn::kFrameBytes, name);
+  if (granules > pool) {
+    note_too_large(granules * sn::kFrameBytes, name);
+    return 1;
+  }
   const uint64_t began = sn_now_ns();
   need_all(there, operands, count);
   // Room for the last ones is made in large transfers, which may have taken the first ones along.
   if (count > 1 && granules > pool / 2) need_all(there, operands, count);
   need_ns += sn_now_ns() - began;
   needs++;
+  return 0;
+}
+
+void tidy(bool last) {
+  asking++;
+  if (sn_frames *const there = frames.load(); there != nullptr) sn_frames_tidy(there, last ? 1 : 0);
+  asking--;
 }
 
 }  // namespace
@@ -295,16 +307,20 @@ extern "C" int sn_framed_any(void) { return frames.load(std::memory_order_relaxe
 
 extern "C" int sn_framed_contains(uint64_t address) { return address - base < extent ? 1 : 0; }
 
-extern "C" void sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name) {
-  if (in_child || count == 0) return;
+extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name) {
+  if (in_child || count == 0) return 0;
   asking++;
-  if (sn_frames *const there = frames.load(); there != nullptr) {
-    sn::guarded([&] {
-      ask(there, operands, count, name);
-      return 0;
-    });
-  }
+  int found = 0;
+  if (sn_frames *const there = frames.load(); there != nullptr)
+    found = sn::guarded([&] { return ask(there, operands, count, name); });
   asking--;
+  if (found != 1) return 0;
+  sn::overflow_begin(tidy);
+  return 1;
+}
+
+extern "C" void sn_framed_done(void) {
+  if (!in_child) sn::overflow_end();
 }
 
 extern "C" int sn_framed_count(sn_framed_counters *out) {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "guarded.h"
 #include "system.h"
@@ -127,14 +128,16 @@ void cut(sn_frames &f, Order &order, uint32_t first, uint32_t end) {
   }
 }
 
-// Who leaves next: those needed longest ago, outside [first, end), at least `wanted` of them if there are as many.
+// Who leaves next: those needed longest ago, outside [first, end), at least `wanted` of them if there are as many. Those
+// that are kept only where there is nobody else.
 std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
-  std::vector<uint32_t> found;
+  std::vector<uint32_t> found, kept;
   for (uint32_t i = 0; i < f.count; i++) {
     const Granule &g = f.granules[i];
     const bool resident = g.view == View::kShared || g.view == View::kPrivate;
-    if (resident && g.order == nullptr && (i < first || i >= end)) found.push_back(i);
+    if (resident && g.order == nullptr && (i < first || i >= end)) (g.kept ? kept : found).push_back(i);
   }
+  if (found.empty()) found.swap(kept);
   const size_t count = std::min<size_t>(found.size(), std::max(wanted, std::min(kLeaveTogether, f.pool.count() / 8)));
   std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(),
                    [&](uint32_t a, uint32_t b) {
@@ -198,6 +201,8 @@ void detach(sn_frames &f, uint32_t granule) {
   if (g.region != sn::kNone) f.regions.give(g.region);
   g.frame = g.region = sn::kNone;
   g.saved = false;
+  g.unforeseen = 0;
+  if (std::exchange(g.kept, false)) f.kept--;
 }
 
 int attach_one(sn_frames &f, uint32_t granule) {
@@ -216,7 +221,13 @@ int attach_one(sn_frames &f, uint32_t granule) {
   return 0;
 }
 
-int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
+// Granules whose bytes nobody needs, since each is overwritten before it is read.
+struct Dead {
+  uint32_t first = 0, end = 0;
+  bool has(uint32_t granule) const { return granule >= first && granule < end; }
+};
+
+int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {}) {
   for (;;) {
     calm(f, first, end);
     const auto missing = static_cast<uint32_t>(std::count_if(
@@ -229,7 +240,12 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
     }
     Order &order = sn::open_order(f, true, writes, missing);
     order.wanted = false;
-    for (uint32_t i = first; i < end; i++) sn::add_arrival(f, order, i);
+    for (uint32_t i = first; i < end; i++) {
+      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_any(f, i) == 0)
+        f.unread_bytes += sn::kFrameBytes;
+      else
+        sn::add_arrival(f, order, i);
+    }
     f.lanes.submit(order.transfer);
     const int error = finish(f, order);
     if (error != 0) return -error;
@@ -246,7 +262,10 @@ void take_in_own_pages(sn_frames &f) {
     Granule &g = f.granules[owner.granule];
     int error = g.view == View::kFile ? fetch(f, owner.granule, owner.granule + 1, true) : 0;
     if (error == 0 && g.view == View::kPrivate && g.order == nullptr) error = sn::turn_shared(f, owner.granule);
-    if (error == 0) f.own_pages -= owner.pages;
+    g.used = f.needs;
+    if (error != 0) continue;
+    f.own_pages -= owner.pages;
+    f.anonymous -= owner.pages;  // else as many could come anew before the next look
   }
 }
 
@@ -265,7 +284,7 @@ int attach(sn_frames &f, uint32_t first, uint32_t count) {
   return error;
 }
 
-int need(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
+int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
   f.needs++;
   for (uint32_t i = first; i < end; i++) {
     if (f.granules[i].view == View::kNothing) return -EINVAL;
@@ -273,7 +292,7 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes) {
   }
   if (end - first > f.pool.count()) return -ENOSPC;
   take_in_own_pages(f);
-  int error = fetch(f, first, end, writes);
+  int error = fetch(f, first, end, writes, dead);
   for (uint32_t i = first; i < end && error == 0; i++) {
     if (f.granules[i].view == View::kNothing) return -EINVAL;  // released meanwhile
     if (writes && f.granules[i].view == View::kPrivate) error = sn::turn_shared(f, i);
@@ -364,6 +383,9 @@ extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
   out->dropped = f->dropped;
   out->fork_bytes = f->fork_bytes;
   out->own_pages = f->own_pages;
+  out->most_own_pages = f->most_own_pages;
+  out->unread_bytes = f->unread_bytes;
+  out->kept = f->kept;
   return 0;
 }
 
@@ -407,9 +429,29 @@ extern "C" int sn_frames_need(sn_frames *f, uint64_t address, uint64_t nbytes, i
   if (address < f->base || from >= arena || nbytes > arena - from) return -EINVAL;
   const auto first = static_cast<uint32_t>(from / sn::kFrameBytes);
   const auto end = static_cast<uint32_t>((from + nbytes - 1) / sn::kFrameBytes + 1);
+  Dead dead;
+  if (writes == SN_OVERWRITES) {
+    dead.first = static_cast<uint32_t>((from + sn::kFrameBytes - 1) / sn::kFrameBytes);
+    dead.end = static_cast<uint32_t>((from + nbytes) / sn::kFrameBytes);
+  }
   Lock manager(&f->manager);
   Lock lock(&f->mutex);
-  return sn::guarded([&] { return need(*f, first, end, writes != 0); });
+  return sn::guarded([&] { return need(*f, first, end, writes != SN_READS, dead); });
+}
+
+extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {
+  if (f->inert) return -ECHILD;
+  Lock manager(&f->manager);
+  Lock lock(&f->mutex);
+  f->tidying = true;
+  f->needs++;
+  if (at_once != 0) f->look_after_ns = 0;
+  const int error = sn::guarded([&] {
+    take_in_own_pages(*f);
+    return 0;
+  });
+  f->tidying = false;
+  return error;
 }
 
 extern "C" int64_t sn_frames_leave(sn_frames *f, uint32_t first, uint32_t count) {

@@ -34,6 +34,8 @@ struct Granule {
   View view = View::kNothing;
   bool saved = false;      // its region holds what its frame holds
   bool was_shared = false;  // before the fork that is under way
+  bool kept = false;        // it leaves only where nobody else can
+  uint8_t unforeseen = 0;   // times that stores nobody had announced were found
   uint32_t frame = kNone, region = kNone;
   uint64_t used = 0;  // by the count of needs
   Order *order = nullptr;
@@ -77,6 +79,9 @@ struct sn_frames {
   int statm = -1;
   int64_t anonymous = 0;   // pages of the process; the least since they were looked through
   uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
+  uint64_t most_own_pages = 0, unread_bytes = 0;
+  uint32_t kept = 0;    // granules
+  bool tidying = false;  // what is found was foreseen
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
@@ -93,6 +98,8 @@ int show_shared(sn_frames &f, uint32_t granule, uint32_t frame);
 int show_private(sn_frames &f, uint32_t granule, uint32_t frame);
 int show_file(sn_frames &f, uint32_t granule);
 int show_nothing(sn_frames &f, uint32_t granule);
+// From the file to a frame with any bytes, shared: what was there is lost.
+int show_any(sn_frames &f, uint32_t granule);
 // The entries of the pages of a granule that are its own, neither its frame's nor the file's: how many, or -errno.
 int own_pages(int pagemap, uint64_t address, bool *own);
 

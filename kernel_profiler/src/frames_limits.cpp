@@ -104,6 +104,7 @@ std::vector<Owner> find_owners(sn_frames &f) {
   }
   f.own_pages = 0;
   for (const Owner &owner : owners) f.own_pages += owner.pages;
+  f.most_own_pages = std::max(f.most_own_pages, f.own_pages);
   const uint64_t took = spent_ns() - began;
   const bool in_vain = f.own_pages <= own_pages_allowed(f) && took > kShortLookNs;
   f.look_after_ns = in_vain ? sn_now_ns() + kPause * took : 0;

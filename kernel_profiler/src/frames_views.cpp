@@ -65,6 +65,17 @@ class Instant {
   bool replaced_ = false;
 };
 
+// Where stores come again and again that nobody announces, a granule stays, so that system calls of other threads meet no
+// instant there. A quarter of the frames at most: the others have to do for all the rest.
+void note_unforeseen(sn_frames &f, Granule &g) {
+  constexpr uint8_t kOften = 2;
+  if (f.tidying || g.kept) return;
+  if (g.unforeseen < kOften) g.unforeseen++;
+  if (g.unforeseen < kOften || f.kept >= f.pool.count() / 4) return;
+  g.kept = true;
+  f.kept++;
+}
+
 // The kernel copies pages of the granule's own into a frame: bytes that other threads may be about to write are not ours
 // to load.
 int carry(sn_frames &f, uint32_t granule, uint32_t frame, const bool *own, bool *begun) {
@@ -82,6 +93,7 @@ int carry(sn_frames &f, uint32_t granule, uint32_t frame, const bool *own, bool 
     }
     f.carried_pages += end - page;
   }
+  if (*begun) note_unforeseen(f, f.granules[granule]);
   return 0;
 }
 
@@ -160,6 +172,14 @@ int show_nothing(sn_frames &f, uint32_t granule) {
   if (!f.inert) keep_from_children(f.address(granule));
   g.view = View::kNothing;
   return 0;
+}
+
+int show_any(sn_frames &f, uint32_t granule) {
+  const uint32_t frame = f.pool.take();
+  if (frame == kNone) return -ENOSPC;
+  const int error = show_shared(f, granule, frame);
+  if (error != 0) f.pool.give(frame);
+  return error;
 }
 
 int turn_shared(sn_frames &f, uint32_t granule) {

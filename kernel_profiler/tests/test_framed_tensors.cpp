@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -82,15 +83,76 @@ void operands_that_do_not_fit_together_are_told_once_by_name() {
   begin(4, 16);
   uint8_t *const a = made(6 * kMiB, 1), *const b = made(6 * kMiB, 2);
   const sn_framed_operand operands[] = {{address_of(a), 6 * kMiB, 0, 0}, {address_of(b), 6 * kMiB, 1, 0}};
-  sn_framed_need(operands, 2, "aten::first");
-  sn_framed_need(operands, 2, "aten::second");
+  CHECK(sn_framed_need(operands, 2, "aten::first") == 1 && sn_framed_need(operands, 2, "aten::second") == 1);
   const sn_framed_operand twice[] = {operands[0], operands[0]};
-  sn_framed_need(twice, 2, "aten::third");
+  CHECK(sn_framed_need(twice, 2, "aten::third") == 0);
+  sn_framed_done();
+  sn_framed_done();
   CHECK(told().too_large == 2 && told().too_large_bytes == 12 * kMiB && told().needs == 1);
   CHECK(strcmp(told().too_large_by, "aten::first") == 0);
   CHECK(holds(a, 6 * kMiB, 1) && holds(b, 6 * kMiB, 2));
   sn_free(a);
   sn_free(b);
+  end();
+}
+
+// To each of 2 MiB bytes, none of which becomes more than 255.
+void add_to_each(uint8_t *bytes, uint64_t value) {
+  uint64_t *const words = reinterpret_cast<uint64_t *>(bytes);
+  for (uint64_t i = 0; i < 2 * kMiB / sizeof *words; i++) words[i] += value * 0x0101010101010101;
+}
+
+// An operator that does not fit, as slow as it has to be for a thread beside it to come along: more than so much is never
+// beside the frames, whatever it stores.
+void what_does_not_fit_is_taken_in_as_it_is_written() {
+  constexpr uint32_t kFrames = 4, kTensors = 12;
+  constexpr uint64_t kMost = 6 * 1024;  // KiB: three granules
+  begin(kFrames, 64);
+  std::vector<uint8_t *> tensors;
+  std::vector<sn_framed_operand> operands;
+  for (uint32_t i = 0; i < kTensors; i++) tensors.push_back(made(4 * kMiB, static_cast<int>(i)));
+  for (uint8_t *tensor : tensors) operands.push_back({address_of(tensor), 4 * kMiB, SN_WRITES, 0});
+  const uint64_t first = address_of(tensors[0]), last = first + 64 * SN_FRAME_BYTES;
+  CHECK(anonymous_kib(first, last) <= kMost);
+  uint64_t peak = 0;
+  for (int round = 1; round < 3; round++) {
+    CHECK(sn_framed_need(operands.data(), operands.size(), "aten::test") == 1);
+    for (uint32_t i = 0; i < 2 * kTensors; i++) {
+      add_to_each(tensors[i / 2] + i % 2 * 2 * kMiB, 100);
+      peak = std::max(peak, anonymous_kib(first, last));
+      while (anonymous_kib(first, last) > kMost) usleep(1000);
+    }
+    sn_framed_done();
+    for (uint32_t i = 0; i < kTensors; i++) CHECK(holds(tensors[i], 4 * kMiB, static_cast<int>(i) + round * 100));
+  }
+  printf("at most %lu of %lu KiB beside the frames\n", peak, uint64_t{kTensors} * 4 * 1024);
+  CHECK(peak <= kMost + 2 * 1024 && told().frames.kept == 0 && told().too_large == 2);
+  for (uint8_t *tensor : tensors) sn_free(tensor);
+  end();
+}
+
+// As fast as threads can, several such operators at once: no store is lost.
+void what_does_not_fit_keeps_its_bytes() {
+  begin(4, 64);
+  std::vector<uint8_t *> tensors;
+  std::vector<sn_framed_operand> operands;
+  for (int i = 0; i < 12; i++) tensors.push_back(made(2 * kMiB, i));
+  for (uint8_t *tensor : tensors) operands.push_back({address_of(tensor), 2 * kMiB, SN_WRITES, 0});
+  std::vector<std::thread> threads;
+  for (size_t id = 0; id < 3; id++)
+    threads.emplace_back([&, id] {
+      for (int round = 0; round < 3; round++) {
+        CHECK(sn_framed_need(operands.data(), operands.size(), "aten::test") == 1);
+        for (size_t i = id; i < tensors.size(); i += 3)
+          add_to_each(tensors[i], 1);
+        sn_framed_done();
+      }
+    });
+  for (std::thread &thread : threads) thread.join();
+  for (int i = 0; i < 12; i++) {
+    CHECK(holds(tensors[static_cast<size_t>(i)], 2 * kMiB, i + 3));
+    sn_free(tensors[static_cast<size_t>(i)]);
+  }
   end();
 }
 
@@ -205,6 +267,8 @@ int main() {
   small_and_too_large_ones_come_from_malloc();
   a_tensor_as_large_as_all_frames_begins_with_a_granule();
   operands_that_do_not_fit_together_are_told_once_by_name();
+  what_does_not_fit_is_taken_in_as_it_is_written();
+  what_does_not_fit_keeps_its_bytes();
   neighbours_keep_their_granule();
   tensors_outlive_the_end();
   refused_calls_cost_frames_only();

@@ -47,7 +47,9 @@ class StorageFigures(NamedTuple):
     `pool_bytes`: memory promised to tensors; `resident_bytes`: what the kernel says that it takes; `huge_bytes`: of it
     in huge pages. `file_bytes`: of the slow tier; `direct`: past the page cache. `tensor_peak_bytes`: most that tensors
     in frames had at one time; `elsewhere_peak_bytes`: most that other tensors had, mostly small ones. `read_bytes`,
-    `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them.
+    `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them;
+    `unread_bytes`: came without being read, since an operator overwrote them. `beside_peak_bytes`: the most that was
+    found in pages beside the promised memory, where stores that nobody announced had made them.
     `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
     together, the largest of `too_large_bytes`, the first `too_large_by`. `refused`, `refused_bytes`: allocations beyond
@@ -65,6 +67,8 @@ class StorageFigures(NamedTuple):
     written_bytes: int
     fork_bytes: int
     dropped_granules: int
+    unread_bytes: int
+    beside_peak_bytes: int
     carried_pages: int
     waited_stores: int
     operators: int

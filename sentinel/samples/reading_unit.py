@@ -8,7 +8,6 @@ import numpy as np
 
 from sentinel.core.errors import UsageError
 from sentinel.samples.epoch_plan import Epoch, plan, simulate
-from sentinel.samples.feed import Feed
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
 from sentinel.samples.room import Room
@@ -21,16 +20,14 @@ ALONE = -1
 STAGED_NS = 10_000
 """Time that a sample takes more where it goes through memory: the reader writes it there, a worker copies it. An
 estimate for samples of some 32 KiB, not measured where it is used; counted only where reading alone is compared."""
-READ_NS = 100_000
-"""Time that a read takes more where it is the reader's: it is placed, and its samples are told apart. As above."""
 _ENOUGH = 1 << 14
 """Samples of a data set on which units are tried: what reads a chunk costs hardly depends on the number of chunks."""
 
 
-def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts, read_ns: int = 0) -> dict[int, float]:
+def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int, float]:
     """Samples that are read at once (powers of two below those of the largest chunk, then WHOLE) -> ns of reading a
     sample in exact order from the second epoch on, predicted from part of the data set. Units for which the room is too
-    little are left out; where chunks are encoded there is WHOLE only. `read_ns`: what a read takes besides."""
+    little are left out; where chunks are encoded there is WHOLE only."""
     part = _part(layout)
     nbytes = max(int(room_bytes * (part.nbytes / layout.nbytes)), 1)
     most = 0 if layout.encoded else int(layout.chunk_samples.max())
@@ -39,10 +36,9 @@ def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts, read_ns: int
         if unit >= most and unit != WHOLE:
             continue
         try:
-            feed = _steady(part.cut(unit) if unit else part, nbytes, costs)
+            found[unit] = _steady_ns(part.cut(unit) if unit else part, nbytes, costs) / part.n_samples
         except UsageError:
             continue
-        found[unit] = (feed.wait_ns + read_ns * feed.source_reads) / part.n_samples
     return found
 
 
@@ -50,7 +46,7 @@ def best_unit(layout: Layout, room_bytes: int, costs: SourceCosts, alone: Source
     """The unit that costs least, for `layout.cut`, or WHOLE; ALONE where that costs no more. `costs`: what the reader
     sees; `alone`: what workers see that read each sample alone, None if they are not to. Raises UsageError for a room
     too small for any."""
-    found = unit_costs(layout, room_bytes, costs, 0 if alone is None else READ_NS)
+    found = unit_costs(layout, room_bytes, costs)
     if not found:
         raise UsageError(f"memory of {room_bytes} bytes is too little for any unit of reading", "give more memory")
     if alone is not None:
@@ -70,11 +66,11 @@ def _part(layout: Layout) -> Layout:
     )
 
 
-def _steady(layout: Layout, room_bytes: int, costs: SourceCosts) -> Feed:
-    """The reads of a second epoch, and their time."""
+def _steady_ns(layout: Layout, room_bytes: int, costs: SourceCosts) -> float:
+    """Time of the reads of a second epoch."""
     chance = np.random.Generator(np.random.PCG64(0))  # any permutation will do
     orders = [chance.permutation(layout.n_samples) for _ in range(3)]
     room, order = Room.of(layout, room_bytes), Order()
     first = plan(layout, order, room, Epoch(orders[0], orders[1]))
     second = plan(layout, order, room, Epoch(orders[1], orders[2]), first)
-    return simulate(layout, second, costs)
+    return simulate(layout, second, costs).wait_ns

@@ -22,13 +22,14 @@ from sentinel.core.plan import Plan
 from sentinel.core.rules import holding, require
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase
-from sentinel.core.units import counted, format_bytes
+from sentinel.core.units import PAGE_BYTES, counted, format_bytes
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, names, torch_shim
 from sentinel.reports import Report, Setup, StorageFigures, build_report
 from sentinel.runtime import RUNTIME
 from sentinel.session.applying import nothing_ran
+from sentinel.session.fused_steps import FusedSteps
 from sentinel.session.request import Request
 from sentinel.system import native
 from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
@@ -59,6 +60,7 @@ class PassiveSession:
         self._models, self._optimizers = list(models), list(optimizers)
         self._framed: FramedTensors | None = None
         self._memory: ManagedMemory | None = None
+        self._fused = FusedSteps()
         self._left: list[tuple[str, int, str]] = []
         self._unnamed_bytes = 0
         self._process = os.getpid()
@@ -74,6 +76,7 @@ class PassiveSession:
             self._framed = self._tier.begin()
             self._memory.activate()
             native.check("sn_operands_watch", torch_shim.function("sn_operands_watch", ctypes.c_int)())
+            self._fused.split()
             self.add(self._models, self._optimizers)
             self._unnamed_bytes = self._bytes_elsewhere()
         except BaseException:
@@ -143,7 +146,7 @@ class PassiveSession:
         """May be called again, wherever it was cut short."""
         self._models, self._optimizers = [], []  # else their tensors would live as long as the report
         if os.getpid() == self._process:  # and no child of a fork that Python was not told of: all is its parent's
-            end_all(self._end_frames, self._uninstall)
+            end_all(self._fused.restore, self._end_frames, self._uninstall)
         if RUNTIME.sink is self:
             RUNTIME.sink = None
 
@@ -187,6 +190,8 @@ class PassiveSession:
             read_bytes=told.frames.read_bytes,
             written_bytes=told.frames.written_bytes,
             dropped_granules=told.frames.dropped,
+            unread_bytes=told.frames.unread_bytes,
+            beside_peak_bytes=told.frames.most_own_pages * PAGE_BYTES,
             carried_pages=told.frames.carried_pages,
             waited_stores=told.frames.waited,
             fork_bytes=told.frames.fork_bytes,
@@ -213,8 +218,9 @@ class PassiveSession:
             (
                 told.too_large,
                 (
-                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {budget}: it ran on"
-                    " pages read one by one, and what it wrote took memory beyond the budget; raise fast"
+                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {budget}: such a one"
+                    " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
+                    " until it is taken in, a few milliseconds later; raise fast"
                 ),
             ),
             (

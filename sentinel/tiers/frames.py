@@ -68,7 +68,9 @@ class Counters(NamedTuple):
     write-outs that ended with the granule resident, since it was written to meanwhile. `waited`: stores that waited
     for a granule to be turned over. `dropped`: granules that left unwritten, since the file held them. `fork_bytes`:
     written for forks. `generations`: forks whose children may still read the file. `own_pages`: of 4 KiB beside the
-    frames, made by stores into what is clean or away, when they were last looked for."""
+    frames, made by stores into what is clean or away, when they were last looked for; `most_own_pages`: that were ever
+    found. `unread_bytes`: were away, and came without being read, since they were overwritten. `kept`: granules that
+    stay resident, since stores that nobody announced came again and again."""
 
     free_frames: int
     free_regions: int
@@ -82,6 +84,9 @@ class Counters(NamedTuple):
     fork_bytes: int
     generations: int
     own_pages: int
+    most_own_pages: int
+    unread_bytes: int
+    kept: int
 
 
 class Turned(NamedTuple):

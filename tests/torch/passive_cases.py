@@ -104,6 +104,10 @@ def operands_beyond_the_budget() -> dict:
     return train(mlp, nothing, foreach=True)
 
 
+def fused_steps_beyond_the_budget() -> dict:
+    return train(mlp, nothing, fused=True)
+
+
 def saved_in_mid_step() -> dict:
     saved: list[str] = []
 
@@ -184,6 +188,7 @@ CASES = {
         plain_mlp,
         plain_gpt,
         operands_beyond_the_budget,
+        fused_steps_beyond_the_budget,
         saved_in_mid_step,
         written_through_numpy,
         read_by_a_thread,
