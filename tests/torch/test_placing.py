@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from sentinel.session import Overrides, auto, set_overrides
 from sentinel.session.placing import Placing
 from sentinel.session.request import Request, settled
 from sentinel.system.configuration import NAMES
+from sentinel.system.disks import disk_of
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -291,3 +294,41 @@ def test_a_callback_without_its_library_names_the_remedy(
         getattr(sentinel.integrations, name)
     assert not hasattr(sentinel.integrations, "Nothing")
     assert name in dir(sentinel.integrations)
+
+
+ON_A_FILE = """
+import contextlib, sys, torch, sentinel
+from tests.torch.passive_cases import mlp
+
+def trained(within):
+    torch.manual_seed(0)
+    with within:
+        model, inputs, target = mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for batch in inputs:
+            (model(batch) - target).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+torch.ones(1).sqrt()
+stock = trained(contextlib.nullcontext())
+placed = trained(sentinel.placing(fast="44MiB", slow="file:" + sys.argv[1], report=sys.argv[1] + "/r.json"))
+assert not sentinel.active()
+assert all(map(torch.equal, stock, placed))
+assert sentinel.report().setup.storage.read_bytes > 0
+"""
+
+
+@pytest.mark.needs("native")
+def test_on_a_file_what_is_built_within_is_in_frames(tmp_path: Path) -> None:
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        root = Path(__file__).parents[2]
+        command = [sys.executable, "-c", ON_A_FILE, folder]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert (Path(folder) / "r.json").exists()
