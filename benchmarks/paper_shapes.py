@@ -91,10 +91,16 @@ def slow_only(profile: Profile, machine: Machine) -> float:
 
 
 def slower(machine: Machine, times: float) -> Machine:
-    """`machine` with a slow tier of so many times less bandwidth; links as they are."""
+    """`machine` with a slow tier of so many times less bandwidth; its links are no faster than that."""
     tier = machine.tiers[1]
     read, write = (int(rate / times) for rate in (tier.read_bytes_per_s, tier.write_bytes_per_s))
-    return replace(machine, tiers=(machine.fast, replace(tier, read_bytes_per_s=read, write_bytes_per_s=write)))
+    up, down = machine.link(1, 0), machine.link(0, 1)
+    links = (
+        replace(up, bandwidth_bytes_per_s=min(up.bandwidth_bytes_per_s, read)),
+        replace(down, bandwidth_bytes_per_s=min(down.bandwidth_bytes_per_s, write)),
+    )
+    slow = replace(tier, read_bytes_per_s=read, write_bytes_per_s=write)
+    return replace(machine, tiers=(machine.fast, slow), links=links)
 
 
 def _until_slow_only_is(wanted: float, profile: Profile, machine: Machine) -> float:

@@ -32,8 +32,8 @@ loss:
 
 """,
     "scaled": """
-Next, we make the described slow tier slower until slow-only is as slow as in the paper, and change nothing else.
-Shares of fast-only speed are then:
+Next, we make the described slow tier slower until slow-only is as slow as in the paper, its links with it, since none
+is faster than its memory, and change nothing else. Shares of fast-only speed are then:
 """,
     "scaled_end": """
 With that one change the means come near the paper's, but single networks do not. To slow {names} as much as in

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sentinel.core.extents import RANGE_DTYPE, cut_extents
-from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import ROLES, LayerId, Quality, Role
@@ -127,13 +127,14 @@ def make_machine(
     full_duplex: bool = True,
     addressable: bool = True,
     flops_per_s: float | None = None,
+    slow_kind: TierKind = "described",
 ) -> Machine:
     """Two tiers without latency, so that times are bytes over bandwidth. Bandwidths in bytes per second."""
     return Machine(
         name="built",
         tiers=(
             TierSpec("fast", "described", fast_bytes, 0, fast_bw, fast_bw),
-            TierSpec("slow", "described", slow_bytes, 0, slow_bw, slow_write_bw or slow_bw, addressable=addressable),
+            TierSpec("slow", slow_kind, slow_bytes, 0, slow_bw, slow_write_bw or slow_bw, addressable=addressable),
         ),
         links=(Link(1, 0, promote), Link(0, 1, demote)),
         flops_per_s=flops_per_s,
@@ -227,16 +228,18 @@ def ranges_of(draw: st.DrawFn, profile: Profile) -> NDArray[Any]:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Two-tier machines: from useless to instant links, recorded or roofline layer times, half or full duplex."""
-    speed = st.sampled_from([10**6, 10**8, 10**9, 10**10, 10**12])
+    """Two-tier machines: links from useless to as fast as their memory, recorded or roofline layer times, half or full
+    duplex."""
+    speed = st.sampled_from([10**6, 10**8, 10**9, 10**10])
     slow = draw(st.sampled_from([10**8, 10**9, 10**10]))
+    slow_write = draw(st.sampled_from([slow, slow // 3]))
     return make_machine(
         draw(st.integers(0, 600)) * PAGE_BYTES,
-        promote=draw(speed),
-        demote=draw(speed),
+        promote=min(draw(speed), slow),
+        demote=min(draw(speed), slow_write),
         fast_bw=10**11,
         slow_bw=slow,
-        slow_write_bw=draw(st.sampled_from([slow, slow // 3])),
+        slow_write_bw=slow_write,
         full_duplex=draw(st.booleans()),
         flops_per_s=draw(st.sampled_from([None, 1e11, 1e12])),
     )

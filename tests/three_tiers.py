@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.core.units import PAGE_BYTES
 from tests.builders import GB, MIB
 
@@ -22,14 +22,16 @@ def three_tiers(
     slow_link: int = 4 * GB,
     full_duplex: bool = True,
     flops_per_s: float | None = None,
+    kind: TierKind = "described",
 ) -> Machine:
-    """Tiers `fast`, `middle` and `slow` without latency. Bandwidths in bytes per second, links alike both ways."""
+    """Tiers `fast`, `middle` and `slow` without latency, the last two of `kind`. Bandwidths in bytes per second, links
+    alike both ways."""
     return Machine(
         name="three",
         tiers=(
             TierSpec("fast", "described", fast_bytes, 0, 100 * GB, 100 * GB),
-            TierSpec("middle", "described", middle_bytes, 0, middle_bw, middle_bw),
-            TierSpec("slow", "described", slow_bytes, 0, slow_bw, slow_bw),
+            TierSpec("middle", kind, middle_bytes, 0, middle_bw, middle_bw),
+            TierSpec("slow", kind, slow_bytes, 0, slow_bw, slow_bw),
         ),
         links=(Link(1, 0, middle_link), Link(0, 1, middle_link), Link(2, 0, slow_link), Link(0, 2, slow_link)),
         full_duplex=full_duplex,
@@ -45,15 +47,16 @@ def only(machine: Machine, slow: int) -> Machine:
 
 @st.composite
 def three_tier_machines(draw: st.DrawFn) -> Machine:
-    """From useless to ample fast and middle tiers; slower tiers are slower to use, their links are any."""
-    speed = st.sampled_from([10**6, 10**8, 10**9, 10**10, 10**12])
+    """From useless to ample fast and middle tiers; slower tiers are slower to use, links no faster than they are."""
+    speed = st.sampled_from([10**6, 10**8, 10**9, 10**10])
+    middle_bw, slow_bw = draw(st.sampled_from([10**9, 10**10])), draw(st.sampled_from([10**8, 10**9]))
     return three_tiers(
         draw(st.integers(0, 400)) * PAGE_BYTES + draw(st.integers(0, PAGE_BYTES - 1)),
         draw(st.integers(0, 400)) * PAGE_BYTES + draw(st.integers(0, PAGE_BYTES - 1)),
-        middle_bw=draw(st.sampled_from([10**9, 10**10])),
-        slow_bw=draw(st.sampled_from([10**8, 10**9])),
-        middle_link=draw(speed),
-        slow_link=draw(speed),
+        middle_bw=middle_bw,
+        slow_bw=slow_bw,
+        middle_link=min(draw(speed), middle_bw),
+        slow_link=min(draw(speed), slow_bw),
         full_duplex=draw(st.booleans()),
         flops_per_s=draw(st.sampled_from([None, 1e11, 1e12])),
     )

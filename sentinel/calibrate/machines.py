@@ -34,7 +34,7 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
     ordered = reordered(host, {} if found.emulated else {n.node: n.latency_ns.median for n in found.nodes})
     rank = {number: place for place, number in enumerate(ordered.slower)}
     others = sorted(found.nodes[1:], key=lambda node: (rank.get(node.node, len(rank)), node.latency_ns.median))
-    links = [link for index, node in enumerate(others, start=1) for link in _links(found, node.node, index)]
+    links = [link for index, node in enumerate(others, start=1) for link in _links(found, node, index)]
     return Machine(
         "calibrated",
         (fast, *(_tier(found, node, host, f"node{node.node}") for node in others)),
@@ -69,10 +69,16 @@ def planned_rate(found: Calibration, source: int, target: int) -> float:
     raise KeyError((source, target))
 
 
-def _links(found: Calibration, other: int, index: int) -> tuple[Link, Link]:
-    fast = found.nodes[0].node
-    up, down = round(planned_rate(found, other, fast)), round(planned_rate(found, fast, other))
-    return Link(index, 0, max(up, 1), measured=True), Link(0, index, max(down, 1), measured=True)
+def _links(found: Calibration, other: NodeFigures, index: int) -> tuple[Link, Link]:
+    """No faster than the nodes were read and written, which noise on a busy host may have it."""
+    fast = found.nodes[0]
+
+    def link(source: NodeFigures, target: NodeFigures, *ends: int) -> Link:
+        rate = planned_rate(found, source.node, target.node)
+        most = min(rate, best(source.read).median, best(target.write).median)
+        return Link(*ends, max(round(most), 1), measured=True)
+
+    return link(other, fast, index, 0), link(fast, other, 0, index)
 
 
 def _tier(found: Calibration, node: NodeFigures, host: Topology, name: str) -> TierSpec:

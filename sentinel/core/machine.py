@@ -80,6 +80,9 @@ class Link:
 class Machine:
     """The tiers, fastest first, and the links between neighbours.
 
+    A link is no faster than its source is read and its target written: whatever moves goes through both. Links of an
+    emulated tier may be: nothing is copied there, and what is injected is whatever was asked for.
+
     `flops_per_s`: sustained; where given, a layer takes max(FLOPs, memory traffic) on this machine
     instead of its recorded time (see `core.cost`). `full_duplex`: promotions and demotions do not
     share bandwidth. `decided_by`: what ordered the tiers (`user`, `hmat`, ...).
@@ -121,6 +124,24 @@ class Machine:
                 "put one first that is used in place",
             ),
         )
+        for link in self.links:
+            source, target, most = self.tiers[link.source], self.tiers[link.target], self.most_bytes_per_s(link)
+            require(
+                (
+                    link.bandwidth_bytes_per_s > most and "emulated" not in (source.kind, target.kind),
+                    (
+                        f"{of}: the link from {source.name} to {target.name} carries"
+                        f" {_rate(link.bandwidth_bytes_per_s)}, but {source.name} is read at"
+                        f" {_rate(source.read_bytes_per_s)} and {target.name} written at"
+                        f" {_rate(target.write_bytes_per_s)}"
+                    ),
+                    f"give the link a bandwidth of at most {most} bytes per second",
+                ),
+            )
+
+    def most_bytes_per_s(self, link: Link) -> int:
+        """What a link between these tiers can carry at most: its source is read, its target written."""
+        return min(self.tiers[link.source].read_bytes_per_s, self.tiers[link.target].write_bytes_per_s)
 
     @property
     def hub(self) -> int:
@@ -157,3 +178,27 @@ class Machine:
         tiers = list(self.tiers)
         tiers[self.hub] = replace(self.fast, capacity_bytes=nbytes)
         return replace(self, tiers=tuple(tiers))
+
+    def worse(self) -> Machine:
+        """A machine like this one whose links carry half, and whose slower tiers take 1.5 times as long to use: what a
+        plan meets where memory was described too well."""
+        slower = tuple(
+            replace(
+                tier,
+                latency_ns=_DEARER * tier.latency_ns,
+                read_bytes_per_s=max(int(tier.read_bytes_per_s / _DEARER), 1),
+                write_bytes_per_s=max(int(tier.write_bytes_per_s / _DEARER), 1),
+            )
+            for tier in (self.tiers[index] for index in self.slower)
+        )
+        rates = (max(link.bandwidth_bytes_per_s // _LESS, 1) for link in self.links)
+        links = (replace(x, bandwidth_bytes_per_s=rate) for x, rate in zip(self.links, rates, strict=True))
+        return replace(self, tiers=(self.fast, *slower), links=tuple(links))
+
+
+_DEARER, _LESS = 1.5, 2
+"""Of `Machine.worse`: times of slow accesses, and what links carry less."""
+
+
+def _rate(bytes_per_s: int) -> str:
+    return f"{bytes_per_s / 1e9:g} GB/s"

@@ -46,6 +46,8 @@ def with_rates(machine: Machine, run: Run) -> Machine:
     def seen(link: Link) -> Link:
         slow = machine.tiers[max(link.source, link.target)]
         rate = None if link.measured or slow.kind != "node" else migration_rate(run, link.source, link.target)
-        return link if rate is None else replace(link, bandwidth_bytes_per_s=rate, measured=True)
+        if rate is None:
+            return link  # what the tiers are declared to carry bounds it: a link is never faster than its memory
+        return replace(link, bandwidth_bytes_per_s=min(rate, machine.most_bytes_per_s(link)), measured=True)
 
     return machine if run.emulated else replace(machine, links=tuple(seen(link) for link in machine.links))

@@ -14,7 +14,15 @@ from sentinel.core.units import parse_bytes
 from sentinel.system.calibration import kept
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology, topology
-from sentinel.tiers.presets import DEFAULT_FAST, DEFAULT_NODE, DEFAULT_SLOW, PRESETS, Preset, preset
+from sentinel.tiers.presets import (
+    DEFAULT_FAST,
+    DEFAULT_NODE,
+    DEFAULT_SLOW,
+    MOVER_BYTES_PER_S,
+    PRESETS,
+    Preset,
+    preset,
+)
 
 _WORDS = (
     '"auto", "numa:N", "emulated:PRESET", or a PRESET to plan for only; of several tiers "PRESET=SIZE+PRESET", the'
@@ -95,9 +103,11 @@ def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
 
 
 def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Link]:
-    """Promotion and demotion between tiers 0 and `index`, as fast as the slower side reads or writes."""
-    up = min(slow.read_bytes_per_s, fast.write_bytes_per_s)
-    down = min(fast.read_bytes_per_s, slow.write_bytes_per_s)
+    """Promotion and demotion between tiers 0 and `index`: as fast as the slower side reads or writes, and where a mover
+    carries pages no faster than one does. From a device whole regions are read; an emulated tier copies nothing."""
+    mover = (MOVER_BYTES_PER_S,) if slow.addressable and slow.kind != "emulated" else ()
+    up = min(*mover, slow.read_bytes_per_s, fast.write_bytes_per_s)
+    down = min(*mover, fast.read_bytes_per_s, slow.write_bytes_per_s)
     latency_ns = round(slow.latency_ns)
     return Link(index, 0, up, latency_ns), Link(0, index, down, latency_ns)
 

@@ -51,6 +51,11 @@ def _mixed(name: str, latency_ns: float, read: float, one_to_one: float, source:
     return _row(name, latency_ns, read, one_to_one / 2, f"{source}; write: half of the 1:1 mix of {one_to_one:g} GB/s")
 
 
+MOVER_BYTES_PER_S = 2 * GB
+"""What one mover carries between nodes in pages of 4 KiB, one way, where nobody measured it. Published for an idle
+host: 3.31 GB/s from DRAM to DRAM of two sockets on Linux 7.1-rc1 (S. Garg, linux-mm, 2026-05-08); 0.04 to 0.75 GB/s on
+a kernel of 2019 (Nimble). Slower memory is at one end of ours, and no core of a job in training is idle."""
+
 _ALL = (
     _row("dram-local-clx", 88, 113, 93, "Intel MLC logs, Cascade Lake"),
     _read_only("numa-remote-clx", 140, 34, "Intel MLC logs, Cascade Lake"),

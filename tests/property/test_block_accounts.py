@@ -58,8 +58,7 @@ class Stage:
     """The blocks of PROFILE on three emulated tiers whose links take no time, and all that keeps their accounts."""
 
     def __init__(self, born_in: list[int], fast_bytes: int) -> None:
-        machine = three_tiers(fast_bytes, middle_link=INSTANT, slow_link=INSTANT)
-        machine = replace(machine, tiers=(machine.fast, *(replace(t, kind="emulated") for t in machine.tiers[1:])))
+        machine = three_tiers(fast_bytes, middle_link=INSTANT, slow_link=INSTANT, kind="emulated")
         blocks = transient_plan(PROFILE, [0] * 5, fast_bytes=fast_bytes).blocks
         self.plan: Plan = replace(
             transient_plan(PROFILE, [0] * 5, fast_bytes=fast_bytes),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,9 +112,9 @@ def test_three_tiers_hold_what_is_planned_and_never_more_than_they_have(
     profile: Profile, data: st.DataObject, policy: str
 ) -> None:
     rooms = [data.draw(st.integers(0, 200)) * PAGE_BYTES for _ in range(2)]
-    machine = three_tiers(*rooms, middle_bw=SLOW, slow_bw=SLOW // 2, middle_link=INSTANT, slow_link=INSTANT)
-    emulated = tuple(replace(tier, kind="emulated") for tier in machine.tiers[1:])
-    machine = replace(machine, tiers=(machine.fast, *emulated))
+    machine = three_tiers(
+        *rooms, middle_bw=SLOW, slow_bw=SLOW // 2, middle_link=INSTANT, slow_link=INSTANT, kind="emulated"
+    )
     plan = make_plan(profile, machine, policy)
     said = simulate(plan, profile, machine)
     with applied(plan, profile, machine, strict=True) as running:

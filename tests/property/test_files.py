@@ -71,7 +71,11 @@ def described_machines(draw: st.DrawFn) -> Machine:
         for i in range(draw(st.integers(2, 4)))
     )
     pairs = [(0, i) for i in range(1, len(tiers))] + [(i, 0) for i in range(1, len(tiers))]
-    links = tuple(Link(s, t, draw(speed), draw(st.integers(0, 10**9)), draw(st.booleans())) for s, t in pairs)
+    most = {(s, t): min(tiers[s].read_bytes_per_s, tiers[t].write_bytes_per_s) for s, t in pairs}
+    links = tuple(
+        Link(*pair, draw(st.integers(1, rate)), draw(st.integers(0, 10**9)), draw(st.booleans()))
+        for pair, rate in most.items()
+    )
     return Machine(draw(TEXTS), tiers, links, draw(st.none() | st.floats(1, 1e18)), draw(st.booleans()), draw(TEXTS))
 
 

@@ -22,7 +22,9 @@ from tests.unit.engine_builders import emulated_machine
 
 # Two tensors take turns, with 10 ms in between; each is read often enough that fast memory pays if it can get there.
 TURNS = make_profile([param("a", 8 * MIB, [1, 2]), param("b", 8 * MIB, [5, 6])], 8, layer_ns=10 * 10**6)
-NODE = emulated_machine(64 * MIB, promote=100 * GB, demote=100 * GB, slow_bw=GB // 2, slow_node=1)
+# A use in slow memory takes as long as reading 8 MiB at half a GB/s, a latency long.
+FAST_LINKS = emulated_machine(64 * MIB, promote=100 * GB, demote=100 * GB, slow_bw=100 * GB, slow_node=1)
+NODE = replace(FAST_LINKS, tiers=(FAST_LINKS.fast, replace(FAST_LINKS.tiers[1], latency_ns=16_700_000)))
 
 
 def executed(flow: Dataflow, rate: int) -> Run:

@@ -44,7 +44,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[Topology]:
 
 
 def _tier(name: str, node: int, rate: int) -> TierSpec:
-    return TierSpec(name, "node", 123, 1e11 / rate, rate, rate, node=node, measured=True, source="measured yesterday")
+    told = {"node": node, "measured": True, "source": "measured yesterday"}
+    return TierSpec(name, "node", 123, 1e11 / rate, rate, rate + 10 * GB, **told)
 
 
 def _calibrated(*nodes: int) -> Machine:

@@ -30,10 +30,10 @@ INSTANT = 10**15
 def emulated_machine(fast_bytes: int, **more) -> Machine:
     """As `make_machine`, its slow tier emulated. `slow_node` makes it a node instead, and moves real pages."""
     slow_node = more.pop("slow_node", None)
-    machine = make_machine(fast_bytes, **more)
-    fast, slow = machine.tiers
     kind: TierKind = "emulated" if slow_node is None else "node"
-    return replace(machine, tiers=(replace(fast, kind="node", node=0), replace(slow, kind=kind, node=slow_node)))
+    machine = make_machine(fast_bytes, slow_kind=kind, **more)
+    fast, slow = machine.tiers
+    return replace(machine, tiers=(replace(fast, kind="node", node=0), replace(slow, node=slow_node)))
 
 
 def transient_plan(

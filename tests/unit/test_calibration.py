@@ -97,6 +97,11 @@ def test_several_nodes_are_tiers_nearest_first() -> None:
     assert machine.link(0, 2).bandwidth_bytes_per_s == GB
 
 
+def test_a_link_is_no_faster_than_the_nodes_were_read_and_written() -> None:
+    machine = machine_of(_found(moves=_moves(1, 5 * GB, 7 * GB)), _host())
+    assert (machine.link(0, 1).bandwidth_bytes_per_s, machine.link(1, 0).bandwidth_bytes_per_s) == (3 * GB, 6 * GB)
+
+
 def test_the_firmware_orders_before_what_was_measured() -> None:
     nodes = tuple(replace(node, read_latency_ns=ns) for node, ns in zip(_host().nodes, (90, 250), strict=True))
     assert machine_of(_found(), _host(nodes=nodes)).decided_by == "hmat"

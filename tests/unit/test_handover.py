@@ -150,8 +150,7 @@ def test_what_ends_brings_home_what_is_away_and_moves_nothing_else(slow_node: in
 
 
 def three_emulated() -> Machine:
-    machine = three_tiers(BUDGET)
-    return replace(machine, tiers=(machine.fast, *(replace(tier, kind="emulated") for tier in machine.tiers[1:])))
+    return three_tiers(BUDGET, kind="emulated")
 
 
 def of_three_tiers(plan: Plan, tiers: list[int]) -> Plan:

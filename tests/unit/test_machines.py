@@ -60,6 +60,38 @@ def test_a_machine_of_no_real_speed_is_refused(value):
         replace(machines.load("cxl-m5"), flops_per_s=value)
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((1, 0), "from cxl to dram carries 17.9 GB/s, but cxl is read at 17.8 GB/s and dram written at 93 GB/s"),
+        ((0, 1), "from dram to cxl carries 17.9 GB/s, but dram is read at 113 GB/s and cxl written at 13.6 GB/s"),
+    ],
+)
+def test_a_link_faster_than_its_memory_is_refused(ends, said):
+    machine = machines.load("cxl-mlink")  # the control: as fast is allowed
+
+    def faster(kind):
+        link = replace(machine.link(*ends), bandwidth_bytes_per_s=17_900_000_000)
+        links = (link, machine.link(*reversed(ends)))
+        return replace(machine, tiers=(machine.fast, replace(machine.tiers[1], kind=kind)), links=links)
+
+    most = min(machine.tiers[ends[0]].read_bytes_per_s, machine.tiers[ends[1]].write_bytes_per_s)
+    with pytest.raises(UsageError, match=rf"machine cxl-mlink: the link {said}; .* at most {most} bytes per second"):
+        faster("described")
+    assert faster("emulated").links  # nothing is copied there
+
+
+def test_a_worse_machine_has_half_the_links_and_slower_memory_one_and_a_half_times_as_dear():
+    machine = machines.load("cxl-mlink")
+    worse = machine.worse()
+    assert worse.fast == machine.fast
+    assert [2 * x.bandwidth_bytes_per_s for x in worse.links] == [x.bandwidth_bytes_per_s for x in machine.links]
+    slow, was = worse.tiers[1], machine.tiers[1]
+    assert slow.latency_ns == 1.5 * was.latency_ns
+    assert 1.5 * slow.read_bytes_per_s == pytest.approx(was.read_bytes_per_s)
+    assert 1.5 * slow.write_bytes_per_s == pytest.approx(was.write_bytes_per_s)
+
+
 def test_fast_memory_that_cannot_be_used_in_place_is_refused():
     """The control: slow memory may be like that."""
     machine = machines.load("cxl-m5")

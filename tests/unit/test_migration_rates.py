@@ -72,6 +72,10 @@ def test_only_links_to_nodes_that_nobody_measured_take_the_rate() -> None:
         (1, 8 * GB, False),
     }
     assert rated.tiers == node.tiers
+    slow = replace(node.tiers[1], read_bytes_per_s=RATE // 2)
+    links = tuple(replace(link, bandwidth_bytes_per_s=1) for link in node.links)
+    bounded = with_rates(replace(node, tiers=(node.fast, slow), links=links), run(*SEEN))
+    assert bounded.link(1, 0).bandwidth_bytes_per_s == RATE // 2  # the declared memory is no faster
     known = replace(node, links=tuple(replace(link, measured=True) for link in node.links))
     assert with_rates(known, run(*SEEN)) == known
     assert with_rates(emulated, run(*SEEN, emulated=True)) == emulated

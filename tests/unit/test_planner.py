@@ -195,7 +195,7 @@ def test_what_migrates_begins_with_a_huge_page_counted_from_where_the_arena_begi
         *(act(f"a{i}", big + i * PAGE_BYTES, i, 12 - i, [11 - i]) for i in range(6)),
     ]
     profile = make_profile(specs, 12)
-    made = plan(profile, make_machine(int(0.4 * footprint_bytes(profile)), promote=50 * GB, demote=50 * GB))
+    made = plan(profile, make_machine(int(0.4 * footprint_bytes(profile)), promote=10 * GB, demote=10 * GB))
     moving = {made.blocks[m.block] for m in made.migrations if not made.blocks[m.block].persistent}
     first_parts = {block for block in moving if block.offset in {slot.offset for slot in made.slots}}
     assert first_parts

@@ -135,7 +135,7 @@ def test_more_than_one_middle_tier_is_filled_from_the_fast_end():
 
 def test_what_a_tier_would_slow_down_is_not_put_there():
     """The tier in the middle is faster to write and slower to read: what is read stays in the last one."""
-    size, machine = 4 * MIB, three_tiers(0, 64 * MIB)
+    size, machine = 4 * MIB, three_tiers(0, 64 * MIB, middle_link=4 * GB)
     middle = replace(machine.tiers[1], read_bytes_per_s=4 * GB, write_bytes_per_s=80 * GB)
     machine = replace(machine, tiers=(machine.tiers[0], middle, machine.tiers[2]))
     specs = [param("read", size, [0, 1]), act("written", size, 0, 2)]

@@ -11,6 +11,7 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import format_bytes
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers import PRESETS, choice, machine_for
+from sentinel.tiers.presets import MOVER_BYTES_PER_S
 
 GIB = 1 << 30
 
@@ -152,7 +153,7 @@ def test_firmware_numbers_come_with_their_source(host: Tree) -> None:
     machine = machine_for("numa:1")
     assert (machine.fast.latency_ns, machine.tiers[1].latency_ns) == (90, 250)
     assert machine.tiers[1].source == "declared (HMAT of node 1)"
-    assert machine.link(1, 0).bandwidth_bytes_per_s == 30_000 << 20
+    assert {link.bandwidth_bytes_per_s for link in machine.links} == {MOVER_BYTES_PER_S}  # firmware tells of no mover
     assert machine.decided_by == "user"
 
 
@@ -165,6 +166,15 @@ def test_every_preset_can_be_emulated_and_described(host: Tree, name: str) -> No
     assert slow.write_bytes_per_s <= slow.read_bytes_per_s
     assert emulated.link(1, 0).bandwidth_bytes_per_s == min(slow.read_bytes_per_s, emulated.fast.write_bytes_per_s)
     assert emulated.link(0, 1).bandwidth_bytes_per_s == min(slow.write_bytes_per_s, emulated.fast.read_bytes_per_s)
+
+
+def test_links_that_nobody_measured_carry_what_one_mover_does_in_pages(host: Tree) -> None:
+    """A device is read in whole regions: its links are as fast as it is."""
+    host.online("0-1").node(0, "0-1", "10 20").node(1, "", "20 10")
+    for word in ("cxl-asic-x8", "cxl-worst", "numa:1"):
+        assert {link.bandwidth_bytes_per_s for link in machine_for(word).links} == {MOVER_BYTES_PER_S}
+    three = machine_for("cxl-asic-x8=1GiB+nvme-gen4")
+    assert [three.link(*pair).bandwidth_bytes_per_s for pair in ((1, 0), (2, 0), (0, 2))] == [2e9, 7e9, 5e9]
 
 
 def test_a_derived_write_bandwidth_says_so() -> None:
@@ -284,7 +294,7 @@ def _calibrated(number: int, up: int, down: int) -> Machine:
         return TierSpec(name, "node", 0, latency_ns, 2 * rate, rate, node=node, measured=True, source="measured")
 
     links = (Link(1, 0, up, measured=True), Link(0, 1, down, measured=True))
-    tiers = (tier("fast", 91.0, 10**10, 0), tier(f"node{number}", 207.0, 10**9, number))
+    tiers = (tier("fast", 91.0, 10**10, 0), tier(f"node{number}", 207.0, 3 * 10**9, number))
     return Machine("calibrated", tiers, links, full_duplex=False, decided_by="measurement")
 
 

@@ -10,7 +10,7 @@ from sentinel.planner.bound_program import Program, least_extra_ns, most_saved_n
 from sentinel.planner.lagrangian_bound import Certifier
 from sentinel.planner.lower_bound import bound
 from sentinel.planner.relaxation import make_groups
-from tests.builders import act, make_machine, make_profile, param
+from tests.builders import GB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
 
 LARGE = 1 << 20
@@ -48,7 +48,7 @@ def test_what_moves_holds_room_in_all_layers_of_its_life_and_what_stays_by_event
 
 def test_a_tier_behind_never_costs_less_than_a_tier_before_it_is_taken_to():
     profile = make_profile([param("p", LARGE, [0])], 2)
-    middle, last = least_extra_ns(profile, three_tiers(middle_bw=2 * 10**9, slow_bw=10**10))
+    middle, last = least_extra_ns(profile, three_tiers(middle_bw=2 * GB, middle_link=GB, slow_bw=10 * GB))
     assert middle.tolist() == last.tolist()  # the last tier is the faster one: what is behind the middle may be used
 
 

@@ -32,7 +32,7 @@ def test_the_relaxed_step_is_that_of_the_hot_tensor_in_fast_memory():
 def test_pricing_finds_the_timelines_that_take_turns():
     """Two tensors used in turn and links fast enough: each is promoted for its use into the room of the other."""
     profile = make_profile([param("a", LARGE, [0]), param("b", LARGE, [3])], 6, layer_ns=10_000_000)
-    work = make_workload(profile, make_machine(LARGE, promote=100 * GB, demote=100 * GB), 0)
+    work = make_workload(profile, make_machine(LARGE, promote=10 * GB, demote=10 * GB), 0)
     assert start_column_generation(work, EFFORT).solve(20).step_ns == pytest.approx(profile.layer_ns.sum(), rel=1e-3)
     (_, decision), *_ = optimized(work, EFFORT)
     assert np.bincount(decision.moves["part"]).tolist() == [2, 2]
