@@ -2,7 +2,7 @@
 
 `python benchmarks/policies.py --json > build/policies.txt; python -m benchmarks.policies_page build/policies.txt`
 
-Several runs, of some traces each, make one page.
+Several runs, of some traces or policies each, make one page.
 """
 
 from __future__ import annotations
@@ -46,10 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="what each run printed; its last line is the JSON")
     runs = [json.loads(run.read_text().splitlines()[-1]) for run in parser.parse_args(arguments).runs]
-    cells = {(c["trace"], c["machine"], c["fast"]): c for run in runs for c in run["cells"]}
-    told = {**summary(list(cells.values())), **{key: runs[-1][key] for key in ("when", "versions")}}
+    cells: dict[tuple[str, ...], dict[str, Any]] = {}
+    for cell in (cell for run in runs for cell in run["cells"]):
+        place = cell["trace"], cell["machine"], cell["fast"]
+        cells[place] = merged(cells.get(place, {}), cell)
+    when = ", ".join(sorted({day for run in runs for day in run["when"].split(", ")}))
+    told = {**summary(list(cells.values())), "when": when, "versions": runs[-1]["versions"]}
     (DOCS / "policies.json").write_text(_compact(told))
     (DOCS / "policies.md").write_text("\n".join(_page(told)))
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A cell with the policies of both."""
+    by_policy = {key: {**one[key], **other[key]} for key in one.keys() & other.keys() if isinstance(one[key], dict)}
+    return {**one, **other, **by_policy}
 
 
 def _compact(told: dict[str, Any]) -> str:

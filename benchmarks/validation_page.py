@@ -54,7 +54,7 @@ more than the plan has there: what moves late is in both tiers until then.
 _MIDDLE = """`{{middle}}` is three tenths of the example's footprint: {sizes}. Migrations go between the fast tier and
 the others, never between these.
 """
-STAYS = ("static", "weighted-interleave", "interleave", "first-touch", "all-fast", "all-slow")
+STAYS = ("best-static", "static", "weighted-interleave", "interleave", "first-touch", "all-fast", "all-slow")
 """Policies that place each tensor once and never migrate: what they add to a step is a sum, which nothing schedules."""
 _ALIKE = 0.05
 

@@ -43,9 +43,12 @@ examples:
 
 How to read it. 1 in `of all-fast speed`: as fast as with everything in fast memory. 1 in `of the bound`: no plan of
 this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. In this model a
-migration takes time on the link and none on a processor. A policy without a plan is shown with the reason. The curve
-shows the policy sentinel with more and more fast memory. Its knee, the least amount tried with at least 95% of all-fast
-speed, answers "how much DRAM do I need?"; two more amounts just below the knee are tried as well.
+migration takes time on the link and none on a processor. The second table has the step of the same plan on a worse
+machine too: links carry half, slow accesses take 1.5 times as long. The third has the fast memory that is held, at most
+and in the mean over the step. `best-static` is the best placement found that moves nothing. A policy without a plan is
+shown with the reason. The curve shows the policy sentinel with more and more fast memory. Its knee, the least amount
+tried with at least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just below the knee are
+tried as well.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
 `simulated`. A share such as 20% is of the memory that a profile's plan needs to keep everything fast (its footprint).

@@ -55,6 +55,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, write the plan, print what it decides."""
     from sentinel import files, planner
+    from sentinel.simulator import simulate
 
     check_outputs(arguments.output)
     profile = files.load_profile(arguments.profile)
@@ -63,14 +64,15 @@ def execute(arguments: argparse.Namespace) -> int:
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
         budget = None if arguments.fast is None else Budget(parse_budget(arguments.fast, footprint))
         plan = planner.plan(profile, machine, arguments.policy, budget=budget)
+        mean = simulate(plan, profile, machine).fast_mean_bytes
         all_fast = planner.plan(profile, machine, "all-fast", budget=Budget(footprint)).predicted_step_ns
     if arguments.output:
         files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
     if arguments.json:
-        print_json({**decisions(plan), "step_ns_all_fast": all_fast})
+        print_json({**decisions(plan), "fast_mean_bytes": mean, "step_ns_all_fast": all_fast})
         return OK
     print(f"simulated on {machine.name}: predictions, nothing was run\n")
-    print_table(rows_of(plan, all_fast))
+    print_table(rows_of(plan, all_fast, mean))
     print("".join(f"\n{sentence}" for sentence in notes_on(plan, machine, profile, all_fast)))
     print(f"plan written to {arguments.output}" if arguments.output else "nothing was written: -o FILE keeps the plan")
     return OK
@@ -95,13 +97,13 @@ def decisions(plan: Plan) -> dict[str, Any]:
     }
 
 
-def rows_of(plan: Plan, all_fast_ns: int | None) -> list[tuple[str, str, str]]:
+def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) -> list[tuple[str, str, str]]:
     """(what, amount, what to compare it with) of a plan; what is unknown is left out."""
     budget, footprint, step = plan.capacity_bytes[0], plan.footprint_bytes, plan.predicted_step_ns
     rows = [
         ("policy", plan.policy, ""),
         ("fast memory", format_bytes(budget), f"of {format_bytes(footprint)} that the step needs in all"),
-        ("  most in use", format_bytes(plan.fast_peak_bytes), ""),
+        ("  most in use", format_bytes(plan.fast_peak_bytes), in_the_mean(mean_bytes)),
         ("moved a step", format_bytes(plan.migrated_bytes_per_step), counted(len(plan.migrations), "migration")),
     ]
     if step is not None:
@@ -111,6 +113,11 @@ def rows_of(plan: Plan, all_fast_ns: int | None) -> list[tuple[str, str, str]]:
     if plan.bound_step_ns is not None:
         rows.append(("  bound", format_ns(plan.bound_step_ns), "no plan of this kind is faster"))
     return rows
+
+
+def in_the_mean(nbytes: int | None) -> str:
+    """What is in use in the mean, beside the most."""
+    return "" if nbytes is None else f"{format_bytes(nbytes)} in the mean over the step"
 
 
 def against(step_ns: int, all_fast_ns: int | None) -> str:

@@ -19,7 +19,7 @@ from sentinel.cli.common import (
     telling,
     whole_number,
 )
-from sentinel.cli.plan import against
+from sentinel.cli.plan import against, in_the_mean
 from sentinel.core.budget import Budget
 from sentinel.core.units import format_bytes, format_ns
 
@@ -87,7 +87,7 @@ def rows_of(found: dict[str, Any], all_fast_ns: int | None) -> list[tuple[str, s
         rows.append(("  waits", format_ns(stall), "for what had not arrived"))
     rows.append(("fast memory", format_bytes(found["fast_capacity_bytes"]), "the plan's budget"))
     if peak is not None:
-        rows.append(("  most in use", format_bytes(peak), ""))
+        rows.append(("  most in use", format_bytes(peak), in_the_mean(found["fast_mean_bytes"])))
     moved, cases = found["migrated_bytes_per_step"], [found[f"case{case}"] for case in (1, 2, 3)]
     rows.append(("moved a step", format_bytes(moved), f"{found['migrations_per_step']:,} migrations"))
     rows.append(("layers", "/".join(map(str, cases)), "had all in time / waited for room / for time (cases 1, 2, 3)"))
@@ -104,6 +104,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "stall_ns_per_step": int(done["stall_ns"][-1]) if len(done) else None,
         "fast_capacity_bytes": run.fast_capacity_bytes,
         "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max()) if len(run.steps) else None,
+        "fast_mean_bytes": run.fast_mean_bytes,
         "migrations_per_step": len(last),
         "migrated_bytes_per_step": int(last["moved_bytes"].sum()),
         **{f"case{case}": count for case, count in run.counters.cases.items()},

@@ -182,6 +182,16 @@ class Run:
         rows = self.steps["duration_ns"][self.steps["in_step"]]
         return int(np.median(rows)) if len(rows) else None
 
+    @property
+    def fast_mean_bytes(self) -> int | None:
+        """Bytes held in the fast tier in the mean over the time of the steps that ran as planned, each layer with the
+        most that it held, transfers included; None without such a layer."""
+        rows = self.layers[np.isin(self.layers["step"], self.steps["step"][self.steps["in_step"]])]
+        if not len(rows):
+            return None
+        spent = np.maximum(rows["duration_ns"], 0).astype(np.float64)
+        return int(np.average(rows["fast_bytes"], weights=spent if spent.any() else None))
+
     def held_bytes(self, tier: int) -> NDArray[np.int64] | None:
         """The most that `tier` held in each of `layers`, transfers included; None if that was not written down."""
         if tier == 0:

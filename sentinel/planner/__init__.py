@@ -27,6 +27,7 @@ POLICIES = {
     "capuchin": "rivals.reactive:Capuchin",
     "next-use": "rivals.reactive:NextUse",
     "lru": "rivals.reactive:Lru",
+    "best-static": "rivals.static:BestStatic",
     "static": "rivals.static:Static",
     "weighted-interleave": "rivals.static:WeightedInterleave",
     "interleave": "rivals.static:Interleave",

@@ -21,6 +21,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.fixed_placement import one_tier, with_page_tiers
 
 _RUNS = 1024
 """Pages are placed in runs, at most so many: a plan has a block for each at most."""
@@ -30,6 +31,12 @@ _CELLS = 4_000_000
 
 _ALIKE = 1e-9
 """Runs whose worth differs by less, as a share of the greatest, count as alike."""
+
+
+def best_fixed_plan(profile: Profile, machine: Machine, policy: str) -> Plan:
+    """The plan of `tiers_by_benefit`: nothing moves, and each page is where it saves most."""
+    all_fast = one_tier(profile, machine, 0, policy)
+    return with_page_tiers(all_fast, profile, tiers_by_benefit(all_fast, profile, machine), policy)
 
 
 def tiers_by_benefit(plan: Plan, profile: Profile, machine: Machine) -> NDArray[np.int64]:

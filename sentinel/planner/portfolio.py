@@ -6,13 +6,9 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.planner.assemble import assemble
-from sentinel.planner.best_fixed import tiers_by_benefit
+from sentinel.planner.best_fixed import best_fixed_plan
 from sentinel.planner.column_generation import efforts_for, is_large, optimized
-from sentinel.planner.fixed_placement import (
-    footprint_bytes,
-    one_tier,
-    with_page_tiers,
-)
+from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
 from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate_lawful
@@ -30,7 +26,7 @@ class Sentinel:
             return one_tier(profile, machine, 0, self.name)
         if len(machine.tiers) > 2:
             plans = tiered_plans(profile, machine, self.name, footprint)
-            plans += [_fixed(profile, machine, self.name)] if all_addressable(machine) else []
+            plans += [("by benefit", best_fixed_plan(profile, machine, self.name))] if all_addressable(machine) else []
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
                 return best_of(plans, profile, machine, self.name)
@@ -42,14 +38,8 @@ class Sentinel:
             drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
             plans.append((label, drawn))
         if not plans or not is_large(work):
-            plans.append(_fixed(profile, machine, self.name))
+            plans.append(("by benefit", best_fixed_plan(profile, machine, self.name)))
         return best_of(plans, profile, machine, self.name)
-
-
-def _fixed(profile: Profile, machine: Machine, policy: str) -> tuple[str, Plan]:
-    """The plan in which each page stays for good where it saves most."""
-    all_fast = one_tier(profile, machine, 0, policy)
-    return "by benefit", with_page_tiers(all_fast, profile, tiers_by_benefit(all_fast, profile, machine), policy)
 
 
 def best_of(candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str) -> Plan:

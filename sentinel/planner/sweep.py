@@ -11,6 +11,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, parse_budget
 from sentinel.planner import POLICIES, bound, footprint_bytes, not_slower, plan
+from sentinel.simulator import simulate_lawful
 
 CURVE_POLICY = "sentinel"
 """The policy of the curve."""
@@ -43,6 +44,8 @@ class Cell:
     `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
     of this kind can pass. `of_bound`: the bound over its own time, at most 1.
     `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
+    `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`, beside the same all-fast time. `fast_peak_bytes`,
+    `fast_mean_bytes`: held in fast memory at most, and in the mean over the time of the step.
     """
 
     profile: str
@@ -57,6 +60,15 @@ class Cell:
     loose: str
     migrated_bytes_per_step: int | None
     refused: str
+    worse_step_ns: int | None = None
+    worse_speed: float | None = None
+    fast_peak_bytes: int | None = None
+    fast_mean_bytes: int | None = None
+
+    @property
+    def mean_share(self) -> float | None:
+        """What is held in the mean over the step, as a share of the fast memory there is."""
+        return None if self.fast_mean_bytes is None or not self.fast_bytes else self.fast_mean_bytes / self.fast_bytes
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,9 @@ class Point:
     speed: float | None
     migrated_bytes_per_step: int | None
     refused: str
+    worse_step_ns: int | None = None
+    fast_peak_bytes: int | None = None
+    fast_mean_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +140,7 @@ def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping
             yield Point(subject.profile, fast, nbytes, None, None, None, str(error))
             continue
         best = made if best is None else not_slower(made, best)
-        step_ns, moved = best.predicted_step_ns, best.migrated_bytes_per_step
-        yield Point(subject.profile, fast, nbytes, step_ns, _over(subject.all_fast_step_ns, step_ns), moved, "")
+        yield _point(subject, fast, nbytes, best, profile, machine)
 
 
 def near_knee(subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point]) -> list[Point]:
@@ -155,8 +169,7 @@ def _never_slower(points: Sequence[Point]) -> Iterator[Point]:
             yield point
             continue
         if best is not None and (best.step_ns or 0) < point.step_ns:
-            moved = best.migrated_bytes_per_step
-            point = replace(point, step_ns=best.step_ns, speed=best.speed, migrated_bytes_per_step=moved)
+            point = replace(best, fast=point.fast, fast_bytes=point.fast_bytes)
         best = point
         yield point
 
@@ -178,23 +191,25 @@ def cells(
     least = bound(profile, machine, time_limit_s=time_limit_s)
     found = []
     for policy in policies:
-        step_ns, moved, refused = point.step_ns, point.migrated_bytes_per_step, point.refused
-        if policy != CURVE_POLICY:
-            step_ns, moved, refused = _planned(profile, machine, policy)
+        made = point if policy == CURVE_POLICY else _planned(subject, point, profile, machine, policy)
         found.append(
             Cell(
                 profile=subject.profile,
                 fast=point.fast,
                 fast_bytes=point.fast_bytes,
                 policy=policy,
-                step_ns=step_ns,
-                speed=_over(subject.all_fast_step_ns, step_ns),
+                step_ns=made.step_ns,
+                speed=made.speed,
                 bound_step_ns=least.step_ns,
                 bound_speed=subject.all_fast_step_ns / least.step_ns,
-                of_bound=_over(least.step_ns, step_ns),
+                of_bound=_over(least.step_ns, made.step_ns),
                 loose=least.loose,
-                migrated_bytes_per_step=moved,
-                refused=refused,
+                migrated_bytes_per_step=made.migrated_bytes_per_step,
+                refused=made.refused,
+                worse_step_ns=made.worse_step_ns,
+                worse_speed=_over(subject.all_fast_step_ns, made.worse_step_ns),
+                fast_peak_bytes=made.fast_peak_bytes,
+                fast_mean_bytes=made.fast_mean_bytes,
             )
         )
     return found
@@ -210,13 +225,29 @@ def knee(points: Sequence[Point]) -> Knee | None:
     return None
 
 
-def _planned(profile: Profile, machine: Machine, policy: str) -> tuple[int | None, int | None, str]:
-    """(step_ns, migrated bytes, why there is none) of a policy."""
+def _planned(subject: Subject, point: Point, profile: Profile, machine: Machine, policy: str) -> Point:
+    """What a policy makes of the amount of `point`."""
     try:
         made = plan(profile, machine, policy)
     except PlanError as error:
-        return None, None, str(error)
-    return made.predicted_step_ns, made.migrated_bytes_per_step, ""
+        return Point(subject.profile, point.fast, point.fast_bytes, None, None, None, str(error))
+    return _point(subject, point.fast, point.fast_bytes, made, profile, machine)
+
+
+def _point(subject: Subject, fast: str, nbytes: int, made: Plan, profile: Profile, machine: Machine) -> Point:
+    step_ns = made.predicted_step_ns
+    return Point(
+        subject.profile,
+        fast,
+        nbytes,
+        step_ns,
+        _over(subject.all_fast_step_ns, step_ns),
+        made.migrated_bytes_per_step,
+        "",
+        worse_step_ns=simulate_lawful(made, profile, machine.worse()).step_ns,
+        fast_peak_bytes=made.fast_peak_bytes,
+        fast_mean_bytes=simulate_lawful(made, profile, machine).fast_mean_bytes,
+    )
 
 
 def _over(reference_ns: int, step_ns: int | None) -> float | None:

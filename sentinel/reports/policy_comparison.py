@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.planner.sweep import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
 
+WORSE = "the same plan on a worse machine (links carry half, slow accesses take 1.5 times as long)"
 BAR = 40
 """Characters of the bar that stands for all-fast speed."""
 
@@ -19,6 +21,7 @@ def as_object(found: Comparison) -> dict[str, Any]:
         "machine": found.machine,
         "policies": list(found.policies),
         "knee_rule": knee_rule(),
+        "worse_machine": WORSE,
         "profiles": [asdict(subject) for subject in found.profiles],
         "cells": [asdict(cell) for cell in found.cells],
         "curve": [asdict(point) for point in found.curve],
@@ -32,7 +35,8 @@ def text(found: Comparison) -> str:
     for subject in found.profiles:
         cells = [cell for cell in found.cells if cell.profile == subject.profile]
         points = [point for point in found.curve if point.profile == subject.profile]
-        parts += [about(subject), _table(cells), _refusals(cells), _curve(points, knee_of(found, subject))]
+        tables = [_table(cells), _worse_table(cells), _held_table(cells)]
+        parts += [about(subject), *tables, _refusals(cells), _curve(points, knee_of(found, subject))]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -84,17 +88,33 @@ def refusals(cells: list[Cell]) -> list[tuple[str, str, str]]:
 def _table(cells: list[Cell]) -> str:
     amounts = list(dict.fromkeys(cell.fast for cell in cells))
     loose = list(dict.fromkeys(cell.loose for cell in cells if cell.loose))
+    first = {cell.fast: cell for cell in reversed(cells)}
+    note = f"\n~ the bound may be loose: {'; '.join(loose)}" if loose else ""
+    bound = ["(the bound)", *(_bound(first[fast]) for fast in amounts)]
+    return _of_policies(cells, "Speed as a share of all-fast speed / of the bound, simulated", _shares, bound) + note
+
+
+def _worse_table(cells: list[Cell]) -> str:
+    return _of_policies(cells, f"Step, simulated: as described / {WORSE}", _steps)
+
+
+def _held_table(cells: list[Cell]) -> str:
+    return _of_policies(cells, "Fast memory held, simulated: at most / in the mean over the step", _held)
+
+
+def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], first: Sequence[str] = ()) -> str:
+    """A row for each policy, a column for each amount of fast memory."""
+    amounts = list(dict.fromkeys(cell.fast for cell in cells))
     by_place = {(cell.policy, cell.fast): cell for cell in cells}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    rows = [["fast memory", *amounts], ["(the bound)", *(_bound(by_place[policies[0], fast]) for fast in amounts)]]
-    rows += [[policy, *(_shares(by_place[policy, fast]) for fast in amounts)] for policy in policies]
+    rows = [["fast memory", *amounts], *([list(first)] if first else [])]
+    rows += [[policy, *(shown(by_place[policy, fast]) for fast in amounts)] for policy in policies]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-    note = f"\n~ the bound may be loose: {'; '.join(loose)}" if loose else ""
-    return "Speed as a share of all-fast speed / of the bound, simulated\n" + "\n".join(lines) + note
+    return "\n".join([title, *lines])
 
 
 def _bound(cell: Cell) -> str:
@@ -105,6 +125,20 @@ def _shares(cell: Cell) -> str:
     if cell.speed is None or cell.of_bound is None:
         return "-"
     return f"{cell.speed:.3f} / {'~' if cell.loose else ''}{cell.of_bound:.3f}"
+
+
+def _steps(cell: Cell) -> str:
+    return "-" if cell.step_ns is None else f"{format_ns(cell.step_ns)} / {_or_dash(cell.worse_step_ns, format_ns)}"
+
+
+def _held(cell: Cell) -> str:
+    if cell.fast_peak_bytes is None:
+        return "-"
+    return f"{format_bytes(cell.fast_peak_bytes)} / {_or_dash(cell.fast_mean_bytes, format_bytes)}"
+
+
+def _or_dash(value: int | None, shown: Callable[[int], str]) -> str:
+    return "-" if value is None else shown(value)
 
 
 def _refusals(cells: list[Cell]) -> str:

@@ -90,6 +90,38 @@ def test_all_fast_sentinel_and_all_slow_come_in_that_order() -> None:
     assert str(subject.footprint_bytes) in found["all-fast"].refused
 
 
+def test_every_plan_is_tried_on_a_worse_machine_and_says_what_it_holds() -> None:
+    """Slow: 0.10 ns a byte read or written against 0.01 in fast memory; there 0.15. Eight layers take 8 ms."""
+    subject = make_subject("p", PROFILE, MACHINE)
+    (point,) = curve(subject, PROFILE, MACHINE, {"40%": subject.footprint_bytes * 2 // 5 // 4096 * 4096})
+    found = {cell.policy: cell for cell in cells(subject, PROFILE, MACHINE, point, DEFAULT_POLICIES)}
+    for cell in found.values():
+        assert cell.step_ns is not None
+        assert cell.worse_step_ns is not None
+        assert cell.step_ns < cell.worse_step_ns
+        assert cell.worse_speed == subject.all_fast_step_ns / cell.worse_step_ns
+        assert cell.fast_mean_bytes is not None
+        assert cell.fast_mean_bytes <= (cell.fast_peak_bytes or 0) <= cell.fast_bytes
+    slow = found["all-slow"]
+    assert ((slow.worse_step_ns or 0) - 8e6) / ((slow.step_ns or 0) - 8e6) == pytest.approx(14 / 9, rel=1e-3)
+    assert slow.fast_mean_bytes == slow.mean_share == 0
+    ours = found["sentinel"]
+    assert (ours.worse_step_ns, ours.fast_mean_bytes) == (point.worse_step_ns, point.fast_mean_bytes)
+
+
+def test_the_best_placement_that_moves_nothing_is_a_rival() -> None:
+    """Room for half of what is read once, or of what is read in each of 8 layers."""
+    profile = make_profile([param("once", 4 * MIB, [0]), param("often", 4 * MIB, range(8))], 8)
+    subject = make_subject("p", profile, MACHINE)
+    (point,) = curve(subject, profile, MACHINE, {"50%": 4 * MIB})
+    found = {cell.policy: cell for cell in cells(subject, profile, MACHINE, point, DEFAULT_POLICIES)}
+    best = found["best-static"]
+    assert best.migrated_bytes_per_step == 0
+    for name in ("static", "first-touch", "interleave", "weighted-interleave", "all-slow"):
+        assert found[name].migrated_bytes_per_step == 0
+        assert (best.step_ns or 0) < (found[name].step_ns or 0)
+
+
 def test_the_curve_is_that_of_plan_curve_and_ends_at_all_fast() -> None:
     subject = make_subject("p", PROFILE, MACHINE)
     budgets = [subject.footprint_bytes * k // 5 // 4096 * 4096 for k in (1, 3, 5)]
@@ -154,6 +186,9 @@ def test_json_is_one_object_with_cells_curve_and_knee(tmp_path: Path, capsys: py
     for cell in found["cells"]:
         assert cell["of_bound"] == pytest.approx(cell["bound_step_ns"] / cell["step_ns"])
         assert cell["speed"] == pytest.approx(cell["bound_speed"] * cell["of_bound"])
+        assert cell["worse_step_ns"] > cell["step_ns"]
+        assert cell["fast_mean_bytes"] <= cell["fast_peak_bytes"]
+    assert "half" in found["worse_machine"]
     assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "75%", "87.5%", "100%"]  # two near the knee
     speeds = [point["speed"] for point in found["curve"]]
     assert speeds == sorted(speeds)
@@ -168,6 +203,8 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
 ) -> None:
     out = compared(tmp_path, capsys, "--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast")
     assert out.startswith("simulated on built")
+    assert "links carry half, slow accesses take 1.5 times as long" in out
+    assert "Fast memory held, simulated: at most / in the mean over the step" in out
     assert out.count("<- knee") == 1
     assert "all-fast at 20%: " in out
     assert "keeps everything in the fast tier" in out
@@ -205,6 +242,8 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
     assert "https://" not in page
     assert "simulated" in page
     assert "knee: 100%" in page
+    assert "on a worse machine" in page
+    assert "in the mean over the step" in page
     assert "Knee (simulated): 100%" in page.split("Before you read")[0], "the answer comes first"
     assert "keeps everything in the fast tier" in page
 

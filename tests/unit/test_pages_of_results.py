@@ -64,6 +64,14 @@ def test_the_page_of_policies_is_made_from_its_results() -> None:
     assert (DOCS / "policies.md").read_text() == "\n".join(policies_page._page(told("policies.json")))
 
 
+def test_runs_of_other_policies_of_one_cell_are_one_cell() -> None:
+    one = {"trace": "a", "bound_ns": 1, "fraction": {"lru": 0.5}, "refused": {"autotm": "large"}}
+    other = {"trace": "a", "bound_ns": 1, "fraction": {"static": 0.4}}
+    both = {"trace": "a", "bound_ns": 1, "fraction": {"lru": 0.5, "static": 0.4}, "refused": {"autotm": "large"}}
+    assert policies_page.merged(one, other) == both
+    assert policies_page.merged({}, one) == one
+
+
 def example(ours: dict[str, Any], pages: dict[str, int]) -> dict[str, Any]:
     """Two placements of a step of 1000 touched MiB; ours serves all but a tenth from fast memory."""
     row = {"touched_bytes": 1000 << 20, "skipped": "", "migrated_pages": pages, "ours": None}

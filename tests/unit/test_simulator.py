@@ -115,6 +115,18 @@ def test_each_direction_has_its_own_speed_and_every_move_its_latency():
     assert down["stop_ns"] - down["start_ns"] == 2 * MB + 1000
 
 
+def test_what_is_held_in_the_mean_is_weighed_by_the_time_of_layers():
+    """Of eleven layers of 1, 1, …, 2 ms in all 12 ms: fast in layers 1 to 5, transfers included, 5 ms."""
+    profile = make_profile([param("a", MB, [4])], 11, layer_ns=[LAYER] * 10 + [2 * LAYER])
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 4), (0, 0, 1, 5, 6)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB, demote=2 * GB, promote=2 * GB))
+    held = run_.layers["fast_bytes"] > 0
+    assert held.tolist() == [False] + [True] * 5 + [False] * 5
+    slow = int(run_.layers["duration_ns"].sum())
+    assert run_.fast_mean_bytes == MB * 5 * LAYER // slow
+    assert replace(run_, steps=run_.steps[:0]).fast_mean_bytes is None
+
+
 def test_a_queue_behind_a_late_transfer_makes_the_next_one_late_too():
     profile = make_profile([param("a", 3 * MB, [2]), param("b", MB, [3])], 10)
     moves = [(0, 1, 0, 1, 2), (1, 1, 0, 1, 3), (0, 0, 1, 4, 9), (1, 0, 1, 4, 9)]

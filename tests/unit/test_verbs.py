@@ -42,6 +42,7 @@ def test_plan_prints_what_it_decides(saved: dict[str, str], capsys: pytest.Captu
     assert plan.execute(asked(plan, *words)) == OK
     found = json.loads(capsys.readouterr().out)
     all_fast = found.pop("step_ns_all_fast")
+    assert 0 < found.pop("fast_mean_bytes") <= PLAN.fast_peak_bytes
     assert found == plan.decisions(PLAN)
     assert 0 < all_fast <= (PLAN.predicted_step_ns or 0)
     rows = {what: (amount, remark) for what, amount, remark in plan.rows_of(PLAN, all_fast)}

@@ -14,6 +14,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
 from sentinel.core.units import PAGE_BYTES
+from sentinel.planner.best_fixed import best_fixed_plan
 from sentinel.planner.fixed_placement import fill_tiers, footprint_bytes, one_tier, with_page_tiers
 
 
@@ -94,6 +95,16 @@ class WeightedInterleave:
         plan = one_tier(profile, machine, 0, self.name)
         weights = [tier.read_bytes_per_s for tier in machine.tiers]
         return with_page_tiers(plan, profile, _dealt_by(plan, weights, evenly=True), self.name)
+
+
+class BestStatic:
+    """The best placement found that moves nothing: each page stays for good where it saves most."""
+
+    name = "best-static"
+
+    def plan(self, profile: Profile, machine: Machine) -> Plan:
+        """All uses are looked at, beforehand: the strongest rival without migrations."""
+        return best_fixed_plan(profile, machine, self.name)
 
 
 class Static:

@@ -9,7 +9,7 @@ from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, 
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, of_share, pairs, table
-from sentinel.reports.policy_comparison import about, amount, answer, knee_of, knee_rule, refusals
+from sentinel.reports.policy_comparison import WORSE, about, amount, answer, knee_of, knee_rule, refusals
 
 _FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
 _APART = 64
@@ -48,6 +48,11 @@ def _profile(found: Comparison, subject: Subject) -> str:
         _shares(cells, "speed", f"Speed of {subject.profile}"),
         tag("h3", "Speed as a share of the bound (simulated)"),
         _shares(cells, "of_bound", f"Share of the bound of {subject.profile}"),
+        tag("h3", "Speed as a share of all-fast speed on a worse machine (simulated)"),
+        tag("p", escape(f"{WORSE[0].upper()}{WORSE[1:]}.")),
+        _shares(cells, "worse_speed", f"Speed of {subject.profile} on a worse machine"),
+        tag("h3", "Fast memory held in the mean over the step, as a share of what there is (simulated)"),
+        _shares(cells, "mean_share", f"Held by {subject.profile}"),
         tag("h3", "No plan, and why") + reasons if reasons else "",
     )
     return section(subject.profile, *parts, note=about(subject))
