@@ -113,13 +113,15 @@ def planned(plan: Plan) -> str:
 
 
 def tell_end(report: Report) -> None:
-    """What was done, the answer in short, and the first caveats."""
+    """What was done, the answer in short, and the first caveats; that the host was busy beside them."""
+    from sentinel.reports.caveats import busy
+
     heading = report.heading
     if heading.badge != "executed":
         say(heading.done)
     for what, sentence in heading.summary:
         say(f"{what:<8}{sentence}")
-    for caveat in worst(report)[:CAVEATS]:
+    for caveat in worst(report)[: CAVEATS + len(busy(report.headline))]:
         say(f"{'but':<8}{caveat}")
 
 

@@ -15,6 +15,8 @@ from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.setup import Setup
 
+BUSY_SHARE = 0.1
+"""A host that kept the job's thread from a processor for more than this share of its time tells no speeds."""
 MAX_EVENTS = 8
 """Of a run's own sentences; the rest are counted."""
 
@@ -43,8 +45,10 @@ def caveats_of(
     run: Run | None,
     setup: Setup,
 ) -> list[str]:
-    """Sentences, most important first; the first says what was done where that was not plain execution."""
-    found = [] if headline["kind"] == "executed" else [done_sentence(headline)]
+    """Sentences, most important first: that the host was busy; then what was done where that was not plain
+    execution."""
+    found = busy(headline)
+    found += [] if headline["kind"] == "executed" else [done_sentence(headline)]
     found += setup.notes
     if plan is not None:
         found += _of_plan(plan)
@@ -60,6 +64,17 @@ def caveats_of(
         found += profile.notes
         found += _of_tracker(profile.quality)
     return list(dict.fromkeys(_sentence(text) for text in found))
+
+
+def busy(headline: dict[str, Any]) -> list[str]:
+    """One sentence if the host was so busy that times of this session say little, and ratios of them nothing."""
+    shares = {"profiled step": headline["busy_profiled_share"], "applied steps": headline["busy_applied_share"]}
+    told = [f"{share:.0%} of the {name}" for name, share in shares.items() if share and share > BUSY_SHARE]
+    if not told:
+        return []
+    why = "the training thread waited for a processor, or a hypervisor had given it to others"
+    then = "Times of this run say little, so no ratio of them is stated; run it again alone."
+    return [f"The host was busy: for {' and '.join(told)} {why}. {then}"]
 
 
 def _sentence(text: str) -> str:

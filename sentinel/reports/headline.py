@@ -13,6 +13,7 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.setup import Done, Setup
+from sentinel.system.host_load import HostLoad
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
 """Moved when a plan begins or ends, not in every step."""
@@ -47,6 +48,7 @@ def headline_of(
         "false_sharing_bytes": profile.sharing.nbytes if profile and profile.sharing else None,
         "fast_capacity_bytes": plan.capacity_bytes[0] if plan else run.fast_capacity_bytes if run else None,
         "fast_peak_bytes": _fast_peak(plan, run),
+        "fast_mean_bytes": run.fast_mean_bytes if run else None,
         "fast_needed_bytes": plan.fast_needed_bytes if plan else None,
         "fast_served_fraction": served_fraction(run),
         "moved_pages": claimed_pages(executed),
@@ -63,12 +65,18 @@ def headline_of(
         "optimality_gap": _gap(plan, predicted),
         "setup_ns": setup.setup_ns,
         "plan_ns": setup.plan_ns,
+        "busy_profiled_share": _busy(setup.profiled_load),
+        "busy_applied_share": _busy(setup.applied_load),
         "mil": _whole(plan.details.get("mil")) if plan else None,
         "cases": _cases(plan, run),
         "steps": len(run.steps) if run else None,
         "layers": profile.n_layers if profile else plan.n_layers if plan else None,
         "tensors": len(profile.names) if profile else None,
     }
+
+
+def _busy(load: HostLoad | None) -> float | None:
+    return None if load is None else load.busy_share
 
 
 def range_shares(plan: Plan | None) -> dict[str, float | None]:

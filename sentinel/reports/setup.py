@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from sentinel.system.host_load import HostLoad
+
 Done = Literal["executed", "emulated", "simulated", "declared", "passive"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed, the slow tier's delays injected.
 `simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
@@ -90,7 +92,8 @@ class Setup:
     `start_profile` and `end_profile`, planning apart; `plan_ns`: planning. `in_place`: (name, nbytes,
     reason) of tensors whose memory was not taken over. `unmanaged`: why allocations fell back to malloc ->
     bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report. `buckets`: the
-    shapes that steps came in, where there were several. `storage`: where the slow tier is a file.
+    shapes that steps came in, where there were several. `storage`: where the slow tier is a file. `profiled_load`,
+    `applied_load`: how busy the host was in the profiled step, and from the first applied step on.
     """
 
     tracker: str | None = None
@@ -105,3 +108,5 @@ class Setup:
     buckets: tuple[BucketRow, ...] = ()
     script: str | None = None
     storage: StorageFigures | None = None
+    profiled_load: HostLoad | None = None
+    applied_load: HostLoad | None = None

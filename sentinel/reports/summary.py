@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.caveats import far_off
+from sentinel.reports.caveats import busy, far_off
 from sentinel.reports.setup import StorageFigures
 
 TITLE = "In short"
@@ -39,7 +39,9 @@ def _speed(h: dict[str, Any]) -> str:
     if step is None:
         return ""
     told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
-    if plain and far_off(h) and not h["step_ns_plain_is_measured"]:
+    if plain and busy(h):
+        told += "; the host was busy, so it is not compared with a stock step"
+    elif plain and far_off(h) and not h["step_ns_plain_is_measured"]:
         told += f"; it cannot be compared with a stock step, whose estimate ({format_ns(plain)}) comes from steps that"
         told += " were much slower or faster (was the host busy?)"
     elif plain:

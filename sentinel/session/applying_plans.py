@@ -84,6 +84,7 @@ class ApplyingPlans:
                 f' use slow="emulated:PRESET" to run with injected delays'
             )
             return Over.DECLARED
+        context.host.begin("applied")
         context.applying.start()
         if not context.follower.detecting:
             context.job.watch_new_optimizers()

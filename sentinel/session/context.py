@@ -10,6 +10,7 @@ from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.recording import Recording
 from sentinel.session.training_job import TrainingJob
 from sentinel.session.witnessing import Witnessing
+from sentinel.system.host_load import HostWatch
 
 
 class SessionContext:
@@ -29,6 +30,7 @@ class SessionContext:
         self.recording = Recording(self.memory, job)
         self.applying = Applying(self.memory, machine, job, self.follower, bytes_per_s)
         self.witnessing = Witnessing()
+        self.host = HostWatch()
         self.recorded = Dataflow()
         self.setup_ns = 0
 

@@ -43,6 +43,7 @@ class Profiling:
     def end(self, layers: tuple[LayerId, ...]) -> State:
         """The step has ended; `layers` were its own. Returns the state from now on."""
         context = self._context
+        context.host.end("profiled")
         began, planned = time.perf_counter_ns(), context.planning.spent_ns
         if context.job.optimizers and not context.follower.cycle.boundaries:
             context.notes.append("no optimizer stepped in the profiled step: it may have been cut short")

@@ -170,6 +170,7 @@ class Session:
             context.witnessing.begin(context.memory)
         if given is None:
             context.recording.begin(0)
+            context.host.begin("profiled")
             self._enter(Profiling(context))
         else:
             self._enter(CheckingSavedPlan(context, given).begin())
@@ -355,6 +356,7 @@ class Session:
             self._notes.append(f"as it ended, this went wrong too: {error}")
 
     def _count(self) -> None:
+        self.context.host.end("applied")
         self._counters = self.context.memory.counters()
         self._annotation_notes = annotate.notes()
 
@@ -374,6 +376,8 @@ class Session:
             notes=self.notes,
             script=sys.argv[0] or None,
             buckets=rows_of(context.applying.buckets, context.applying.strangers),
+            profiled_load=context.host.load("profiled"),
+            applied_load=context.host.load("applied"),
         )
 
 

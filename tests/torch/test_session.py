@@ -80,6 +80,10 @@ def test_a_share_of_more_than_there_is_becomes_what_there_is_and_says_so(monkeyp
     assert len(said) == 1
     assert said[0].endswith("that is the budget.")
     assert report.headline["fast_capacity_bytes"] < report.headline["peak_bytes"]
+    for load in (report.setup.profiled_load, report.setup.applied_load):
+        assert load is not None
+        assert load.wall_ns > 0
+        assert load.busy_share is None or 0 <= load.busy_share <= 1
 
 
 def test_what_the_job_holds_of_the_fast_node_is_room_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

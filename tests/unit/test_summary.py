@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ from sentinel.core.run import Run
 from sentinel.core.units import format_bytes
 from sentinel.reports import Setup, build_report
 from sentinel.reports.html.lanes import lanes, typical_step
+from sentinel.reports.html.page import page
 from sentinel.reports.summary import summary
+from sentinel.system.host_load import HostLoad
 from tests.builders import make_machine
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed, full_report
 
@@ -65,6 +69,39 @@ def test_a_host_whose_speed_changed_gives_no_ratio() -> None:
     assert "cannot be compared with a stock step" in told["speed"]
     assert "times a stock step" not in told["speed"]
     assert "times a stock step" in said(executed=executed(), simulated=SIMULATED)["speed"]
+
+
+def loads(profiled: float | None, applied: float | None) -> Setup:
+    first, then = HostLoad(10**9, 10**9, profiled, 0.0), HostLoad(10**9, 10**9, 0.0, applied)
+    return Setup(profiled_load=first, applied_load=then)
+
+
+@pytest.mark.parametrize(
+    ("setup", "told"),
+    [
+        (loads(0.34, 0.05), "for 34% of the profiled step the training thread waited"),
+        (loads(0.05, 0.12), "for 12% of the applied steps the"),
+        (loads(0.34, 0.12), "for 34% of the profiled step and 12% of the applied steps the"),
+    ],
+)
+def test_a_busy_host_is_the_first_caveat_and_no_ratio_is_stated(setup: Setup, told: str) -> None:
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=setup)
+    assert report.caveats[0].startswith("The host was busy: ")
+    assert told in report.caveats[0]
+    assert "the host was busy, so it is not compared" in dict(report.heading.summary)["speed"]
+    for form in (report.text(), page(report)):
+        words = " ".join(form.split())
+        assert "not compared: the host was busy" in words
+        assert not re.search(r"times a stock step|of plain|× plain|of applied|against applied", words)
+
+
+def test_a_host_that_was_hardly_busy_changes_nothing() -> None:
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=loads(0.1, None))
+    assert not any("busy" in caveat for caveat in report.caveats)
+    words = " ".join(report.text().split())
+    assert "times a stock step" in words
+    assert "10.0% in the profiled step" in words
+    assert "host busy" not in build_report(profile=PROFILE, executed=executed()).text()
 
 
 def test_a_plan_with_room_for_all_saves_nothing() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.caveats import busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs
 from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "Headline"
+_BUSY = "not compared: the host was busy"
 
 
 def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -24,6 +26,8 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     applied, plain = h["step_ns_applied"], h["step_ns_plain"]
     versus = f"{applied / plain:.3f} of plain" if applied and plain else ""
     ahead = f"{h['step_ns_predicted'] / applied:.3f} of applied" if h["step_ns_predicted"] and applied else ""
+    if busy(h):
+        versus = ahead = _BUSY
     plain_kind = {True: "measured", False: "estimated", None: ""}[h["step_ns_plain_is_measured"]]
     gap = f"{h['optimality_gap']:+.1%}" if h["optimality_gap"] is not None else None
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
@@ -40,6 +44,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("falsely shared", _b(h["false_sharing_bytes"]), "pages that would hold hot and cold tensors under malloc"),
         ("fast budget", _b(capacity), share),
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
+        ("fast mean", _b(h["fast_mean_bytes"]), "held over the time of a step"),
         ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
         ("served from fast", served, "of the bytes touched"),
         *_by_ranges(h),
@@ -51,6 +56,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("step, predicted", _t(h["step_ns_predicted"]), ahead),
         ("step, bound", _t(h["step_ns_bound"]), f"predicted {gap} above it" if gap else ""),
         ("cases", cases, "promotions: 1 in time, 2 late for room, 3 late for time"),
+        *_by_load(h),
         ("set-up", _t(h["setup_ns"]), "planning apart"),
         ("planning", _t(h["plan_ns"]), ""),
     ]
@@ -65,6 +71,13 @@ def _by_ranges(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     if ranged is None or whole is None:
         return []
     return [("served, planned by", f"page ranges {ranged:.1%}", f"whole tensors {whole:.1%}, at equal fast memory")]
+
+
+def _by_load(h: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """How busy the host was; empty where that is not known."""
+    shares = {"profiled step": h["busy_profiled_share"], "applied steps": h["busy_applied_share"]}
+    told = [f"{share:.1%} in the {name}" for name, share in shares.items() if share is not None]
+    return [("host busy", ", ".join(told), "the thread waited for a processor, or it was stolen")] if told else []
 
 
 def _in_words(kind: str | None) -> str:
@@ -110,12 +123,13 @@ def _cards(h: dict[str, Any]) -> list[str]:
     step = applied if applied is not None else predicted
     what = "Step, applied" if applied is not None else "Step, predicted"
     against = f"{step / plain_ns:.3f} × plain ({format_ns(plain_ns)})" if step and plain_ns else ""
+    against = _BUSY if against and busy(h) else against
     capacity, peak, fast = h["fast_capacity_bytes"], h["peak_bytes"], h["fast_peak_bytes"]
     share = f"{capacity / peak:.1%} of {format_bytes(peak)}" if capacity is not None and peak else ""
     served = h["fast_served_fraction"]
     live = h["live_bytes"]
     managed = h["managed_bytes"] / live if live else None
-    near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied else ""
+    near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied and not busy(h) else ""
     return [
         _card("Fast budget", _b(capacity), share),
         _card(what, None if step is None else format_ns(step), against),
