@@ -36,8 +36,8 @@ memory that it reads and writes. A kernel that moves pages needs a core for it. 
 migrate, ours among them. That a kernel reaches 5 GB/s each way at once is assumed, not shown.
 
 `sentinel-2021` is our reading of the paper's policy, `autotm` an integer program in AutoTM's manner whose search ends
-after 50 nodes. A policy can be slower with more fast memory than with less: it makes a new plan for each budget and
-does not see those of smaller budgets.
+after 50 nodes, `best-static` the best placement found that moves nothing. A policy can be slower with more fast memory
+than with less: it makes a new plan for each budget and does not see those of smaller budgets.
 """
 
 

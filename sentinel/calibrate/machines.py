@@ -73,12 +73,11 @@ def _links(found: Calibration, other: NodeFigures, index: int) -> tuple[Link, Li
     """No faster than the nodes were read and written, which noise on a busy host may have it."""
     fast = found.nodes[0]
 
-    def link(source: NodeFigures, target: NodeFigures, *ends: int) -> Link:
-        rate = planned_rate(found, source.node, target.node)
-        most = min(rate, best(source.read).median, best(target.write).median)
-        return Link(*ends, max(round(most), 1), measured=True)
+    def rate(source: NodeFigures, target: NodeFigures) -> int:
+        planned = planned_rate(found, source.node, target.node)
+        return max(round(min(planned, best(source.read).median, best(target.write).median)), 1)
 
-    return link(other, fast, index, 0), link(fast, other, 0, index)
+    return Link(index, 0, rate(other, fast), measured=True), Link(0, index, rate(fast, other), measured=True)
 
 
 def _tier(found: Calibration, node: NodeFigures, host: Topology, name: str) -> TierSpec:

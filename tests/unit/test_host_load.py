@@ -45,8 +45,13 @@ def test_a_reading_is_what_the_kernel_tells_of_the_thread_and_the_processors(tmp
 
 def test_a_phase_is_what_lies_between_its_beginning_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([BEFORE, after(3 * 10**9, 10**9, 400, 0), after(4 * 10**9, 10**9, 400, 0)])
-    threads = []
-    monkeypatch.setattr(host_load, "read", lambda thread: (threads.append(thread), next(told))[1])
+    threads: list[int] = []
+
+    def given(thread: int) -> Reading:
+        threads.append(thread)
+        return next(told)
+
+    monkeypatch.setattr(host_load, "read", given)
     watch = HostWatch()
     watch.end("applied")
     assert watch.load("applied") is None

@@ -191,3 +191,5 @@ def test_the_readme_says_how_near_plans_come_to_the_bound() -> None:
     assert f"{ours['10%']:.3f} of the speed that no plan of this kind" in README
     assert f"fast, {ours['20%']:.3f} with 20 %" in README
     assert f"the paper's policy {paper['10%']:.3f} and {paper['20%']:.3f}" in README
+    stays = means["best-static"]
+    assert f"that moves nothing {stays['10%']:.3f} and {stays['20%']:.3f}" in README
