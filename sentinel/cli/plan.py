@@ -35,6 +35,8 @@ examples:
   sentinel plan p.safetensors --machine cxl-m5 --fast 20% -o plan.json
   sentinel plan p.safetensors --machine cxl-m5 --fast 20% --policy first-touch
       prints what another policy would decide; nothing is written without -o
+  sentinel plan p.safetensors --machine cxl-m5 --fast 20% --forgiving -o plan.json
+      where links are half and slow accesses 1.5 times as dear, at most 3% slower than the best that moves nothing
 
 A share such as 20% is of the footprint of the plan that keeps everything in fast memory.
 """
@@ -47,6 +49,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--machine", metavar="PRESET|FILE", help=f"the machine to plan for (default: {HERE})")
     parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory; default: the machine's own")
     parser.add_argument("--policy", default="sentinel", help=POLICIES)
+    parser.add_argument(
+        "--forgiving",
+        action="store_true",
+        help="take a plan that half the links and slow memory 1.5 times as dear do not spoil",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
     add_json(parser)
     parser.set_defaults(execute=execute)
@@ -63,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
     footprint = planner.footprint_bytes(profile)
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
         budget = None if arguments.fast is None else Budget(parse_budget(arguments.fast, footprint))
-        plan = planner.plan(profile, machine, arguments.policy, budget=budget)
+        plan = planner.plan(profile, machine, arguments.policy, budget=budget, forgiving=arguments.forgiving)
         mean = simulate(plan, profile, machine).fast_mean_bytes
         all_fast = planner.plan(profile, machine, "all-fast", budget=Budget(footprint)).predicted_step_ns
     if arguments.output:

@@ -13,10 +13,14 @@ from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_ten
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.rules import require
 from sentinel.core.run import Run
 from sentinel.planner import load_policy
 from sentinel.planner.assemble import completed, finalize
 from sentinel.simulator import simulate
+
+FORGIVING = "sentinel"
+"""The policy that has candidates, and can look at a worse machine as it chooses."""
 
 
 class Policy(Protocol):
@@ -35,16 +39,21 @@ def plan(
     *,
     budget: Budget | None = None,
     whole_tensors: bool = False,
+    forgiving: bool = False,
 ) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
     `budget`: of fast memory; without one, all that the machine has.
     Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
     that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
-    Raises UsageError for an unknown policy, Infeasible where not even slow memory helps, PlanError for a bug.
+    `forgiving`, of policy `sentinel`: a plan that on `machine.worse()` takes over 1.03 times what the best placement
+    that moves nothing takes there gives way to the next candidate (steps of very many tensors have one only).
+    Raises UsageError for an unknown policy or one that cannot forgive, Infeasible where not even slow memory helps,
+    PlanError for a bug.
     """
     machine = machine if budget is None else budget.reach(machine)
-    make = load_policy(policy).plan
+    require((forgiving and policy != FORGIVING, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"))
+    make = _forgiving().plan if forgiving else load_policy(policy).plan
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     merged = merge_extents(profile)
@@ -56,6 +65,12 @@ def plan(
     made = plan_of_tensors(make(extents_as_tensors(profile), machine), profile)
     ranged, ranged_run = _simulated(made.told(fast_needed_bytes=whole.fast_needed_bytes), profile, machine)
     return better_of(ranged, whole, {"ranged": ranged_run, "whole": run})
+
+
+def _forgiving() -> Policy:
+    from sentinel.planner.portfolio import Sentinel
+
+    return Sentinel(forgiving=True)
 
 
 def _simulated(made: Plan, profile: Profile, machine: Machine) -> tuple[Plan, Run]:

@@ -51,6 +51,13 @@ def test_plan_prints_what_it_decides(saved: dict[str, str], capsys: pytest.Captu
     assert "step" not in {what for what, _, _ in plan.rows_of(replace(PLAN, predicted_step_ns=None), None)}
 
 
+def test_only_the_policy_that_has_candidates_can_forgive(saved: dict[str, str]) -> None:
+    words = ("plan", saved["profile"], "--machine", saved["machine"], "--fast", "20%", "--forgiving")
+    assert plan.execute(asked(plan, *words)) == OK
+    with pytest.raises(UsageError, match="policy lru cannot be forgiving; use policy sentinel"):
+        plan.execute(asked(plan, *words, "--policy", "lru"))
+
+
 def test_plan_says_what_to_compare_with_and_where_it_is(
     saved: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from benchmarks.traces.synthetic import synthetic
 from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
-from sentinel.planner.portfolio import best_of
+from sentinel.planner.portfolio import STAYS, WORSE_BY, best_of
 from sentinel.planner.workload import make_workload
-from tests.builders import make_machine, make_profile, param
+from sentinel.simulator import simulate
+from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
 from tests.three_tiers import three_tiers
+
+LINKS = {"promote": 10 * GB, "demote": 10 * GB}
 
 
 def test_the_candidate_that_is_simulated_fastest_is_taken_the_first_of_equals():
@@ -17,6 +20,24 @@ def test_the_candidate_that_is_simulated_fastest_is_taken_the_first_of_equals():
     made = best_of([("slow", slow), ("fast", fast), ("again", fast)], profile, machine, "test")
     assert (made.policy, made.details["chosen"], made.blocks) == ("test", "fast", fast.blocks)
     assert made.details["alternatives"]["fast"] == made.predicted_step_ns < made.details["alternatives"]["slow"]
+
+
+def test_a_plan_that_a_worse_machine_spoils_gives_way_to_one_that_moves_nothing():
+    """Two tensors of 8 MiB take turns in room for one: 0.8 ms over the link, within layers of 1 ms; over half of it
+    twice that, and both wait."""
+    size = 8 * MIB
+    profile, machine = make_profile([param("a", size, [0]), param("b", size, [3])], 6), make_machine(size, **LINKS)
+    stays = persistent_plan(profile, [0, 1], fast_bytes=size)
+    turns = [(0, 0, 1, 1, 2), (1, 1, 0, 2, 3), (1, 0, 1, 4, 5), (0, 1, 0, 5, 6)]
+    moves = persistent_plan(profile, [0, 1], turns, fast_bytes=size)
+    candidates = [("moves", moves), (STAYS, stays)]
+    described, worse = ([simulate(p, profile, m).step_ns for _, p in candidates] for m in (machine, machine.worse()))
+    assert described[0] < described[1]
+    assert worse[0] > WORSE_BY * worse[1]
+    for forgiving, chosen in ((False, "moves"), (True, STAYS)):
+        made = best_of(candidates, profile, machine, "x", forgiving=forgiving)
+        assert made.details["chosen"] == chosen
+    assert best_of([("moves", moves)], profile, machine, "x", forgiving=True).details["chosen"] == "moves"
 
 
 def test_large_steps_are_searched_less_hard():
