@@ -96,8 +96,11 @@ class SourceFiles:
         chunks = layout.chunk_of[samples]
         at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
         columns = (layout.chunk_file[chunks], at, layout.sample_nbytes[samples], samples)
+        held = self._open if len(self._open) < self._most_open else {}  # if there are more, the order of use counts
         for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
-            yield memoryview(tried(partial(self._read, file, begin, nbytes, "sample", sample)))
+            found = held.get(file)
+            data = None if found is None else found.read_as_indexed(begin, nbytes)
+            yield memoryview(data or tried(partial(self._read, file, begin, nbytes, "sample", sample)))
 
     def _unpacked(self, chunk: int, file: int) -> BytesOfChunk:
         layout, source = self.layout, self._source

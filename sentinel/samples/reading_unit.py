@@ -8,6 +8,7 @@ import numpy as np
 
 from sentinel.core.errors import UsageError
 from sentinel.samples.epoch_plan import Epoch, plan, simulate
+from sentinel.samples.feed import Feed
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
 from sentinel.samples.room import Room
@@ -20,14 +21,16 @@ ALONE = -1
 STAGED_NS = 10_000
 """Time that a sample takes more where it goes through memory: the reader writes it there, a worker copies it. An
 estimate for samples of some 32 KiB, not measured where it is used; counted only where reading alone is compared."""
+READ_NS = 100_000
+"""Time that a read takes more where it is the reader's: it is placed, and its samples are told apart. As above."""
 _ENOUGH = 1 << 14
 """Samples of a data set on which units are tried: what reads a chunk costs hardly depends on the number of chunks."""
 
 
-def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int, float]:
+def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts, read_ns: int = 0) -> dict[int, float]:
     """Samples that are read at once (powers of two below those of the largest chunk, then WHOLE) -> ns of reading a
     sample in exact order from the second epoch on, predicted from part of the data set. Units for which the room is too
-    little are left out; where chunks are encoded there is WHOLE only."""
+    little are left out; where chunks are encoded there is WHOLE only. `read_ns`: what a read takes besides."""
     part = _part(layout)
     nbytes = max(int(room_bytes * (part.nbytes / layout.nbytes)), 1)
     most = 0 if layout.encoded else int(layout.chunk_samples.max())
@@ -36,9 +39,10 @@ def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int,
         if unit >= most and unit != WHOLE:
             continue
         try:
-            found[unit] = _steady_ns(part.cut(unit) if unit else part, nbytes, costs) / part.n_samples
+            feed = _steady(part.cut(unit) if unit else part, nbytes, costs)
         except UsageError:
             continue
+        found[unit] = (feed.wait_ns + read_ns * feed.source_reads) / part.n_samples
     return found
 
 
@@ -46,7 +50,7 @@ def best_unit(layout: Layout, room_bytes: int, costs: SourceCosts, alone: Source
     """The unit that costs least, for `layout.cut`, or WHOLE; ALONE where that costs no more. `costs`: what the reader
     sees; `alone`: what workers see that read each sample alone, None if they are not to. Raises UsageError for a room
     too small for any."""
-    found = unit_costs(layout, room_bytes, costs)
+    found = unit_costs(layout, room_bytes, costs, 0 if alone is None else READ_NS)
     if not found:
         raise UsageError(f"memory of {room_bytes} bytes is too little for any unit of reading", "give more memory")
     if alone is not None:
@@ -66,11 +70,11 @@ def _part(layout: Layout) -> Layout:
     )
 
 
-def _steady_ns(layout: Layout, room_bytes: int, costs: SourceCosts) -> float:
-    """Time of the reads of a second epoch."""
+def _steady(layout: Layout, room_bytes: int, costs: SourceCosts) -> Feed:
+    """The reads of a second epoch, and their time."""
     chance = np.random.Generator(np.random.PCG64(0))  # any permutation will do
     orders = [chance.permutation(layout.n_samples) for _ in range(3)]
     room, order = Room.of(layout, room_bytes), Order()
     first = plan(layout, order, room, Epoch(orders[0], orders[1]))
     second = plan(layout, order, room, Epoch(orders[1], orders[2]), first)
-    return simulate(layout, second, costs).wait_ns
+    return simulate(layout, second, costs)

@@ -38,6 +38,10 @@ class OpenedFile(Protocol):
     def read(self, at: int, nbytes: int) -> bytes:
         """Bytes from `at` on, fewer than `nbytes` only where the file ends. Raises OSError."""
 
+    def read_as_indexed(self, at: int, nbytes: int) -> bytes | None:
+        """The bytes, if they are all there, and it is known that the file is the one that was indexed; else None, and
+        `read` and `state` tell why."""
+
     def state(self) -> SourceFile:
         """Size and time as they are now. Raises OSError."""
 
@@ -69,6 +73,17 @@ class LocalFile:
             parts.append(os.pread(self.descriptor, nbytes - done, at + done))
         return b"".join(parts)
 
+    def read_as_indexed(self, at: int, nbytes: int) -> bytes | None:
+        """As OpenedFile says: with no object but the bytes, for files in the page cache."""
+        then = self.indexed
+        try:
+            data, status = os.pread(self.descriptor, nbytes, at), os.fstat(self.descriptor)
+        except OSError:
+            return None
+        if then is None or status.st_mtime_ns != then[2] or status.st_size != then[1] or len(data) != nbytes:
+            return None
+        return data
+
     def state(self) -> SourceFile:
         """As OpenedFile says."""
         status = os.fstat(self.descriptor)
@@ -89,6 +104,9 @@ class StoredObject:
         return bytes(
             ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
         )
+
+    def read_as_indexed(self, at: int, nbytes: int) -> None:
+        """None: it is not asked what it is at each read."""
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
