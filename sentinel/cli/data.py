@@ -67,6 +67,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     packed.add_argument("--shard", type=_size, default="256MiB", metavar="SIZE", help="of a shard (default 256MiB)")
     packed.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="to read ahead (default 20%%)")
     packed.set_defaults(execute=execute_pack)
+    removed = add_verb(inner, "rm", "take a share's name away", "")
+    removed.add_argument("share", metavar="NAME", help="as share= had it")
+    removed.add_argument("--force", action="store_true", help="also where jobs use it; they go on")
+    removed.set_defaults(execute=execute_rm)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -234,6 +238,17 @@ def execute_pack(arguments: argparse.Namespace) -> int:
         print_json(asdict(done))
     else:
         print(f"{done.samples:,} samples in {done.shards} shards, {format_bytes(done.nbytes)}: {done.pattern}")
+    return OK
+
+
+def execute_rm(arguments: argparse.Namespace) -> int:
+    """Take the name away."""
+    from sentinel import need_torch
+
+    need_torch()
+    from sentinel.data.share_names import remove
+
+    remove(arguments.share, force=arguments.force)
     return OK
 
 

@@ -32,14 +32,16 @@ from sentinel.data.loading import Batching, Loader
 from sentinel.data.page_cache import all_cached
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
-from sentinel.data.sample_arena import ArenaShape, shape_within
+from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
+from sentinel.data.share_names import SHARE_VERSION, ShareName, path_of
 from sentinel.samples import ALONE, Layout, Order, best_unit
 
 UNIT = 64
 """Samples that are read at once, where neither `unit` says otherwise nor is it measured."""
 _MOST_UNIT = 256
 
-_OPTIONS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context", "index_path", "unit")
+_TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
+_OPTIONS = (*_TORCHS, "index_path", "unit", "share")
 _NAMED = ("transform", "batch_size", "memory", "order", "seed", "workers", "rank", "world")
 
 
@@ -70,18 +72,24 @@ def loader(
 
     Options: `unit` (samples read at once; "auto", the default, reads each sample alone where all files are in the page
     cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact; Parquet's row
-    groups and packed shards are read whole), `index_path` (an index made
-    by `index`), and of torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
-    `multiprocessing_context`.
+    groups and packed shards are read whole), `index_path` (an index made by `index`), and of torch's DataLoader
+    `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`, `multiprocessing_context`. `share`: a
+    name; of jobs of one user on this machine that give the same one, and deliver the same epoch in the same exact order
+    at about the same time, one reads for all.
 
     Raises UsageError for an argument that has no meaning or memory that is too little or not there, FormatError for a
     file that is damaged or changed since it was indexed; nothing is read from it then.
     """
     _check_options(options)
+    share = options.pop("share", None)
     unit, index_path = options.pop("unit", "auto"), options.pop("index_path", None)
     if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
     ranks, own = world_and_rank(rank, world)
+    if share is not None:
+        path_of(share)
+        if order != "exact" or not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+            raise UsageError(f"share={share!r} needs files in exact order", 'give order="exact", or leave share= out')
     importance = order if isinstance(order, Importance) else None
     if importance is not None and not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
@@ -101,27 +109,34 @@ def loader(
     else:
         data = open_data(source, index_path)
         nbytes = memory_bytes(memory, data.layout)
-        shape = shape_within(nbytes, data.layout.sample_nbytes)
+        shape = shape_within(nbytes, data.layout.sample_nbytes, 1 if share is None else MOST_JOBS)
         if importance is not None:
             return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
         why = ""
         if unit == "auto":
             fixed = order != "exact" or data.layout.encoded  # other orders depend on it
-            unit, why = (UNIT, "") if fixed else _cheapest_unit(data, shape, workers)
+            unit, why = (UNIT, "") if fixed else _cheapest_unit(data, shape, workers, share is None)
         if unit == ALONE:
             feeding = UnstagedFeeding.of_files(data, why)
         else:
             layout, unit = cut_within(data.layout, shape, unit)
             lead = lead_for(data.layout, shape)
-            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why)
+            place = None
+            if share is not None:
+                said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
+                room = [shape.n_pages, shape.page_bytes, lead]
+                place = ShareName(share, data.layout.digest, {**said, "memory": room, "version": SHARE_VERSION})
+            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place)
     return Loader(feeding, asked, batching, unit)
 
 
-def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int) -> tuple[int, str]:
+def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int, measures: bool) -> tuple[int, str]:
     """Samples to read at once, by what reads of these files cost now, ALONE where no unit is cheaper than that; and a
-    sentence that says why."""
+    sentence that says why. What is measured is another unit each time: jobs that share take a fixed one."""
     if all_cached(data):
         return ALONE, CACHED
+    if not measures:
+        return UNIT, ""
     parts, costs = data.layout.cut(_MOST_UNIT), measured_costs(data)
     staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
     unit = best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT

@@ -10,7 +10,9 @@ if it still fails, its samples are marked as lost, and the reader goes on with t
 from __future__ import annotations
 
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.retries import tried
-from sentinel.data.sample_arena import PULSE, RUNNING, SampleArena, chains
+from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
 from sentinel.data.source_files import SourceFiles
 from sentinel.samples import ArenaPages, Staging
 
@@ -29,6 +31,10 @@ _LONGEST_WAIT_S = 0.1
 """For something to be copied, before the reader looks whether it is to end."""
 _LOOKED_AT = 1 << 16
 """Positions from the first one that was not copied; workers are never further ahead."""
+APART_S = 5.0
+"""How long jobs that share an arena wait for one another in an epoch, all waits added up, until they part."""
+_WAIT_FOR_OTHERS_S = 2e-3
+"""In place of the longest wait: the bell tells of copies of this job only."""
 _FAILED_IN_A_ROW = 3
 """After so many reads that failed, others are tried once."""
 
@@ -57,17 +63,33 @@ class _Read(NamedTuple):
 class ChunkReader:
     """Carries stagings out, one after the other. All calls are for one thread, and not for a forked child."""
 
-    def __init__(self, arena: SampleArena, files: SourceFiles, *, in_flight: int = IN_FLIGHT) -> None:
-        self._state = _Reading(arena, files)
+    def __init__(
+        self,
+        arena: SampleArena,
+        files: SourceFiles,
+        *,
+        in_flight: int = IN_FLIGHT,
+        alive: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """`alive`: whether another job that shares the arena, by its slot, has not ended."""
+        self._state = _Reading(arena, files, alive)
         self._in_flight = in_flight
         self._threads: list[threading.Thread] = []
         self._ended = weakref.finalize(self, self._state.stopping.set)  # threads end with the job's last use of it
 
-    def begin(self, staging: Staging, *, goes_on: bool) -> None:
+    def begin(self, staging: Staging, *, goes_on: bool, mark: int = 0, copied: int = 0) -> None:
         """`staging` is what is carried out from now on. `goes_on`: it was planned from the one before, all positions of
-        which were copied; what that one kept is in the arena. `start` begins reading."""
+        which were copied; what that one kept is in the arena. `start` begins reading.
+
+        `mark`: 1 + the epoch, where other jobs may join. `copied`: positions that are not looked for any more."""
         self.pause()
-        self._state.begin(staging, goes_on)
+        self._state.wait_for_others()
+        self._state.begin(staging, goes_on, mark, copied)
+
+    def leave(self) -> None:
+        """This job needs what it has read no more; others have copied it, or were waited for long enough."""
+        self.pause()
+        self._state.wait_for_others()
 
     def start(self) -> None:
         """Reads in threads of this process, from where it was paused."""
@@ -116,8 +138,12 @@ class ChunkReader:
 class _Reading:
     """What the threads share. Only `decide` allots and frees pages; it runs in one thread at a time."""
 
-    def __init__(self, arena: SampleArena, files: SourceFiles) -> None:
-        self.arena, self.files = arena, files
+    def __init__(self, arena: SampleArena, files: SourceFiles, alive: Callable[[int], bool]) -> None:
+        self.arena, self.files, self.alive = arena, files, alive
+        self.waited_s = 0.0
+        """By jobs that share the arena for one another, in this epoch."""
+        self.under_way: set[int] = set()
+        """Reads that were begun and are not done."""
         self.stopping = threading.Event()
         self.error: BaseException | None = None
         self.failure: BaseException | None = None
@@ -138,7 +164,10 @@ class _Reading:
         """(n_stays,) Of what is in the arena, else 0."""
         self.arena.clear()
 
-    def begin(self, staging: Staging, goes_on: bool) -> None:
+    def begin(self, staging: Staging, goes_on: bool, mark: int, copied: int) -> None:
+        told = self.arena.counters
+        stay = self.joined() if mark and mark == int(told[EPOCH]) + 1 else []
+        told[EPOCH] = 0
         before, n_stays = self.staging, len(staging.stay_read)
         if goes_on and before is not None and self.error is None:
             kept = before.kept
@@ -151,13 +180,71 @@ class _Reading:
             self.first_page[: len(kept)], self.entries[: len(kept)] = pages, entries
         else:
             self._clear(n_stays)
-        self.arena.taken[:] = 0
+        self.arena.taken_by[:] = 0
+        self.arena.taken[:copied] = 1
         self.reads_before += 0 if before is None else len(before.read_chunk)
         self.staging, self.error, self.failed_in_a_row = staging, None, 0
         self.next_read, self.low = 0, 0
         self.seen = np.zeros(staging.n_positions, np.bool_)
         self.used_up = np.zeros(0, np.int64)
-        self.arena.counters[RUNNING] = 1  # from now on it is waited for
+        self.waited_s = 0.0
+        self.under_way.clear()
+        self.say_done()
+        told[JOINED:] = 0
+        for slot in (*stay, self.arena.slot):
+            told[JOINED + slot] = mark
+        told[EPOCH] = mark
+        told[RUNNING] = 1  # from now on it is waited for
+
+    # --- jobs that share the arena ---
+
+    def joined(self) -> list[int]:
+        """The slots of the jobs whose copies are waited for; this job's is one of them."""
+        told, own = self.arena.counters, self.arena.slot
+        mark = int(told[EPOCH])
+        if not mark or self.arena.shape.jobs == 1:
+            return [own]
+        found: list[int] = np.flatnonzero(told[JOINED : JOINED + self.arena.shape.jobs] == mark).tolist()
+        return found
+
+    def copied(self, begin: int, stop: int) -> NDArray[np.bool_]:
+        """(stop - begin,) whether all of them have copied these positions."""
+        return np.asarray(self.arena.taken_by[self.joined(), begin:stop].all(axis=0))
+
+    def part(self, due: int, seconds: float) -> None:
+        """What is due at position `due` had to wait for so long. If one job has come there, and another one has not
+        copied what lies before, they part once they have waited for APART_S: the one that is not the reader's reads by
+        itself."""
+        joined, own = self.joined(), self.arena.slot
+        if len(joined) < 2:
+            return
+        at = {slot: self.low + _first_zero(self.arena.taken_by[slot, self.low : due]) for slot in joined}
+        behind, there = ([slot for slot in joined if (at[slot] >= due) is come] for come in (False, True))
+        if not behind or not there:
+            return
+        self.waited_s += seconds
+        parting = [slot for slot in behind if slot != own and not self.alive(slot)]
+        if self.waited_s > APART_S:
+            parting = [slot for slot in (there if own in behind else behind) if slot != own]
+            self.waited_s = 0.0
+        for slot in parting:
+            self.arena.counters[JOINED + slot] = 0
+
+    def wait_for_others(self) -> None:
+        """Until all jobs have copied all that the last staging has, or have parted."""
+        m = 0 if self.staging is None else self.staging.n_positions
+        while len(self.joined()) > 1 and not self.copied(0, m).all():
+            self.arena.taken[:] = 1
+            time.sleep(_WAIT_FOR_OTHERS_S)
+            self.part(m, _WAIT_FOR_OTHERS_S)
+
+    def say_done(self) -> None:
+        """Where jobs share: all reads are done that are due before a position. With the lock, where threads run."""
+        staging = self.staging
+        if staging is not None and self.arena.shape.jobs > 1:
+            first = min(self.under_way, default=self.next_read)
+            due = staging.read_due
+            self.arena.counters[DONE] = due[first] if first < len(due) else staging.n_positions
 
     def decide(self, queue: SimpleQueue[_Read | None], slots: threading.Semaphore, threads: int) -> None:
         staging = self.staging
@@ -170,11 +257,15 @@ class _Reading:
                 if read is None:
                     if self.stopping.is_set():
                         break
-                    self.arena.wait(_LONGEST_WAIT_S)
+                    began = time.monotonic()
+                    self.arena.wait(_LONGEST_WAIT_S if len(self.joined()) == 1 else _WAIT_FOR_OTHERS_S)
+                    self.part(int(staging.read_due[self.next_read]), time.monotonic() - began)
                     continue
                 while not slots.acquire(timeout=0.1) and self.error is None:
                     pass
-                self.next_read += 1
+                with self._lock:
+                    self.under_way.add(read.number)
+                    self.next_read += 1
                 queue.put(read)
                 if self.stopping.is_set():
                     break
@@ -214,6 +305,9 @@ class _Reading:
             except BaseException as error:
                 self.fail(error)
             finally:
+                with self._lock:
+                    self.under_way.discard(read.number)
+                    self.say_done()
                 slots.release()
 
     def _carry_out(self, read: _Read) -> None:
@@ -252,7 +346,7 @@ class _Reading:
         """Frees what was copied for its last position."""
         stop = min(self.low + _LOOKED_AT, staging.n_positions)
         seen = self.seen[self.low : stop]
-        new = np.flatnonzero(self.arena.taken[self.low : stop].astype(np.bool_) & ~seen)
+        new = np.flatnonzero(self.copied(self.low, stop) & ~seen)
         if len(new):
             seen[new] = True
             positions = new + self.low
@@ -278,3 +372,9 @@ class _Reading:
     def fail(self, error: BaseException) -> None:
         self.error = error
         self.arena.counters[RUNNING] = 0  # nobody waits for it any more
+
+
+def _first_zero(column: NDArray[np.uint8]) -> int:
+    """Where the first 0 is; the length if there is none."""
+    zeros = np.flatnonzero(column == 0)
+    return int(zeros[0]) if len(zeros) else len(column)

@@ -22,6 +22,7 @@ _WHY = {
     "late": "nothing had happened in the reader for too long",
     "lost": "their chunk could not be read",
     "ended": "the reader had ended",
+    "apart": "the job that reads for this one was elsewhere",
     "again": "a worker that was killed had got them",
     "damaged": "other bytes lay in memory than were read",
 }

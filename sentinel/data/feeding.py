@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,15 +14,29 @@ from torch.utils.data import Dataset
 
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
+from sentinel.data.chunk_reader import APART_S, IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
-from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena
+from sentinel.data.sample_arena import (
+    DONE,
+    EPOCH,
+    HOST_FD,
+    HOST_PID,
+    JOINED,
+    RUNNING,
+    WANTED,
+    ArenaShape,
+    SampleArena,
+    arena_of,
+)
+from sentinel.data.share_names import Job, ShareName
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles
 from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan, simulate
 from sentinel.system.numa import nodes_of
 
 _ASKED_PAGES = 1 << 16
+_SOON = 64
+"""A job joins another one in the first of so many parts of an epoch. What it missed it reads sample by sample."""
 READ_ALONE = "reading each sample alone is cheapest here: nothing is staged, and memory= is not used"
 CACHED = "all files are in the page cache, and each sample is read alone: nothing is staged, and memory= is not used"
 NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
@@ -70,6 +86,9 @@ class Feeding(Protocol):
     def start(self) -> None:
         """Bring samples."""
 
+    def tend(self, delivered: int, ahead: int) -> None:
+        """So many samples of the epoch were delivered, and up to `ahead` more are under way."""
+
     def pause(self) -> None:
         """Bring none, and run in no thread."""
 
@@ -100,20 +119,46 @@ def permutation(n: int, order: Order, epoch: int) -> NDArray[np.int64]:
     return found
 
 
+class _Host(NamedTuple):
+    """The job that reads an epoch for this one, and its arena."""
+
+    job: Job
+    arena: SampleArena
+    order: Order
+    epoch: int
+
+
 class FileFeeding:
     """Samples of files, staged in an arena by a reader."""
 
     def __init__(
-        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, in_flight: int = IN_FLIGHT, why: str = ""
+        self,
+        data: DataFiles,
+        layout: Layout,
+        shape: ArenaShape,
+        lead: int,
+        in_flight: int = IN_FLIGHT,
+        why: str = "",
+        share: ShareName | None = None,
     ) -> None:
         """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
-        many chunks are read at once. `why`: samples are staged, where that was a choice."""
-        self._why = why
+        many chunks are read at once. `why`: samples are staged, where that was a choice. `share`: in which other jobs
+        may read for this one, and this one for others."""
+        self._why, self._share = why, share
         self._layout, self._digest = layout, data.layout.digest
         self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
-        self._arena = SampleArena(shape)
         files = SourceFiles(layout, data.root, data.source)
-        self._reader = ChunkReader(self._arena, files, in_flight=in_flight)
+        if share is None:
+            self._arena = SampleArena(shape)
+            self._reader = ChunkReader(self._arena, files, in_flight=in_flight)
+        else:
+            self._arena = SampleArena(shape, slot=share.slot, reserved=False)
+            self._reader = ChunkReader(self._arena, files, in_flight=in_flight, alive=share.alive)
+            share.publish(self._arena.descriptor)
+            weakref.finalize(self, share.close)
+        self._host: _Host | None = None
+        self._hosted, self._parted = 0, 0
+        """Epochs that another job read for this one, and how many of them it did not read to their end."""
         self._source = FromArena(files, self._arena, data.source)
         self._done: tuple[Order, int, Staging] | None = None
         """The last epoch that was delivered to its end, while what it kept is in the arena."""
@@ -146,14 +191,98 @@ class FileFeeding:
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch, from what the one before kept if that was delivered to its end."""
         done = self._done
+        if self._share is not None:
+            if begun is None and self._joined(self._share, order, epoch):
+                return self._as_guest(order, epoch)
+            self._arena.reserve()
+            self._arena.counters[HOST_PID] = 0
+            self._arena.counters[WANTED] = 0 if begun else epoch + 1
         goes_on = begun is None and done is not None and done[:2] == (order, epoch - 1)
         before = done[2] if goes_on and done is not None else None
         staging = self._planned(order, epoch, begun, before)
         self._done, self._now = None, (order, epoch, staging)
-        self._reader.begin(staging, goes_on=goes_on)
+        self._reader.begin(staging, goes_on=goes_on, mark=0 if begun or self._share is None else epoch + 1)
         first = np.zeros(staging.n_positions, np.bool_)
         first[staging.read_due[staging.read_due < staging.n_positions]] = True
         return EpochOrder(staging.order, first, staging.stay_at == DIRECT)
+
+    def _joined(self, share: ShareName, order: Order, epoch: int) -> bool:
+        """Whether another job reads this epoch for this one. The one that read the last epoch is waited for."""
+        before, self._host = self._host, None
+        began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
+        while True:
+            waits = False
+            for job in share.others():
+                if job.reads != share.reads:
+                    continue
+                same = before is not None and before.job == job
+                arena = before.arena if before and same else self._opened(job)
+                if arena is None:
+                    continue
+                told = arena.counters
+                invited = int(told[JOINED + slot]) == epoch + 1
+                soon = invited or int(arena.taken_by[job.slot].sum(dtype=np.int64)) <= m // _SOON
+                if int(told[EPOCH]) == epoch + 1 and told[RUNNING] and soon:
+                    if not invited:
+                        arena.taken[:] = 0
+                        told[JOINED + slot] = epoch + 1
+                    self._host = _Host(job, arena, order, epoch)
+                    return True
+                waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
+            if not waits or time.monotonic() - began > APART_S:
+                return False
+            time.sleep(1e-3)
+
+    def _opened(self, job: Job) -> SampleArena | None:
+        return arena_of(job.pid, job.descriptor, self._arena.shape, self._arena.slot)
+
+    def _as_guest(self, order: Order, epoch: int) -> EpochOrder:
+        """The order of an epoch that another job reads: what this one has of its own goes."""
+        host, own = self._host, self._arena
+        assert host is not None
+        self._reader.leave()
+        own.counters[RUNNING] = own.counters[EPOCH] = 0
+        own.taken[:] = 0
+        own.clear()
+        own.let_go()
+        self._done = self._now = None
+        self._hosted += 1
+        own.counters[WANTED], own.counters[HOST_FD], own.counters[HOST_PID] = (
+            epoch + 1,
+            host.job.descriptor,
+            host.job.pid,
+        )
+        samples = order.of_rank(permutation(self.n_samples, order, epoch))
+        none = np.zeros(len(samples), np.bool_)
+        return EpochOrder(samples, none, none)
+
+    def tend(self, delivered: int, ahead: int) -> None:
+        """Where another job reads for this one: whether it still does. If not, the rest is planned and read here."""
+        host, own, share = self._host, self._arena, self._share
+        if host is None or share is None:
+            return
+        m, told = host.order.per_rank(self.n_samples), host.arena.counters
+        joined = int(told[JOINED + share.slot]) == host.epoch + 1
+        all_read = joined and int(told[DONE]) >= m and int(told[EPOCH]) in (0, host.epoch + 1)  # 0: it was closed
+        if all_read or m <= delivered + ahead:
+            return
+        if host.arena.serves(host.epoch + 1) and own.counters[HOST_PID] and share.alive(host.job.slot):
+            return
+        self._host = None
+        self._parted += 1
+        told[JOINED + share.slot] = 0
+        try:
+            own.reserve()
+        except UsageError:
+            return  # each sample of this epoch is read alone
+        order, at = host.order, delivered + ahead
+        begun = Begun(at * order.world, order.world, self._room)
+        samples = order.of_rank(permutation(self.n_samples, order, host.epoch))
+        staging = self._planned(order, host.epoch, begun, None).after(samples[:at])
+        self._now = order, host.epoch, staging
+        self._reader.begin(staging, goes_on=False, copied=at)
+        own.counters[WANTED] = own.counters[HOST_PID] = 0
+        self._reader.start()
 
     def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
         """The staging of an epoch; `before`: that of the epoch before, whose kept samples are in the arena still."""
@@ -163,7 +292,8 @@ class FileFeeding:
 
     def start(self) -> None:
         """Read, in threads of this process."""
-        self._reader.start()
+        if self._host is None:
+            self._reader.start()
 
     def pause(self) -> None:
         """No thread reads."""
@@ -171,11 +301,19 @@ class FileFeeding:
 
     def give_up(self) -> None:
         """Nobody waits for the reader any more."""
-        self._arena.counters[RUNNING] = 0
+        self._arena.counters[RUNNING] = self._arena.counters[EPOCH] = 0
         self._reader.pause()
+        if self._host is not None:
+            self._host.arena.counters[JOINED + self._arena.slot] = 0
+            self._host = None
 
     def finish(self) -> None:
         """All was delivered, or will not be: what the next epoch keeps is read to its end."""
+        if self._host is not None:
+            arena = self._host.arena
+            if not arena.taken.all() and int(arena.counters[EPOCH]) == self._host.epoch + 1:
+                arena.taken[:] = 1  # those of the end that make no batch; else its reader may be at the next epoch
+            return
         self._arena.taken[:] = 1
         self._arena.wake()
         self._reader.finish()
@@ -193,8 +331,8 @@ class FileFeeding:
         )
 
     def predicted(self) -> Feed | None:
-        """What the plan of the epoch that was begun last says."""
-        return None if self._now is None else simulate(self._layout, self._now[2])
+        """What the plan of the epoch that was begun last says; None where another job read some of it."""
+        return None if self._now is None or self._hosted else simulate(self._layout, self._now[2])
 
     def node_pages(self) -> dict[int, int]:
         """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet."""
@@ -210,6 +348,8 @@ class FileFeeding:
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         found = [self._why] if self._why else []
+        if self._share is not None:
+            found.append(self._said_of(self._share))
         if self._reader.error is not None:
             found.append(f"the reader ended ({self._reader.error}): samples are read one by one")
         if self._reader.counts.failed:
@@ -218,6 +358,17 @@ class FileFeeding:
         if int(self._layout.chunk_samples.max()) == 1:
             found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
         return found
+
+    def _said_of(self, share: ShareName) -> str:
+        """What was shared, and with whom nothing could be."""
+        said = f"share {share.name!r}: another job read {self._hosted} epochs for this one"
+        if self._parted:
+            said += f", {self._parted} of them not to their end: jobs at unlike places of an epoch read for themselves"
+        for job in share.others():
+            unlike = [name for name, mine in share.reads.items() if job.reads.get(name) != mine]
+            if unlike:
+                return f"{said}; process {job.pid} reads for itself, with another {', '.join(unlike)}"
+        return said
 
 
 class UnstagedFeeding:
@@ -273,6 +424,9 @@ class UnstagedFeeding:
 
     def start(self) -> None:
         """Nothing is to be done, here and below."""
+
+    def tend(self, delivered: int, ahead: int) -> None:
+        """As `start`."""
 
     def pause(self) -> None:
         """As `start`."""

@@ -129,6 +129,7 @@ class Loader(IterableDataset[Any]):
         while done < len(requests):
             if iteration != self._iteration:
                 raise UsageError("another iteration of this loader has begun", "finish one before the next")
+            self._feeding.tend(self._delivered, self._under_way)
             try:
                 if batches is None:
                     batches = self._worked(requests[done:])
@@ -168,6 +169,12 @@ class Loader(IterableDataset[Any]):
         _keep_signals_from(batches)
         self._feeding.start()
         return batches
+
+    @property
+    def _under_way(self) -> int:
+        """Samples that workers may have been asked for, beyond those that were delivered."""
+        asked = self._batching
+        return asked.batch_size * asked.prefetch_factor * asked.workers
 
     def _dataloader(self) -> DataLoader[Any]:
         asked = self._batching

@@ -7,7 +7,7 @@ can shorten it. It has no name in any file system: it goes with the last process
     entries    a mailbox a sample: 0, or where its bytes are: the number of the read that brought them in the upper 32
                bits, its first page + 1 in the lower ones, 0 there if the read failed
     sums       a sample: a checksum of its number and its bytes
-    taken      a position of the epoch: 1 once its sample was copied
+    taken      a position of the epoch: 1 once its sample was copied; one column for each of the jobs that share
     following  a page: the next one of the same sample
     pages      the bytes. A sample has as many pages as it needs, anywhere, so that no room is lost between samples
 
@@ -15,7 +15,7 @@ Only the reader writes entries, sums and pages. Who copies checks the entry befo
 the bytes, for no two reads have one number. Another process of the same user can open the memory and write to it, so
 who copies compares the checksum too. The reader keeps what it needs for itself in its own memory.
 
-A bell (an eventfd) beside it wakes the reader when samples were copied.
+A bell (an eventfd) beside it wakes the reader when samples were copied. Of the arena of another job there is none.
 """
 
 from __future__ import annotations
@@ -41,10 +41,15 @@ from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 
 MOST_SAMPLES = 100_000_000
 """13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
-PULSE, RUNNING = range(2)
-"""Counters: what rises while the reader works, and whether it does."""
+MOST_JOBS = 8
+"""That share an arena."""
+PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, JOINED = range(8)
+"""Counters: what rises while the reader works, and whether it does. Where jobs share: 1 + the epoch that is read, 0 if
+none that others may join; the first position whose reads may not be done. For the workers of this job: 1 + the epoch
+that they are asked for, and process and descriptor of the arena that another job fills for them, 0 if there is none.
+From JOINED on, a job: 1 + the epoch in which its copies are waited for."""
 
-_COUNTERS = 8
+_COUNTERS = JOINED + MOST_JOBS
 _LOW = (1 << 32) - 1
 _PAGES_A_SAMPLE = 16
 """In the mean. The last page of a sample is half empty in the mean, so a 32nd of the room is lost."""
@@ -52,23 +57,25 @@ _SMALLEST_PAGE = 64
 _WORD_BYTES = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 """Multiplying by it carries each bit of a sum into the upper half."""
-_F_ADD_SEALS = 1033
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: Python names them from 3.13 on
 
 
 @dataclass(frozen=True)
 class ArenaShape:
-    """What an arena has room for: entries for `n_samples`, and `n_pages` of `page_bytes`."""
+    """What an arena has room for: entries for `n_samples`, and `n_pages` of `page_bytes`, for `jobs` that share it."""
 
     n_samples: int
     n_pages: int
     page_bytes: int
+    jobs: int = 1
 
     @property
     def parts(self) -> tuple[int, ...]:
         """Bytes of counters, entries, sums, taken, following and pages, each a multiple of the kernel's pages."""
         n, pages = self.n_samples, self.n_pages
-        return tuple(map(page_ceil, (8 * _COUNTERS, 8 * n, 4 * n, n, 4 * pages, pages * self.page_bytes)))
+        taken = n * self.jobs
+        return tuple(map(page_ceil, (8 * _COUNTERS, 8 * n, 4 * n, taken, 4 * pages, pages * self.page_bytes)))
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +83,9 @@ class ArenaShape:
         return sum(self.parts)
 
 
-def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64]) -> ArenaShape:
-    """The largest useful arena of at most `memory_bytes` for samples of these sizes; 0 pages if there is room for none.
+def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64], jobs: int = 1) -> ArenaShape:
+    """The largest useful arena of at most `memory_bytes` for samples of these sizes, and for so many jobs; 0 pages if
+    there is room for none.
 
     Raises UsageError for more samples than MOST_SAMPLES.
     """
@@ -87,10 +95,10 @@ def shape_within(memory_bytes: int, sample_nbytes: NDArray[np.int64]) -> ArenaSh
             f"give at most {MOST_SAMPLES} at once",
         )
     page = page_bytes_for(sample_nbytes)
-    left = memory_bytes - sum(ArenaShape(len(sample_nbytes), 0, page).parts) - 2 * PAGE_BYTES  # rounded up twice
+    left = memory_bytes - sum(ArenaShape(len(sample_nbytes), 0, page, jobs).parts) - 2 * PAGE_BYTES  # rounded up twice
     of_samples = -(-sample_nbytes // page)
     useful = int(of_samples.sum()) * 9 // 8 + int(of_samples.max())  # all samples, and some on their way
-    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, _LOW - 1), page)
+    return ArenaShape(len(sample_nbytes), min(max(left, 0) // (page + 4), useful, _LOW - 1), page, jobs)
 
 
 def page_bytes_for(sample_nbytes: NDArray[np.int64]) -> int:
@@ -112,32 +120,55 @@ class Missing(Enum):
 class SampleArena:
     """The memory as one process sees it. Goes to workers as descriptors, whether they are forked or spawned."""
 
-    def __init__(self, shape: ArenaShape, descriptors: tuple[int, int] | None = None) -> None:
-        """Reserves the memory; or, with `descriptors` (of the memory and of the bell), which it takes over, maps what
-        another process has reserved.
+    def __init__(
+        self, shape: ArenaShape, descriptors: tuple[int, int] | None = None, *, slot: int = 0, reserved: bool = True
+    ) -> None:
+        """Reserves the memory, without `reserved` all but the pages; or, with `descriptors` (of the memory and of the
+        bell, -1 for none), which it takes over, maps what another process has reserved. `slot`: which of the jobs this
+        is.
 
         Raises UsageError where so much memory cannot be reserved.
         """
-        self.shape = shape
-        if descriptors is None:
-            descriptors = _reserved(shape.nbytes), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.descriptor, self._bell = descriptors
-        memory = mmap.mmap(self.descriptor, shape.nbytes)
+        self.shape, self.slot = shape, slot
         ends = np.cumsum((0, *shape.parts)).tolist()
+        self._of_pages = ends[5], shape.parts[5]
+        if descriptors is None:
+            memfd = _reserved(shape.nbytes, shape.nbytes if reserved else ends[5])
+            descriptors = memfd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.descriptor, self._bell = descriptors
+        self._memory = memory = mmap.mmap(self.descriptor, shape.nbytes)
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
         self.sums: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_samples, ends[2])
-        self.taken: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, shape.n_samples, ends[3])
+        taken = np.frombuffer(memory, np.uint8, shape.n_samples * shape.jobs, ends[3])
+        self.taken_by: NDArray[np.uint8] = taken.reshape(shape.jobs, shape.n_samples)
+        self.taken: NDArray[np.uint8] = self.taken_by[slot]
         self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[4])
         pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[5])
         self.pages: NDArray[np.uint8] = pages.reshape(shape.n_pages, shape.page_bytes)
         for fd in descriptors:
-            weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
+            if fd >= 0:
+                weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise UsageError("the memory of a loader cannot be pickled", "let the loader start its workers by itself")
-        return _received, (self.shape, reduction.DupFd(self.descriptor), reduction.DupFd(self._bell))
+        return _received, (self.shape, self.slot, reduction.DupFd(self.descriptor), reduction.DupFd(self._bell))
+
+    def reserve(self) -> None:
+        """The pages are reserved, if they were not. Raises UsageError where there is not so much memory."""
+        _reserve(self.descriptor, *self._of_pages)
+
+    def let_go(self) -> None:
+        """The pages go back to the kernel; what lay there is lost."""
+        self._memory.madvise(mmap.MADV_REMOVE, *self._of_pages)
+
+    def serves(self, wanted: int) -> bool:
+        """Whether the reader goes on, and where jobs share, with what this one wants (1 + the epoch), at its pace."""
+        told = self.counters
+        if self.shape.jobs == 1:
+            return bool(told[RUNNING])
+        return bool(told[RUNNING]) and int(told[EPOCH]) == wanted == int(told[JOINED + self.slot])
 
     # --- who copies ---
 
@@ -164,7 +195,8 @@ class SampleArena:
     def take(self, positions: NDArray[np.int64]) -> None:
         """The samples of these positions are not needed in the arena any more: the reader is told."""
         self.taken[positions] = 1
-        os.eventfd_write(self._bell, 1)
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
     # --- the reader ---
 
@@ -254,8 +286,25 @@ def chains(following: NDArray[Any], first: NDArray[np.int64], counts: NDArray[np
     return found
 
 
-def _reserved(nbytes: int) -> int:
-    """A new memfd of `nbytes`, all of them reserved."""
+def arena_of(pid: int, descriptor: int, shape: ArenaShape, slot: int) -> SampleArena | None:
+    """The arena that another process of the same user has under this descriptor; None if there is none of this shape,
+    or the process has ended."""
+    try:
+        found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fits = os.fstat(found).st_size == shape.nbytes and fcntl.fcntl(found, _F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # a file of another kind has no seals
+        fits = False
+    if not fits:
+        os.close(found)
+        return None
+    return SampleArena(shape, (found, -1), slot=slot)
+
+
+def _reserved(nbytes: int, first: int) -> int:
+    """A new memfd of `nbytes`, of which the first are reserved."""
     try:
         descriptor = os.memfd_create("sentinel-samples", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -263,16 +312,24 @@ def _reserved(nbytes: int) -> int:
             "memory for samples", f"memfd_create: {error.strerror}", "allow it to this job"
         ) from error
     try:
-        os.posix_fallocate(descriptor, 0, nbytes)
+        _reserve(descriptor, 0, first)
+        os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
-    except OSError as error:
+    except BaseException:
         os.close(descriptor)
-        raise UsageError(
-            f"{format_bytes(nbytes)} of memory for samples cannot be reserved ({error.strerror})", "give less memory="
-        ) from error
+        raise
     return descriptor
 
 
-def _received(shape: ArenaShape, *descriptors: Any) -> SampleArena:
+def _reserve(descriptor: int, at: int, nbytes: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, at, nbytes)
+    except OSError as error:
+        raise UsageError(
+            f"{format_bytes(nbytes)} of memory for samples cannot be reserved ({error.strerror})", "give less memory="
+        ) from error
+
+
+def _received(shape: ArenaShape, slot: int, *descriptors: Any) -> SampleArena:
     memory, bell = (descriptor.detach() for descriptor in descriptors)
-    return SampleArena(shape, (memory, bell))
+    return SampleArena(shape, (memory, bell), slot=slot)

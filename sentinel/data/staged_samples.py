@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.data.retries import tried
-from sentinel.data.sample_arena import PULSE, RUNNING, Missing, SampleArena
+from sentinel.data.sample_arena import DONE, HOST_FD, HOST_PID, PULSE, WANTED, Missing, SampleArena, arena_of
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
 
@@ -68,6 +68,8 @@ class Served:
     """The reader had ended."""
     again: int = 0
     """A worker that was killed had got them, and their place was given to others."""
+    apart: int = 0
+    """The job that reads for this one was elsewhere in the epoch."""
     damaged: int = 0
     """Somebody else wrote to the memory."""
 
@@ -97,12 +99,14 @@ class FromArena:
 
     def __init__(self, files: SourceFiles, arena: SampleArena, source: Source) -> None:
         self._files, self._arena, self._source, self._patience_s = files, arena, source, PATIENCE_S
+        self._host: tuple[tuple[int, int], SampleArena | None] = ((0, 0), None)
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
         """The samples of a request. Raises FormatError, naming file and sample, where the source does not have one as
         it was indexed."""
         nbytes = self._files.layout.sample_nbytes[request.samples]
-        raws = self._staged(request, nbytes, served)
+        arena = self._arena_of_reader()
+        raws = self._staged(arena, request, nbytes, served)
         numbers = np.arange(len(raws))
         there = np.array([raw is not None for raw in raws], np.bool_)
         hit, brought = there & ~request.first, there & request.first
@@ -111,7 +115,7 @@ class FromArena:
         served.sample_bytes, served.alone_bytes = int(nbytes.sum()), int(nbytes[~there].sum())
         served.unstaged_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         if served.direct_reads:
-            self._arena.take(request.position + numbers[~there])
+            arena.take(request.position + numbers[~there])
         planned = ~there & request.direct if self._files.layout.encoded else ~there
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[planned]].sum())
         for number, raw in zip(numbers[planned].tolist(), self._files.alone(request.samples[planned]), strict=True):
@@ -119,15 +123,28 @@ class FromArena:
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
 
-    def _staged(self, request: Request, nbytes: NDArray[np.int64], served: Served) -> list[memoryview | None]:
+    def _arena_of_reader(self) -> SampleArena:
+        """The arena of this job, or of the one that reads for it. If that one has ended, this job's, in which nobody
+        reads then."""
+        own = self._arena
+        at = int(own.counters[HOST_PID]), int(own.counters[HOST_FD])
+        if at != self._host[0]:
+            self._host = at, arena_of(*at, own.shape, own.slot) if at[0] else None
+        return self._host[1] or own
+
+    def _staged(
+        self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served
+    ) -> list[memoryview | None]:
         """The bytes of each sample that is in the arena or comes there; None for those that are read alone: planned so,
-        lost, or nothing happened in the reader for as long as patience lasts."""
-        arena, samples, began = self._arena, request.samples, 0
+        lost, or nothing happened in the reader for as long as patience lasts. Where jobs share, also those that will
+        not come any more: they were here before this job was."""
+        samples, began, shared = request.samples, 0, arena.shape.jobs > 1
         raws: list[memoryview | None] = [None] * len(samples)
         waiting = np.flatnonzero(~request.direct)
         pulse, since, pause, doubted = -1, 0, _FIRST_WAIT_S, False
         while True:
-            running = bool(arena.counters[RUNNING])  # before it is looked: what came until it ended is found
+            running = arena.serves(int(self._arena.counters[WANTED]))
+            come = int(arena.counters[DONE])  # both before it is looked: what came until then is found
             found = arena.copy(samples[waiting], nbytes[waiting])
             absent, done = [], []
             for number, raw in zip(waiting.tolist(), found, strict=True):
@@ -148,8 +165,15 @@ class FromArena:
             again = arena.taken[request.position + waiting] != 0  # they were here: a worker was lost
             served.again += int(again.sum())
             waiting = waiting[~again]
+            if shared:
+                here = request.position + waiting >= come
+                served.apart += len(waiting) - int(here.sum())
+                waiting = waiting[here]
+            if not len(waiting):
+                break
             if not running:
-                served.ended += len(waiting)
+                served.apart += len(waiting) if shared else 0
+                served.ended += 0 if shared else len(waiting)
                 break
             if not began:
                 began, served.waits = now, len(waiting)
@@ -157,6 +181,7 @@ class FromArena:
                 pulse, since = int(arena.counters[PULSE]), now
             elif now - since > self._patience_s * 1e9:
                 served.late += len(waiting)
+                self._arena.counters[HOST_PID] = 0  # a job that has stopped is not waited for twice
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)

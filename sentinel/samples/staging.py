@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -60,6 +60,18 @@ class Staging:
     def n_positions(self) -> int:
         """m, the samples that are delivered."""
         return len(self.order)
+
+    def after(self, before: NDArray[np.int64]) -> Staging:
+        """The same plan at the end of an epoch that begins with the samples `before` (k,), which are read alone. It has
+        nothing from an earlier epoch."""
+        k = len(before)
+        return replace(
+            self,
+            order=np.concatenate([before, self.order]),
+            read_due=self.read_due + k,
+            stay_until=self.stay_until + k,
+            stay_at=np.concatenate([np.full(k, DIRECT, np.int64), self.stay_at]),
+        )
 
     @cached_property
     def first_stay(self) -> NDArray[np.int64]:

@@ -1,0 +1,197 @@
+"""Names under which jobs of one user on one machine find one another: `share="imagenet"`.
+
+A name is a small file in /dev/shm, mode 0600: a record a job, which says what it reads and where its arena is, and a
+lock a job, which the kernel takes away when the job ends, however it does. The samples are not in it: they lie in the
+sealed memory of the job that reads, which others open below /proc. So a job that is killed leaves a few KB, which the
+next one takes over, and nobody can cut short what others have mapped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import struct
+import weakref
+from typing import Any, NamedTuple
+
+from sentinel.core.errors import CapabilityError, FormatError, UsageError
+from sentinel.data.sample_arena import MOST_JOBS
+from sentinel.runtime.process import RUNTIME
+
+FOLDER = "/dev/shm"
+SHARE_VERSION = 1
+"""Of what jobs tell one another in an arena."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RECORD_BYTES = 4096
+_GATE = MOST_JOBS
+"""The byte whose lock a job has while it comes or goes; those before it are of the jobs."""
+
+
+class Job(NamedTuple):
+    """A job of a share. `descriptor`: that of its arena, in its process. `reads`: what its plan depends on."""
+
+    slot: int
+    pid: int
+    descriptor: int
+    data: str
+    reads: dict[str, Any]
+
+
+class ShareName:
+    """A job's place in a share, until `close`, or until it is not used any more. For one thread."""
+
+    def __init__(self, name: str, data: str, reads: dict[str, Any]) -> None:
+        """`data`: the digest of the data set. Raises UsageError for a name that is in use for another data set, or by
+        as many jobs as may be; CapabilityError where there is no place for names."""
+        self.name, self._data, self.reads = name, data, reads
+        path = path_of(name)
+        self._file = _entered(path)
+        try:
+            self.slot = self._claimed()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._leaving = weakref.finalize(self, _leave, path, self._file, self.slot)
+        _lock(self._file, _GATE, fcntl.F_UNLCK)
+        RUNTIME.not_inherited.add(self)
+
+    def _claimed(self) -> int:
+        for job in _jobs(self._file):
+            if job.data != self._data:
+                raise UsageError(
+                    f"share={self.name!r} is in use for another data set, by process {job.pid}", "give another name"
+                )
+        slot = next((slot for slot in range(MOST_JOBS) if _lock(self._file, slot, fcntl.F_WRLCK)), None)
+        if slot is None:
+            raise UsageError(f"share={self.name!r} is in use by {MOST_JOBS} jobs", "give another name")
+        os.pwrite(self._file, bytes(_RECORD_BYTES), slot * _RECORD_BYTES)  # what a job that ended has left
+        return slot
+
+    def publish(self, descriptor: int) -> None:
+        """Others may look at the arena of this process that has this descriptor."""
+        told = {"pid": os.getpid(), "descriptor": descriptor, "data": self._data, "reads": self.reads}
+        record = json.dumps(told).encode().ljust(_RECORD_BYTES)
+        try:
+            os.pwrite(self._file, record, self.slot * _RECORD_BYTES)
+        except OSError as error:
+            raise _no_place(path_of(self.name), error) from error
+
+    def others(self) -> list[Job]:
+        """The other jobs that are running."""
+        return [job for job in _jobs(self._file) if job.slot != self.slot]
+
+    def alive(self, slot: int) -> bool:
+        """Whether the job in this slot is running, this one aside."""
+        return self._leaving.alive and _is_locked(self._file, slot)
+
+    def close(self) -> None:
+        """Leave the share; the last job takes its name away."""
+        self._leaving()
+
+    def forked(self) -> None:
+        """This is a forked child: the place is its parent's."""
+        if self._leaving.detach():
+            os.close(self._file)
+
+
+def path_of(name: str) -> str:
+    """The file of a name. Raises UsageError for what is no name."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"share={name!r} is no name", "give letters, digits, dots, dashes and underscores, at most 64 of them"
+        )
+    return os.path.join(FOLDER, f"sentinel-{os.getuid()}-{name}.share")
+
+
+def remove(name: str, *, force: bool = False) -> None:
+    """Take a name away. Jobs that have it go on, those that come later do not find them. Raises UsageError where there
+    is no such name, and without `force` where a job uses it."""
+    path = path_of(name)
+    if not os.path.lexists(path):
+        raise UsageError(f"there is no share {name!r}", f"see {FOLDER} for those that are there")
+    file = _opened(path, 0)
+    try:
+        using = [str(job.pid) for job in _jobs(file)]
+        if using and not force:
+            raise UsageError(f"share {name!r} is in use by process {', '.join(using)}", "end it, or give --force")
+        os.unlink(path)
+    finally:
+        os.close(file)
+
+
+def _entered(path: str) -> int:
+    """The file, with its gate locked, and not one that was taken away meanwhile."""
+    while True:
+        file = _opened(path, os.O_CREAT)
+        try:
+            _lock(file, _GATE, fcntl.F_WRLCK, wait=True)
+            if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(file)):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _opened(path: str, flags: int) -> int:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+    except OSError as error:
+        raise _no_place(path, error) from error
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        os.close(file)
+        raise FormatError(path, "share", "is no file that only this user may read and write; remove it")
+    return file
+
+
+def _no_place(path: str, error: OSError) -> CapabilityError:
+    return CapabilityError("share=", f"{path}: {error.strerror}", f"make room in {FOLDER}, or leave share= out")
+
+
+def _leave(path: str, file: int, slot: int) -> None:
+    _lock(file, _GATE, fcntl.F_WRLCK, wait=True)
+    _lock(file, slot, fcntl.F_UNLCK)
+    if not any(_is_locked(file, other) for other in range(MOST_JOBS)):
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(file)):
+                os.unlink(path)
+        except FileNotFoundError:
+            pass  # it was taken away
+    os.close(file)
+
+
+def _jobs(file: int) -> list[Job]:
+    found = []
+    for slot in range(MOST_JOBS):
+        if not _is_locked(file, slot):
+            continue
+        try:
+            told = json.loads(os.pread(file, _RECORD_BYTES, slot * _RECORD_BYTES))
+            found.append(Job(slot, int(told["pid"]), int(told["descriptor"]), str(told["data"]), dict(told["reads"])))
+        except (ValueError, KeyError, TypeError):
+            continue  # it has not said yet what it reads, or somebody else wrote there
+    return found
+
+
+def _lock(file: int, byte: int, kind: int, *, wait: bool = False) -> bool:
+    """Whether the lock of a byte could be had, or given back. It is one of this opening of the file."""
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _asked(byte, kind))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_locked(file: int, byte: int) -> bool:
+    """Whether another opening of the file has the lock."""
+    found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _asked(byte, fcntl.F_WRLCK))
+    return int(struct.unpack_from("h", found)[0]) != fcntl.F_UNLCK
+
+
+def _asked(byte: int, kind: int) -> bytes:
+    """A `struct flock` of one byte."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)

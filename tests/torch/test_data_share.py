@@ -1,0 +1,361 @@
+"""Jobs that share a name: the same order and bytes as alone, and one of them reads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel.data  # noqa: E402
+from sentinel.cli import main  # noqa: E402
+from sentinel.core.errors import FormatError, SentinelError, UsageError  # noqa: E402
+from sentinel.data.feeding import FileFeeding  # noqa: E402
+from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, SampleArena, arena_of  # noqa: E402
+from sentinel.data.share_names import FOLDER, ShareName, path_of, remove  # noqa: E402
+from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
+from tests.data_files import number_of, rows, shards  # noqa: E402
+
+COUNT = 600
+
+
+@pytest.fixture(autouse=True)
+def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for where in ("staged_samples.PATIENCE_S", "chunk_reader.APART_S", "feeding.APART_S"):
+        monkeypatch.setattr(f"sentinel.data.{where}", 600.0)  # however busy the host is
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> list[str]:
+    return shards(tmp_path, [200, 150, 250])
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    found = f"test-{os.getpid()}-{abs(hash(str(tmp_path)))}"
+    yield found
+    gc.collect()
+    assert not os.path.exists(path_of(found)), "the last job takes the name away"
+
+
+def loader_of(tars: Any, name: str | None, **options: Any) -> Loader:
+    given = {"batch_size": 20, "memory": "40%", "unit": 16, "transform": number_of, "share": name, **options}
+    return sentinel.data.loader(tars, **given)
+
+
+def alone(tars: list[str], epochs: int) -> tuple[list[list[int]], int]:
+    """What a job that shares nothing delivers, and how many chunks it reads."""
+    loader = loader_of(tars, None)
+    got = [[number for batch in loader for number in batch.tolist()] for _ in range(epochs)]
+    return got, loader.report().feed.source_reads
+
+
+PROGRAM = """
+import json, sys
+import sentinel.data, sentinel.data.chunk_reader, sentinel.data.feeding, sentinel.data.staged_samples
+from tests.data_files import number_of
+
+def main():
+    patience, workers, epochs, name, *tars = sys.argv[1:]
+    for module in (sentinel.data.chunk_reader, sentinel.data.feeding):
+        module.APART_S = 600.0
+    sentinel.data.staged_samples.PATIENCE_S = float(patience)
+    loader = sentinel.data.loader(
+        tars, number_of, batch_size=20, memory="40%", unit=16, workers=int(workers), share=name
+    )
+    got = []
+    for epoch in range(int(epochs)):
+        batches = iter(loader)
+        for number in range(30):
+            if epoch == 0 and number in (0, 12):
+                print("here", flush=True)
+                sys.stdin.readline()
+            got += next(batches).tolist()
+        assert next(batches, None) is None
+    report = loader.report()
+    loader.close()
+    print(json.dumps([got, report.headline, report.caveats]), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+class OfAShare:
+    """A job in a process of its own, which waits for a word after its epoch is planned, and after 12 batches."""
+
+    def __init__(self, tmp_path: Path, name: str, tars: list[str], workers: int = 0, patience: float = 600.0) -> None:
+        script = tmp_path / "job.py"
+        script.write_text(PROGRAM)
+        words = [str(patience), str(workers), "2", name, *tars]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.came()
+
+    def came(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "here\n"
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def result(self) -> tuple[list[int], dict[str, int], list[str]]:
+        assert self.process.stdout is not None
+        got, headline, caveats = json.loads(self.process.stdout.readline())
+        assert self.process.wait() == 0
+        return got, headline, caveats
+
+    def end(self) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path, name: str, tars: list[str]) -> Iterator[Callable[..., OfAShare]]:
+    made: list[OfAShare] = []
+
+    def job(**options: Any) -> OfAShare:
+        made.append(OfAShare(tmp_path, name, tars, **options))
+        return made[-1]
+
+    yield job
+    for one in made:
+        one.end()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_jobs_that_share_read_once(tars: list[str], job: Callable[..., OfAShare], workers: int) -> None:
+    expected, reads = alone(tars, 2)
+    first, second = (job(workers=workers) for _ in range(2))
+    for half in range(2):
+        for one in (first, second):
+            one.go()
+        for one in (first, second) if not half else ():
+            one.came()
+    results = [first.result(), second.result()]
+    for got, headline, _ in results:
+        assert got == expected[0] + expected[1]
+        assert headline["samples"] == 2 * COUNT
+    assert results[0][1]["source_reads"] == reads
+    assert results[1][1]["source_reads"] == 0
+    assert sum(headline["direct_reads"] for _, headline, _ in results) <= 0.05 * reads
+    assert any("another job read 2 epochs for this one" in said for said in results[1][2])
+
+
+def test_a_job_goes_on_by_itself_when_the_one_that_reads_is_killed(
+    tars: list[str], job: Callable[..., OfAShare]
+) -> None:
+    expected, _ = alone(tars, 2)
+    first, second = job(workers=1), job(workers=1, patience=0.2)
+    for one in (first, second):
+        one.go()
+    for one in (first, second):
+        one.came()
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    second.go()
+    got, headline, caveats = second.result()
+    assert got == expected[0] + expected[1]
+    assert headline["source_reads"] > 0
+    assert any("1 of them not to their end" in said for said in caveats)
+
+
+def test_jobs_at_unlike_places_read_for_themselves(tars: list[str], name: str) -> None:
+    expected, reads = alone(tars, 1)
+    first, second = loader_of(tars, name), loader_of(tars, name)
+    batches = iter(first)
+    got = [next(batches).tolist() for _ in range(10)]
+    assert [number for batch in second for number in batch.tolist()] == expected[0]
+    got += [batch.tolist() for batch in batches]
+    assert [number for batch in got for number in batch] == expected[0]
+    for loader in (first, second):
+        assert loader.report().feed.source_reads == reads
+        assert any("another job read 0 epochs" in said for said in loader.report().caveats)
+
+
+def test_jobs_of_other_seeds_read_for_themselves_and_say_so(tars: list[str], name: str) -> None:
+    first, second = loader_of(tars, name), loader_of(tars, name, seed=1, memory="30%")
+    one, other = iter(first), iter(second)
+    next(one), next(other)
+    assert any("with another seed, memory" in said for said in second.report().caveats)
+    with pytest.raises(UsageError, match="in use for another data set, by process"):
+        loader_of(tars[:1], name)
+    del one, other
+    first.close()
+    second.close()
+
+
+def test_jobs_part_where_one_is_not_to_be_waited_for(
+    tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two is slow: the one that reads goes on with its plan, the other one makes its own."""
+    expected, reads = alone(tars, 1)
+    for slow in ("first", "second"):
+        monkeypatch.setattr("sentinel.data.chunk_reader.APART_S", 0.05)
+        first, second = loader_of(tars, name), loader_of(tars, name)
+        jobs = {"first": iter(first), "second": iter(second)}
+        got: dict[str, list[int]] = {"first": [], "second": []}
+        for one in (*jobs, *[job for job in jobs if job != slow], slow):
+            for _ in range(2 if not got[one] else 28):
+                got[one] += next(jobs[one]).tolist()
+        assert got["first"] == got["second"] == expected[0]
+        assert any("1 of them not to their end" in said for said in second.report().caveats)
+        assert first.report().feed.source_reads == reads
+        assert second.report().feed.source_reads > 0
+        first.close()
+        second.close()
+        del first, second, jobs
+
+
+def test_the_memory_of_a_guest_is_let_go(tars: list[str], name: str) -> None:
+    first, second = loader_of(tars, name), loader_of(tars, name)
+    one, other = iter(first), iter(second)
+    next(one), next(other)
+    feedings = [loader._feeding for loader in (first, second)]
+    held = []
+    for feeding in feedings:
+        assert isinstance(feeding, FileFeeding)
+        held.append(os.fstat(feeding._arena.descriptor).st_blocks * 512)
+    tables = sum(feedings[0]._arena.shape.parts[:-1])  # type: ignore[attr-defined]
+    assert held[0] >= feedings[0]._arena.shape.nbytes  # type: ignore[attr-defined]
+    assert held[1] <= tables + 4096
+    del one, other
+    first.close()
+    second.close()
+
+
+def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
+    program = (
+        "import os, signal, sys; from sentinel.data.share_names import ShareName\n"
+        "place = ShareName(sys.argv[1], 'a', {}); place.publish(3)\n"
+        "print(place.slot, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"0\n"
+    assert os.path.exists(path_of(name))
+    place = ShareName(name, "b", {"seed": 1})  # another data set: nobody uses it
+    assert place.slot == 0
+    assert place.others() == []
+    assert os.stat(path_of(name)).st_mode & 0o777 == 0o600
+    place.close()
+    place.close()
+
+
+def test_a_forked_child_has_no_part_in_a_share(name: str) -> None:
+    program = (
+        "import os, sys; from sentinel.data.share_names import ShareName, path_of\n"
+        "place = ShareName(sys.argv[1], 'a', {})\n"
+        "if not (child := os.fork()):\n"
+        "    place.close()\n"
+        "    os._exit(0 if os.path.exists(path_of(sys.argv[1])) else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "if not os.fork():\n"
+        "    print('lives on', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    os._exit(0)\n"
+        "sys.stdin.readline()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", program, name], **pipes) as job:  # type: ignore[call-overload]
+        assert job.stdout.readline() == b"lives on\n"
+        job.kill()
+        job.wait()
+        place = ShareName(name, "b", {})
+        assert place.slot == 0
+        place.close()
+
+
+def test_a_name_has_room_for_some_jobs_and_is_taken_away_by_hand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [ShareName(name, "a", {"job": job}) for job in range(MOST_JOBS)]
+    for place in places:
+        place.publish(7)
+    assert [job.reads["job"] for job in places[3].others()] == [0, 1, 2, *range(4, MOST_JOBS)]
+    assert places[0].alive(5)
+    with pytest.raises(UsageError, match=f"in use by {MOST_JOBS} jobs"):
+        ShareName(name, "a", {})
+    assert main(["data", "rm", name]) == 2
+    assert f"in use by process {os.getpid()}" in capsys.readouterr().err
+    places.pop().close()
+    assert not places[0].alive(MOST_JOBS - 1)
+    assert main(["data", "rm", name, "--force"]) == 0
+    with pytest.raises(UsageError, match="there is no share"):
+        remove(name)
+    other = ShareName(name, "b", {})  # the name is free, and those that had it go on
+    assert other.others() == []
+    for place in (*places, other):
+        place.close()
+
+
+@pytest.mark.parametrize("wrong", ["a/b", "", "..", "x" * 65, 3])
+def test_what_is_no_name_is_refused(tars: list[str], wrong: Any) -> None:
+    with pytest.raises(UsageError, match="is no name"):
+        loader_of(tars, wrong)
+
+
+def test_what_cannot_be_shared_is_refused(tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"order": "windowed"}, {"order": sentinel.data.Importance()}):
+        with pytest.raises(UsageError, match="needs files in exact order"):
+            loader_of(tars, name, **options)
+    Path(path_of(name)).write_bytes(b"")
+    os.chmod(path_of(name), 0o644)
+    with pytest.raises(FormatError, match="only this user may read"):
+        loader_of(tars, name)
+    os.unlink(path_of(name))
+    monkeypatch.setattr("sentinel.data.share_names.FOLDER", f"{FOLDER}/not-there")
+    with pytest.raises(SentinelError, match="leave share= out"):
+        loader_of(tars, name)
+
+
+def test_an_arena_of_another_shape_is_none() -> None:
+    shape = ArenaShape(10, 20, 64, MOST_JOBS)
+    arena = SampleArena(shape, slot=2, reserved=False)
+    arena.reserve()
+    arena.pages[3] = 7
+    same = arena_of(os.getpid(), arena.descriptor, shape, 5)
+    assert same is not None
+    assert same.pages[3, 0] == 7
+    same.take(np.array([4]))
+    assert arena.taken_by[5].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    arena.let_go()
+    assert same.pages[3, 0] == 0
+    assert arena_of(os.getpid(), arena.descriptor, ArenaShape(10, 400, 64, MOST_JOBS), 5) is None
+    assert arena_of(os.getpid(), 0, shape, 5) is None
+    assert arena_of(2**22, arena.descriptor, shape, 5) is None
+
+
+def test_the_rest_of_an_epoch_is_planned_at_its_place(tmp_path: Path) -> None:
+    from sentinel.data.data_index import open_data
+
+    layout = open_data(rows(tmp_path, 640)).layout.cut(16)
+    orders = [np.random.default_rng(seed).permutation(640) for seed in range(2)]
+    room = Room.of(layout, layout.nbytes // 2)
+    rest = plan(layout, Order(), room, Epoch(orders[0], orders[1], Begun(200, 1, room)))
+    found = rest.after(orders[0][:200])
+    assert np.array_equal(found.order, orders[0])
+    assert np.all(found.stay_at[:200] == DIRECT)
+    assert np.array_equal(found.stay_sample[found.stay_at[200:]], orders[0][200:])
+    assert int(found.read_due[0]) == 200
+    assert len(found.kept) == len(rest.kept) > 0
