@@ -45,6 +45,8 @@ PROBES: dict[str, Callable[[], str]] = {
     "accelerate": _module("accelerate", "dev"),
     "pytorch-lightning": _module("pytorch_lightning", "dev"),
     "pyarrow": _module("pyarrow", "data"),
+    "valkey": _module("valkey", "data"),
+    "redis-server": _program("valkey-server", "redis-server", package="redis-server"),
     "compiler": _program("g++", "c++", "clang++", package="g++"),
     "cmake": _program("cmake", package="cmake"),
     "browser": _program("chromium", "chromium-browser", "google-chrome", package="chromium"),

@@ -48,7 +48,7 @@ RANKS = (
     Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
     Rank(
         "session, training data",
-        {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL")},
+        {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL", "valkey")},
     ),
     Rank("package, comparison", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
     Rank(

@@ -1,4 +1,4 @@
-"""`sentinel data`: training data in a memory that one names: its index, what each order would read, and a trial."""
+"""`sentinel data`: training data in a memory that one names: index, what each order reads, a trial, a server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel.cli.common import OK, add_json, add_verb, amount, check_outputs, print_json, print_table, whole_number
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
+from sentinel.system.progress import say
 
 if TYPE_CHECKING:
     from sentinel.data import Forecast, RecordFiles
@@ -25,6 +26,8 @@ examples:
   sentinel data plan tokens.bin --record uint16:1025
   sentinel data pack photos/ --to shards/
       writes tar shards, shuffled once: for folders of small files, and for sources that no order reads well
+  sentinel data serve --memory 8GiB --address 10.0.0.1 --password-file secret
+      holds samples for the ranks of a job on several machines: loader(..., peers=("10.0.0.1:6379", ...))
 
 A SOURCE is .tar shards as WebDataset has them, .parquet, .npy or .safetensors files, a folder of MDS shards with its
 index.json, a folder whose files are samples, or with --record files without a header; paths, or URLs such as
@@ -71,6 +74,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     removed.add_argument("share", metavar="NAME", help="as share= had it")
     removed.add_argument("--force", action="store_true", help="also where jobs use it; they go on")
     removed.set_defaults(execute=execute_rm)
+    served = add_verb(inner, "serve", "hold samples in memory for ranks on several machines, until it is ended", "")
+    served.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="never more than this")
+    served.add_argument("--address", default="127.0.0.1", metavar="HOST", help="of this machine (default 127.0.0.1)")
+    served.add_argument("--port", type=whole_number, default=6379, help="default 6379")
+    served.add_argument("--password-file", metavar="FILE", help="its first line; needed for other than loopback")
+    served.set_defaults(execute=execute_serve)
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -249,6 +258,19 @@ def execute_rm(arguments: argparse.Namespace) -> int:
     from sentinel.data.share_names import remove
 
     remove(arguments.share, force=arguments.force)
+    return OK
+
+
+def execute_serve(arguments: argparse.Namespace) -> int:
+    """Become valkey-server or redis-server. Does not return but by an error."""
+    from sentinel.system import peer_server
+
+    server = peer_server.program()
+    secret = None if arguments.password_file is None else peer_server.password_in(arguments.password_file)
+    nbytes = parse_bytes(arguments.memory)
+    configured = peer_server.configuration(nbytes, arguments.address, arguments.port, secret)
+    say(f"{server} holds up to {format_bytes(nbytes)} at {arguments.address}:{arguments.port}, until Ctrl-C")
+    peer_server.serve(server, configured)
     return OK
 
 

@@ -30,6 +30,8 @@ from sentinel.data.forecast import Forecast, forecast, measured_costs
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Batching, Loader
 from sentinel.data.page_cache import all_cached
+from sentinel.data.peer_feeding import PeerFeeding, cut_for_peers, rooms_within
+from sentinel.data.peers import peers_named
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
@@ -41,7 +43,7 @@ UNIT = 64
 _MOST_UNIT = 256
 
 _TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
-_OPTIONS = (*_TORCHS, "index_path", "unit", "share")
+_OPTIONS = (*_TORCHS, "index_path", "unit", "share", "peers", "peers_password_file")
 _NAMED = ("transform", "batch_size", "memory", "order", "seed", "workers", "rank", "world")
 
 
@@ -71,11 +73,13 @@ def loader(
     whose last losses were high. `rank`, `world`: as torch.distributed has them, else 0 of 1.
 
     Options: `unit` (samples read at once; "auto", the default, reads each sample alone where all files are in the page
-    cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact; Parquet's row
-    groups and packed shards are read whole), `index_path` (an index made by `index`), and of torch's DataLoader
-    `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`, `multiprocessing_context`. `share`: a
-    name; of jobs of one user on this machine that give the same one, and deliver the same epoch in the same exact order
-    at about the same time, one reads for all.
+    cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact and with
+    peers; Parquet's row groups and packed shards are read whole), `index_path` (an index made by `index`), and of
+    torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
+    `multiprocessing_context`. `share`: a name; of jobs of one user on this machine that give the same one, and deliver
+    the same epoch in the same exact order at about the same time, one reads for all. `peers`: `"host:port"` of what
+    `sentinel data serve` started on each machine, in the order of ranks, which then have one plan, and one memory;
+    `peers_password_file`.
 
     Raises UsageError for an argument that has no meaning or memory that is too little or not there, FormatError for a
     file that is damaged or changed since it was indexed; nothing is read from it then.
@@ -83,6 +87,7 @@ def loader(
     _check_options(options)
     share = options.pop("share", None)
     unit, index_path = options.pop("unit", "auto"), options.pop("index_path", None)
+    peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
     if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
     ranks, own = world_and_rank(rank, world)
@@ -93,6 +98,9 @@ def loader(
     importance = order if isinstance(order, Importance) else None
     if importance is not None and not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         raise UsageError(f"order={importance!r} needs files, a Dataset reads by itself", 'give files, or order="exact"')
+    _check_peers(peers, source, order)
+    if peers and share is not None:
+        raise UsageError(f"peers= and share={share!r} are two ways to read once", "give one of them")
     order = "exact" if isinstance(order, Importance) else order
     asked = Order(order, _seed(seed), ranks, own, bool(options.get("drop_last", False)))
     batching = Batching(batch_size, workers, transform, **options)
@@ -109,6 +117,12 @@ def loader(
     else:
         data = open_data(source, index_path)
         nbytes = memory_bytes(memory, data.layout)
+        if peers:
+            rooms = rooms_within(nbytes, data.layout, ranks)
+            layout, unit = cut_for_peers(data.layout, rooms[1], UNIT if unit == "auto" else unit)
+            servers = peers_named(peers, ranks, password_file)
+            feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
+            return Loader(feeding, asked, batching, unit)
         shape = shape_within(nbytes, data.layout.sample_nbytes, 1 if share is None else MOST_JOBS)
         if importance is not None:
             return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
@@ -144,6 +158,19 @@ def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int, measures: b
         return unit, READ_ALONE
     said = f"{unit} samples are read at once: a read takes {format_ns(costs.latency_ns)} here"
     return unit, f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
+
+
+def _check_peers(peers: object, source: object, order: object) -> None:
+    """Raises UsageError where they would be of no use."""
+    if not peers:
+        return
+    if order != "exact":
+        said = (
+            "windowed reads each chunk once by itself" if order == "windowed" else f"order={order!r} has no such plan"
+        )
+        raise UsageError(f"peers= is for exact order: {said}", 'give order="exact", or no peers')
+    if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+        raise UsageError("peers= needs files, a Dataset reads by itself", "give files, or no peers")
 
 
 def _indexable(source: object) -> bool:

@@ -47,12 +47,17 @@ class Fed:
         place."""
         served = self.served
         for what, asked, delivered, places in (
-            ("samples", self.requested, served.samples, (served.hits, served.brought, served.direct_reads)),
+            (
+                "samples",
+                self.requested,
+                served.samples,
+                (served.hits, served.remote_hits, served.brought, served.direct_reads),
+            ),
             (
                 "bytes",
                 self.requested_bytes,
                 served.sample_bytes,
-                (served.hit_bytes, served.brought_bytes, served.alone_bytes),
+                (served.hit_bytes, served.remote_bytes, served.brought_bytes, served.alone_bytes),
             ),
         ):
             if asked != delivered:
@@ -61,7 +66,8 @@ class Fed:
                 raise ReportError(
                     f"{what} of a loader",
                     f"{delivered} were delivered",
-                    f"{places[0]} hits, {places[1]} brought and {places[2]} read alone add up to {sum(places)}",
+                    f"{places[0]} hits, {places[1]} from peers, {places[2]} brought and {places[3]} read alone"
+                    f" add up to {sum(places)}",
                 )
         return self
 

@@ -20,7 +20,7 @@ _DIRECT = "Samples that were read alone, and why"
 _NODES = "Memory for samples, by node, as the kernel says"
 _WHY = {
     "late": "nothing had happened in the reader for too long",
-    "lost": "their chunk could not be read",
+    "lost": "their chunk could not be read, or a peer did not bring them",
     "ended": "the reader had ended",
     "apart": "the job that reads for this one was elsewhere",
     "again": "a worker that was killed had got them",
@@ -33,7 +33,7 @@ def _places(report: FeedFacts) -> Rows:
     served = report.all_epochs.served
     return [
         ("hits: in memory for an earlier read", str(served.hits), str(served.hit_bytes)),
-        ("hits in the memory of peers", "0", "0"),
+        ("hits in the memory of peers", str(served.remote_hits), str(served.remote_bytes)),
         ("source: brought by a read of their chunk", str(served.brought), str(served.brought_bytes)),
         ("source: read alone", str(served.direct_reads), str(served.alone_bytes)),
     ]

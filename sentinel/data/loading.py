@@ -352,6 +352,7 @@ class _Counted:
             samples=served.samples,
             sample_bytes=served.sample_bytes,
             hits=served.hits,
+            remote_hits=served.remote_hits,
             source_reads=now.source_reads - self.begin.source_reads,
             source_bytes=now.source_bytes - self.begin.source_bytes + served.direct_bytes,
             direct_reads=served.direct_reads,
@@ -366,7 +367,17 @@ def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
     size, m = asked.batch_size, len(planned.samples)
     stop = m // size * size if asked.drop_last else m
     cuts = [slice(begin, min(begin + size, stop)) for begin in range(0, stop, size)]
-    return [Request(cut.start, planned.samples[cut], planned.first[cut], planned.direct[cut]) for cut in cuts]
+    remote = planned.remote
+    return [
+        Request(
+            cut.start,
+            planned.samples[cut],
+            planned.first[cut],
+            planned.direct[cut],
+            None if remote is None else remote[cut],
+        )
+        for cut in cuts
+    ]
 
 
 def _lost(batches: Any, within_s: float) -> bool:

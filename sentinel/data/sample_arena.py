@@ -214,6 +214,23 @@ class SampleArena:
         entries = np.full(len(samples), (read & _LOW) << 32, np.uint64)
         if not len(samples):
             return entries
+        copied, counts = self._paged(data, begins, nbytes)
+        self.following[pages[:-1]] = pages[1:]
+        self.pages[pages] = copied
+        self.sums[samples] = self._sums(copied, counts, samples)
+        entries += pages[np.cumsum(counts) - counts].astype(np.uint64) + np.uint64(1)
+        return entries
+
+    def sums_of(
+        self, data: NDArray[np.uint8], begins: NDArray[np.int64], nbytes: NDArray[np.int64], samples: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """(k,) checksums that `samples` have once they are put."""
+        return self._sums(*self._paged(data, begins, nbytes), samples)
+
+    def _paged(
+        self, data: NDArray[np.uint8], begins: NDArray[np.int64], nbytes: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """(n, page_bytes) pages of samples that lie in `data`, zeros after the end of each, and (k,) pages of each."""
         page_bytes = self.shape.page_bytes
         counts = -(-nbytes // page_bytes)
         within = positions(counts)
@@ -224,14 +241,10 @@ class SampleArena:
         copied = sliding_window_view(data, page_bytes)[np.minimum(at, whole)]
         for row in np.flatnonzero(at > whole).tolist():  # the last page of the last sample
             copied[row, : len(data) - at[row]] = data[at[row] :]
-        last = np.cumsum(counts) - 1
         beyond = np.arange(page_bytes) >= (nbytes - (counts - 1) * page_bytes)[:, None]
+        last = np.cumsum(counts) - 1
         copied[last] = np.where(beyond, 0, copied[last])
-        self.following[pages[:-1]] = pages[1:]
-        self.pages[pages] = copied
-        self.sums[samples] = self._sums(copied, counts, samples)
-        entries += pages[last - counts + 1].astype(np.uint64) + np.uint64(1)
-        return entries
+        return copied, counts
 
     def lost(self, samples: NDArray[np.int64], read: int) -> NDArray[np.uint64]:
         """Entries of `samples` (k,) whose read failed."""

@@ -30,23 +30,28 @@ class Request(NamedTuple):
     """A batch: `samples` of the data set at positions [position, position + batch) of the epoch.
 
     `first`: where a sample is the one that its chunk is read for. `direct`: where it is read alone, as planned.
+    `remote`: where it is in the memory of a peer, if there are peers.
     """
 
     position: int
     samples: NDArray[np.int64]
     first: NDArray[np.bool_]
     direct: NDArray[np.bool_]
+    remote: NDArray[np.bool_] | None = None
 
 
 @dataclass
 class Served:
-    """How the samples of a batch were got. `samples` = `hits` + `brought` + `direct_reads`, and so their bytes
-    (`alone_bytes`)."""
+    """How the samples of a batch were got. `samples` = `hits` + `remote_hits` + `brought` + `direct_reads`, and so
+    their bytes (`alone_bytes`)."""
 
     samples: int = 0
     sample_bytes: int = 0
     hits: int = 0
     hit_bytes: int = 0
+    remote_hits: int = 0
+    """From the memory of a peer."""
+    remote_bytes: int = 0
     brought: int = 0
     """From the arena, by the read that was due for this sample."""
     brought_bytes: int = 0
@@ -63,7 +68,7 @@ class Served:
     late: int = 0
     """Of the direct reads that the plan did not have: nothing had happened in the reader for too long."""
     lost: int = 0
-    """Their reads failed."""
+    """Their reads failed, or a peer did not bring them."""
     ended: int = 0
     """The reader had ended."""
     again: int = 0
@@ -109,9 +114,11 @@ class FromArena:
         raws = self._staged(arena, request, nbytes, served)
         numbers = np.arange(len(raws))
         there = np.array([raw is not None for raw in raws], np.bool_)
-        hit, brought = there & ~request.first, there & request.first
+        remote = np.zeros(len(raws), np.bool_) if request.remote is None else there & request.remote
+        hit, brought = there & ~request.first & ~remote, there & request.first & ~remote
         served.hits, served.brought, served.direct_reads = int(hit.sum()), int(brought.sum()), int((~there).sum())
         served.hit_bytes, served.brought_bytes = int(nbytes[hit].sum()), int(nbytes[brought].sum())
+        served.remote_hits, served.remote_bytes = int(remote.sum()), int(nbytes[remote].sum())
         served.sample_bytes, served.alone_bytes = int(nbytes.sum()), int(nbytes[~there].sum())
         served.unstaged_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         if served.direct_reads:

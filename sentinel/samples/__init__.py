@@ -17,6 +17,7 @@ from sentinel.samples.room import Room
 from sentinel.samples.shuffle_quality import ShuffleQuality, shuffle_quality
 from sentinel.samples.source_costs import SourceCosts
 from sentinel.samples.staging import BEFORE, DIRECT, Staging
+from sentinel.samples.world_plan import RankShare, WorldPlan, plan_world
 
 __all__ = [
     "ALONE",
@@ -31,15 +32,18 @@ __all__ = [
     "Importance",
     "Layout",
     "Order",
+    "RankShare",
     "Room",
     "Selection",
     "ShuffleQuality",
     "SourceCosts",
     "Staging",
+    "WorldPlan",
     "best_unit",
     "epochs_ahead",
     "narrowed",
     "plan",
+    "plan_world",
     "select",
     "shuffle_quality",
     "simulate",

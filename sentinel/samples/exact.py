@@ -122,7 +122,7 @@ class _Uses:
         numbers = np.arange(layout.n_chunks + 1)
         share = room.n_pages / int(of_sample.sum())
         stays = 0.0
-        if following and len(following[0]) == layout.n_samples:  # else one epoch's samples are not the next's
+        if following and len(following[0]) >= layout.n_samples:  # else one epoch's samples are not the next's
             stays = 1.0 if share >= 1 else max(0.0, (share - _HALF) / (1 - _HALF))
         return cls(
             layout,

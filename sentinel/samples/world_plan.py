@@ -1,0 +1,134 @@
+"""One staging over the rooms of all ranks: which rank reads which chunk, and what each rank takes from where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.samples.epoch_plan import Epoch
+from sentinel.samples.exact import stage_exact
+from sentinel.samples.layout import Layout
+from sentinel.samples.order import Order
+from sentinel.samples.room import Room
+from sentinel.samples.staging import BEFORE, DIRECT, Staging
+
+NAME = np.dtype([("sample", ">u8"), ("epoch", ">u4"), ("read", ">u4")])
+"""What a stay is called among ranks: its sample, and the read that brought it, by its number in its epoch."""
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+@dataclass(frozen=True, eq=False)
+class RankShare:
+    """What one rank does of a WorldPlan. Columns of (m,) by position of this rank.
+
+    `staging`: its own order; what is staged comes in groups, which stand for chunks there, and stays for one use.
+    `reads`: the reads of the world's staging that are this rank's.
+    """
+
+    staging: Staging
+    reads: NDArray[np.int64]
+    reader: NDArray[np.int64]
+    """(m,) The rank that reads the sample's chunk."""
+    name: NDArray[np.void]
+    """(m,) NAME of the stay; of no meaning where the sample is read alone."""
+    first: NDArray[np.bool_]
+    """(m,) Whether a chunk is read for it."""
+    last: NDArray[np.bool_]
+    """(m,) Whether nobody needs its stay afterwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class WorldPlan:
+    """`staging`: of all ranks' samples, in turn: position p is delivered by rank p % world. `epoch`: its number.
+    `reader`: (n_chunks,) the rank that reads each chunk. `names`: (n_stays,) NAME of each stay."""
+
+    staging: Staging
+    world: int
+    epoch: int
+    reader: NDArray[np.int64]
+    names: NDArray[np.void]
+
+    def share(self, layout: Layout, rank: int, room: Room, group: int) -> RankShare:
+        """That of `rank`, which takes so many samples at once into its own `room`."""
+        whole = self.staging
+        order, stay = whole.order[rank :: self.world], whole.stay_at[rank :: self.world]
+        staged = np.flatnonzero(stay != DIRECT)
+        first = np.zeros(whole.n_positions, np.bool_)
+        first[whole.read_due[whole.read_due < whole.n_positions]] = True
+        stay_at = np.full(len(order), DIRECT)
+        stay_at[staged] = np.arange(len(staged))
+        groups = staged[::group]
+        names = np.zeros(len(self.names) + 1, NAME)  # DIRECT is the last index
+        names[:-1] = self.names
+        taken = Staging(
+            room,
+            order,
+            np.arange(len(groups)),
+            groups,
+            order[staged],
+            np.arange(len(staged)) // group,
+            staged,
+            stay_at,
+        )
+        return RankShare(
+            taken,
+            np.flatnonzero(self.reader[whole.read_chunk] == rank),
+            self.reader[layout.chunk_of[order]],
+            names[stay],
+            first[rank :: self.world],
+            np.append(whole.stay_until, DIRECT)[stay] == np.arange(rank, whole.n_positions, self.world),
+        )
+
+    @property
+    def older_names(self) -> NDArray[np.void]:
+        """NAMEs of the stays that were there when the epoch began."""
+        older: NDArray[np.void] = self.names[self.staging.stay_read == BEFORE]
+        return older
+
+
+def plan_world(
+    layout: Layout, order: Order, room: Room, number: int, epoch: Epoch, before: WorldPlan | None = None
+) -> WorldPlan:
+    """The plan of all ranks of `order` for the epoch `number`, in exact order. `room`: of all of them together;
+    `before`: their plan of the epoch before, if that was carried out to its end. The same on every rank.
+
+    Raises UsageError for a room that does not hold a chunk.
+    """
+    room.checked(layout)
+    delivered = 0 if epoch.begun is None else epoch.begun.delivered
+    following = [] if epoch.following is None else [_in_turn(order, epoch.following)]
+    kept = np.zeros(0, NAME) if before is None else before.names[before.staging.kept]
+    staging = stage_exact(
+        layout,
+        room,
+        _in_turn(order, epoch.permutation, delivered),
+        following,
+        None if before is None else before.staging,
+    )
+    names = np.empty(len(staging.stay_sample), NAME)
+    names[: len(kept)] = kept
+    names["sample"][len(kept) :] = staging.stay_sample[len(kept) :]
+    names["epoch"][len(kept) :] = number
+    names["read"][len(kept) :] = staging.stay_read[len(kept) :]
+    return WorldPlan(staging, order.world, number, readers(layout.n_chunks, order.world), names)
+
+
+def readers(n_chunks: int, world: int) -> NDArray[np.int64]:
+    """(n_chunks,) The rank that reads each chunk: the one of most weight, where each pair of a chunk and a rank has a
+    weight of its own (rendezvous hashing), so that no list of them is kept or sent."""
+    chunks = np.arange(1, n_chunks + 1, dtype=np.uint64)
+    weights = []
+    for rank in range(world):
+        mixed = chunks * _MIX[0] ^ np.full(n_chunks, rank + 1, np.uint64) * _MIX[1]
+        for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
+            mixed = (mixed ^ mixed >> np.uint64(shift)) * factor
+        weights.append(mixed ^ mixed >> np.uint64(31))
+    return np.asarray(np.stack(weights).argmax(axis=0), np.int64)
+
+
+def _in_turn(order: Order, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:
+    """What all ranks deliver, in turn."""
+    ranks = [Order(order.kind, order.seed, order.world, rank, order.drop_last) for rank in range(order.world)]
+    return np.stack([rank.of_rank(permutation, delivered) for rank in ranks], axis=1).ravel()

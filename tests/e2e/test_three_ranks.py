@@ -1,0 +1,42 @@
+"""The example on three ranks: losses don't depend on peers, and with them chunks are read less often."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("torch", "scikit-learn", "valkey")
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "10_three_ranks.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.needs("redis-server")
+def test_training_is_the_same_and_chunks_are_read_less_often(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "the same bit for bit" in done.stdout
+    found = re.search(r"each for itself ([\d.]+), one plan ([\d.]+)", done.stdout)
+    assert found
+    assert float(found[2]) < float(found[1])
+
+
+def test_without_a_server_it_says_what_to_install(tmp_path: Path) -> None:
+    done = run(tmp_path, PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "apt-get install" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,67 @@
+"""Servers of samples for tests, as `sentinel data serve` starts them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sentinel.system import peer_server
+
+
+@dataclass
+class Server:
+    """One that runs on loopback."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answered(port: int, words: bytes) -> bytes:
+    """The first line of what a server says to `words`, once it listens."""
+    began = time.monotonic()
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(words + b"\r\n")
+                return connection.makefile("rb").readline()
+        except OSError:
+            assert time.monotonic() - began < 60, "no server listens"
+            time.sleep(0.02)
+
+
+@contextmanager
+def servers(count: int, memory_bytes: int = 64 << 20, password: str | None = None) -> Iterator[list[Server]]:
+    """So many servers, which end with the block."""
+    found: list[Server] = []
+    try:
+        for _ in range(count):
+            port = free_port()
+            process = subprocess.Popen(
+                [peer_server.program(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
+            )
+            found.append(Server(process, port))
+            assert process.stdin is not None
+            process.stdin.write(peer_server.configuration(memory_bytes, port=port, password=password).encode())
+            process.stdin.close()
+        for server in found:
+            answered(server.port, b"PING")
+        yield found
+    finally:
+        for server in found:
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()

@@ -1,0 +1,258 @@
+"""Ranks that share one plan and their memory by servers: order and bytes stay as they are, reads are fewer."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+valkey = pytest.importorskip("valkey", reason="needs valkey: pip install 'sentinel-hm[data]'")
+
+from torch.utils.data import TensorDataset  # noqa: E402
+
+import sentinel.data  # noqa: E402
+from sentinel.core.errors import UsageError  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
+from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.peer_exchange import ChunkProvider, Progress, SampleFetcher, names_of  # noqa: E402
+from sentinel.data.peer_feeding import cut_for_peers, group_within, rooms_within  # noqa: E402
+from sentinel.data.peers import Peer  # noqa: E402
+from sentinel.data.sample_arena import SampleArena  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.samples import Epoch, Order, Room, WorldPlan, plan_world  # noqa: E402
+from sentinel.samples.world_plan import NAME  # noqa: E402
+from tests.data_files import number_of, rows, shards  # noqa: E402
+from tests.resp_servers import Server, servers  # noqa: E402
+
+pytestmark = pytest.mark.needs("redis-server")
+
+WORLD = 3
+
+
+@pytest.fixture(autouse=True)
+def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
+    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 300.0)
+    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 300.0)
+
+
+@pytest.fixture
+def three() -> Iterator[list[Server]]:
+    with servers(WORLD) as found:
+        yield found
+
+
+def ranks(source: Any, peers: list[Server], world: int = WORLD, **options: Any) -> list[Loader]:
+    addresses = tuple(server.address for server in peers)
+    asked = {"batch_size": 32, "memory": "50%", "unit": 16, "transform": number_of, "peers": addresses, **options}
+    return [sentinel.data.loader(source, rank=rank, world=world, **asked) for rank in range(world)]
+
+
+def epoch_of(loaders: list[Loader], at: dict[int, Any] | None = None) -> list[list[int]]:
+    """What each of the ranks delivers in an epoch, all at once. `at`: what rank 0 does before so many batches."""
+    found: list[list[int]] = [[] for _ in loaders]
+    errors: list[BaseException] = []
+
+    def deliver(rank: int) -> None:
+        try:
+            for number, batch in enumerate(loaders[rank]):
+                if not rank and at and number in at:
+                    at[number]()
+                found[rank] += batch.tolist()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=deliver, args=(rank,)) for rank in range(len(loaders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def expected(n: int, epoch: int, world: int = WORLD) -> list[list[int]]:
+    return [Order(world=world, rank=rank).of_rank(permutation(n, Order(), epoch)).tolist() for rank in range(world)]
+
+
+def test_three_ranks_with_a_fifth_each_read_a_chunk_less_than_once(tmp_path: Path, three: list[Server]) -> None:
+    n = 6144
+    path = rows(tmp_path, n, 1000)
+    array = np.load(path)
+
+    def checked(row: np.ndarray) -> int:
+        assert np.array_equal(row, array[row[0]])
+        return int(row[0])
+
+    loaders = ranks(path, three, transform=checked, memory="20%", unit=64, batch_size=64)
+    layout = open_data(path).layout
+    _, room = rooms_within(layout.nbytes // 5, layout, WORLD)
+    cut, _ = cut_for_peers(layout, room, 64)
+    plan: WorldPlan | None = None
+    read = 0
+    for epoch in range(3):
+        assert epoch_of(loaders) == expected(n, epoch)
+        now = Epoch(permutation(n, Order(), epoch), permutation(n, Order(), epoch + 1))
+        plan = plan_world(cut, Order(world=WORLD), room, epoch, now, plan)
+        before, read = read, sum(loader.report().feed.source_reads for loader in loaders)
+        assert read - before == len(plan.staging.read_chunk), "each chunk is read by one rank, as planned"
+    print(f"reads a chunk of all {WORLD} ranks in the third epoch: {(read - before) / cut.n_chunks:.2f}")
+    assert read - before <= 0.9 * cut.n_chunks
+    for loader in loaders:
+        feed = loader.report().feed
+        assert feed.direct_reads == 0
+        assert 0.5 < feed.remote_hits / feed.samples < 0.8
+        assert any(f"{feed.remote_hits:,}" in line for line in loader.report().text().splitlines() if "peers" in line)
+        loader.close()
+    kept = sum(valkey.Valkey(port=server.port).hlen(key) for server in three for key in _keys(server))
+    assert kept == len(plan.staging.kept), "what was delivered for the last time was deleted"
+
+
+def _keys(server: Server) -> list[bytes]:
+    found: list[bytes] = valkey.Valkey(port=server.port).keys("sentinel:*")
+    return found
+
+
+def test_a_server_killed_one_stopped_and_one_full_cost_time_only(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 0.2)
+    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 0.2)
+    tars = shards(tmp_path, [400, 200], nbytes=16000)
+    with servers(1, memory_bytes=2 << 20) as full:
+        peers = [three[0], three[1], full[0]]
+        loaders = ranks(tars, peers, batch_size=20)
+        at = {3: peers[0].process.kill, 5: lambda: peers[1].process.send_signal(signal.SIGSTOP)}
+        assert epoch_of(loaders, at) == expected(600, 0)
+        assert epoch_of(loaders) == expected(600, 1)
+    said = "\n".join(line for loader in loaders for line in loader.report().caveats)
+    for server, what in ((peers[0], "did not answer"), (peers[1], "did not answer"), (peers[2], "refused")):
+        assert f"the peer {server.address} {what}" in said
+    for loader in loaders:
+        loader.close()
+
+
+def test_a_job_goes_on_with_other_ranks(tmp_path: Path, three: list[Server]) -> None:
+    tars = shards(tmp_path, [300, 301])
+    loaders = ranks(tars, three)
+    states = []
+    at = {2: lambda: states.append(loaders[0].state_dict())}
+    whole = epoch_of(loaders, at)
+    assert whole == expected(601, 0)
+    assert states[0]["delivered"] == 3 * 32 * WORLD
+    for world, peers in ((2, three[:2]), (4, three[:2]), (3, [])):
+        again = ranks(tars, peers, world)
+        for loader in again:
+            loader.load_state_dict(states[0])
+        rest = Order(world=world)
+        want = [
+            Order(world=rest.world, rank=rank).of_rank(permutation(601, rest, 0), states[0]["delivered"]).tolist()
+            for rank in range(world)
+        ]
+        assert epoch_of(again) == want
+        assert epoch_of(again) == expected(601, 1, world)
+
+
+def test_workers_copy_what_servers_have_and_threads_end_with_the_loader(tmp_path: Path, three: list[Server]) -> None:
+    tars = shards(tmp_path, [300])
+    (loader,) = ranks(tars, three[:1], 1, workers=2, multiprocessing_context="fork")
+    for epoch in range(2):
+        assert [number for batch in loader for number in batch.tolist()] == expected(300, epoch, 1)[0]
+    feed = loader.report().feed
+    assert (feed.direct_reads, feed.remote_hits) == (0, 0)
+    assert feed.hits + feed.source_reads == feed.samples
+    next(batches := iter(loader))
+    del loader, batches
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sentinel"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_a_server_that_is_not_there_or_wants_a_password(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tars = shards(tmp_path, [60])
+    with servers(1, password="secret") as locked:
+        with pytest.raises(UsageError, match="does not let this process in"):
+            ranks(tars, locked, memory="1MiB")
+        (tmp_path / "secret").write_text("secret\n")
+        loaders = ranks(tars, locked, memory="1MiB", peers_password_file=str(tmp_path / "secret"))
+        assert epoch_of(loaders) == expected(60, 0)
+        assert sum(loader.report().feed.direct_reads for loader in loaders) == 0
+    loaders = ranks(tars, locked, memory="1MiB")  # it has ended
+    assert "does not answer" in capsys.readouterr().err
+    assert epoch_of(loaders) == expected(60, 0)
+
+
+def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
+    tars = shards(tmp_path, [60])
+    for options, says in (
+        ({"peers": "127.0.0.1:1"}, "are no addresses"),
+        ({"peers": ("a:1", "a:1", "b:1")}, "twice"),
+        ({"peers": ("a:1", "b:1")}, "2 peers cannot be divided among 3 ranks"),
+        ({"peers": ("a:port",)}, "'a:port' is no address"),
+        ({"share": "mine"}, "two ways to read once"),
+        ({"order": "windowed"}, "windowed reads each chunk once"),
+        ({"memory": 8192}, "too little to keep samples with peers; give at least"),
+        ({"source": TensorDataset(torch.arange(3))}, "a Dataset reads by itself"),
+    ):
+        asked = {"source": tars, "batch_size": 4, "memory": "1MiB", "peers": ("127.0.0.1:1",), **options}
+        with pytest.raises(UsageError, match=says):
+            sentinel.data.loader(asked.pop("source"), rank=0, world=3, **asked)
+
+
+def test_wrong_bytes_in_a_server_are_no_samples(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 0.0)
+    data = open_data(shards(tmp_path, [96]))
+    shape, room = rooms_within(1 << 20, data.layout, 1)
+    layout, _ = cut_for_peers(data.layout, room, 16)
+    arena, files, stopping = SampleArena(shape), SourceFiles(layout, data.root), threading.Event()
+    progress, peer, key = Progress(arena), Peer(three[0].address), b"sentinel:test"
+    plan = plan_world(layout, Order(), room, 0, Epoch(permutation(96, Order(), 0), permutation(96, Order(), 1)))
+    share = plan.share(layout, 0, Room(shape.n_pages * shape.page_bytes, shape.page_bytes), 8)
+    progress.n_positions = 96
+    arena.taken[:] = 1  # so all reads are due
+    provider = ChunkProvider(files, arena, peer, progress, stopping)
+    provider.begin(plan, share.reads, key, None)
+    provider.start(2)
+    provider.finish()
+    assert (provider.reads, provider.failed) == (len(plan.staging.read_chunk), 0)
+    client = valkey.Valkey(port=three[0].port)
+    assert client.hlen(key) == len(plan.names)
+    names = names_of(share.name[:8])
+    values = client.hmget(key, names)
+    flipped = bytearray(values[0])
+    flipped[10] ^= 1
+    client.hset(key, mapping={names[0]: bytes(flipped), names[1]: values[2], names[3]: values[3][:-1], names[4]: b""})
+    fetcher = SampleFetcher(arena, layout.sample_nbytes, progress, stopping)
+    fetcher.begin(share, group_within(layout, shape), [peer], [key])
+    samples = share.staging.order[:8]
+    counts = -(-layout.sample_nbytes[samples] // shape.page_bytes)
+    entries = fetcher.bring(0, samples, np.arange(int(counts.sum()), dtype=np.int32), 1)
+    arena.publish(samples, entries)
+    found = arena.copy(samples, layout.sample_nbytes[samples])
+    for number, sample in enumerate(samples.tolist()):
+        if number in (0, 1, 3, 4):
+            assert not isinstance(found[number], memoryview)
+        else:
+            assert bytes(found[number]) == files.sample(sample).tobytes()
+    stale = np.array([(5, 0, 77)], NAME).tobytes()
+    client.hset(key, stale, b"left by a rank that was lost")
+    later = WorldPlan(plan.staging, 1, 1, plan.reader, plan.names)
+    provider.begin(later, share.reads[:0], key, later)
+    assert not client.hexists(key, stale)
+    client.close()
