@@ -61,6 +61,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tried.add_argument("--epochs", type=whole_number, default=2, help="default 2")
     tried.add_argument("--workers", type=_count, default=0, help="processes that fetch samples (default 0: none)")
     tried.add_argument("--seed", type=_count, default=0, help="default 0")
+    tried.add_argument("--share", metavar="NAME", help="of other runs beside it: one of them reads for all")
     _add_batches(tried)
     tried.set_defaults(execute=execute_run)
     packed = add_verb(inner, "pack", "write tar shards of the samples, shuffled once", "")
@@ -216,6 +217,7 @@ def execute_run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         unit=arguments.unit,
         collate_fn=_as_it_is,
+        share=arguments.share,
     )
     began = time.monotonic()
     for _ in range(arguments.epochs):

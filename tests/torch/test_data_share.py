@@ -182,6 +182,21 @@ def test_a_job_goes_on_by_itself_when_the_one_that_reads_is_killed(
     assert any("1 of them not to their end" in said for said in caveats)
 
 
+def test_a_guest_that_is_killed_is_not_waited_for(tars: list[str], job: Callable[..., OfAShare]) -> None:
+    expected, reads = alone(tars, 2)
+    first, second = job(), job(workers=1)
+    for one in (first, second):
+        one.go()
+    for one in (first, second):
+        one.came()
+    os.kill(second.process.pid, signal.SIGKILL)
+    second.process.wait()
+    first.go()
+    got, headline, _ = first.result()  # after 600 s if it waited
+    assert got == expected[0] + expected[1]
+    assert headline["source_reads"] == reads
+
+
 def test_jobs_at_unlike_places_read_for_themselves(tars: list[str], name: str) -> None:
     expected, reads = alone(tars, 1)
     first, second = loader_of(tars, name), loader_of(tars, name)
