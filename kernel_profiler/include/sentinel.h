@@ -444,7 +444,7 @@ enum {
  * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
  * sn_frames_attach, pages that stores have made beside the frames are taken into frames, down to a 128th of all. */
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
-/* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: however long the last look took. */
+/* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
 
 /* Transfers in the background: those of the granules that are resident leave, or those that are away arrive. Returns an id

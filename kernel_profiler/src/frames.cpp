@@ -254,8 +254,8 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
 
 // Pages that stores have made beside the frames are taken into frames, once there may be more than are allowed. What the
 // disk or a storm of stores prevents is left for the next time.
-void take_in_own_pages(sn_frames &f) {
-  if (!sn::own_pages_may_have_grown(f)) return;
+void take_in_own_pages(sn_frames &f, bool at_once = false) {
+  if (!sn::own_pages_may_have_grown(f) && !at_once) return;
   const std::vector<sn::Owner> owners = sn::find_owners(f);
   for (const sn::Owner &owner : owners) {
     if (f.own_pages <= sn::own_pages_allowed(f)) return;
@@ -445,9 +445,8 @@ extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {
   Lock lock(&f->mutex);
   f->tidying = true;
   f->needs++;
-  if (at_once != 0) f->look_after_ns = 0;
   const int error = sn::guarded([&] {
-    take_in_own_pages(*f);
+    take_in_own_pages(*f, at_once != 0);
     return 0;
   });
   f->tidying = false;
