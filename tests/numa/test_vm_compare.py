@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.files import save
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
 
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
 @pytest.mark.slow
-def test_every_placement_is_what_its_name_says_and_trains_the_same_bits() -> None:
+def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path: Path) -> None:
+    """Planned for slow memory that is dear to use and not so dear to move, so that the plan moves."""
+    fast = TierSpec("dram", "described", 64 << 30, 100.0, 10**11, 10**11)
+    slow = TierSpec("far", "described", 256 << 30, 20_000.0, 2 * 10**9, 2 * 10**9)
+    save(Machine("far", (fast, slow), (Link(0, 1, 2 * 10**9), Link(1, 0, 2 * 10**9))), tmp_path / "machine.json")
     words = ["compare", "--slow", "numa:1", "--fast", "20%", "--tracker", "ops", "--policies", ",".join(NAMES)]
-    words += ["--machine", "docs/two-nodes/machine.json", "--warm-up", "3", "--measure", "1", "--json"]
+    words += ["--machine", str(tmp_path / "machine.json"), "--warm-up", "3", "--measure", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "sentinel", *words, "--executed", "tests/numa/vm_job.py", "7"],
         cwd=ROOT,
