@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--tracker", default="ebpf")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budget", help="memory of tensors, with the rest in a file, from before the model is built")
+    parser.add_argument("--cap", help="of the whole process, likewise")
     parser.add_argument("--file", help="directory of that file")
     parser.add_argument("--cgroup", type=Path, help="folder of the cgroup that this process joins first")
     chosen = parser.parse_args()
@@ -77,10 +78,10 @@ def main() -> None:
 
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    if chosen.budget:
+    if chosen.file:
         import sentinel
 
-        sentinel.start_profile(fast=chosen.budget, slow=f"file:{chosen.file}")
+        sentinel.start_profile(fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}")
     if chosen.model:
         job = _models.JOBS[chosen.model]()
         model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
@@ -106,7 +107,7 @@ def main() -> None:
             break
         print(json.dumps(spent(actions[word])), flush=True)
     told = {"headline": dict(sentinel.report().headline) if chosen.sentinel else None}
-    if chosen.budget:
+    if chosen.file:
         told["storage"] = sentinel.report().setup.storage._asdict()
     print(json.dumps(told), flush=True)
 

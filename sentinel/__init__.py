@@ -71,6 +71,7 @@ def start_profile(
     machine: str | os.PathLike[str] | Machine | None = None,
     plan: str | os.PathLike[str] | Plan | None = None,
     rate_limit: str | None = None,
+    cap: str | int | None = None,
 ) -> None:
     """Begin the profiled step, at any step boundary. Memory is managed from this call on.
 
@@ -79,7 +80,10 @@ def start_profile(
     the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` (a slower node with injected delays), a PRESET to
     plan for only, or `"auto"`: the nearest slower node; without one nothing is applied, and the report says so.
     `"file:DIR"`, or `"file:DIR=64GiB"`: tensors of 1 MiB and more take `fast` bytes of memory, what exceeds them is in
-    a file there; nothing is planned, and it is best called before the model is built.
+    a file there; nothing is planned, and it is best called before the model is built. `"file:auto"`: on the local disk
+    that looks fastest, never the root file system's.
+    `cap`: with a file, a size that bounds the whole process with its children: tensors take what the rest leaves of it,
+    at most `fast`; default: the container's limit, where there is one and `fast` is not given.
     `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
     `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
     `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.
@@ -90,7 +94,7 @@ def start_profile(
     """
     session = _session()
     session.leave_to_script()
-    request = session.Request(fast, slow, tracker, policy, machine, plan, rate_limit)
+    request = session.Request(fast, slow, tracker, policy, machine, plan, rate_limit, cap)
     session.start_profile(model, optimizer, request)
 
 

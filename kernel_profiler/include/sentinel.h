@@ -385,12 +385,13 @@ typedef struct sn_frames_request {
   uint32_t regions;      /* file; one is taken by each granule that is not absent. It grows by what forked children read */
   uint32_t readers, writers; /* threads that do transfers, 1 to 16 of each */
   uint32_t flags;
+  uint32_t filled;       /* frames that have memory at first; 0: all */
 } sn_frames_request;
 
 typedef struct sn_frames_facts {
   uint64_t base;        /* address of granule 0 */
   uint64_t pool_bytes;  /* memory of frames that the kernel has given, by its own account */
-  uint32_t frames, granules, regions;
+  uint32_t frames, granules, regions; /* frames that have memory now */
   uint32_t huge_frames; /* of one huge page each */
   uint32_t direct;      /* 1: transfers pass the page cache by */
   uint32_t unnamed;     /* 1: the file never had a name */
@@ -447,6 +448,11 @@ SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, 
 /* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
 
+/* So many frames have memory when it returns: of those beyond, granules leave, needed longest ago first, and the memory goes
+ * back to the kernel; those that are missing get memory anew. Where it fails, as many as could: -EINVAL for 0, -ENOSPC for
+ * more than were asked for at first or for want of memory, others as the disk said. */
+SN_API int sn_frames_resize(sn_frames *frames, uint32_t wanted);
+
 /* Transfers in the background: those of the granules that are resident leave, or those that are away arrive. Returns an id
  * for sn_frames_collect, or -errno: -ENOSPC: not enough free frames (nobody leaves for them) or regions. */
 SN_API int64_t sn_frames_leave(sn_frames *frames, uint32_t first, uint32_t count);
@@ -493,6 +499,40 @@ SN_API int sn_framed_contains(uint64_t address);
 SN_API int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
 SN_API void sn_framed_done(void);
 SN_API int sn_framed_count(sn_framed_counters *out);
+
+/* ---- framed_cap.cpp, taken.cpp: how many frames there are, so that the whole process stays within a cap ----------- */
+
+typedef struct sn_framed_cap {
+  uint64_t cap_bytes;   /* of this process and its descendants, frames included */
+  uint64_t spare_bytes; /* of it, that stays free: for what is taken between two looks */
+  uint32_t least_frames, most_frames;
+  /* Or of a memory cgroup, with all that is in it: files with its limit and what it holds; memory.stat, and the names there
+   * of file pages that nobody uses, and of those in use: what these have grown by since the first look can go too. NULL:
+   * cap_bytes counts. */
+  const char *limit, *used, *stat, *idle, *busy;
+  uint32_t sharers;     /* processes that each follow this cgroup */
+  uint32_t reserved;
+} sn_framed_cap;
+
+typedef struct sn_framed_cap_counters {
+  uint64_t looks;
+  uint64_t taken_bytes, most_taken_bytes; /* beside the frames, when last looked at; the most */
+  uint64_t over_bytes;                    /* the most by which least_frames and the rest exceeded the cap */
+  uint64_t failed;                        /* looks after which frames could not become as many as they were to be */
+  uint32_t frames, least_frames, most_frames; /* with memory: now, ever */
+  uint32_t huge_frames;                   /* of one huge page each, now */
+  int32_t failure;                        /* positive errno of the last one */
+} sn_framed_cap_counters;
+
+/* From now on the frames of sn_framed_begin become fewer as other memory grows, and more again: before operators and
+ * allocations, at most every 100 ms, and taking at most a hundredth of the time. Ends with the frames. -EINVAL. */
+SN_API int sn_framed_follow(const sn_framed_cap *cap);
+/* The next operator or allocation looks, and at everything, however short ago another one did. */
+SN_API void sn_framed_look(void);
+SN_API int sn_framed_cap_count(sn_framed_cap_counters *out);
+/* What this process and its descendants take: resident pages, each counted once, and page tables; without `frames_bytes`
+ * of shared memory. -EOPNOTSUPP: the kernel does not tell. */
+SN_API int64_t sn_taken_bytes(uint64_t frames_bytes);
 
 /* ---- calibrate.cpp: what this host's memory takes ----------------------------------------------------- */
 

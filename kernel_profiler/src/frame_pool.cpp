@@ -27,26 +27,26 @@ long reserve_addresses(uint64_t nbytes) {
   return static_cast<long>(aligned);
 }
 
-int FramePool::open(uint32_t frames, bool huge, const char **step) {
+int FramePool::open(uint32_t frames, uint32_t filled, bool huge, const char **step) {
   free_.resize(frames);
-  count_ = frames;
+  is_huge_.resize(frames);
+  for (uint32_t frame = frames; frame-- > 0;) retired_.push_back(frame);  // the first one is filled first
+  most_ = frames;
+  huge_ = huge;
   *step = "making the memory of frames (memfd_create)";
   const long fd =
       sn_system(SYS_memfd_create, arg("sentinel-frames"), MFD_CLOEXEC | MFD_ALLOW_SEALING, 0, 0, 0, 0);
   if (fd < 0) return static_cast<int>(fd);
   fd_ = static_cast<int>(fd);
   int error = map_frames(step);
-  if (error == 0) error = fill(huge, step);
-  if (error != 0) {
-    close();
-    return error;
-  }
-  for (uint32_t frame = 0; frame < frames; frame++) give(frame);
-  return 0;
+  if (error == 0) *step = "filling the frames with memory (fallocate)";
+  while (error == 0 && count_ < filled) error = restore();
+  if (error != 0) close();
+  return error;
 }
 
 int FramePool::map_frames(const char **step) {
-  const uint64_t nbytes = count_ * kFrameBytes;
+  const uint64_t nbytes = most_ * kFrameBytes;
   *step = "giving the memory of frames its length (ftruncate)";
   const int error = static_cast<int>(sn_system(SYS_ftruncate, fd_, arg(nbytes), 0, 0, 0, 0));
   if (error != 0) return error;
@@ -62,28 +62,56 @@ int FramePool::map_frames(const char **step) {
   return advise(base_, nbytes, MADV_DONTFORK);
 }
 
+long FramePool::allocate(int mode, uint32_t frame, uint64_t nbytes) {
+  long error;
+  do {
+    error = sn_system(SYS_fallocate, fd_, mode, arg(offset(frame)), arg(nbytes), 0, 0);
+  } while (error == -EINTR);
+  return error;
+}
+
 // A huge page is made of a single small one: the kernel has no other call that makes those of a memfd. Where it does
 // not, small pages do.
-int FramePool::fill(bool huge, const char **step) {
-  *step = "filling the frames with memory (fallocate)";
-  for (uint32_t frame = 0; frame < count_; frame++) {
-    const uint64_t at = offset(frame);
-    if (huge && sn_system(SYS_fallocate, fd_, 0, arg(at), arg(kPage), 0, 0) == 0 &&
-        advise(address(frame), kFrameBytes, kCollapse) == 0) {
-      huge_count_++;
-      continue;
-    }
-    long error;
-    do {
-      error = sn_system(SYS_fallocate, fd_, 0, arg(at), arg(kFrameBytes), 0, 0);
-    } while (error == -EINTR);
-    if (error != 0) return static_cast<int>(error);
+int FramePool::fill(uint32_t frame) {
+  is_huge_[frame] = huge_ && allocate(0, frame, kPage) == 0 && advise(address(frame), kFrameBytes, kCollapse) == 0;
+  return is_huge_[frame] ? 0 : static_cast<int>(allocate(0, frame, kFrameBytes));
+}
+
+int FramePool::empty(uint32_t frame) {
+  return static_cast<int>(allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, frame, kFrameBytes));
+}
+
+int FramePool::retire() {
+  const uint32_t frame = take();
+  if (frame == kNone) return -EAGAIN;
+  const int error = empty(frame);
+  if (error != 0) {
+    give(frame);
+    return error;
   }
+  retired_.push_back(frame);
+  count_--;
+  huge_count_ -= is_huge_[frame] ? 1 : 0;
+  return 0;
+}
+
+int FramePool::restore() {
+  if (retired_.empty()) return -ENOSPC;
+  const uint32_t frame = retired_.back();
+  const int error = fill(frame);
+  if (error != 0) {
+    empty(frame);  // what the kernel gave of it
+    return error;
+  }
+  retired_.pop_back();
+  count_++;
+  huge_count_ += is_huge_[frame] ? 1 : 0;
+  give(frame);
   return 0;
 }
 
 void FramePool::close() {
-  if (base_ != 0) unmap(base_, count_ * kFrameBytes);
+  if (base_ != 0) unmap(base_, most_ * kFrameBytes);
   close_in_child();
 }
 
@@ -91,19 +119,19 @@ void FramePool::close_in_child() {
   if (fd_ >= 0) sn_system(SYS_close, fd_, 0, 0, 0, 0, 0);
   fd_ = -1;
   base_ = 0;
-  count_ = huge_count_ = oldest_ = free_count_ = 0;
+  most_ = count_ = huge_count_ = oldest_ = free_count_ = 0;
 }
 
 uint32_t FramePool::take() {
   if (free_count_ == 0) return kNone;
   const uint32_t frame = free_[oldest_];
-  oldest_ = (oldest_ + 1) % count_;
+  oldest_ = (oldest_ + 1) % most_;
   free_count_--;
   return frame;
 }
 
 void FramePool::give(uint32_t frame) {
-  free_[(oldest_ + free_count_) % count_] = frame;
+  free_[(oldest_ + free_count_) % most_] = frame;
   free_count_++;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "frame_pool.h"
+#include "framed_cap.h"
 #include "guarded.h"
 #include "lock.h"
 #include "overflow_watch.h"
@@ -91,6 +92,14 @@ std::atomic<bool> serving{false}, in_child{false};
 std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
 std::atomic<uint64_t> needs{0}, need_ns{0}, too_large{0}, too_large_bytes{0}, failed{0};
 std::atomic<int32_t> failure{0};
+
+// Frames become fewer or more, if it is time to look. Without `mutex`.
+void follow_cap() {
+  if (!sn::cap_is_due()) return;
+  asking++;
+  if (sn_frames *const there = frames.load(); there != nullptr) sn::cap_follow(there, pool);
+  asking--;
+}
 
 uint32_t first_of(uint64_t at) { return static_cast<uint32_t>(at / sn::kFrameBytes); }
 uint32_t end_of(uint64_t at, uint64_t nbytes) { return first_of(at + nbytes - 1) + 1; }
@@ -233,6 +242,7 @@ void framed_after_fork() {
 
 void *framed_allocate(uint64_t nbytes) {
   if (nbytes < SN_FRAMED_LEAST_BYTES || !framed_in_use()) return nullptr;
+  follow_cap();
   Lock lock(&mutex);
   if (!serving) return nullptr;
   uint64_t at = 0;
@@ -286,6 +296,7 @@ extern "C" int sn_framed_begin(sn_frames **with) {
     needs = need_ns = too_large = too_large_bytes = failed = 0;
     failure = 0;
     too_large_by[0] = 0;
+    sn::cap_forget(facts);
     base = facts.base;
     extent = facts.granules * sn::kFrameBytes;
     frames = *with;
@@ -309,6 +320,7 @@ extern "C" int sn_framed_contains(uint64_t address) { return address - base < ex
 
 extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name) {
   if (in_child || count == 0) return 0;
+  follow_cap();
   asking++;
   int found = 0;
   if (sn_frames *const there = frames.load(); there != nullptr)

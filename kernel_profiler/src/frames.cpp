@@ -38,7 +38,8 @@ int open_all(sn_frames &f, const sn_frames_request &request, const char **step) 
   if (error != 0) return error;
   const bool direct = (request.flags & SN_FRAMES_BUFFERED) == 0;
   error = f.file.open(request.directory, request.regions * sn::kFrameBytes, direct, request.writers, step);
-  if (error == 0) error = f.pool.open(request.frames, (request.flags & SN_FRAMES_SMALL_PAGES) == 0, step);
+  const uint32_t filled = request.filled == 0 ? request.frames : request.filled;
+  if (error == 0) error = f.pool.open(request.frames, filled, (request.flags & SN_FRAMES_SMALL_PAGES) == 0, step);
   if (error != 0) return error;
   *step = "reserving addresses (mmap)";
   const long base = sn::reserve_addresses(f.count * sn::kFrameBytes);
@@ -70,8 +71,8 @@ void close_all(sn_frames *f) {
 
 bool is_sound(const sn_frames_request &request) {
   const auto lanes = [](uint32_t count) { return count >= 1 && count <= sn::kMostLanes; };
-  return request.directory != nullptr && request.frames != 0 && request.granules != 0 && request.regions != 0 &&
-         lanes(request.readers) && lanes(request.writers);
+  return request.directory != nullptr && request.frames != 0 && request.filled <= request.frames &&
+         request.granules != 0 && request.regions != 0 && lanes(request.readers) && lanes(request.writers);
 }
 
 uint64_t deadline_in(uint64_t timeout_ns) {
@@ -300,6 +301,17 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
   return error;
 }
 
+// Memory goes back, or comes, frame by frame; what has left, or come, stays so where the next one cannot.
+int resize(sn_frames &f, uint32_t frames) {
+  int error = 0;
+  while (error == 0 && f.pool.count() > frames) {
+    if (f.pool.free_count() == 0) error = make_room(f, std::min(f.pool.count() - frames, kLeaveTogether), 0, 0);
+    if (error == 0 && f.pool.free_count() != 0) error = f.pool.retire();  // the mutex was let go of
+  }
+  while (error == 0 && f.pool.count() < frames) error = f.pool.restore();
+  return error;
+}
+
 int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool writes) {
   uint32_t missing = 0;
   for (uint32_t i = first; i < first + count; i++) {
@@ -451,6 +463,14 @@ extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {
   });
   f->tidying = false;
   return error;
+}
+
+extern "C" int sn_frames_resize(sn_frames *f, uint32_t frames) {
+  if (f->inert) return -ECHILD;
+  if (frames == 0) return -EINVAL;
+  Lock manager(&f->manager);
+  Lock lock(&f->mutex);
+  return sn::guarded([&] { return resize(*f, frames); });
 }
 
 extern "C" int64_t sn_frames_leave(sn_frames *f, uint32_t first, uint32_t count) {

@@ -37,6 +37,8 @@ examples:
       watches a step, prints how much fast memory is enough, and stops the script
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
       tensors take 8 GiB of memory, what exceeds them is in a file; nothing is planned, any script trains
+  sentinel run --cap 8GiB --slow file:auto train.py
+      the whole process takes 8 GiB; the file is on the local disk that looks fastest
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
   sentinel run --save-plan plan.json train.py
@@ -71,7 +73,13 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument(
         "--slow",
         metavar="TIER",
-        help="auto, numa:1, file:DIR[=64GiB], emulated:PRESET[=8GiB+PRESET], or PRESET to plan",
+        help="auto, numa:1, file:DIR[=64GiB], file:auto, emulated:PRESET[=8GiB+PRESET], or PRESET to plan",
+    )
+    where.add_argument(
+        "--cap",
+        type=amount,
+        metavar="SIZE",
+        help="with a file: the whole process with its children takes no more; tensors get what the rest leaves",
     )
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help=POLICIES)
@@ -232,7 +240,7 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
-    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit")
+    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap")
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it

@@ -46,7 +46,10 @@ class BucketRow(NamedTuple):
 class StorageFigures(NamedTuple):
     """A session under a budget without a plan.
 
-    `pool_bytes`: memory promised to tensors; `resident_bytes`: what the kernel says that it takes; `huge_bytes`: of it
+    `pool_bytes`: memory promised to tensors, `least_pool_bytes`, `most_pool_bytes`: the least and the most that it ever
+    was; `cap_bytes`: on the whole process, 0 without one; `taken_bytes`: by what is not in the pool, at the start;
+    `most_taken_bytes`: the most; `spare_bytes`: of the cap, left free; `over_bytes`: by which the cap was missed;
+    `looks` at what was taken. `resident_bytes`: what the kernel says that it takes; `huge_bytes`: of it
     in huge pages. `file_bytes`: of the slow tier; `direct`: past the page cache. `tensor_peak_bytes`: most that tensors
     in frames had at one time; `elsewhere_peak_bytes`: most that other tensors had, mostly small ones. `read_bytes`,
     `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them;
@@ -81,13 +84,21 @@ class StorageFigures(NamedTuple):
     refused: int
     refused_bytes: int
     failed: int
+    least_pool_bytes: int
+    most_pool_bytes: int
+    cap_bytes: int
+    taken_bytes: int
+    most_taken_bytes: int
+    spare_bytes: int
+    over_bytes: int
+    looks: int
 
 
 @dataclass(frozen=True)
 class Setup:
     """How a run was set up; whatever is not known is None or empty.
 
-    `fast`, `slow`, `tracker`, `script` as asked for or found (`"20%"`, `"emulated:cxl-asic-x8"`, `"ops"`).
+    `fast`, `cap`, `slow`, `tracker`, `script` as asked for or found (`"20%"`, `"emulated:cxl-asic-x8"`, `"ops"`).
     `kind`: only `"declared"` and `"passive"` need to be told, the others follow from the nouns. `setup_ns`: spent in
     `start_profile` and `end_profile`, planning apart; `plan_ns`: planning. `in_place`: (name, nbytes,
     reason) of tensors whose memory was not taken over. `unmanaged`: why allocations fell back to malloc ->
@@ -110,3 +121,4 @@ class Setup:
     storage: StorageFigures | None = None
     profiled_load: HostLoad | None = None
     applied_load: HostLoad | None = None
+    cap: str | None = None

@@ -20,7 +20,7 @@ from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
 from sentinel.session.passive import PassiveSession
-from sentinel.session.request import Overrides, Request, settled
+from sentinel.session.request import Overrides, Request, require_file, settled
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 from sentinel.tiers.file_tier import is_file
@@ -90,6 +90,7 @@ def start_profile(
         )
     require_tested(torch.__version__)
     asked = wanted(request)
+    require_file(asked.slow, asked.cap)
     begin = RUNTIME.begin or Session
     session: BegunSession = (PassiveSession if begin is Session and is_file(asked.slow) else begin)(
         asked, models, optimizers

@@ -32,7 +32,10 @@ from sentinel.session.applying import nothing_ran
 from sentinel.session.fused_steps import FusedSteps
 from sentinel.session.request import Request
 from sentinel.system import native
+from sentinel.system.progress import say
 from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
+from sentinel.tiers.frames import FRAME_BYTES
+from sentinel.tiers.pool_cap import pool_now
 
 NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
 
@@ -45,7 +48,7 @@ class PassiveSession:
 
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.request = request
-        self._tier = FileTier.asked(request.slow, request.fast)
+        self._tier = FileTier.asked(request.slow, request.fast, request.cap)
         unplanned = ("machine", "plan", "rate_limit", "tracker", "policy")
         require(
             *(
@@ -66,10 +69,14 @@ class PassiveSession:
         self._process = os.getpid()
         self._setup_ns = 0
         self._resident_bytes = 0  # at the end
+        self._began = 0.0
 
     def open(self) -> None:
         """Begin. Whatever is wrong is raised with nothing changed."""
         began = time.perf_counter_ns()
+        self._began = time.monotonic()
+        if self._tier.chosen:
+            say(self._tier.chosen)
         self._memory = ManagedMemory.reserve()
         try:
             RUNTIME.sink = self
@@ -133,7 +140,8 @@ class PassiveSession:
             setup=Setup(
                 kind="passive",
                 slow=self.request.slow,
-                fast=str(self.request.fast),
+                fast=None if self.request.fast is None else str(self.request.fast),
+                cap=None if self.request.cap is None else str(self.request.cap),
                 setup_ns=self._setup_ns,
                 in_place=tuple(self._left),
                 notes=tuple(self._notes(figures)),
@@ -175,14 +183,22 @@ class PassiveSession:
         return sum(found.values()) - sum(nbytes for _, nbytes, _ in self._left)
 
     def _figures(self, framed: FramedTensors) -> StorageFigures:
-        told, facts = framed.counters(), framed.facts
+        told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), self._tier.cap
         assert self._memory is not None
         ordinary = self._memory.counters()
         running = RUNTIME.sink is self
         return StorageFigures(
-            pool_bytes=self._tier.fast_bytes,
+            pool_bytes=pool.frames * FRAME_BYTES,
+            least_pool_bytes=pool.least_frames * FRAME_BYTES,
+            most_pool_bytes=pool.most_frames * FRAME_BYTES,
+            cap_bytes=0 if cap is None else cap.cap_bytes,
+            taken_bytes=0 if cap is None else cap.taken_bytes,
+            most_taken_bytes=0 if cap is None else max(cap.taken_bytes, pool.most_taken_bytes),
+            spare_bytes=0 if cap is None else cap.spare_bytes,
+            over_bytes=pool.over_bytes,
+            looks=pool.looks,
             resident_bytes=framed.resident_bytes() if running else self._resident_bytes,
-            huge_bytes=facts.huge_frames * (facts.pool_bytes // facts.frames),
+            huge_bytes=pool.huge_frames * FRAME_BYTES,
             file_bytes=self._tier.file_bytes,
             direct=facts.direct,
             tensor_peak_bytes=told.peak_live_bytes,
@@ -209,8 +225,20 @@ class PassiveSession:
         budget, there = format_bytes(told.pool_bytes), format_bytes(self._unnamed_bytes)
         operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
         most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
+        more = "raise fast" if self._tier.cap is None else "raise cap (and fast, if given)"
+        hour = told.written_bytes * 3600 / max(time.monotonic() - self._began, 1)
         return holding(
             (True, "Nothing is planned: what an operator needs is read before it runs, and nothing is read ahead."),
+            (self._tier.chosen, self._tier.chosen),
+            (told.cap_bytes, self._about_cap(told)),
+            (
+                told.over_bytes,
+                (
+                    f"The cap was missed by up to {format_bytes(told.over_bytes)}: the rest of the process left too"
+                    f" little; allow at least {format_bytes(told.cap_bytes + told.over_bytes)}"
+                ),
+            ),
+            (told.written_bytes, f"{format_bytes(hour)} an hour are written to the disk, which wears."),
             (
                 self._unnamed_bytes > 0,
                 f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
@@ -220,14 +248,25 @@ class PassiveSession:
                 (
                     f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {budget}: such a one"
                     " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
-                    " until it is taken in, a few milliseconds later; raise fast"
+                    f" until it is taken in, a few milliseconds later; {more}"
                 ),
             ),
             (
                 told.refused,
-                f"{allocations} ({refused} added up) found no room and took memory beyond the budget; raise fast",
+                f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
             ),
             (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
             (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
             (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),
+        )
+
+    def _about_cap(self, told: StorageFigures) -> str:
+        cap = self._tier.cap
+        if cap is None:
+            return ""
+        least, most = format_bytes(told.least_pool_bytes), format_bytes(told.most_pool_bytes)
+        return (
+            f"{format_bytes(cap.cap_bytes)} is the cap on {cap.whose}: {format_bytes(cap.taken_bytes)} were taken"
+            f" before, {format_bytes(cap.spare_bytes)} stay free, and tensors got {format_bytes(cap.pool_bytes)}; as"
+            f" the rest took up to {format_bytes(told.most_taken_bytes)}, they had {least} to {most}."
         )

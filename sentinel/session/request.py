@@ -35,6 +35,7 @@ class Request:
     machine: str | os.PathLike[str] | Machine | None = None
     plan: str | os.PathLike[str] | Plan | None = None
     rate_limit: str | None = None
+    cap: str | int | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for an argument of another kind than any that can be meant."""
@@ -47,9 +48,10 @@ class Request:
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
         if is_file(self.slow):
-            FileTier.asked(self.slow, self.fast)
+            FileTier.asked(self.slow, self.fast, self.cap)
         elif self.slow != Request.slow:
             tiers.machine_for(self.slow)
+        require_file(self.slow, self.cap)
         if self.fast is not None:
             parse_amount(self.fast)
         check_tracker(self.tracker)
@@ -74,6 +76,7 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("machine", (str, os.PathLike, Machine, NoneType), "give a path, a name or a Machine"),
     ("plan", (str, os.PathLike, Plan, NoneType), "give a path or a Plan"),
     ("rate_limit", (str, NoneType), 'give a rate such as "500MB/s"'),
+    ("cap", (str, Integral, NoneType), 'give "8GiB" or bytes'),
 )
 """Argument of `start_profile`, what it may be, and what to give."""
 
@@ -89,6 +92,7 @@ class Overrides:
     machine: str | None = None
     plan: str | None = None
     rate_limit: str | None = None
+    cap: str | int | None = None
 
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
@@ -97,6 +101,15 @@ class Overrides:
     def over(self, request: Request) -> Request:
         """`request`, but for what is said here."""
         return replace(request, **{name: value for name, value in vars(self).items() if value is not None})
+
+
+def require_file(slow: str | None, cap: str | int | None) -> None:
+    """Raises UsageError for a cap on the process whose memory has no file to overflow to."""
+    if cap is not None and not is_file(slow):
+        raise UsageError(
+            f"cap={cap!r} with slow={slow or 'auto'!r}: what exceeds a cap needs a file to live in",
+            'give slow="file:DIR", or "file:auto" for the fastest local disk',
+        )
 
 
 def settled(asked: Request) -> Request:
@@ -108,7 +121,7 @@ def settled(asked: Request) -> Request:
     said = {name for name, value in vars(asked).items() if value != getattr(Request, name)}
     told: dict[str, Any] = {name: each.value for name, each in settings().items() if name not in {*said, "report"}}
     if is_file(told.get("slow", asked.slow)):
-        told = {name: value for name, value in told.items() if name in ("fast", "slow")}
+        told = {name: value for name, value in told.items() if name in ("fast", "slow", "cap")}
     return replace(asked, **told)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sentinel.core.errors import FormatError, UsageError
 
-NAMES = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "report")
+NAMES = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "report")
 """Of the settings: the words of `start_profile`, and the path of the report."""
 
 PREFIX = "SENTINEL_"
@@ -79,9 +79,9 @@ def _table(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
 def _check(source: str, name: str, value: object) -> None:
     if name not in NAMES:
         raise FormatError(source, name, f"is no setting; {_nearest(name)} is the nearest one of {', '.join(NAMES)}")
-    kinds = (str, int) if name == "fast" else (str,)
+    kinds = (str, int) if name in ("fast", "cap") else (str,)
     if not isinstance(value, kinds) or isinstance(value, bool):
-        remedy = 'write "20%", "8GiB" or bytes' if name == "fast" else "write a text, in quotes"
+        remedy = 'write "20%", "8GiB" or bytes' if name in ("fast", "cap") else "write a text, in quotes"
         raise FormatError(source, name, f"{value!r} is a value of type {type(value).__name__}; {remedy}")
 
 

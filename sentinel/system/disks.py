@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +44,7 @@ class Disk:
         return bool(self.memory)
 
 
-class _Mount(NamedTuple):
+class Mount(NamedTuple):
     """`device`: `8:1`. `source`: as it was mounted from, `/dev/sda1`. `options`: of the file system."""
 
     at: Path
@@ -61,7 +62,7 @@ def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{folder} may not be written to", "name a directory of your own")
     free = os.statvfs(path)
-    mount = _mount_of(path, root)
+    mount = mount_of(path, root)
     return Disk(
         folder=path,
         file_system=mount.file_system,
@@ -78,7 +79,7 @@ def memory_under(folder: str | os.PathLike[str], root: Path = Path("/"), layers:
     path = Path(folder).resolve()
     if not path.is_dir() or layers == 0:
         return ""
-    mount = _mount_of(path, root)
+    mount = mount_of(path, root)
     if mount.file_system in IN_MEMORY:
         return f"{mount.at} is a {mount.file_system}, which is in memory"
     if mount.file_system == "overlay":
@@ -86,21 +87,20 @@ def memory_under(folder: str | os.PathLike[str], root: Path = Path("/"), layers:
         under = memory_under(_unescaped(upper[1]), root, layers - 1) if upper else ""
         if under or not _has_extents(path):
             return f"{mount.at} is an overlay whose files are in memory" + (f": {under}" if under else "")
-    return _memory_of_device(_device(mount, root), root, layers)
+    return _memory_of_device(device_of(mount, root), root, layers)
 
 
-def _device(mount: _Mount, root: Path) -> Path:
-    """Of what is mounted, in sysfs. Some file systems (btrfs) have numbers of their own: then by its name."""
+def device_of(mount: Mount, root: Path = Path("/")) -> Path:
+    """Of what is mounted, in sysfs, where there may be none. Some file systems (btrfs) have numbers of their own: then
+    by its name."""
     numbered = root / "sys/dev/block" / mount.device
     return numbered if mount.device and numbered.exists() else root / "sys/class/block" / Path(mount.source).name
 
 
 def _memory_of_device(device: Path, root: Path, layers: int) -> str:
-    device = device.resolve()
+    device = whole_device(device)
     if layers == 0 or not device.is_dir():
         return ""
-    if (device / "partition").exists():
-        device = device.parent
     if _DEVICES_IN_MEMORY.fullmatch(device.name):
         return f"/dev/{device.name} is in memory"
     if behind := text(device / "loop/backing_file").removesuffix("\n"):
@@ -108,22 +108,34 @@ def _memory_of_device(device: Path, root: Path, layers: int) -> str:
     return next(filter(None, (_memory_of_device(each, root, layers - 1) for each in entries(device / "slaves"))), "")
 
 
-def _mount_of(path: Path, root: Path) -> _Mount:
+def whole_device(device: Path) -> Path:
+    """Where a device is in sysfs; of a partition, its disk."""
+    device = device.resolve()
+    return device.parent if (device / "partition").exists() else device
+
+
+def mount_of(path: Path, root: Path = Path("/")) -> Mount:
     """What is mounted under `path`; of several at one place the last one counts."""
-    found = _Mount(Path("/"), "unknown")
+    found = Mount(Path("/"), "unknown")
+    for mount in mounts(root):
+        if path.is_relative_to(mount.at) and len(mount.at.parts) >= len(found.at.parts):
+            found = mount
+    return found
+
+
+def mounts(root: Path = Path("/")) -> Iterator[Mount]:
+    """All that is mounted, in the kernel's order."""
     try:
         mountinfo = os.fsdecode((root / "proc/self/mountinfo").read_bytes())
     except OSError:
-        return found
+        return
     for line in mountinfo.split("\n"):
         before, _, after = line.partition(" - ")
         fields, of_file_system = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(of_file_system) < 3:
             continue
-        at = Path(_unescaped(fields[4]))
-        if path.is_relative_to(at) and len(at.parts) >= len(found.at.parts):
-            found = _Mount(at, of_file_system[0], fields[2], _unescaped(of_file_system[1]), of_file_system[2])
-    return found
+        at, source = Path(_unescaped(fields[4])), _unescaped(of_file_system[1])
+        yield Mount(at, of_file_system[0], fields[2], source, of_file_system[2])
 
 
 def _unescaped(name: str) -> str:

@@ -6,27 +6,50 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from sentinel.system.sysfs import text
 
 
-def room_bytes(root: Path = Path("/")) -> int | None:
-    """What the tightest memory cgroup of this process has left, its idle file pages included; None without a limit.
+class LimitedGroup(NamedTuple):
+    """A memory cgroup. `limit_bytes`: beyond that, the kernel ends a process of it. `room_bytes`: what it has left, its
+    idle file pages included. `limit`, `used`, `stat`: its files; `idle`: those pages' name in `stat`, `busy`: that of
+    file pages in use."""
 
-    Beyond that, the kernel ends a process of the group.
-    """
-    found = [room for folder, form in _groups(root) if (room := _room(folder, form)) is not None]
+    room_bytes: int
+    limit_bytes: int
+    limit: Path
+    used: Path
+    stat: Path
+    idle: str
+    busy: str
+
+
+def tightest_group(root: Path = Path("/")) -> LimitedGroup | None:
+    """The memory cgroup of this process that has least left; None without a limit."""
+    found = [group for folder, form in _groups(root) if (group := _limited(folder, form)) is not None]
     return min(found, default=None)
+
+
+def room_bytes(root: Path = Path("/")) -> int | None:
+    """What the tightest memory cgroup of this process has left; None without a limit."""
+    group = tightest_group(root)
+    return None if group is None else group.room_bytes
 
 
 def available_bytes(root: Path = Path("/")) -> int:
     """What the kernel could give this process now without swapping, and its container allows."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = host_bytes()
     for line in text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             there = int(line.split()[1]) * 1024
     room = room_bytes(root)
     return there if room is None else min(there, room)
+
+
+def host_bytes() -> int:
+    """Memory that this host has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def most_mappings(root: Path = Path("/")) -> int:
@@ -45,11 +68,11 @@ def address_space_left() -> int | None:
 
 
 _USUAL_MAPPINGS = 65530  # the kernel's own choice
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
+_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
     """The cgroups of this process, each with those around it. A container may see its own as the root."""
     mounted = root / "sys/fs/cgroup"
     for line in text(root / "proc/self/cgroup").splitlines():
@@ -62,10 +85,11 @@ def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
             yield base.joinpath(*parts[:depth]), form
 
 
-def _room(folder: Path, form: tuple[str, str, str]) -> int | None:
-    limit, used, idle = form
+def _limited(folder: Path, form: tuple[str, str, str, str]) -> LimitedGroup | None:
+    limit, used, idle, busy = form
     most, now = text(folder / limit).strip(), text(folder / used).strip()
     if not most.isdigit() or not now.isdigit() or int(most) >= 1 << 60:  # "max", or version 1's huge number
         return None
     stat = dict(line.split(" ", 1) for line in text(folder / "memory.stat").splitlines() if " " in line)
-    return max(int(most) - int(now) + int(stat.get(idle, "0")), 0)
+    room = max(int(most) - int(now) + int(stat.get(idle, "0")), 0)
+    return LimitedGroup(room, int(most), folder / limit, folder / used, folder / "memory.stat", idle, busy)

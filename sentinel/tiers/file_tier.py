@@ -8,7 +8,7 @@ import errno
 import gc
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import UsageError
@@ -16,7 +16,9 @@ from sentinel.core.units import format_bytes, parse_amount, parse_bytes
 from sentinel.system import limits, native
 from sentinel.system.disks import disk_of
 from sentinel.system.progress import telling
+from sentinel.system.scratch_disk import Scratch, fastest_disk
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
+from sentinel.tiers.pool_cap import PoolCap
 
 LEAST_BYTES = 1 << 20
 """Smaller tensors stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
@@ -37,55 +39,72 @@ def is_file(slow: str | None) -> bool:
 
 @dataclass(frozen=True)
 class FileTier:
-    """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`."""
+    """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`. `cap`: on the
+    whole process, which the memory then follows. `chosen`: why this folder, where the user named none."""
 
     folder: str
     fast_bytes: int
     file_bytes: int
+    cap: PoolCap | None = None
+    chosen: str = ""
 
     @classmethod
-    def asked(cls, slow: str, fast: str | int | None) -> FileTier:
-        """Of the words `slow="file:DIR"` or `"file:DIR=64GiB"`, and `fast`, a size.
+    def asked(cls, slow: str, fast: str | int | None, cap: str | int | None = None) -> FileTier:
+        """Of the words `slow="file:DIR"`, `"file:DIR=64GiB"` or `"file:auto"`, and of `fast` and `cap`, sizes.
 
-        A file without a size is as large as the host's memory, at most what the kernel lets a process map of it, and
-        at most half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError
-        for what means nothing here: a share of a footprint that nobody knows yet, less than a frame, more memory than
-        there is, more than can be mapped, a directory that is missing, is in memory, or may not be written to.
+        Without `fast` the memory is what the cap leaves, and without both, what the container's limit leaves. A file
+        without a size is as large as the host's memory, at most what the kernel lets a process map of it, and at most
+        half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError for what
+        means nothing here: a share of a footprint that nobody knows yet, less than a frame, more memory than there is,
+        more than can be mapped, a cap that leaves too little, a directory that is missing, is in memory, or may not be
+        written to.
         """
         told = slow.removeprefix(_WORD)
         sized = _SIZED.fullmatch(told)
         folder = sized["folder"] if sized else told
-        fast_bytes = _fast_bytes(fast, slow)
-        if folder in ("", "auto"):
+        told_bytes = parse_bytes(sized["size"]) if sized else 0
+        if folder == "":
             raise UsageError(f"slow={slow!r} names no directory", 'name one on a disk: "file:/data/scratch"')
-        disk = disk_of(folder)
+        within = PoolCap.asked(cap, None if fast is None else _fast_bytes(fast), _ranks())
+        asked_bytes = within.pool_bytes if within is not None else _required(fast, slow)
+        _require_memory(asked_bytes, fast, cap)
+        fast_bytes = asked_bytes // FRAME_BYTES * FRAME_BYTES
+        least = told_bytes or fast_bytes * _OF_FREE * _ranks()
+        disk, why = fastest_disk(least) if folder == "auto" else Scratch(disk_of(folder), "")
+        if why:
+            folder, free = str(disk.folder), format_bytes(disk.free_bytes)
+            why = f"file:auto is {folder}: {disk.file_system}, {free} free, {why}."
         if disk.in_memory:
             raise UsageError(
                 f"slow={slow!r}: {folder} is {disk.file_system}, which takes the memory that a file is to spare",
                 "name a directory on a disk",
             )
         most = _most_granules() * FRAME_BYTES
-        told_bytes = parse_bytes(sized["size"]) if sized else 0
         if max(told_bytes, fast_bytes) > most:
             raise UsageError(
                 f"slow={slow!r} with fast={fast!r}: each {format_bytes(FRAME_BYTES)} may be a mapping, and the kernel"
                 f" allows a process {limits.most_mappings()} (vm.max_map_count): enough for {format_bytes(most)}",
                 f"ask for no more than file:{folder}={most >> 20}MiB, or allow more mappings (sysctl vm.max_map_count)",
             )
-        wanted = told_bytes if sized else min(_host_bytes(), disk.free_bytes // (_OF_FREE * _ranks()), most)
+        wanted = told_bytes if sized else min(limits.host_bytes(), disk.free_bytes // (_OF_FREE * _ranks()), most)
         if wanted < fast_bytes:
             raise UsageError(
                 f"slow={slow!r}: a file of {format_bytes(wanted)} cannot hold what leaves {format_bytes(fast_bytes)}",
                 f"{folder} has {format_bytes(disk.free_bytes)} free; say how large it may be: file:{folder}=64GiB",
             )
-        return cls(str(disk.folder), fast_bytes, wanted // FRAME_BYTES * FRAME_BYTES)
+        file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
+        if within is not None:
+            within = replace(within, most_bytes=min(within.most_bytes, file_bytes))  # more would hold nothing
+        return cls(str(disk.folder), fast_bytes, file_bytes, within, why)
 
     def begin(self) -> FramedTensors:
         """From now on tensors live in frames. Raises TierError where the host refuses, naming what was tried;
         UsageError while tensors of an earlier tier still live."""
         regions = self.file_bytes // FRAME_BYTES
         granules = min(regions * _ADDRESSES, _most_granules())
-        request = FramesRequest(self.folder, self.fast_bytes // FRAME_BYTES, granules, regions)
+        most = self.fast_bytes if self.cap is None else self.cap.most_bytes
+        filled = self.fast_bytes // FRAME_BYTES
+        request = FramesRequest(self.folder, most // FRAME_BYTES, granules, regions, filled=filled)
         taken = f"{format_bytes(self.fast_bytes)} of memory and a file of {format_bytes(self.file_bytes)}"
         frames: Frames | None = None
         if native.function("sn_framed_any", _I32)():
@@ -93,7 +112,10 @@ class FileTier:
         try:
             with telling(f"taking {taken}"):
                 frames = Frames(request)
-            return FramedTensors(frames)
+            framed = FramedTensors(frames)
+            if self.cap is not None:
+                self.cap.follow()
+            return framed
         finally:
             if frames is not None:
                 frames.close()  # does nothing once they are the library's
@@ -189,13 +211,20 @@ class FramedTensors:
         return FramedCounters(frames=frames, too_large_by=told.too_large_by.decode(), **own)
 
 
-def _fast_bytes(fast: str | int | None, slow: str) -> int:
+def _required(fast: str | int | None, slow: str) -> int:
     if fast is None:
-        raise UsageError(f"slow={slow!r} needs a budget", 'say how much memory tensors may take: fast="8GiB"')
+        raise UsageError(
+            f"slow={slow!r} needs a budget, since no container limits this process",
+            'say how much memory tensors may take, fast="8GiB", or the whole process, cap="12GiB"',
+        )
+    return _fast_bytes(fast)
+
+
+def _fast_bytes(fast: str | int) -> int:
     amount = parse_amount(fast)
     if amount.share is not None:
         raise UsageError(
-            f"fast={fast!r} with slow={slow!r}: a share of a footprint that nobody knows before the model is built",
+            f"fast={fast!r} with a file as slow tier: a share of a footprint that nobody knows yet",
             'give a size: fast="8GiB"',
         )
     if amount.nbytes < FRAME_BYTES:
@@ -203,12 +232,16 @@ def _fast_bytes(fast: str | int | None, slow: str) -> int:
             f"fast={fast!r} is less than one frame of {format_bytes(FRAME_BYTES)}",
             "give at least what the largest operator works on, and a little more",
         )
-    if amount.nbytes > (there := limits.available_bytes()):
+    return amount.nbytes
+
+
+def _require_memory(pool_bytes: int, fast: str | int | None, cap: str | int | None) -> None:
+    if pool_bytes > (there := limits.available_bytes()):
+        asked = f"fast={fast!r}" if cap is None else f"cap={cap!r}"
         raise UsageError(
-            f"fast={fast!r} is {format_bytes(amount.nbytes)} of memory, this host has {format_bytes(there)} left",
+            f"{asked} allows tensors {format_bytes(pool_bytes)} of memory, this host has {format_bytes(there)} left",
             f"give at most {there >> 20}MiB, less what the process takes beside its tensors",
         )
-    return amount.nbytes // FRAME_BYTES * FRAME_BYTES
 
 
 def _most_granules() -> int:
@@ -221,7 +254,3 @@ def _ranks() -> int:
     """Processes of this job on this host, by torchrun's word."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(int(told), 1) if told.isdigit() else 1
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -104,7 +104,8 @@ class Turned(NamedTuple):
 class FramesRequest:
     """`directory`: where the file is made. `frames`, `granules`, `regions`: memory, addresses and file, in units of
     FRAME_BYTES. A region is taken by each granule that is not absent; the file grows by what forked children still
-    read. `lanes`: threads that read, and that write. `direct`, `huge_pages`: where the host allows it."""
+    read. `lanes`: threads that read, and that write. `direct`, `huge_pages`: where the host allows it. `filled`: frames
+    that have memory at first; None: all."""
 
     directory: str | os.PathLike[str]
     frames: int
@@ -113,6 +114,7 @@ class FramesRequest:
     lanes: tuple[int, int] = (2, 2)
     direct: bool = True
     huge_pages: bool = True
+    filled: int | None = None
 
 
 class _Request(ctypes.Structure):
@@ -124,6 +126,7 @@ class _Request(ctypes.Structure):
         ("readers", _U32),
         ("writers", _U32),
         ("flags", _U32),
+        ("filled", _U32),
     )
 
 
@@ -164,6 +167,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_frames_attach": (_I32, (_PTR, _U32, _U32)),
     "sn_frames_release": (_I32, (_PTR, _U32, _U32)),
     "sn_frames_need": (_I32, (_PTR, _U64, _U64, _I32)),
+    "sn_frames_resize": (_I32, (_PTR, _U32)),
     "sn_frames_leave": (_I64, (_PTR, _U32, _U32)),
     "sn_frames_arrive": (_I64, (_PTR, _U32, _U32, _I32)),
     "sn_frames_cancel": (_I32, (_PTR, _U64)),
@@ -193,6 +197,7 @@ class Frames:
             request.regions,
             *request.lanes,
             (0 if request.direct else _BUFFERED) | (0 if request.huge_pages else _SMALL_PAGES),
+            request.filled or 0,
         )
         self._granules = request.granules
         try:
@@ -235,6 +240,11 @@ class Frames:
         """All of [address, address + nbytes) is resident afterwards, and may be written to if `writes`. Those needed
         longest ago leave for it. Raises TierError if it does not fit, or if the disk fails."""
         self._move("sn_frames_need", f"bringing {nbytes} bytes into memory", address, nbytes, int(writes))
+
+    def resize(self, count: int) -> None:
+        """So many frames have memory afterwards, at most as many as were asked for at first: what exceeds them leaves,
+        and memory goes back to the kernel. Raises TierError for more, or if the disk or the kernel refuses."""
+        self._move("sn_frames_resize", f"making {count} frames of those that have memory", count)
 
     def leave(self, first: int, count: int) -> int:
         """Begin to write out those that are resident; the id of the transfer."""

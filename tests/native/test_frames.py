@@ -40,6 +40,19 @@ def frames(folder: Path) -> Iterator[Frames]:
     made.close()
 
 
+def test_frames_give_memory_back_and_get_it_anew(frames: Frames) -> None:
+    frames.attach(0, 4)
+    for granule in range(4):
+        _write(frames, granule, granule + 1)
+    frames.resize(1)
+    assert [state == State.AWAY for state in frames.states()[:4]].count(True) == 3
+    assert all(_holds(frames, granule, granule + 1) for granule in range(4))
+    with pytest.raises(TierError, match="making 5 frames of those that have memory"):
+        frames.resize(5)
+    frames.need(frames.facts().base, 4 * FRAME_BYTES, writes=True)
+    assert all(_holds(frames, granule, granule + 1) for granule in range(4))
+
+
 def _write(frames: Frames, granule: int, value: int) -> None:
     ctypes.memset(frames.facts().base + granule * FRAME_BYTES, value, FRAME_BYTES)
 

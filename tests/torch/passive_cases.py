@@ -14,20 +14,25 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sentinel
+from sentinel.system import native
+from sentinel.tiers.pool_cap import taken_bytes
 
 STEPS = 5
 BUDGET = {"mlp": "44MiB", "gpt": "96MiB"}
 """About a third of what each takes."""
+ARRAY_BYTES = 400 << 20
+"""More than all tensors take together."""
 
 
-def mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Parameters, gradients and the state of AdamW take 128 MiB."""
-    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.GELU())])
+def mlp(layers: int = 8) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Parameters, gradients and the state of AdamW take 16 MiB a layer."""
+    model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(1024, 1024), nn.GELU())])
     return model, torch.randn(STEPS, 512, 1024), torch.randn(512, 1024)
 
 
@@ -182,6 +187,23 @@ def a_child_trains() -> dict:
     return {**ours, "child": json.loads(os.read(reader, 1 << 16))}
 
 
+def an_array_grows() -> dict:
+    """Within the third step an array takes all that tensors had under the cap; in the fourth it is gone."""
+    held: list[Any] = []
+    look = native.function("sn_framed_look", None)
+
+    def between(step: int, model: nn.Module) -> None:
+        if step == 2:
+            held.append(np.ones(ARRAY_BYTES, np.uint8))
+        if step == 3:
+            held.clear()
+        for _ in range(12 if step >= 3 else 1):  # the pool grows again after ten looks with room
+            look()
+            next(model.parameters()).detach().abs()
+
+    return train(lambda: mlp(4), between)
+
+
 CASES = {
     each.__name__: each
     for each in (
@@ -194,6 +216,7 @@ CASES = {
         read_by_a_thread,
         workers_fork,
         a_child_trains,
+        an_array_grows,
     )
 }
 
@@ -202,7 +225,10 @@ def main(case: str, folder: str | None = None) -> None:
     torch.manual_seed(1)
     torch.set_num_threads(2)
     torch.ones(1).sqrt()  # MKL's first call by two threads at once may compute with 12 bits, without Sentinel too
-    if folder is not None:
+    if case == "an_array_grows" and folder is not None:
+        cap = (taken_bytes() + ARRAY_BYTES) * 8 // 7  # an eighth stays free
+        sentinel.start_profile(cap=cap, slow=f"file:{folder}=2GiB")
+    elif folder is not None:
         sentinel.start_profile(fast=BUDGET["gpt" if "gpt" in case else "mlp"], slow=f"file:{folder}=2GiB")
     told: dict[str, Any] = {"found": CASES[case]()}
     if folder is not None:

@@ -21,15 +21,17 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sentinel  # noqa: E402
+from sentinel.core.units import parse_bytes  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session.fused_steps import FUSED  # noqa: E402
 from sentinel.session.passive import PassiveSession  # noqa: E402
-from sentinel.system import limits  # noqa: E402
-from sentinel.system.disks import disk_of  # noqa: E402
-from sentinel.tiers import file_tier  # noqa: E402
+from sentinel.system import limits, native, scratch_disk  # noqa: E402
+from sentinel.system.disks import Mount, disk_of  # noqa: E402
+from sentinel.system.limits import LimitedGroup  # noqa: E402
 from sentinel.tiers.file_tier import FileTier, FramedTensors, is_file  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES, Frames  # noqa: E402
+from sentinel.tiers.pool_cap import LEAST_POOL_BYTES, taken_bytes  # noqa: E402
 from tests.processes import started  # noqa: E402
 from tests.torch import passive_cases as cases  # noqa: E402
 
@@ -66,7 +68,7 @@ def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
     assert ours["found"] == stock["found"]
     assert not ours["found"].get("strange")
     told = ours["storage"]
-    assert told["tensor_peak_bytes"] > 2 * told["pool_bytes"]
+    assert told["tensor_peak_bytes"] > 2 * told["least_pool_bytes"]
     assert told["read_bytes"] > 0
     assert told["written_bytes"] > 0
     assert told["failed"] == 0
@@ -78,9 +80,13 @@ def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
         assert told["dropped_granules"] > 0
     if "fork" in case:
         assert told["fork_bytes"] > 0
+    if case == "an_array_grows":
+        assert told["least_pool_bytes"] == LEAST_POOL_BYTES < told["pool_bytes"] <= told["most_pool_bytes"]
+        assert told["most_taken_bytes"] > told["taken_bytes"] + cases.ARRAY_BYTES
+        assert "is the cap on this process and its children" in " ".join(ours["text"].split())
 
 
-def begin(folder: Path, fast: str = "16MiB", **more: Any) -> PassiveSession:
+def begin(folder: Path, fast: str | None = "16MiB", **more: Any) -> PassiveSession:
     sentinel.start_profile(fast=fast, slow=f"file:{folder}=256MiB", **more)
     session = sentinel.runtime.RUNTIME.sink
     assert isinstance(session, PassiveSession)
@@ -338,7 +344,16 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"fast": "20%"}, "a share of a footprint that nobody knows"),
         ({"fast": None}, "needs a budget"),
         ({"slow": "file:"}, "names no directory"),
-        ({"slow": "file:auto"}, "names no directory"),
+        (
+            {"slow": "file:auto"},
+            'no local disk but .* has 16.00 MiB free .* slow="file:/var/tmp", or SENTINEL_SCRATCH=',
+        ),
+        ({"cap": "20%"}, "cap='20%' is a share"),
+        ({"cap": "much"}, "'much' is not an amount"),
+        ({"cap": 3.0}, "type float is not accepted"),
+        ({"cap": "64MiB"}, "this process takes .* already, 128.00 MiB stay free, and tensors need 8.00 MiB"),
+        ({"cap": "8GiB", "slow": "auto"}, 'what exceeds a cap needs a file .* or "file:auto"'),
+        ({"cap": "4096TiB", "fast": None}, "cap='4096TiB' allows tensors .* this host has .* left; give at most"),
         ({"slow": "file:/no/such/place"}, "is not a directory"),
         ({"slow": "file:/dev/shm"}, "is tmpfs, which takes the memory"),
         ({"slow": "file:{}=4MiB"}, "cannot hold what leaves"),
@@ -349,7 +364,13 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"fast": "4096TiB"}, "this host has .* left; give at most"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_changes(asked: dict[str, Any], says: str, folder: Path) -> None:
+def test_what_cannot_be_is_refused_before_anything_changes(
+    asked: dict[str, Any], says: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "tightest_group", lambda *_: None)
+    monkeypatch.delenv(scratch_disk.NAMED, raising=False)
+    monkeypatch.setattr(scratch_disk, "mounts", lambda root: ())
+    monkeypatch.setattr(scratch_disk, "mount_of", lambda path, root: Mount(Path("/"), "ext4"))
     words = {"fast": "8MiB", "slow": f"file:{folder}=64MiB", **asked}
     words["slow"] = words["slow"].format(folder)
     with pytest.raises(sentinel.UsageError, match=says):
@@ -384,7 +405,7 @@ def test_a_file_without_a_size_takes_what_the_host_and_the_disk_have(folder: Pat
 
 def test_a_file_is_no_larger_than_the_kernel_lets_a_process_map(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "most_mappings", lambda: 100)  # 88 granules
-    monkeypatch.setattr(file_tier, "_host_bytes", lambda: 1 << 50)
+    monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 50)
     most = 88 * FRAME_BYTES
     assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes <= most
     for slow, fast in ((f"file:{folder}=177MiB", "8MiB"), (f"file:{folder}", "178MiB")):
@@ -400,7 +421,7 @@ def test_a_file_is_no_larger_than_the_kernel_lets_a_process_map(folder: Path, mo
 
 def test_processes_of_one_job_share_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "most_mappings", lambda: 1 << 31)
-    monkeypatch.setattr(file_tier, "_host_bytes", lambda: 1 << 50)
+    monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 50)
     alone = FileTier.asked(f"file:{folder}", "8MiB").file_bytes
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes == pytest.approx(alone / 4, rel=0.2)
@@ -411,6 +432,70 @@ def test_more_memory_than_there_is_is_refused(folder: Path, monkeypatch: pytest.
     with pytest.raises(sentinel.UsageError, match=r"64\.00 MiB left; give at most 64MiB"):
         FileTier.asked(f"file:{folder}=256MiB", "65MiB")
     assert FileTier.asked(f"file:{folder}=256MiB", "64MiB").fast_bytes == 64 << 20
+
+
+def test_a_cap_that_leaves_too_little_is_refused_with_one_that_would_do(folder: Path) -> None:
+    with pytest.raises(sentinel.UsageError, match="allow at least") as refused:
+        FileTier.asked(f"file:{folder}=1GiB", None, "64MiB")
+    enough = refused.value.remedy.split()[-1]
+    tier = FileTier.asked(f"file:{folder}=1GiB", None, enough)
+    assert tier.cap is not None
+    assert LEAST_POOL_BYTES <= tier.fast_bytes <= LEAST_POOL_BYTES + (64 << 20)
+    assert tier.cap.most_bytes <= parse_bytes(enough)
+    assert FileTier.asked(f"file:{folder}=1GiB", "16MiB", enough).fast_bytes == 16 << 20
+
+
+def test_under_a_cap_the_pool_is_what_the_rest_leaves(folder: Path) -> None:
+    room = 200 << 20
+    cap = (taken_bytes() + room) * 8 // 7
+    begin(folder, None, cap=cap)
+    told = sentinel.report().setup.storage
+    assert told.cap_bytes == cap
+    assert abs(told.pool_bytes - min(room, cap - told.taken_bytes - told.spare_bytes)) <= 32 << 20
+    assert told.spare_bytes == max(cap // 8, 128 << 20)
+    assert (sentinel.report().setup.cap, sentinel.report().setup.fast) == (str(cap), None)
+    assert told.resident_bytes <= told.pool_bytes * 1.01
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_default_is_what_the_container_leaves(
+    ranks: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, nbytes in (("limit", 1 << 30), ("used", 800 << 20)):
+        (tmp_path / name).write_text(f"{nbytes}\n")
+    (tmp_path / "stat").write_text(f"idle {4 << 20}\n")
+    limit, used, stat = (tmp_path / name for name in ("limit", "used", "stat"))
+    group = LimitedGroup(228 << 20, 1 << 30, limit, used, stat, "idle", "busy")
+    monkeypatch.setattr(limits, "tightest_group", lambda *_: group)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(limits, "host_bytes", lambda: 2 << 30)
+    begin(folder, None)
+    told = sentinel.report().setup.storage
+    assert told.spare_bytes == 128 << 20
+    assert told.pool_bytes == (228 - 128) // ranks << 20
+    assert "is the cap on this process's memory cgroup" in " ".join(sentinel.report().text().split())
+    (tmp_path / "used").write_text(f"{928 << 20}\n")
+    native.function("sn_framed_look", None)()
+    torch.ones(1 << 20)
+    over = (928 - 4 + 128 - 1024) // ranks << 20
+    assert sentinel.report().setup.storage.pool_bytes == told.pool_bytes - over
+    sentinel.stop()
+    monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 30)
+    with pytest.raises(sentinel.UsageError, match="no container limits this process"):
+        FileTier.asked(f"file:{folder}", None)
+
+
+def test_a_disk_is_found_and_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(scratch_disk.NAMED, str(folder))
+    sentinel.start_profile(fast="8MiB", slow="file:auto=64MiB")
+    said = f"file:auto is {folder}: {disk_of(folder).file_system}, "
+    assert said in capsys.readouterr().err
+    assert said in " ".join(sentinel.report().setup.notes)
+    monkeypatch.setenv(scratch_disk.NAMED, "/dev/shm")
+    with pytest.raises(sentinel.UsageError, match="is tmpfs, which takes the memory"):
+        FileTier.asked("file:auto", "8MiB")
 
 
 POINTS = [
@@ -504,6 +589,17 @@ def test_a_script_runs_under_a_budget_whatever_it_asks_for(folder: Path, tmp_pat
     assert done.stdout == "trained\n"
     assert "read from the file" in done.stderr
     assert "stayed in place" not in done.stderr
+
+
+def test_a_script_runs_under_a_cap(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    words = ["--cap", "4GiB", "--fast", "32MiB", "--slow", f"file:{folder}=1GiB", str(script)]
+    command = [sys.executable, "-m", "sentinel", "run", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+    assert "read from the file" in done.stderr
 
 
 def test_an_interrupted_script_leaves_nothing(folder: Path, tmp_path: Path) -> None:

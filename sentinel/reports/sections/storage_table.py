@@ -26,9 +26,13 @@ def _text(report: Document[Facts]) -> TextTable:
     if told is None:
         return NO_TEXT
     wait = told.waited_ns / max(told.operators, 1)
+    least, most = format_bytes(told.least_pool_bytes), format_bytes(told.most_pool_bytes)
+    beside, spare = format_bytes(told.most_taken_bytes), format_bytes(told.spare_bytes)
+    cap = [("cap", format_bytes(told.cap_bytes), f"{least} to {most} for tensors, up to {beside} beside, {spare} free")]
     return TextTable(
         TITLE,
         [
+            *(cap if told.cap_bytes else []),
             (
                 "memory promised",
                 format_bytes(told.pool_bytes),
