@@ -3,7 +3,7 @@
 Each rank is a process with memory for a fifth of 8,192 samples of 8 KB, in chunks of 64. Reads take as long as on a
 source of 2 ms a read and 1 GB/s that serves 16 at once (injected, see _described_source.c), and are counted. Cases take
 turns, each with ranks and servers of its own, which deliver three epochs; in the middle of the third one a server is
-killed or stopped. A server that is full has a tenth of the memory that it should have. Ranks tell a digest of all that
+killed or stopped. A server that is full has a quarter of the memory that it should have. Ranks tell a digest of all that
 they deliver: with and without peers it must be the same, or nothing is printed.
 """
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measured(case: str, folder: Path, library: Path) -> dict[str, Any]:
     """What three ranks read, in each of the epochs, and how long these took."""
     count = 0 if case == "apart" else WORLD
-    with servers(count, 2 * _MEMORY) as found, servers(case == "one full", _MEMORY // 10) as full:
+    with servers(count, 2 * _MEMORY) as found, servers(case == "one full", _MEMORY // 4) as full:
         peers = [*found[: WORLD - len(full)], *full] if count else []
         ranks = [_Rank(rank, folder, library, peers) for rank in range(WORLD)]
         try:
