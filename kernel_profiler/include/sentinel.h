@@ -411,7 +411,7 @@ typedef struct sn_frames_counters {
   uint64_t generations;     /* forks whose children may still read the file */
   uint64_t own_pages;       /* of 4 KiB beside the frames, made by stores into what is clean or away; when last looked for */
   uint64_t most_own_pages;  /* that a look has found */
-  uint64_t unread_bytes;    /* that were away, and needed no reading, since they were to be overwritten */
+  uint64_t unread_bytes;    /* that were away, and needed no reading, since they were to be zero */
   uint64_t kept;            /* granules that stay resident, since stores nobody announced came again and again */
 } sn_frames_counters;
 
@@ -439,7 +439,7 @@ SN_API int sn_frames_release(sn_frames *frames, uint32_t first, uint32_t count);
 enum {
   SN_READS = 0,
   SN_WRITES,    /* or may */
-  SN_OVERWRITES /* each byte, before any is read: granules that lie in the range as a whole come with any bytes */
+  SN_ZEROES /* each byte, before any is read: granules that lie in the range as a whole come as zeros */
 };
 /* All granules of [address, address + nbytes) are resident when it returns, dirty if written to; others leave for them.
  * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
@@ -470,7 +470,7 @@ SN_API int sn_frames_collect(sn_frames *frames, uint64_t id, uint64_t timeout_ns
 typedef struct sn_framed_operand {
   uint64_t address;
   uint64_t nbytes;
-  int32_t writes; /* SN_READS, SN_WRITES or SN_OVERWRITES */
+  int32_t writes; /* SN_READS, SN_WRITES or SN_ZEROES */
   uint32_t reserved;
 } sn_framed_operand;
 

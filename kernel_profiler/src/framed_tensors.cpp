@@ -154,7 +154,7 @@ int allocate(uint64_t nbytes, uint64_t *offset) {
     return error;
   }
   // What is away would be faulted in page by page as the tensor is written. If it stays away, that is slow only.
-  if (shared) sn_frames_need(frames, base + at, nbytes, SN_OVERWRITES);
+  if (shared) sn_frames_need(frames, base + at, nbytes, SN_ZEROES);
   *offset = at;
   return 0;
 }

@@ -222,7 +222,7 @@ int attach_one(sn_frames &f, uint32_t granule) {
   return 0;
 }
 
-// Granules whose bytes nobody needs, since each is overwritten before it is read.
+// Granules whose bytes nobody needs, since each is to be zero. Whoever reads them meanwhile finds old bytes or zeros.
 struct Dead {
   uint32_t first = 0, end = 0;
   bool has(uint32_t granule) const { return granule >= first && granule < end; }
@@ -242,7 +242,7 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
     Order &order = sn::open_order(f, true, writes, missing);
     order.wanted = false;
     for (uint32_t i = first; i < end; i++) {
-      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_any(f, i) == 0)
+      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_zeros(f, i) == 0)
         f.unread_bytes += sn::kFrameBytes;
       else
         sn::add_arrival(f, order, i);
@@ -442,7 +442,7 @@ extern "C" int sn_frames_need(sn_frames *f, uint64_t address, uint64_t nbytes, i
   const auto first = static_cast<uint32_t>(from / sn::kFrameBytes);
   const auto end = static_cast<uint32_t>((from + nbytes - 1) / sn::kFrameBytes + 1);
   Dead dead;
-  if (writes == SN_OVERWRITES) {
+  if (writes == SN_ZEROES) {
     dead.first = static_cast<uint32_t>((from + sn::kFrameBytes - 1) / sn::kFrameBytes);
     dead.end = static_cast<uint32_t>((from + nbytes) / sn::kFrameBytes);
   }

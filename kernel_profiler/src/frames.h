@@ -99,7 +99,7 @@ int show_private(sn_frames &f, uint32_t granule, uint32_t frame);
 int show_file(sn_frames &f, uint32_t granule);
 int show_nothing(sn_frames &f, uint32_t granule);
 // From the file to a frame with any bytes, shared: what was there is lost.
-int show_any(sn_frames &f, uint32_t granule);
+int show_zeros(sn_frames &f, uint32_t granule);
 // The entries of the pages of a granule that are its own, neither its frame's nor the file's: how many, or -errno.
 int own_pages(int pagemap, uint64_t address, bool *own);
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <string.h>
 
 #include <climits>
 
@@ -174,9 +175,10 @@ int show_nothing(sn_frames &f, uint32_t granule) {
   return 0;
 }
 
-int show_any(sn_frames &f, uint32_t granule) {
+int show_zeros(sn_frames &f, uint32_t granule) {
   const uint32_t frame = f.pool.take();
   if (frame == kNone) return -ENOSPC;
+  memset(reinterpret_cast<void *>(f.pool.address(frame)), 0, kFrameBytes);
   const int error = show_shared(f, granule, frame);
   if (error != 0) f.pool.give(frame);
   return error;

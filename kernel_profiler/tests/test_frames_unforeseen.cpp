@@ -73,14 +73,15 @@ void who_is_written_to_again_and_again_stays() {
   close_frames(frames);
 }
 
-void what_is_overwritten_comes_unread() {
+void what_is_to_be_zero_comes_unread() {
   sn_frames *frames = with_marks(4, 8);
   CHECK(leave(frames, 0, 8).stayed == 0);
   const uint64_t base = at(frames, 0);
   *word(base, 600, 4) = 4711;  // as dead as the rest
-  CHECK(sn_frames_need(frames, base + kPage, 3 * kGranule, SN_OVERWRITES) == 0);  // the first and the last one in part
+  CHECK(sn_frames_need(frames, base + kPage, 3 * kGranule, SN_ZEROES) == 0);  // the first and the last one in part
   CHECK(counted(frames).unread_bytes == 2 * kGranule && counted(frames).read_bytes == 2 * kGranule);
   for (uint32_t i = 0; i < 4; i++) CHECK(state(frames, i) == SN_GRANULE_DIRTY);
+  CHECK(holds(reinterpret_cast<void *>(at(frames, 1)), 2 * kGranule, 0));
   memset(reinterpret_cast<void *>(base + kPage), 33, 3 * kGranule);
   for (int turns = 0; turns < 2; turns++) {
     CHECK(holds(reinterpret_cast<void *>(base + kPage), 3 * kGranule, 33));
@@ -92,8 +93,8 @@ void what_is_overwritten_comes_unread() {
   }
   // What is resident needs no reading, and less than a granule is read.
   need(frames, 4, 1, SN_READS);
-  need(frames, 4, 1, SN_OVERWRITES);
-  CHECK(sn_frames_need(frames, at(frames, 5), kGranule - 1, SN_OVERWRITES) == 0 && marks_hold(at(frames, 5), 1, 5));
+  need(frames, 4, 1, SN_ZEROES);
+  CHECK(sn_frames_need(frames, at(frames, 5), kGranule - 1, SN_ZEROES) == 0 && marks_hold(at(frames, 5), 1, 5));
   CHECK(counted(frames).unread_bytes == 2 * kGranule);
   close_frames(frames);
 }
@@ -104,7 +105,7 @@ void refused_calls_lose_nothing() {
   for (uint64_t nth = 1; nth < 6; nth++) {
     CHECK(leave(frames, 0, 4).stayed == 0);
     sn_system_fail(SYS_mmap, nth, ENOMEM);
-    const int error = sn_frames_need(frames, at(frames, 1), 2 * kGranule, SN_OVERWRITES);
+    const int error = sn_frames_need(frames, at(frames, 1), 2 * kGranule, SN_ZEROES);
     sn_system_fail(-1, 0, 0);
     CHECK(error == 0 || error == -ENOMEM);
     need(frames, 0, 4, SN_WRITES);
@@ -139,7 +140,7 @@ void pages_beside_the_frames_are_taken_in_when_asked() {
 
 int main() {
   who_is_written_to_again_and_again_stays();
-  what_is_overwritten_comes_unread();
+  what_is_to_be_zero_comes_unread();
   refused_calls_lose_nothing();
   pages_beside_the_frames_are_taken_in_when_asked();
   return 0;

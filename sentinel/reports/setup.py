@@ -53,7 +53,7 @@ class StorageFigures(NamedTuple):
     in huge pages. `file_bytes`: of the slow tier; `direct`: past the page cache. `tensor_peak_bytes`: most that tensors
     in frames had at one time; `elsewhere_peak_bytes`: most that other tensors had, mostly small ones. `read_bytes`,
     `written_bytes`, of them `fork_bytes` for forks; `dropped_granules`: left unwritten, since the file held them;
-    `unread_bytes`: came without being read, since an operator overwrote them. `beside_peak_bytes`: the most that was
+    `unread_bytes`: came without being read, since an operator made them zero. `beside_peak_bytes`: the most that was
     found in pages beside the promised memory, where stores that nobody announced had made them.
     `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit

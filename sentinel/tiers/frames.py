@@ -69,7 +69,7 @@ class Counters(NamedTuple):
     for a granule to be turned over. `dropped`: granules that left unwritten, since the file held them. `fork_bytes`:
     written for forks. `generations`: forks whose children may still read the file. `own_pages`: of 4 KiB beside the
     frames, made by stores into what is clean or away, when they were last looked for; `most_own_pages`: that were ever
-    found. `unread_bytes`: were away, and came without being read, since they were overwritten. `kept`: granules that
+    found. `unread_bytes`: were away, and came without being read, since they were to be zero. `kept`: granules that
     stay resident, since stores that nobody announced came again and again."""
 
     free_frames: int

@@ -166,13 +166,16 @@ def test_other_processes_see_it(method: str) -> None:
 def test_nothing_is_left_of_it_after_kill_9() -> None:
     program = (
         "import os, signal; from sentinel.data.sample_arena import *; a = SampleArena(ArenaShape(10, 100, 4096))\n"
-        "print(os.stat(a.descriptor).st_ino, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(os.stat(a.descriptor).st_nlink, flush=True)\n"
+        "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')[:-1]), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    shm = sorted(os.listdir("/dev/shm"))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert int(done.stdout) > 0
-    assert sorted(os.listdir("/dev/shm")) == shm
+    links, opened = done.stdout.splitlines()
+    assert links == "0"  # no folder has it: its memory goes with the process
+    assert "memfd:" in opened
+    assert "/dev/shm/" not in opened
 
 
 @pytest.mark.parametrize("memory", [4096, 50_000, 1 << 20, 12_345_678])

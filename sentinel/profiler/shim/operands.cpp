@@ -7,7 +7,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <cmath>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
@@ -22,7 +21,6 @@ namespace {
 
 using sn_shim::Access;
 using sn_shim::Operator;
-using sn_shim::Overwrites;
 
 // Immortal: operators run while the program ends.
 struct Known {
@@ -77,57 +75,14 @@ bool is_plain(const at::Tensor &tensor) {
   return tensor.defined() && tensor.has_storage() && within(tensor.key_set(), kPlain) && !tensor.is_inference();
 }
 
-bool is_beside(const at::Tensor &tensor, const sn_framed_operand &other) {
-  const c10::StorageImpl *storage = tensor.storage().unsafeGetStorageImpl();
-  const auto address = reinterpret_cast<uint64_t>(storage->data());
-  return address + storage->nbytes() <= other.address || other.address + other.nbytes <= address;
-}
-
-bool is_number(const c10::IValue &value) {  // that every type of `takes_numbers` holds
-  constexpr double kMost = 65504;
-  if (value.isDouble()) return std::abs(value.toDouble()) <= kMost;
-  return value.isInt() && std::abs(static_cast<double>(value.toInt())) <= kMost;
-}
-
-double number(const c10::IValue &value) { return value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble(); }
-
-// Neither its values nor its type can make the kernel refuse.
-bool is_taken(const Operator &about, const at::Tensor &to, c10::ArrayRef<const c10::IValue> inputs,
-              const sn_framed_operand &operand) {
-  const bool takes_numbers = to.scalar_type() == at::kFloat || to.scalar_type() == at::kDouble;
-  const bool random = inputs.size() == 4 && takes_numbers && is_number(inputs[1]) && is_number(inputs[2]) &&
-                      inputs[3].isNone();
-  switch (about.overwrites) {
-    case Overwrites::kNo:
-      return false;
-    case Overwrites::kZero:
-      return true;
-    case Overwrites::kFill:
-      return inputs.size() == 2 && takes_numbers && is_number(inputs[1]);
-    case Overwrites::kNormal:
-      return random && number(inputs[2]) >= 0;
-    case Overwrites::kUniform:
-      return random && number(inputs[1]) <= number(inputs[2]);
-    case Overwrites::kCopy:
-      break;
-  }
-  if (inputs.size() != 3 || !inputs[1].isTensor()) return false;
-  const at::Tensor &from = inputs[1].toTensor();
-  return is_plain(from) && from.scalar_type() == to.scalar_type() && from.sizes() == to.sizes() &&
-         is_beside(from, operand) && !(at::GradMode::is_enabled() && from.requires_grad());
-}
-
-// Whether each byte of the operand, its first one, is surely overwritten before it is read. An operator that fails, or that
-// something between it and its kernel looks at, would find that its bytes are gone: so nothing may refuse it, and nobody
-// may stand between.
-bool overwrites(const Operator &about, c10::ArrayRef<const c10::IValue> inputs, const sn_framed_operand &operand) {
-  const at::Tensor &to = inputs[0].toTensor();
+// Whether each byte of the operand is surely zeroed before it is read. An operator that fails, or that something between
+// it and its kernel looks at, would find that its bytes are gone: so nothing may refuse it, and nobody may stand between.
+bool zeroes(const at::Tensor &to, const sn_framed_operand &operand) {
   if (!is_plain(to) || !to.is_non_overlapping_and_dense()) return false;
   if (static_cast<uint64_t>(to.numel()) * static_cast<uint64_t>(to.itemsize()) != operand.nbytes) return false;
   if (at::GradMode::is_enabled() && to.requires_grad()) return false;
   if (!within(c10::impl::tls_local_dispatch_key_set().included_, c10::default_included_set)) return false;
-  if (c10::impl::cow::is_cow_data_ptr(to.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())) return false;
-  return is_taken(about, to, inputs, operand);
+  return !c10::impl::cow::is_cow_data_ptr(to.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
 }
 
 struct Overflow : at::ObserverContext {
@@ -147,8 +102,7 @@ std::unique_ptr<at::ObserverContext> bring_in(const at::RecordFunction &fn) {
       sn_framed_operand operand;
       if (!span_of(tensor, &operand)) return;
       operand.writes = access.writes ? SN_WRITES : SN_READS;
-      if (position == 1 && about->overwrites != Overwrites::kNo && overwrites(*about, fn.inputs(), operand))
-        operand.writes = SN_OVERWRITES;
+      if (about->zeroes && zeroes(tensor, operand)) operand.writes = SN_ZEROES;
       operands.push_back(operand);
     });
   }

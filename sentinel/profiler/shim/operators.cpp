@@ -49,14 +49,6 @@ Table table_of(std::string_view name) {
   return Table::kNone;
 }
 
-Overwrites overwrites_of(std::string_view name, std::string_view overload) {
-  if (name == "zero_") return Overwrites::kZero;
-  if (name == "fill_" && overload == "Scalar") return Overwrites::kFill;
-  if (name == "copy_") return Overwrites::kCopy;
-  if (name == "normal_") return Overwrites::kNormal;
-  return name == "uniform_" ? Overwrites::kUniform : Overwrites::kNo;
-}
-
 bool is_view(const c10::FunctionSchema &schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument &value) {
     return value.alias_info() != nullptr && !value.alias_info()->isWrite();
@@ -72,7 +64,7 @@ Operator describe(const c10::FunctionSchema &schema) {
   Operator op;
   op.touches = !is_view(schema) && !asks_only(name);
   op.each_alone = starts(name, "_foreach_");
-  if (starts(full, "aten::")) op.overwrites = overwrites_of(name, schema.overload_name());
+  op.zeroes = full == "aten::zero_";
   op.table = table_of(name);
   const bool blind = reads_nothing(name);
   const bool fused_step = starts(name, "_fused_");

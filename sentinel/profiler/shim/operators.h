@@ -21,13 +21,10 @@ struct Access {
   bool writes = false;
 };
 
-// It writes every byte of its first operand, and reads none of it, if that is dense.
-enum class Overwrites : uint8_t { kNo, kZero, kFill, kCopy, kNormal, kUniform };
-
 struct Operator {
   bool touches = true;      // false: views and what only asks for sizes
   bool each_alone = false;  // on a CPU it calls an ordinary operator for each of its tensors
-  Overwrites overwrites = Overwrites::kNo;
+  bool zeroes = false;      // all of its only operand
   bool writes_new = true;   // false: results are left as allocated
   bool worded = false;
   Table table = Table::kNone;

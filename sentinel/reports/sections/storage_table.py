@@ -43,7 +43,7 @@ def _text(report: Document[Facts]) -> TextTable:
             ("read", format_bytes(told.read_bytes), "from the file"),
             ("written", format_bytes(told.written_bytes), f"to it, {format_bytes(told.fork_bytes)} for forks"),
             ("left unwritten", format_bytes(told.dropped_granules * HUGE_PAGE_BYTES), "the file held the same"),
-            ("came unread", format_bytes(told.unread_bytes), "an operator was about to overwrite it"),
+            ("came unread", format_bytes(told.unread_bytes), "an operator was about to make it zero"),
             ("beside it, peak", format_bytes(told.beside_peak_bytes), "pages of stores that nobody announced"),
             ("carried", f"{told.carried_pages:,} pages", "written to unforeseen"),
             ("operators", f"{told.operators:,}", f"waited {format_ns(told.waited_ns)}, {format_ns(wait)} each"),
