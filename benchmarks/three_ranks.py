@@ -3,8 +3,8 @@
 Each rank is a process with memory for a fifth of 8,192 samples of 8 KB, in chunks of 64. Reads take as long as on a
 source of 2 ms a read and 1 GB/s that serves 16 at once (injected, see _described_source.c), and are counted. Cases take
 turns, each with ranks and servers of its own, which deliver three epochs; in the middle of the third one a server is
-killed or stopped. A server that is full has a quarter of the memory that it should have. Ranks tell a digest of all that
-they deliver: with and without peers it must be the same, or nothing is printed.
+killed or stopped. A server that is full has a quarter of the memory that it should have. Ranks tell a digest of all
+that they deliver: with and without peers it must be the same, or nothing is printed.
 """
 
 from __future__ import annotations

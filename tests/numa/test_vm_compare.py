@@ -19,6 +19,7 @@ NAMES = ("sentinel", "all-fast", "all-slow", "first-touch", "interleave")
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_balancing")
 def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path: Path) -> None:
     """Planned for slow memory that is dear to use and not so dear to move, so that the plan moves."""
     fast = TierSpec("dram", "described", 64 << 30, 100.0, 10**11, 10**11)
