@@ -301,8 +301,15 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
   return error;
 }
 
+// Of fewer frames fewer stay: else all others would take turns in what is left, and operands push out one another.
+void keep_at_most(sn_frames &f, uint32_t most) {
+  for (uint32_t i = f.count; f.kept > most && i-- > 0;)
+    if (std::exchange(f.granules[i].kept, false)) f.kept--;
+}
+
 // Memory goes back, or comes, frame by frame; what has left, or come, stays so where the next one cannot.
 int resize(sn_frames &f, uint32_t frames) {
+  keep_at_most(f, sn::most_kept(frames));
   int error = 0;
   while (error == 0 && f.pool.count() > frames) {
     if (f.pool.free_count() == 0) error = make_room(f, std::min(f.pool.count() - frames, kLeaveTogether), 0, 0);

@@ -105,6 +105,9 @@ int own_pages(int pagemap, uint64_t address, bool *own);
 
 constexpr uint32_t kPagesPerGranule = kFrameBytes / 4096;
 
+// Granules that stay resident, of so many frames.
+constexpr uint32_t most_kept(uint32_t frames) { return frames / 4; }
+
 // Shared again, what was written meanwhile included; at a failure still private.
 int turn_shared(sn_frames &f, uint32_t granule);
 // From the frame, which the file holds, to the file. -EAGAIN: it was written to, and is shared now.

@@ -72,7 +72,7 @@ void note_unforeseen(sn_frames &f, Granule &g) {
   constexpr uint8_t kOften = 2;
   if (f.tidying || g.kept) return;
   if (g.unforeseen < kOften) g.unforeseen++;
-  if (g.unforeseen < kOften || f.kept >= f.pool.count() / 4) return;
+  if (g.unforeseen < kOften || f.kept >= sn::most_kept(f.pool.count())) return;
   g.kept = true;
   f.kept++;
 }

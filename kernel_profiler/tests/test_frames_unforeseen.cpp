@@ -73,6 +73,22 @@ void who_is_written_to_again_and_again_stays() {
   close_frames(frames);
 }
 
+// Those that stay would fill what is left, and the operands of an operator push out one another.
+void of_fewer_frames_fewer_stay() {
+  constexpr uint32_t kGranules = 24;
+  sn_frames *frames = with_marks(16, kGranules);
+  for (uint32_t granule = 0; granule < 4; granule++) {
+    store_unforeseen(frames, granule);
+    store_unforeseen(frames, granule);
+  }
+  CHECK(counted(frames).kept == 4);
+  CHECK(sn_frames_resize(frames, 4) == 0 && counted(frames).kept == 1);
+  for (uint32_t i = 4; i < 7; i++) need(frames, i, 1, SN_READS);
+  for (uint32_t i = 4; i < 7; i++) CHECK(state(frames, i) != SN_GRANULE_AWAY);
+  for (uint32_t i = 0; i < kGranules; i++) CHECK(marks_hold(at(frames, i), 1, i));
+  close_frames(frames);
+}
+
 void what_is_to_be_zero_comes_unread() {
   sn_frames *frames = with_marks(4, 8);
   CHECK(leave(frames, 0, 8).stayed == 0);
@@ -140,6 +156,7 @@ void pages_beside_the_frames_are_taken_in_when_asked() {
 
 int main() {
   who_is_written_to_again_and_again_stays();
+  of_fewer_frames_fewer_stay();
   what_is_to_be_zero_comes_unread();
   refused_calls_lose_nothing();
   pages_beside_the_frames_are_taken_in_when_asked();
