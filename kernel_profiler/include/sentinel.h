@@ -524,8 +524,9 @@ typedef struct sn_framed_cap_counters {
   int32_t failure;                        /* positive errno of the last one */
 } sn_framed_cap_counters;
 
-/* From now on the frames of sn_framed_begin become fewer as other memory grows, and more again: before operators and
- * allocations, at most every 100 ms, and taking at most a hundredth of the time. Ends with the frames. -EINVAL. */
+/* From now on the frames of sn_framed_begin become fewer as other memory grows, and more again: before operators, and
+ * allocations of 1 MiB and more, at most every 100 ms, and taking at most a hundredth of the time. Ends with the frames.
+ * -EINVAL. */
 SN_API int sn_framed_follow(const sn_framed_cap *cap);
 /* The next operator or allocation looks, and at everything, however short ago another one did. */
 SN_API void sn_framed_look(void);

@@ -64,9 +64,10 @@ int64_t allowed_in_group(int64_t pool_bytes) {
   return pool_bytes + room / std::max(1u, now.asked.sharers);
 }
 
-// Between whole looks, what this process has taken or given back of its own is added.
+// Between whole looks, what this process has taken or given back of its own is added. INT64_MIN: not known.
 int64_t allowed_in_process(int64_t pool_bytes) {
   const int64_t anonymous = sn::anonymous_bytes();
+  if (anonymous < 0) return INT64_MIN;  // no file can be opened, say: the pool stays as it is
   if (sn_now_ns() >= now.whole_look_ns) {
     const uint64_t began = sn::computed_ns();
     const int64_t seen = sn::taken_bytes(static_cast<uint64_t>(pool_bytes));

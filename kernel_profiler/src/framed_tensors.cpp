@@ -319,8 +319,9 @@ extern "C" int sn_framed_any(void) { return frames.load(std::memory_order_relaxe
 extern "C" int sn_framed_contains(uint64_t address) { return address - base < extent ? 1 : 0; }
 
 extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name) {
-  if (in_child || count == 0) return 0;
+  if (in_child) return 0;
   follow_cap();
+  if (count == 0) return 0;
   asking++;
   int found = 0;
   if (sn_frames *const there = frames.load(); there != nullptr)

@@ -135,6 +135,15 @@ void the_pool_follows_the_process() {
   CHECK(told().frames == 4);
   tensors.look();
   CHECK(told().frames >= 18 && told().failed == 0);
+  const uint64_t looks = told().looks;
+  sn_framed_look();
+  CHECK(sn_framed_need(nullptr, 0, "aten::test") == 0 && told().looks == looks + 1);  // it has no operand in frames
+  const uint32_t frames = told().frames;
+  for (int i = 0; i <= kCalm; i++) {  // what is taken is not known
+    sn_system_fail(SYS_openat, 1, EMFILE);
+    tensors.look();
+  }
+  CHECK(told().frames == frames && told().looks == looks + 1);
 }
 
 void put(const char *name, const std::string &text) {
