@@ -57,8 +57,10 @@ _KINDS = ("NVMe", "flash", "a disk that rotates, or does not tell")
 
 
 def _places(root: Path) -> Iterator[Path]:
+    """Without those that cannot be taken: to look into a directory of a server that does not answer takes for ever."""
     for mount in mounts(root):
-        if mount.file_system not in _FOR_BOOTING and not mount.at.is_relative_to("/boot"):
+        booting = mount.file_system in _FOR_BOOTING or mount.at.is_relative_to("/boot")
+        if not booting and _kind(mount, root) is not None:
             yield mount.at
     yield from map(Path, (".", os.environ.get("TMPDIR", "."), os.path.expanduser("~")))
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.errors import UsageError
+from sentinel.system import scratch_disk
+from sentinel.system.disks import Disk, disk_of
 from sentinel.system.scratch_disk import NAMED, fastest_disk
 
 DISKS = {
@@ -72,6 +74,19 @@ def test_neither_memory_nor_the_root_file_system_nor_another_host_is(tmp_path: P
         UsageError, match=r"no local disk but the root file system's has 1\.00 KiB free where this user"
     ):
         fastest_disk(1 << 10, root)
+
+
+def test_a_server_that_may_not_answer_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def noted(folder: Path, root: Path) -> Disk:
+        asked.append(folder)
+        return disk_of(folder, root)
+
+    monkeypatch.setattr(scratch_disk, "disk_of", noted)
+    assert fastest_disk(1, host_with(tmp_path, "nfs", "remote", "nvme")).why == "NVMe"
+    assert tmp_path / "data" / "nvme" in asked
+    assert {tmp_path / "data" / "nfs", tmp_path / "data" / "remote"}.isdisjoint(asked)
 
 
 def test_it_has_room(tmp_path: Path) -> None:
