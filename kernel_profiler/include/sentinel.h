@@ -447,6 +447,8 @@ enum {
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
 /* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
+/* Of the granules that stay resident, since stores nobody announced came again and again, no more than `most` do. */
+SN_API int sn_frames_keep(sn_frames *frames, uint32_t most);
 
 /* So many frames have memory when it returns: of those beyond, granules leave, needed longest ago first, and the memory goes
  * back to the kernel; those that are missing get memory anew. Where it fails, as many as could: -EINVAL for 0, -ENOSPC for

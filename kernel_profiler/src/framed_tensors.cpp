@@ -210,14 +210,17 @@ void need_all(sn_frames *there, const sn_framed_operand *operands, uint64_t coun
 // 1: they do not fit.
 int ask(sn_frames *there, const sn_framed_operand *operands, uint64_t count, const char *name) {
   const uint64_t granules = granules_of(operands, count);
-  if (granules > pool) {
+  const uint32_t most = pool;
+  if (granules > most) {
     note_too_large(granules * sn::kFrameBytes, name);
     return 1;
   }
   const uint64_t began = sn_now_ns();
+  // Where too many others stay, the operands would push out one another.
+  if (count > 1 && granules > most - most / 4) sn_frames_keep(there, most - static_cast<uint32_t>(granules));
   need_all(there, operands, count);
   // Room for the last ones is made in large transfers, which may have taken the first ones along.
-  if (count > 1 && granules > pool / 2) need_all(there, operands, count);
+  if (count > 1 && granules > most / 2) need_all(there, operands, count);
   need_ns += sn_now_ns() - began;
   needs++;
   return 0;

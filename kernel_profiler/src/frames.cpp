@@ -472,6 +472,13 @@ extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {
   return error;
 }
 
+extern "C" int sn_frames_keep(sn_frames *f, uint32_t most) {
+  if (f->inert) return -ECHILD;
+  Lock lock(&f->mutex);
+  keep_at_most(*f, most);
+  return 0;
+}
+
 extern "C" int sn_frames_resize(sn_frames *f, uint32_t frames) {
   if (f->inert) return -ECHILD;
   if (frames == 0) return -EINVAL;

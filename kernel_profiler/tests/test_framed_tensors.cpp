@@ -96,6 +96,35 @@ void operands_that_do_not_fit_together_are_told_once_by_name() {
   end();
 }
 
+// Who is written to unforeseen stays, but not in the way of an operator that needs nearly all frames.
+void operands_that_fit_are_all_there() {
+  constexpr uint32_t kTensors = 24, kWritten = 4, kOperands = 14;
+  begin(16, 32);
+  std::vector<uint8_t *> tensors;
+  std::vector<sn_framed_operand> operands;
+  for (uint32_t i = 0; i < kTensors; i++) {
+    tensors.push_back(made(2 * kMiB, static_cast<int>(i)));
+    operands.push_back({address_of(tensors[i]), 2 * kMiB, SN_READS, 0});
+  }
+  const auto need_each = [&](uint32_t first, uint32_t end) {
+    for (uint32_t i = first; i < end; i++) CHECK(sn_framed_need(&operands[i], 1, "aten::test") == 0);
+  };
+  for (int round = 0; round < 2; round++) {
+    need_each(kWritten, kTensors);
+    for (uint32_t i = 0; i < kWritten; i++) tensors[i][0] = static_cast<uint8_t>(i);
+    need_each(0, kWritten);
+  }
+  CHECK(told().frames.kept == kWritten);
+  CHECK(sn_framed_need(&operands[6], kOperands, "aten::test") == 0 && told().frames.kept == 16 - kOperands);
+  const uint64_t read = told().frames.read_bytes;
+  CHECK(sn_framed_need(&operands[6], kOperands, "aten::test") == 0 && told().frames.read_bytes == read);
+  for (uint32_t i = 0; i < kTensors; i++) {
+    CHECK(holds(tensors[i], 2 * kMiB, static_cast<int>(i)));
+    sn_free(tensors[i]);
+  }
+  end();
+}
+
 // To each of 2 MiB bytes, none of which becomes more than 255.
 void add_to_each(uint8_t *bytes, uint64_t value) {
   uint64_t *const words = reinterpret_cast<uint64_t *>(bytes);
@@ -269,6 +298,7 @@ int main() {
   small_and_too_large_ones_come_from_malloc();
   a_tensor_as_large_as_all_frames_begins_with_a_granule();
   operands_that_do_not_fit_together_are_told_once_by_name();
+  operands_that_fit_are_all_there();
   what_does_not_fit_is_taken_in_as_it_is_written();
   what_does_not_fit_keeps_its_bytes();
   neighbours_keep_their_granule();
