@@ -223,6 +223,7 @@ class PassiveSession:
 
     def _notes(self, told: StorageFigures) -> list[str]:
         budget, there = format_bytes(told.pool_bytes), format_bytes(self._unnamed_bytes)
+        least = format_bytes(told.least_pool_bytes)  # under a cap the budget may have been less then than it is now
         operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
         most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
         more = "raise fast" if self._tier.cap is None else "raise cap (and fast, if given)"
@@ -246,7 +247,7 @@ class PassiveSession:
             (
                 told.too_large,
                 (
-                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {budget}: such a one"
+                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {least}: such a one"
                     " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
                     f" until it is taken in, a few milliseconds later; {more}"
                 ),
