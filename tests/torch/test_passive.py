@@ -466,7 +466,10 @@ def test_the_default_is_what_the_container_leaves(
     native.function("sn_framed_look", None)()
     torch.ones(1 << 20)
     over = (928 - 4 + 128 - 1024) // ranks << 20
-    assert sentinel.report().setup.storage.pool_bytes == told.pool_bytes - over
+    now = sentinel.report().setup.storage
+    looks = now.looks - told.looks  # a slow host looks more than once, and finds the same each time
+    assert looks > 0
+    assert now.pool_bytes == max(told.pool_bytes - looks * over, LEAST_POOL_BYTES)
     sentinel.stop()
     monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 30)
     with pytest.raises(sentinel.UsageError, match="no container limits this process"):
