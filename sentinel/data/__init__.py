@@ -35,7 +35,7 @@ from sentinel.data.peers import peers_named
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
-from sentinel.data.share_names import SHARE_VERSION, ShareName, path_of
+from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of, path_of
 from sentinel.samples import ALONE, Layout, Order, best_unit
 
 UNIT = 64
@@ -139,7 +139,7 @@ def loader(
             if share is not None:
                 said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
                 room = [shape.n_pages, shape.page_bytes, lead]
-                place = ShareName(share, data.layout.digest, {**said, "memory": room, "version": SHARE_VERSION})
+                place = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
             feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place)
     return Loader(feeding, asked, batching, unit)
 

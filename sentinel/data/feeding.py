@@ -217,7 +217,7 @@ class FileFeeding:
         while True:
             waits = False
             for job in share.others():
-                if job.reads != share.reads:
+                if not share.agrees(job):
                     continue
                 same = before is not None and before.job == job
                 arena = before.arena if before and same else self._opened(job)

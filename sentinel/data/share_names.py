@@ -9,6 +9,7 @@ next one takes over, and nobody can cut short what others have mapped.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -18,7 +19,9 @@ import weakref
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import CapabilityError, FormatError, UsageError
+from sentinel.data.data_index import DataFiles
 from sentinel.data.sample_arena import MOST_JOBS
+from sentinel.data.sources.stored_file import is_url
 from sentinel.runtime.process import RUNTIME
 
 FOLDER = "/dev/shm"
@@ -44,7 +47,7 @@ class ShareName:
     """A job's place in a share, until `close`, or until it is not used any more. For one thread."""
 
     def __init__(self, name: str, data: str, reads: dict[str, Any]) -> None:
-        """`data`: the digest of the data set. Raises UsageError for a name that is in use for another data set, or by
+        """`data`: `identity_of` the data set. Raises UsageError for a name that is in use for another data set, or by
         as many jobs as may be; CapabilityError where there is no place for names."""
         self.name, self._data, self.reads = name, data, reads
         path = path_of(name)
@@ -67,17 +70,24 @@ class ShareName:
         slot = next((slot for slot in range(MOST_JOBS) if _lock(self._file, slot, fcntl.F_WRLCK)), None)
         if slot is None:
             raise UsageError(f"share={self.name!r} is in use by {MOST_JOBS} jobs", "give another name")
-        os.pwrite(self._file, bytes(_RECORD_BYTES), slot * _RECORD_BYTES)  # what a job that ended has left
+        self._tell(slot, -1)  # over what a job that ended has left; who comes next must know the data set at once
         return slot
 
     def publish(self, descriptor: int) -> None:
         """Others may look at the arena of this process that has this descriptor."""
+        self._tell(self.slot, descriptor)
+
+    def _tell(self, slot: int, descriptor: int) -> None:
         told = {"pid": os.getpid(), "descriptor": descriptor, "data": self._data, "reads": self.reads}
         record = json.dumps(told).encode().ljust(_RECORD_BYTES)
         try:
-            os.pwrite(self._file, record, self.slot * _RECORD_BYTES)
+            os.pwrite(self._file, record, slot * _RECORD_BYTES)
         except OSError as error:
             raise _no_place(path_of(self.name), error) from error
+
+    def agrees(self, job: Job) -> bool:
+        """Whether what `job` reads is what this one needs: the same files, and the same plan."""
+        return job.data == self._data and job.reads == self.reads
 
     def others(self) -> list[Job]:
         """The other jobs that are running."""
@@ -95,6 +105,15 @@ class ShareName:
         """This is a forked child: the place is its parent's."""
         if self._leaving.detach():
             os.close(self._file)
+
+
+def identity_of(data: DataFiles) -> str:
+    """Which files these are. Their layout's digest is not enough to take samples from another job: a copy has it, and
+    so have other files of the same names and sizes."""
+    root = data.root if is_url(data.root) else os.path.realpath(data.root)
+    found = hashlib.sha256(f"{data.layout.digest}/{root}/".encode("utf-8", "surrogateescape"))
+    found.update(data.layout.file_mtime_ns.astype("<i8").tobytes())
+    return found.hexdigest()
 
 
 def path_of(name: str) -> str:

@@ -222,6 +222,15 @@ def test_jobs_of_other_seeds_read_for_themselves_and_say_so(tars: list[str], nam
     second.close()
 
 
+def test_files_of_the_same_names_and_sizes_are_another_data_set(tmp_path: Path, name: str) -> None:
+    for folder in ("raw", "scaled"):
+        (tmp_path / folder).mkdir()
+    first = loader_of(rows(tmp_path / "raw", 640), name, transform=None, memory="90%")
+    with pytest.raises(UsageError, match="in use for another data set"):
+        loader_of(rows(tmp_path / "scaled", 640), name, transform=None, memory="90%")
+    first.close()
+
+
 def test_jobs_part_where_one_is_not_to_be_waited_for(
     tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +281,8 @@ def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
         assert job.stdout.readline() == b"0\n"
     assert os.path.exists(path_of(name))
     place = ShareName(name, "b", {"seed": 1})  # another data set: nobody uses it
+    with pytest.raises(UsageError, match="another data set"):
+        ShareName(name, "a", {})  # though the other one has no arena yet
     assert place.slot == 0
     assert place.others() == []
     assert os.stat(path_of(name)).st_mode & 0o777 == 0o600
