@@ -20,6 +20,7 @@ from sentinel.data.sample_arena import (
     DONE,
     EPOCH,
     HOST_FD,
+    HOST_INODE,
     HOST_PID,
     JOINED,
     RUNNING,
@@ -158,7 +159,7 @@ class FileFeeding:
         else:
             self._arena = SampleArena(shape, slot=share.slot, reserved=False)
             self._reader = ChunkReader(self._arena, files, in_flight=in_flight, alive=share.alive)
-            share.publish(self._arena.descriptor)
+            share.publish(self._arena.descriptor, self._arena.inode)
             weakref.finalize(self, share.close)
         self._host: _Host | None = None
         self._hosted, self._parted = 0, 0
@@ -238,7 +239,7 @@ class FileFeeding:
             time.sleep(1e-3)
 
     def _opened(self, job: Job) -> SampleArena | None:
-        return arena_of(job.pid, job.descriptor, self._arena.shape, self._arena.slot)
+        return arena_of(job.pid, job.descriptor, job.inode, self._arena.shape, self._arena.slot)
 
     def _as_guest(self, order: Order, epoch: int) -> EpochOrder:
         """The order of an epoch that another job reads: what this one has of its own goes."""
@@ -251,11 +252,9 @@ class FileFeeding:
         own.let_go()
         self._done = self._now = None
         self._hosted += 1
-        own.counters[WANTED], own.counters[HOST_FD], own.counters[HOST_PID] = (
-            epoch + 1,
-            host.job.descriptor,
-            host.job.pid,
-        )
+        own.counters[WANTED] = epoch + 1
+        own.counters[HOST_FD], own.counters[HOST_INODE] = host.job.descriptor, host.job.inode
+        own.counters[HOST_PID] = host.job.pid
         samples = order.of_rank(permutation(self.n_samples, order, epoch))
         none = np.zeros(len(samples), np.bool_)
         return EpochOrder(samples, none, none)

@@ -43,10 +43,11 @@ MOST_SAMPLES = 100_000_000
 """13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
 MOST_JOBS = 8
 """That share an arena."""
-PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, JOINED = range(8)
+PULSE, RUNNING, EPOCH, DONE, WANTED, HOST_PID, HOST_FD, HOST_INODE, JOINED = range(9)
 """Counters: what rises while the reader works, and whether it does. Where jobs share: 1 + the epoch that is read, 0 if
 none that others may join; the first position whose reads may not be done. For the workers of this job: 1 + the epoch
-that they are asked for, and process and descriptor of the arena that another job fills for them, 0 if there is none.
+that they are asked for, and process, descriptor and inode of the arena that another job fills for them; process 0 if
+there is none.
 From JOINED on, a job: 1 + the epoch in which its copies are waited for."""
 
 _COUNTERS = JOINED + MOST_JOBS
@@ -136,6 +137,8 @@ class SampleArena:
             memfd = _reserved(shape.nbytes, shape.nbytes if reserved else ends[5])
             descriptors = memfd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.descriptor, self._bell = descriptors
+        self.inode = os.fstat(self.descriptor).st_ino
+        """In no other arena of this machine: descriptors, and numbers of processes, are used again."""
         self._memory = memory = mmap.mmap(self.descriptor, shape.nbytes)
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
@@ -299,15 +302,17 @@ def chains(following: NDArray[Any], first: NDArray[np.int64], counts: NDArray[np
     return found
 
 
-def arena_of(pid: int, descriptor: int, shape: ArenaShape, slot: int) -> SampleArena | None:
-    """The arena that another process of the same user has under this descriptor; None if there is none of this shape,
-    or the process has ended."""
+def arena_of(pid: int, descriptor: int, inode: int, shape: ArenaShape, slot: int) -> SampleArena | None:
+    """The arena that another process of the same user has under this descriptor; None if there is none with this inode
+    and of this shape, or the process has ended."""
     try:
         found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        fits = os.fstat(found).st_size == shape.nbytes and fcntl.fcntl(found, _F_GET_SEALS) & _SEALS == _SEALS
+        status = os.fstat(found)
+        fits = (status.st_ino, status.st_size) == (inode, shape.nbytes)
+        fits = fits and fcntl.fcntl(found, _F_GET_SEALS) & _SEALS == _SEALS
     except OSError:  # a file of another kind has no seals
         fits = False
     if not fits:

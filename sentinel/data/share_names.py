@@ -25,7 +25,7 @@ from sentinel.data.sources.stored_file import is_url
 from sentinel.runtime.process import RUNTIME
 
 FOLDER = "/dev/shm"
-SHARE_VERSION = 1
+SHARE_VERSION = 2
 """Of what jobs tell one another in an arena."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD_BYTES = 4096
@@ -34,11 +34,13 @@ _GATE = MOST_JOBS
 
 
 class Job(NamedTuple):
-    """A job of a share. `descriptor`: that of its arena, in its process. `reads`: what its plan depends on."""
+    """A job of a share. `descriptor`: that of its arena, in its process; `inode`: by which the arena is recognized.
+    `reads`: what its plan depends on."""
 
     slot: int
     pid: int
     descriptor: int
+    inode: int
     data: str
     reads: dict[str, Any]
 
@@ -73,13 +75,13 @@ class ShareName:
         self._tell(slot, -1)  # over what a job that ended has left; who comes next must know the data set at once
         return slot
 
-    def publish(self, descriptor: int) -> None:
+    def publish(self, descriptor: int, inode: int) -> None:
         """Others may look at the arena of this process that has this descriptor."""
-        self._tell(self.slot, descriptor)
+        self._tell(self.slot, descriptor, inode)
 
-    def _tell(self, slot: int, descriptor: int) -> None:
-        told = {"pid": os.getpid(), "descriptor": descriptor, "data": self._data, "reads": self.reads}
-        record = json.dumps(told).encode().ljust(_RECORD_BYTES)
+    def _tell(self, slot: int, descriptor: int, inode: int = 0) -> None:
+        place = {"pid": os.getpid(), "descriptor": descriptor, "inode": inode}
+        record = json.dumps({**place, "data": self._data, "reads": self.reads}).encode().ljust(_RECORD_BYTES)
         try:
             os.pwrite(self._file, record, slot * _RECORD_BYTES)
         except OSError as error:
@@ -190,7 +192,8 @@ def _jobs(file: int) -> list[Job]:
             continue
         try:
             told = json.loads(os.pread(file, _RECORD_BYTES, slot * _RECORD_BYTES))
-            found.append(Job(slot, int(told["pid"]), int(told["descriptor"]), str(told["data"]), dict(told["reads"])))
+            place = int(told["pid"]), int(told["descriptor"]), int(told["inode"])
+            found.append(Job(slot, *place, str(told["data"]), dict(told["reads"])))
         except (ValueError, KeyError, TypeError):
             continue  # it has not said yet what it reads, or somebody else wrote there
     return found

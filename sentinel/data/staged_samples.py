@@ -15,7 +15,17 @@ from torch.utils.data import Dataset
 
 from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.data.retries import tried
-from sentinel.data.sample_arena import DONE, HOST_FD, HOST_PID, PULSE, WANTED, Missing, SampleArena, arena_of
+from sentinel.data.sample_arena import (
+    DONE,
+    HOST_FD,
+    HOST_INODE,
+    HOST_PID,
+    PULSE,
+    WANTED,
+    Missing,
+    SampleArena,
+    arena_of,
+)
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
 
@@ -104,7 +114,7 @@ class FromArena:
 
     def __init__(self, files: SourceFiles, arena: SampleArena, source: Source) -> None:
         self._files, self._arena, self._source, self._patience_s = files, arena, source, PATIENCE_S
-        self._host: tuple[tuple[int, int], SampleArena | None] = ((0, 0), None)
+        self._host: tuple[tuple[int, int, int], SampleArena | None] = ((0, 0, 0), None)
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
         """The samples of a request. Raises FormatError, naming file and sample, where the source does not have one as
@@ -134,7 +144,7 @@ class FromArena:
         """The arena of this job, or of the one that reads for it. If that one has ended, this job's, in which nobody
         reads then."""
         own = self._arena
-        at = int(own.counters[HOST_PID]), int(own.counters[HOST_FD])
+        at = int(own.counters[HOST_PID]), int(own.counters[HOST_FD]), int(own.counters[HOST_INODE])
         if at != self._host[0]:
             self._host = at, arena_of(*at, own.shape, own.slot) if at[0] else None
         return self._host[1] or own

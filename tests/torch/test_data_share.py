@@ -273,7 +273,7 @@ def test_the_memory_of_a_guest_is_let_go(tars: list[str], name: str) -> None:
 def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
     program = (
         "import os, signal, sys; from sentinel.data.share_names import ShareName\n"
-        "place = ShareName(sys.argv[1], 'a', {}); place.publish(3)\n"
+        "place = ShareName(sys.argv[1], 'a', {}); place.publish(3, 7)\n"
         "print(place.slot, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     with subprocess.Popen([sys.executable, "-c", program, name], stdout=subprocess.PIPE) as job:
@@ -317,7 +317,7 @@ def test_a_forked_child_has_no_part_in_a_share(name: str) -> None:
 def test_a_name_has_room_for_some_jobs_and_is_taken_away_by_hand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = [ShareName(name, "a", {"job": job}) for job in range(MOST_JOBS)]
     for place in places:
-        place.publish(7)
+        place.publish(7, 8)
     assert [job.reads["job"] for job in places[3].others()] == [0, 1, 2, *range(4, MOST_JOBS)]
     assert places[0].alive(5)
     with pytest.raises(UsageError, match=f"in use by {MOST_JOBS} jobs"):
@@ -360,16 +360,19 @@ def test_an_arena_of_another_shape_is_none() -> None:
     arena = SampleArena(shape, slot=2, reserved=False)
     arena.reserve()
     arena.pages[3] = 7
-    same = arena_of(os.getpid(), arena.descriptor, shape, 5)
+    same = arena_of(os.getpid(), arena.descriptor, arena.inode, shape, 5)
     assert same is not None
     assert same.pages[3, 0] == 7
     same.take(np.array([4]))
     assert arena.taken_by[5].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
     arena.let_go()
     assert same.pages[3, 0] == 0
-    assert arena_of(os.getpid(), arena.descriptor, ArenaShape(10, 400, 64, MOST_JOBS), 5) is None
-    assert arena_of(os.getpid(), 0, shape, 5) is None
-    assert arena_of(2**22, arena.descriptor, shape, 5) is None
+    larger = ArenaShape(10, 400, 64, MOST_JOBS)
+    assert arena_of(os.getpid(), arena.descriptor, arena.inode, larger, 5) is None
+    assert arena_of(os.getpid(), 0, arena.inode, shape, 5) is None
+    assert arena_of(2**22, arena.descriptor, arena.inode, shape, 5) is None
+    other = SampleArena(shape, slot=2, reserved=False)
+    assert arena_of(os.getpid(), other.descriptor, arena.inode, shape, 5) is None  # its descriptor was used again
 
 
 def test_the_rest_of_an_epoch_is_planned_at_its_place(tmp_path: Path) -> None:
