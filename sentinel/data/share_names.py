@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import struct
+import time
 import weakref
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RECORD_BYTES = 4096
 _GATE = MOST_JOBS
 """The byte whose lock a job has while it comes or goes; those before it are of the jobs."""
+_LEAVING_S = 1.0
+"""How long a job that goes waits for that lock."""
 
 
 class Job(NamedTuple):
@@ -163,7 +166,8 @@ def _opened(path: str, flags: int) -> int:
     except OSError as error:
         raise _no_place(path, error) from error
     status = os.fstat(file)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    own = status.st_uid == os.getuid() and not status.st_mode & 0o077 and status.st_nlink <= 1
+    if not stat.S_ISREG(status.st_mode) or not own:
         os.close(file)
         raise FormatError(path, "share", "is no file that only this user may read and write; remove it")
     return file
@@ -174,9 +178,13 @@ def _no_place(path: str, error: OSError) -> CapabilityError:
 
 
 def _leave(path: str, file: int, slot: int) -> None:
-    _lock(file, _GATE, fcntl.F_WRLCK, wait=True)
+    """Without the gate the name stays, for the next job. It is not waited for without end: who has it may be stopped,
+    or this thread itself, where garbage is collected while it makes another loader."""
+    until = time.monotonic() + _LEAVING_S
+    while not (gate := _lock(file, _GATE, fcntl.F_WRLCK)) and time.monotonic() < until:
+        time.sleep(1e-3)
     _lock(file, slot, fcntl.F_UNLCK)
-    if not any(_is_locked(file, other) for other in range(MOST_JOBS)):
+    if gate and not any(_is_locked(file, other) for other in range(MOST_JOBS)):
         try:
             if os.path.samestat(os.stat(path), os.fstat(file)):
                 os.unlink(path)

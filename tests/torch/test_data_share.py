@@ -23,7 +23,7 @@ from sentinel.core.errors import FormatError, SentinelError, UsageError  # noqa:
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, SampleArena, arena_of  # noqa: E402
-from sentinel.data.share_names import FOLDER, ShareName, path_of, remove  # noqa: E402
+from sentinel.data.share_names import FOLDER, ShareName, _entered, path_of, remove  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 
@@ -288,6 +288,16 @@ def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
     assert os.stat(path_of(name)).st_mode & 0o777 == 0o600
     place.close()
     place.close()
+
+
+def test_a_job_goes_though_another_one_is_stopped_as_it_comes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sentinel.data.share_names._LEAVING_S", 0.01)
+    place, coming = ShareName(name, "a", {}), _entered(path_of(name))
+    place.close()
+    os.close(coming)
+    last = ShareName(name, "b", {})
+    assert last.slot == 0
+    last.close()
 
 
 def test_a_forked_child_has_no_part_in_a_share(name: str) -> None:
