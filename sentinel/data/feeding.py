@@ -199,8 +199,13 @@ class FileFeeding:
         if self._share is not None:
             if begun is None and self._joined(self._share, order, epoch):
                 return self._as_guest(order, epoch)
-            self._arena.reserve()
             self._arena.counters[HOST_PID] = 0
+            try:
+                self._arena.reserve()
+            except UsageError:
+                if not self._hosted:
+                    raise
+                return self._without_memory(order, epoch, begun)
             self._arena.counters[WANTED] = 0 if begun else epoch + 1
         goes_on = begun is None and done is not None and done[:2] == (order, epoch - 1)
         before = done[2] if goes_on and done is not None else None
@@ -245,17 +250,24 @@ class FileFeeding:
         """The order of an epoch that another job reads: what this one has of its own goes."""
         host, own = self._host, self._arena
         assert host is not None
+        self._hosted += 1
+        planned = self._without_memory(order, epoch, None)
+        own.counters[WANTED] = epoch + 1
+        own.counters[HOST_FD], own.counters[HOST_INODE] = host.job.descriptor, host.job.inode
+        own.counters[HOST_PID] = host.job.pid
+        return planned
+
+    def _without_memory(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
+        """The order of an epoch for which nothing is read here. Where nobody else does, as when others took the memory
+        that a guest gave back, each sample is read alone."""
+        own = self._arena
         self._reader.leave()
         own.counters[RUNNING] = own.counters[EPOCH] = 0
         own.taken[:] = 0
         own.clear()
         own.let_go()
         self._done = self._now = None
-        self._hosted += 1
-        own.counters[WANTED] = epoch + 1
-        own.counters[HOST_FD], own.counters[HOST_INODE] = host.job.descriptor, host.job.inode
-        own.counters[HOST_PID] = host.job.pid
-        samples = order.of_rank(permutation(self.n_samples, order, epoch))
+        samples = order.of_rank(permutation(self.n_samples, order, epoch), 0 if begun is None else begun.delivered)
         none = np.zeros(len(samples), np.bool_)
         return EpochOrder(samples, none, none)
 
@@ -295,7 +307,7 @@ class FileFeeding:
 
     def start(self) -> None:
         """Read, in threads of this process."""
-        if self._host is None:
+        if self._now is not None:  # else another job does, or nobody
             self._reader.start()
 
     def pause(self) -> None:

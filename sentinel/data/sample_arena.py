@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
+from sentinel.system.limits import available_bytes
 
 MOST_SAMPLES = 100_000_000
 """13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""
@@ -159,7 +160,14 @@ class SampleArena:
         return _received, (self.shape, self.slot, reduction.DupFd(self.descriptor), reduction.DupFd(self._bell))
 
     def reserve(self) -> None:
-        """The pages are reserved, if they were not. Raises UsageError where there is not so much memory."""
+        """The pages are reserved, if they were not. Raises UsageError where there is not so much memory: where a
+        container limits it, the kernel would end a job that asks for more."""
+        missing, there = self.shape.nbytes - 512 * os.fstat(self.descriptor).st_blocks, available_bytes()
+        if missing > there:
+            raise UsageError(
+                f"{format_bytes(missing)} of memory for samples cannot be reserved, {format_bytes(there)} are left",
+                "give less memory=",
+            )
         _reserve(self.descriptor, *self._of_pages)
 
     def let_go(self) -> None:

@@ -270,6 +270,23 @@ def test_the_memory_of_a_guest_is_let_go(tars: list[str], name: str) -> None:
     second.close()
 
 
+def test_a_guest_reads_alone_where_its_memory_is_gone(
+    tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = alone(tars, 2)
+    first, second = loader_of(tars, name), loader_of(tars, name)
+    one, other = iter(first), iter(second)
+    assert next(one).tolist() == next(other).tolist()
+    del one, other
+    first.close()
+    monkeypatch.setattr("sentinel.data.sample_arena.available_bytes", lambda: 0)
+    assert [number for batch in second for number in batch.tolist()] == expected[1]
+    report = second.report()
+    assert (report.feed.source_reads, report.epoch.direct_reads) == (0, COUNT)
+    with pytest.raises(UsageError, match="cannot be reserved"):
+        iter(loader_of(tars, name))
+
+
 def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
     program = (
         "import os, signal, sys; from sentinel.data.share_names import ShareName\n"
