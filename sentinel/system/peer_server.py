@@ -18,8 +18,12 @@ LOOPBACK = "127.0.0.1"
 PORT = 6379
 _LEAST_BYTES = 2 << 20
 """What the server takes for itself, and something beside it."""
-_NOT_NEEDED = ("CONFIG", "DEBUG", "MIGRATE", "MODULE", "REPLICAOF", "SLAVEOF", "SAVE", "BGSAVE", "BGREWRITEAOF")
-"""Commands with which who can connect could write files, or send what is here elsewhere."""
+_NOT_NEEDED = (
+    *("CONFIG", "DEBUG", "MIGRATE", "MODULE", "REPLICAOF", "SLAVEOF", "SYNC", "PSYNC"),
+    *("SAVE", "BGSAVE", "BGREWRITEAOF", "SHUTDOWN"),
+)
+"""Commands with which who can connect could write files (SHUTDOWN SAVE, and SYNC before version 7, write a dump), or
+send what is here elsewhere. Each is known to all versions: the server does not start with one that it does not know."""
 
 
 def program() -> str:
