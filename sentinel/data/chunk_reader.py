@@ -242,10 +242,13 @@ class _Reading:
     def wait_for_others(self) -> None:
         """Until all jobs have copied all that the last staging has, or have parted."""
         m = 0 if self.staging is None else self.staging.n_positions
+        began = time.monotonic()
         while len(self.joined()) > 1 and not self.copied(0, m).all():
             self.arena.taken[:] = 1
             time.sleep(_WAIT_FOR_OTHERS_S)
-            self.part(m, _WAIT_FOR_OTHERS_S)
+            now = time.monotonic()  # of many samples it takes longer to look than to sleep
+            self.part(m, now - began)
+            began = now
 
     def say_done(self) -> None:
         """Where jobs share: all reads are done that are due before a position. With the lock, where threads run."""
