@@ -59,12 +59,16 @@ class ChunkProvider:
         self.reads = self.read_bytes = self.failed = 0
         self.failure: BaseException | None = None
 
+    def forget(self, key: bytes) -> None:
+        """The server has nothing of an earlier job in this hash."""
+        self._peer.ask(lambda client: client.unlink(key))
+
     def begin(self, plan: WorldPlan, reads: NDArray[np.int64], key: bytes, before: WorldPlan | None) -> None:
         """`reads` of `plan` are to be done from now on. `before`: the plan of the epoch before, whose samples are in
         the server still; what an earlier one left there is deleted, and without it everything."""
         self._plan, self._reads, self._key, self._next = plan, reads, key, 0
         if before is None:
-            self._peer.ask(lambda client: client.unlink(key))
+            self.forget(key)
             return
         there: list[bytes] = self._peer.ask(lambda client: client.hkeys(key)) or []
         names = np.frombuffer(b"".join(name for name in there if len(name) == NAME.itemsize), NAME)

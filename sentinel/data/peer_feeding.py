@@ -60,6 +60,7 @@ class PeerFeeding(FileFeeding):
         """Plan an epoch of all ranks, from what the one before kept if that was delivered to its end. Raises UsageError
         where ranks were given unlike peers or memory."""
         if not self._agreed:
+            self._provider.forget(self._keys[order.rank])  # on all ranks before any of them takes a sample
             said = {"peers": [peer.address for peer in self._peers], "memory": self._room.nbytes}
             check_ranks_agree(order.world, said)
             self._agreed = True
