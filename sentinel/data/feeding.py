@@ -196,8 +196,9 @@ class FileFeeding:
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch, from what the one before kept if that was delivered to its end."""
         done = self._done
+        before, self._host = self._host, None
         if self._share is not None:
-            if begun is None and self._joined(self._share, order, epoch):
+            if begun is None and self._joined(self._share, order, epoch, before):
                 return self._as_guest(order, epoch)
             self._arena.counters[HOST_PID] = 0
             try:
@@ -208,17 +209,17 @@ class FileFeeding:
                 return self._without_memory(order, epoch, begun)
             self._arena.counters[WANTED] = 0 if begun else epoch + 1
         goes_on = begun is None and done is not None and done[:2] == (order, epoch - 1)
-        before = done[2] if goes_on and done is not None else None
-        staging = self._planned(order, epoch, begun, before)
+        kept = done[2] if goes_on and done is not None else None
+        staging = self._planned(order, epoch, begun, kept)
         self._done, self._now = None, (order, epoch, staging)
         self._reader.begin(staging, goes_on=goes_on, mark=0 if begun or self._share is None else epoch + 1)
         first = np.zeros(staging.n_positions, np.bool_)
         first[staging.read_due[staging.read_due < staging.n_positions]] = True
         return EpochOrder(staging.order, first, staging.stay_at == DIRECT)
 
-    def _joined(self, share: ShareName, order: Order, epoch: int) -> bool:
-        """Whether another job reads this epoch for this one. The one that read the last epoch is waited for."""
-        before, self._host = self._host, None
+    def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None) -> bool:
+        """Whether another job reads this epoch for this one. `before`: the one that read the last epoch, for which it
+        waits."""
         began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
         while True:
             waits = False

@@ -287,6 +287,21 @@ def test_a_guest_reads_alone_where_its_memory_is_gone(
         iter(loader_of(tars, name))
 
 
+def test_a_guest_that_goes_back_to_a_state_reads_by_itself(tars: list[str], name: str) -> None:
+    expected, _ = alone(tars, 1)
+    first, second = (loader_of(tars, name, memory="4MiB", batch_size=COUNT // 2) for _ in range(2))
+    one, other = iter(first), iter(second)
+    next(one), next(other)
+    state = second.state_dict()
+    next(one), next(other)
+    second.load_state_dict(state)
+    assert [number for batch in second for number in batch.tolist()] == expected[0][COUNT // 2 :]
+    report = second.report()
+    assert report.epoch.source_reads > 0
+    assert any("another job read 1 epochs for this one" in said for said in report.caveats)
+    assert not any("not to their end" in said for said in report.caveats)
+
+
 def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
     program = (
         "import os, signal, sys; from sentinel.data.share_names import ShareName\n"
