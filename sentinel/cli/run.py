@@ -247,6 +247,8 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     asked = settled(overrides.over(Request()))
     asked.check()
     require_tracker(asked.tracker)
+    if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for
+        overrides = replace(overrides, slow=asked.slow)
     set_overrides(wherever_the_script_goes(overrides))
     from sentinel.session.auto import Follower
 

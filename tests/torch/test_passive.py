@@ -582,6 +582,17 @@ def test_a_script_runs_under_a_budget_whatever_it_asks_for(folder: Path, tmp_pat
     assert "stayed in place" not in done.stderr
 
 
+def test_a_script_that_begins_a_session_runs_under_a_budget_that_is_configured(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    configured = {**HERE, "SENTINEL_FAST": "32MiB", "SENTINEL_SLOW": f"file:{folder}=1GiB"}
+    command = [sys.executable, "-m", "sentinel", "run", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, env=configured, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+    assert "read from the file" in done.stderr
+
+
 def test_a_script_runs_under_a_cap(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
