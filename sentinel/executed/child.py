@@ -33,7 +33,7 @@ from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
 from sentinel.profiler import names
 from sentinel.reports.headline import claimed_pages, witness_pages
-from sentinel.runtime import Observer, observe
+from sentinel.runtime import RUNTIME, Observer, observe
 from sentinel.session import Overrides, current, set_overrides
 from sentinel.session.session import Session
 from sentinel.session.witnessing import READ_SHARE
@@ -124,6 +124,7 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
     watches = observe(trained), observe(observer)
     ours = placement.name == OURS
     set_overrides(job.overrides, Session if ours else StockSession)
+    RUNTIME.configured = {}  # what is compared is what was asked for, whatever plan or policy is configured
     if placement.mode is not None:
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
     line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
