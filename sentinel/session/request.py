@@ -115,13 +115,17 @@ def require_file(slow: str | None, cap: str | int | None) -> None:
 def settled(asked: Request) -> Request:
     """`asked`, and where it says nothing, what is configured: the environment's word, or that of a file in this folder.
 
-    Of what is configured, only amount and place are taken where the place is a file: there nothing is planned.
+    Of what is configured, only amount and place are taken where the place is a file: there nothing is planned. A cap
+    that is configured with a file goes with that file, where another place is asked for.
     Raises what `configuration` raises.
     """
+    configured = settings()
     said = {name for name, value in vars(asked).items() if value != getattr(Request, name)}
-    told: dict[str, Any] = {name: each.value for name, each in settings().items() if name not in {*said, "report"}}
+    told: dict[str, Any] = {name: each.value for name, each in configured.items() if name not in {*said, "report"}}
     if is_file(told.get("slow", asked.slow)):
         told = {name: value for name, value in told.items() if name in ("fast", "slow", "cap")}
+    elif "slow" in configured and is_file(str(configured["slow"].value)):
+        told.pop("cap", None)
     return replace(asked, **told)
 
 

@@ -274,6 +274,17 @@ def test_the_command_line_comes_before_arguments(monkeypatch: pytest.MonkeyPatch
     assert (on_file.fast, on_file.policy) == ("40%", "sentinel")  # nothing is planned there
 
 
+def test_a_cap_goes_with_the_file_that_it_was_configured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENTINEL_CAP", "8GiB")
+    assert settled(Request(slow="numa:1")).cap == "8GiB"  # and is refused: nobody named a file
+    monkeypatch.setenv("SENTINEL_SLOW", "file:/scratch")
+    assert settled(Request()).cap == "8GiB"
+    assert settled(Request(slow="file:/other")).cap == "8GiB"
+    elsewhere = settled(Request(slow="numa:1"))
+    assert (elsewhere.slow, elsewhere.cap) == ("numa:1", None)
+    assert settled(Request(slow="numa:1", cap="4GiB")).cap == "4GiB"  # and is refused: a contradiction
+
+
 def test_a_report_may_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with sentinel.placing(fast="50%", report="-", **EMULATED):
         Loop().train(5)
