@@ -244,7 +244,7 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it
-    asked = settled(overrides.over(Request()))
+    asked = settled(overrides.over(Request()), overrides.said)
     asked.check()
     require_tracker(asked.tracker)
     if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for

@@ -62,7 +62,7 @@ def set_overrides(
     begin: Callable[[Request, Sequence[nn.Module], Sequence[Optimizer]], BegunSession] = Session,
 ) -> None:
     """From now on `overrides` win over what `start_profile` is asked for, and it begins what `begin` makes."""
-    RUNTIME.overrides = {name: value for name, value in vars(overrides).items() if value is not None}
+    RUNTIME.overrides = overrides.said
     RUNTIME.begin = begin
 
 
@@ -111,7 +111,7 @@ def wanted(request: Request | None = None) -> Request:
 
     Raises what `configuration` raises.
     """
-    return settled(replace(request or Request(), **RUNTIME.overrides))
+    return settled(replace(request or Request(), **RUNTIME.overrides), RUNTIME.overrides)
 
 
 def _settle_vector_math() -> None:

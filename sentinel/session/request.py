@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -98,9 +98,14 @@ class Overrides:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
         self.over(Request()).check()
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is said here, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
     def over(self, request: Request) -> Request:
         """`request`, but for what is said here."""
-        return replace(request, **{name: value for name, value in vars(self).items() if value is not None})
+        return replace(request, **self.said)
 
 
 def require_file(slow: str | None, cap: str | int | None) -> None:
@@ -112,15 +117,16 @@ def require_file(slow: str | None, cap: str | int | None) -> None:
         )
 
 
-def settled(asked: Request) -> Request:
+def settled(asked: Request, options: Collection[str] = ()) -> Request:
     """`asked`, and where it says nothing, what is configured: the environment's word, or that of a file in this folder.
 
+    `options`: names of what the command line says, which stays, be it the default.
     Of what is configured, only amount and place are taken where the place is a file: there nothing is planned. A cap
     that is configured with a file goes with that file, where another place is asked for.
     Raises what `configuration` raises.
     """
     configured = settings()
-    said = {name for name, value in vars(asked).items() if value != getattr(Request, name)}
+    said = {*options, *(name for name, value in vars(asked).items() if value != getattr(Request, name))}
     told: dict[str, Any] = {name: each.value for name, each in configured.items() if name not in {*said, "report"}}
     if is_file(told.get("slow", asked.slow)):
         told = {name: value for name, value in told.items() if name in ("fast", "slow", "cap")}

@@ -268,6 +268,8 @@ def test_the_command_line_comes_before_arguments(monkeypatch: pytest.MonkeyPatch
         wanted = session.wanted(Request(fast="20%"))
         assert (wanted.fast, wanted.policy) == ("30%", "static")
         assert session.wanted(Request(policy="lru")).policy == "lru"
+        set_overrides(Overrides(policy="sentinel"))
+        assert session.wanted(Request(policy="lru")).policy == "sentinel"  # the default, but somebody says it
     finally:
         set_overrides(Overrides())
     on_file = settled(Request(slow="file:/scratch"))
