@@ -133,6 +133,7 @@ def placing(
     machine: str | os.PathLike[str] | Machine | None = None,
     plan: str | os.PathLike[str] | Plan | None = None,
     rate_limit: str | None = None,
+    cap: str | int | None = None,
     report: str | os.PathLike[str] | None = None,
 ) -> Placing:
     """A context manager around a training loop, whose steps and layers it finds itself: `with placing(fast="20%"):`.
@@ -148,7 +149,7 @@ def placing(
     session = _session()
     from sentinel.session.placing import Placing
 
-    return Placing(session.Request(fast, slow, tracker, policy, machine, plan, rate_limit), report)
+    return Placing(session.Request(fast, slow, tracker, policy, machine, plan, rate_limit, cap), report)
 
 
 def stop() -> Run:

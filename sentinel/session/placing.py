@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     machine: str | os.PathLike[str] | Machine | None
     plan: str | os.PathLike[str] | Plan | None
     rate_limit: str | None
+    cap: str | int | None
 
 
 class Placing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from sentinel import session
 from sentinel.profiler.step_period import PATIENCE
 from sentinel.runtime import RUNTIME
 from sentinel.session import Overrides, auto, set_overrides
-from sentinel.session.placing import Placing
+from sentinel.session.placing import Options, Placing
 from sentinel.session.request import Request, settled
 from sentinel.system.configuration import NAMES
 from sentinel.system.disks import disk_of
@@ -188,6 +189,7 @@ def test_a_session_that_the_program_begins_itself_takes_its_place(stock: Loop) -
         ({"report": "no/such/r.html"}, sentinel.FormatError, "there is no folder"),
         ({"plan": "none.json"}, sentinel.FormatError, "none.json"),
         ({"rate_limit": "fast"}, sentinel.UsageError, "rate limit 'fast'"),
+        ({"cap": "8GiB"}, sentinel.UsageError, "what exceeds a cap needs a file"),
     ],
 )
 def test_wrong_words_are_refused_before_the_loop(words: dict[str, object], error: type[Exception], told: str) -> None:
@@ -195,6 +197,12 @@ def test_wrong_words_are_refused_before_the_loop(words: dict[str, object], error
     with pytest.raises(error, match=told), sentinel.placing(**words):
         begun = True
     assert not begun
+
+
+def test_it_takes_the_arguments_of_start_profile() -> None:
+    names = {*inspect.signature(sentinel.start_profile).parameters} - {"model", "optimizer"}
+    assert {*inspect.signature(sentinel.placing).parameters} == names | {"report"}
+    assert set(Options.__annotations__) == names
 
 
 def test_a_running_session_is_left_alone() -> None:
