@@ -73,7 +73,8 @@ def busy(headline: dict[str, Any]) -> list[str]:
     if not told:
         return []
     why = "the training thread waited for a processor, or a hypervisor had given it to others"
-    then = "Times of this run say little, so no ratio of them is stated; run it again alone."
+    then = "Times of this run say little, so no ratio of them is stated; run it again alone, with no more threads than"
+    then += " processors, or than a limit of the container grants."
     return [f"The host was busy: for {' and '.join(told)} {why}. {then}"]
 
 

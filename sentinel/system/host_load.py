@@ -19,7 +19,8 @@ class HostLoad(NamedTuple):
     """Between two readings; None where the kernel does not tell, or too little was run.
 
     `wall_ns`, `cpu_ns`: processor time of all threads of this process. `waited_share`: of the time in which the job's
-    thread wanted a processor, that in which others had it (more threads than processors do that too).
+    thread wanted a processor, that in which it got none: others had it (more threads than processors do that too), or
+    a cgroup's quota was used up.
     `stolen_share`: of all processors' time, that which a hypervisor gave to others.
     """
 

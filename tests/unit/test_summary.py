@@ -88,6 +88,7 @@ def test_a_busy_host_is_the_first_caveat_and_no_ratio_is_stated(setup: Setup, to
     report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=setup)
     assert report.caveats[0].startswith("The host was busy: ")
     assert told in report.caveats[0]
+    assert "a limit of the container" in report.caveats[0]  # what waits for its quota waits likewise
     assert "the host was busy, so it is not compared" in dict(report.heading.summary)["speed"]
     for form in (report.text(), page(report)):
         words = " ".join(form.split())
