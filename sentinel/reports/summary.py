@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sentinel.core.errors import SentinelError
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.caveats import busy, far_off
 from sentinel.reports.setup import StorageFigures
@@ -72,10 +73,20 @@ def _next(h: dict[str, Any]) -> str:
     verb = "compare" if kind == "simulated" else "run --dry-run"  # the one needs a saved profile, which that had
     enough = f"`sentinel {verb}` says how much fast memory is enough"
     if kind == "declared":
-        here = slow if ":" not in slow else "PRESET"
+        here = slow if _names_presets(slow) else "PRESET"
         return f"`--slow emulated:{here}` runs it here, with injected delays; {enough}"
     if kind == "emulated":
         return f"on a host with a slower NUMA node or CXL memory, `--slow auto` moves pages for real; {enough}"
     if kind == "executed":
         return f"{enough}; `sentinel compare --executed` also runs the kernel's own placements"
     return f"`sentinel run --plan` applies a saved plan; {enough}" if kind == "simulated" else ""
+
+
+def _names_presets(slow: str) -> bool:
+    """Whether `emulated:` before it makes a word: the tiers of a machine in a file have names of their own."""
+    from sentinel.tiers.choice import declared_words
+
+    try:
+        return declared_words(slow)[0] == "described"
+    except SentinelError:
+        return False

@@ -46,6 +46,11 @@ def test_memory_saved_and_what_it_costs_come_first() -> None:
             "would take",
             "`--slow emulated:cxl-asic-x8` runs it here",
         ),
+        (
+            {"simulated": SIMULATED, "setup": Setup(slow="cxl", kind="declared")},  # as the tier of cxl-m5 is called
+            "would take",
+            "`--slow emulated:PRESET` runs it here",
+        ),
     ],
 )
 def test_what_to_do_next_follows_from_what_was_done(given: dict, takes: str, advice: str) -> None:
