@@ -51,6 +51,7 @@ class Placing:
         self._follower: Follower | None = None
         self._begun_in = 0  # the process; 0: not begun
         self._before: object = None
+        self._on_file: object = None  # the session that began at once
 
     def begin(self) -> None:
         """What is begun in the script's place, by `sentinel run` or another Placing, ends.
@@ -61,15 +62,16 @@ class Placing:
         asked = session.wanted(self._request)
         asked.check()
         path = _report_path(self._report)
-        self.end()
         session.leave_to_script()
         if RUNTIME.sink is not None and is_file(RUNTIME.overrides.get("slow")):
             return  # `sentinel run` began it for the whole script
-        if RUNTIME.sink is not None:
+        if RUNTIME.sink not in (None, self._on_file):
             raise UsageError("placing(): a session is running already", "call sentinel.stop() to end it")
+        self.end()  # where that never came
         self._path, self._before = path, RUNTIME.last
         if is_file(asked.slow):
             session.start_profile(request=asked)
+            self._on_file = RUNTIME.sink
         else:
             gc.collect()  # a loop is to train all optimizers that there are, as far as its steps do not repeat for long
             self._follower = Follower(asked)
@@ -95,7 +97,7 @@ class Placing:
         except Exception as error:
             say(f"placing() could not end wholly: {error}")
         finally:
-            self._begun_in, self._before = 0, None
+            self._begun_in, self._before, self._on_file = 0, None, None
 
     def _tell(self, follower: Follower | None, *, failed: bool) -> None:
         """Write the report, or say why there is none, unless an error told that."""

@@ -230,6 +230,18 @@ def test_one_whose_end_was_never_called_ends_with_the_next(stock: Loop) -> None:
     lost.end()
 
 
+def test_one_whose_end_was_never_called_leaves_the_session_that_the_program_began_since() -> None:
+    lost = Placing(Request(fast="50%", **EMULATED))
+    lost.begin()
+    Loop().train(5)
+    sentinel.start_profile(**EMULATED)
+    with pytest.raises(sentinel.UsageError, match="a session is running already"):
+        lost.begin()  # as with the next train()
+    assert sentinel.active()
+    sentinel.stop()
+    lost.end()
+
+
 def test_a_forked_child_that_leaves_the_with_leaves_it_to_its_parent(tmp_path: Path) -> None:
     loop, path = Loop(), tmp_path / "r.json"
     placing = Placing(Request(fast="50%", **EMULATED), path)
