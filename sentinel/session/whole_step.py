@@ -57,6 +57,7 @@ class WaitingForStep:
 def recording_step(context: SessionContext, purpose: Purpose, *heard: Tick) -> State:
     """Record one step from here: from layer 0, or from the cycle's first tick, which was `heard` just now."""
     context.recording.begin(len(heard))
+    context.host.profile_again()
     return RecordingStep(context, purpose, heard)
 
 
@@ -89,6 +90,7 @@ class RecordingStep:
     def _end(self) -> State:
         context, follower, recording = self._context, self._context.follower, self._context.recording
         recording.end_last_layer(0 if self._first_layer else len(self._heard))
+        context.host.end("profiled")
         if self._first_layer:
             follower.follow_recorded(self._cycle())
         began, planned = time.perf_counter_ns(), context.planning.spent_ns

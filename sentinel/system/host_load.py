@@ -82,6 +82,12 @@ class HostWatch:
         if phase not in self._began:
             self._began[phase] = read(self._thread)
 
+    def profile_again(self) -> None:
+        """Another step is profiled instead, unless a plan is applied already: then what it was made from counts."""
+        if "applied" not in self._began:
+            self._over.pop("profiled", None)
+            self._began["profiled"] = read(self._thread)
+
     def end(self, phase: Phase) -> None:
         """The phase is over, unless it never began or is over already."""
         if phase in self._began and phase not in self._over:

@@ -67,3 +67,23 @@ def test_a_phase_is_what_lies_between_its_beginning_and_its_end(monkeypatch: pyt
     watch.end("applied")
     assert watch.load("applied") == whole
     assert set(threads) == {threading.get_native_id()}
+
+
+def test_of_steps_that_are_profiled_the_one_counts_that_the_first_plan_is_made_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where optimizer state was born in the first one."""
+    first, second = after(3 * 10**9, 10**9, 400, 0), after(6 * 10**9, 10**9, 400, 0)
+    told = iter([BEFORE, first, first, second, second])
+    monkeypatch.setattr(host_load, "read", lambda _thread: next(told))
+    watch = HostWatch()
+    for begin in (lambda: watch.begin("profiled"), watch.profile_again):
+        begin()
+        watch.end("profiled")
+    found = watch.load("profiled")
+    assert found is not None
+    assert found.waited_share == 0.0
+    watch.begin("applied")
+    watch.profile_again()  # for another shape
+    watch.end("profiled")
+    assert watch.load("profiled") == found
