@@ -7,7 +7,6 @@ host that is changed, or a process that runs elsewhere, finds none.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sentinel.files import load_machine, save
 from sentinel.system import processor
 from sentinel.system.compiler import cache_folder
 from sentinel.system.nodes import Node
+from sentinel.system.progress import warn
 
 _GIB = 1 << 30
 
@@ -37,7 +37,7 @@ def kept(nodes: Sequence[Node], fast: int) -> Machine | None:
         return load_machine(path)
     except (FormatError, OSError) as error:
         said = f"this host's calibration is not used: {error}; run `sentinel calibrate` again"
-        warnings.warn(said, RuntimeWarning, stacklevel=3)
+        warn(said, stacklevel=3)
         return None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -290,6 +293,26 @@ def test_what_is_kept_is_found_by_this_host_and_no_other(tmp_path: Path, monkeyp
     path.write_text("{")
     with pytest.warns(RuntimeWarning, match="calibration is not used.*run `sentinel calibrate` again"):
         assert calibration.kept(nodes, 0) is None
+
+
+def test_one_with_a_link_faster_than_its_memory_is_left_aside_and_never_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As earlier versions kept where noise had it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    nodes = _host().nodes
+    path = calibration.keep(machine_of(_found(), _host()), nodes)
+    before = json.loads(path.read_text())
+    del before["checksum"]
+    before["machine"]["links"][0]["bandwidth_bytes_per_s"] = 10**14
+    path.write_text(json.dumps(before))
+    with pytest.warns(RuntimeWarning, match="carries 100000 GB/s.*run `sentinel calibrate` again"):
+        assert calibration.kept(nodes, 0) is None
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calibration.kept(nodes, 0) is None
+    assert "run `sentinel calibrate` again" in capsys.readouterr().err
 
 
 def test_a_plan_is_made_for_the_migration_that_was_measured() -> None:
