@@ -202,8 +202,8 @@ class _Reading:
         told[JOINED:] = 0
         for slot in (*stay, self.arena.slot):
             told[JOINED + slot] = mark
-        told[RUNNING] = 1  # from now on it is waited for
         told[EPOCH] = mark
+        told[RUNNING] = 1  # from now on it is waited for
 
     # --- jobs that share the arena ---
 

@@ -204,7 +204,6 @@ class FileFeeding:
             try:
                 self._arena.reserve()
             except UsageError:
-                self._arena.counters[WANTED] = 0
                 if not self._hosted:
                     raise
                 return self._without_memory(order, epoch, begun)
@@ -220,43 +219,33 @@ class FileFeeding:
 
     def _joined(self, share: ShareName, order: Order, epoch: int, before: _Host | None) -> bool:
         """Whether another job reads this epoch for this one. `before`: the one that read the last epoch, for which it
-        waits, as for one that plans this epoch. If none does, this one plans: of jobs that begin at once, one does."""
-        began = time.monotonic()
-        arenas: dict[int, SampleArena | None] = {} if before is None else {before.job.inode: before.arena}
+        waits."""
+        began, m, slot = time.monotonic(), order.per_rank(self._layout.n_samples), share.slot
         while True:
-            with share.deciding():
-                waits = self._looked(share, order, epoch, before, arenas)
-                if self._host is not None:
-                    return True
-                if not waits or time.monotonic() - began > APART_S:
-                    self._arena.counters[HOST_PID], self._arena.counters[WANTED] = 0, epoch + 1
-                    return False
-            time.sleep(1e-3)
-
-    def _looked(
-        self, share: ShareName, order: Order, epoch: int, before: _Host | None, arenas: dict[int, SampleArena | None]
-    ) -> bool:
-        """Whether a job is to be waited for. Joins one that reads. `arenas`: by inode, those that were opened."""
-        m, own, waits = order.per_rank(self._layout.n_samples), self._arena, False
-        for job in filter(share.agrees, share.others()):
-            if job.inode not in arenas:
-                arenas[job.inode] = arena_of(job.pid, job.descriptor, job.inode, own.shape, own.slot)
-            arena = arenas[job.inode]
-            if arena is None:
-                continue
-            told, invited = arena.counters, int(arena.counters[JOINED + own.slot]) == epoch + 1
-            if int(told[EPOCH]) == epoch + 1 and told[RUNNING]:
-                if invited or int(arena.taken_by[job.slot].sum(dtype=np.int64)) <= m // _SOON:
+            waits = False
+            for job in share.others():
+                if not share.agrees(job):
+                    continue
+                same = before is not None and before.job == job
+                arena = before.arena if before and same else self._opened(job)
+                if arena is None:
+                    continue
+                told = arena.counters
+                invited = int(told[JOINED + slot]) == epoch + 1
+                soon = invited or int(arena.taken_by[job.slot].sum(dtype=np.int64)) <= m // _SOON
+                if int(told[EPOCH]) == epoch + 1 and told[RUNNING] and soon:
                     if not invited:
                         arena.taken[:] = 0
-                        told[JOINED + own.slot] = epoch + 1
+                        told[JOINED + slot] = epoch + 1
                     self._host = _Host(job, arena, order, epoch)
-                    return False
-            elif int(told[EPOCH]) != epoch + 1:
-                ended = before is not None and before.job == job and int(told[EPOCH]) in (0, epoch)  # 0: it plans
-                waits |= ended and bool(told[RUNNING])
-                waits |= int(told[WANTED]) == epoch + 1 and not told[HOST_PID]
-        return waits
+                    return True
+                waits |= same and int(told[EPOCH]) in (0, epoch) and bool(told[RUNNING])  # 0 while it plans
+            if not waits or time.monotonic() - began > APART_S:
+                return False
+            time.sleep(1e-3)
+
+    def _opened(self, job: Job) -> SampleArena | None:
+        return arena_of(job.pid, job.descriptor, job.inode, self._arena.shape, self._arena.slot)
 
     def _as_guest(self, order: Order, epoch: int) -> EpochOrder:
         """The order of an epoch that another job reads: what this one has of its own goes."""
@@ -279,7 +268,6 @@ class FileFeeding:
         own.clear()
         own.let_go()
         self._done = self._now = None
-        own.counters[WANTED] = 0
         samples = order.of_rank(permutation(self.n_samples, order, epoch), 0 if begun is None else begun.delivered)
         none = np.zeros(len(samples), np.bool_)
         return EpochOrder(samples, none, none)
@@ -302,7 +290,6 @@ class FileFeeding:
         try:
             own.reserve()
         except UsageError:
-            own.counters[WANTED] = 0
             return  # each sample of this epoch is read alone
         order, at = host.order, delivered + ahead
         begun = Begun(at * order.world, order.world, self._room)
@@ -330,7 +317,7 @@ class FileFeeding:
 
     def give_up(self) -> None:
         """Nobody waits for the reader any more."""
-        self._arena.counters[RUNNING] = self._arena.counters[EPOCH] = self._arena.counters[WANTED] = 0
+        self._arena.counters[RUNNING] = self._arena.counters[EPOCH] = 0
         self._reader.pause()
         if self._host is not None:
             self._host.arena.counters[JOINED + self._arena.slot] = 0

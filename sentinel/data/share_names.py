@@ -17,8 +17,6 @@ import stat
 import struct
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import CapabilityError, FormatError, UsageError
@@ -35,7 +33,7 @@ _RECORD_BYTES = 4096
 _GATE = MOST_JOBS
 """The byte whose lock a job has while it comes or goes; those before it are of the jobs."""
 _LEAVING_S = 1.0
-"""How long a job that goes, or decides, waits for that lock."""
+"""How long a job that goes waits for that lock."""
 
 
 class Job(NamedTuple):
@@ -103,16 +101,6 @@ class ShareName:
     def alive(self, slot: int) -> bool:
         """Whether the job in this slot is running, this one aside."""
         return self._leaving.alive and _is_locked(self._file, slot)
-
-    @contextmanager
-    def deciding(self) -> Iterator[None]:
-        """While this job looks what others do, and says what it will do, no other one does."""
-        gate = _gate_passed(self._file)
-        try:
-            yield
-        finally:
-            if gate:
-                _lock(self._file, _GATE, fcntl.F_UNLCK)
 
     def close(self) -> None:
         """Leave the share; the last job takes its name away."""
@@ -189,17 +177,12 @@ def _no_place(path: str, error: OSError) -> CapabilityError:
     return CapabilityError("share=", f"{path}: {error.strerror}", f"make room in {FOLDER}, or leave share= out")
 
 
-def _gate_passed(file: int) -> bool:
-    """Whether the gate is this job's now. It is not waited for without end: who has it may be stopped, or this thread
-    itself, where garbage is collected while it makes another loader."""
+def _leave(path: str, file: int, slot: int) -> None:
+    """Without the gate the name stays, for the next job. It is not waited for without end: who has it may be stopped,
+    or this thread itself, where garbage is collected while it makes another loader."""
     until = time.monotonic() + _LEAVING_S
     while not (gate := _lock(file, _GATE, fcntl.F_WRLCK)) and time.monotonic() < until:
         time.sleep(1e-3)
-    return gate
-
-
-def _leave(path: str, file: int, slot: int) -> None:
-    gate = _gate_passed(file)  # without it the name stays, for the next job
     _lock(file, slot, fcntl.F_UNLCK)
     if gate and not any(_is_locked(file, other) for other in range(MOST_JOBS)):
         try:

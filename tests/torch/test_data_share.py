@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -301,30 +300,6 @@ def test_a_guest_that_goes_back_to_a_state_reads_by_itself(tars: list[str], name
     assert report.epoch.source_reads > 0
     assert any("another job read 1 epochs for this one" in said for said in report.caveats)
     assert not any("not to their end" in said for said in report.caveats)
-
-
-def test_of_jobs_that_begin_at_once_one_waits_for_the_plan_of_the_other(
-    tars: list[str], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = loader_of(tars, name), loader_of(tars, name)
-    threads: list[threading.Thread] = []
-    others: list[Any] = []
-    real = FileFeeding._planned
-
-    def planned(feeding: FileFeeding, *given: Any) -> Any:
-        if not threads:
-            threads.append(threading.Thread(target=lambda: others.append(iter(second))))
-            threads[0].start()
-            threads[0].join(0.3)
-            assert threads[0].is_alive()
-        return real(feeding, *given)
-
-    monkeypatch.setattr(FileFeeding, "_planned", planned)
-    one = iter(first)
-    threads[0].join()
-    assert next(one).tolist() == next(others[0]).tolist()
-    assert any("another job read 1 epochs" in said for said in second.report().caveats)
-    assert second.report().feed.source_reads == 0
 
 
 def test_what_a_killed_job_left_is_taken_over(name: str) -> None:
