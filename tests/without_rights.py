@@ -12,9 +12,10 @@ from sentinel.system import native
 
 
 def read_beforehand() -> None:
-    """The native library, the programs of tracker `ebpf`, and what numpy imports only when it is used."""
+    """The native library, the programs of tracker `ebpf`, and what is imported only when it is used."""
     native.library()
-    importlib.import_module("numpy.ma")
+    for module in ("numpy.ma", "tomllib"):
+        importlib.import_module(module)
     programs = ebpf.read_programs(ebpf.OBJECT, "raw_tp/")
     ebpf.read_programs = lambda path, prefix: programs
 

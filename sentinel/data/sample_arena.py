@@ -143,6 +143,8 @@ class SampleArena:
         self._memory = memory = mmap.mmap(self.descriptor, shape.nbytes)
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
+        words = np.random.default_rng(0).integers(1 << 63, size=shape.page_bytes // 8, dtype=np.uint64)
+        self._factors = words * np.uint64(2) + np.uint64(1)
         self.sums: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_samples, ends[2])
         taken = np.frombuffer(memory, np.uint8, shape.n_samples * shape.jobs, ends[3])
         self.taken_by: NDArray[np.uint8] = taken.reshape(shape.jobs, shape.n_samples)
@@ -289,8 +291,10 @@ class SampleArena:
         self, pages: NDArray[np.uint8], counts: NDArray[np.int64], samples: NDArray[np.int64]
     ) -> NDArray[np.uint32]:
         """(k,) checksums of samples that have `counts` (k,) of the (n, page_bytes) `pages`. One word that is another
-        makes another sum of words; pages that change places do too, and the same bytes as another sample's."""
-        sums = pages.view(np.uint64).sum(axis=1) * (positions(counts).astype(np.uint64) * np.uint64(2) + np.uint64(1))
+        makes another sum of words, each times a factor of its own, so that two which are others do, too; pages that
+        change places do, and the same bytes as another sample's."""
+        sums = pages.view(np.uint64) @ self._factors
+        sums *= positions(counts).astype(np.uint64) * np.uint64(2) + np.uint64(1)
         of_sample = np.add.reduceat(sums, np.cumsum(counts) - counts) + samples.astype(np.uint64)
         return (of_sample * _ODD >> np.uint64(32)).astype(np.uint32)
 

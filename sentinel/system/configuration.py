@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sentinel.core.errors import FormatError, UsageError
@@ -62,14 +63,17 @@ def _in_file() -> dict[str, Setting]:
 
 def _table(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
     """Empty where there is none."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        if keys or not os.path.exists(path):  # somebody else's file, or none: this folder may be private
+            return {}
+        raise FormatError(path, "settings of Sentinel", f"cannot be read: {error}") from None
     import tomllib  # here, for it takes a while, and who asks for help needs none
 
     try:
-        with open(path, "rb") as file:
-            table: Any = tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        table: Any = tomllib.loads(text)
+    except ValueError as error:
         raise FormatError(path, "settings of Sentinel", f"cannot be read: {error}") from None
     for key in keys:
         table = table.get(key, {}) if isinstance(table, dict) else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
@@ -26,11 +28,13 @@ class CountingAudit:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> StepObserver:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepObserver]:
     monkeypatch.setattr(observer, "Audit", CountingAudit)
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     CountingAudit.looked = []
-    return StepObserver(Window(2, 1), 0, lambda: None)
+    made = StepObserver(Window(2, 1), 0, lambda: None)
+    yield made
+    made._entered.close()  # or what it watches operators with would watch those of other tests
 
 
 def step(watched: StepObserver) -> None:
