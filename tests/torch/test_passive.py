@@ -62,7 +62,13 @@ def run(case: str, *folder: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("case", sorted(cases.CASES))
+QUICK = ("plain_mlp", "workers_fork")
+"""Of the cases, those that are not only run before a change lands."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in sorted(cases.CASES)]
+)
 def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
     stock, ours = run(case), run(case, folder)
     assert ours["found"] == stock["found"]
