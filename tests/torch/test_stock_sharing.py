@@ -102,7 +102,7 @@ def test_the_replay_is_of_the_size_of_what_malloc_really_did(memory, monkeypatch
         return replayed(*arguments)
 
     monkeypatch.setattr(record, "stock_sharing", both)
-    model, optimizer = job(96)
+    model, optimizer = job(96, depth=12)
     annotation = annotate(model, optimizer)
     for _ in range(2):
         step(model, optimizer)
@@ -110,7 +110,7 @@ def test_the_replay_is_of_the_size_of_what_malloc_really_did(memory, monkeypatch
         step(model, optimizer)
     annotation.remove()
     told, real = recording.trace.sharing, observed[0]
-    assert real.pages > 5  # how many depends on what lies in the heap
+    assert real.pages > 10
     assert real.pages / 3 < told.pages < real.pages * 3
     assert told.tensors == real.tensors
     assert max(told.layer_cold_bytes) > 0
