@@ -204,7 +204,7 @@ typedef struct sn_job {
   uint64_t bytes_per_s; /* node: no faster than this; 0: as fast as it goes */
   uint64_t after;       /* starts when this job has ended, with what it left held; 0: none. It
                          * must have started, or the two queues might wait for each other. */
-  const sn_span *spans; /* node: copied */
+  const sn_span *spans; /* taken over at once. node: what moves. emulated: what is copied meanwhile, see sn_copied */
   uint64_t span_count;
   int32_t node; /* node: where to */
   uint8_t source; /* tier in which bytes that stay are counted: another one than `target` */
@@ -235,6 +235,16 @@ typedef struct sn_held {
   uint64_t starved; /* 1: a promotion waits for room now */
 } sn_held;
 
+/* What transfers of emulated jobs copied, out of the spans of their jobs into scratch memory that nobody reads. Live pages
+ * are only ever read, through system calls: what is not mapped is refused, not touched. */
+typedef struct sn_copied {
+  uint64_t copied_bytes;
+  uint64_t absent_bytes;  /* in pages that nobody has touched: there is nothing to copy */
+  uint64_t refused_bytes; /* not mapped any more, or the system lets nobody copy */
+  uint64_t cpu_ns;        /* processor time of the workers meanwhile */
+  uint64_t error;         /* positive errno of the first that was refused */
+} sn_copied;
+
 SN_API int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn_mover **out);
 /* Queued jobs are dropped, running ones cut short. NULL is fine. */
 SN_API int sn_mover_destroy(sn_mover *mover);
@@ -259,13 +269,16 @@ SN_API int sn_mover_force(sn_mover *mover, uint64_t nbytes);
 SN_API int sn_mover_release(sn_mover *mover, uint64_t nbytes);
 /* Bytes born (positive) and dead (negative) in a slower tier; no limit. */
 SN_API int sn_mover_hold(sn_mover *mover, int tier, int64_t nbytes);
-/* What is held beyond a new capacity counts as overflow. */
-SN_API int sn_mover_set_capacity(sn_mover *mover, uint64_t fast_capacity_bytes);
+/* Of one tier; slower ones have no limit at first. What the fast one holds beyond it counts as overflow. Demotions wait
+ * for room in a slower one while promotions make some. */
+SN_API int sn_mover_set_capacity(sn_mover *mover, int tier, uint64_t nbytes);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */
 SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);
 /* Forks of this process since it made its first mover. A page that is written after one, while the child shares
  * it, is a new page on the node of its memory policy, wherever the old one had been moved to. */
 SN_API uint64_t sn_fork_count(void);
+/* What was copied since the mover was created. */
+SN_API int sn_mover_copied(sn_mover *mover, sn_copied *out);
 /* Pages that stayed, by errno; `out` has SN_ERRNO_COUNT entries. */
 SN_API int sn_mover_errors(sn_mover *mover, uint64_t *out);
 
@@ -497,10 +510,38 @@ SN_API int sn_framed_end(void);
 SN_API int sn_framed_any(void); /* 1: there are frames, of this process */
 SN_API int sn_framed_contains(uint64_t address);
 /* Brings in what an operator is about to use, all of it in frames. 1: it does not fit, and the operator goes without; what
- * it stores beside the frames is taken in as it comes, by a thread, until sn_framed_done is called for it. Else 0. */
+ * it stores beside the frames is taken in as it comes, by a thread, until sn_framed_done is called for it. 2: until
+ * sn_framed_ran is called for it, what is read ahead is turned over while it runs. Else 0. */
 SN_API int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
 SN_API void sn_framed_done(void);
+SN_API void sn_framed_ran(void);
 SN_API int sn_framed_count(sn_framed_counters *out);
+
+/* ---- framed_steps.cpp: a recorded step, by which what later steps need is read ahead ----------------------------- */
+
+typedef struct sn_framed_ahead {
+  uint64_t steps, recorded;   /* begun; of them recorded as a whole */
+  uint64_t operators, uses;   /* of the record: of granules, one for each operator with them; 0: there is none yet */
+  uint64_t matched, missed;   /* operators of later steps that were found in the record; that were not, or were left out */
+  uint64_t hit_bytes, late_bytes; /* read ahead: there when needed; still on their way */
+  uint64_t vain_bytes;        /* that left, or died, before they were needed */
+  uint64_t demanded_bytes;    /* read because an operator waited for them */
+  uint64_t wait_before_ns, wait_after_ns; /* of operators and allocations: in the last step without a record, with one */
+  uint32_t follows;           /* 1: the job is where the record says */
+  uint32_t too_long;          /* 1: a step has too many uses, so none is recorded */
+  uint64_t under_way;         /* granules whose transfer is not over */
+} sn_framed_ahead;
+
+/* A training step begins. The first one that is whole is recorded, and again one after a step that was another. Later
+ * operators that are found in the record have what follows them read ahead, and what is needed last leaves first. */
+SN_API int sn_framed_step(void);
+SN_API int sn_framed_ahead_count(sn_framed_ahead *out);
+/* What a whole step used, in as many operators and uses as sn_framed_ahead_count told: -EAGAIN if they are others by now,
+ * -ENODATA if there are none. The first operator is what comes before any. `compute_ns`: of each, without waits;
+ * `first_use`: of each, and one more. `kind`: bits of SN_USE_*. */
+enum { SN_USE_READS = 1, SN_USE_WRITES = 2, SN_USE_BORN = 4, SN_USE_DIED = 8 };
+SN_API int sn_framed_recorded(uint64_t operators, uint64_t uses, uint64_t *compute_ns, uint64_t *first_use,
+                              uint32_t *granule, uint8_t *kind);
 
 /* ---- framed_cap.cpp, taken.cpp: how many frames there are, so that the whole process stays within a cap ----------- */
 

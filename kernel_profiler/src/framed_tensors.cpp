@@ -13,8 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ahead_watch.h"
 #include "frame_pool.h"
 #include "framed_cap.h"
+#include "framed_steps.h"
 #include "guarded.h"
 #include "lock.h"
 #include "overflow_watch.h"
@@ -90,7 +92,7 @@ std::atomic<uint64_t> base{0}, extent{0};
 std::atomic<uint32_t> pool{0};  // frames
 std::atomic<bool> serving{false}, in_child{false};
 std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
-std::atomic<uint64_t> needs{0}, need_ns{0}, too_large{0}, too_large_bytes{0}, failed{0};
+std::atomic<uint64_t> needs{0}, need_ns{0}, birth_ns{0}, too_large{0}, too_large_bytes{0}, failed{0};
 std::atomic<int32_t> failure{0};
 
 // Frames become fewer or more, if it is time to look. Without `mutex`.
@@ -140,6 +142,7 @@ int allocate(uint64_t nbytes, uint64_t *offset) {
   if (at == kNowhere) return -ENOMEM;
   const uint32_t first = first_of(at), end = end_of(at, nbytes);
   framed->nbytes.emplace(at, nbytes);
+  const uint64_t began = sn_now_ns();
   bool shared = false;
   int error = enter_granules(first, end, &shared);
   if (error == 0) {
@@ -155,6 +158,9 @@ int allocate(uint64_t nbytes, uint64_t *offset) {
   }
   // What is away would be faulted in page by page as the tensor is written. If it stays away, that is slow only.
   if (shared) sn_frames_need(frames, base + at, nbytes, SN_ZEROES);
+  const uint64_t waited = sn_now_ns() - began;
+  birth_ns += waited;
+  sn::framed_birth_waited(frames, waited);
   *offset = at;
   return 0;
 }
@@ -166,6 +172,7 @@ void close_if_empty() {
   base = extent = 0;
   while (asking != 0) sched_yield();
   sn_frames_count(closing, &told.frames);
+  sn::framed_steps_keep(closing);
   sn_frames_release(closing, 0, static_cast<uint32_t>(framed->tenants.size()));
   sn_frames_destroy(closing);  // where the kernel refused to let go of a granule, it stays until the process ends
   delete framed;
@@ -207,23 +214,26 @@ void need_all(sn_frames *there, const sn_framed_operand *operands, uint64_t coun
   }
 }
 
-// 1: they do not fit.
+// 1: they do not fit. 2: sn_framed_ran is to be called.
 int ask(sn_frames *there, const sn_framed_operand *operands, uint64_t count, const char *name) {
   const uint64_t granules = granules_of(operands, count);
   const uint32_t most = pool;
+  const uint64_t began = sn_now_ns();
+  sn::framed_operator_begins(there, sn::signature_of(operands, count, name));
   if (granules > most) {
     note_too_large(granules * sn::kFrameBytes, name);
+    if (sn::framed_operator_runs(there)) sn::framed_operator_ended(there);
     return 1;
   }
-  const uint64_t began = sn_now_ns();
   // Where too many others stay, the operands would push out one another.
   if (count > 1 && granules > most - most / 4) sn_frames_keep(there, most - static_cast<uint32_t>(granules));
   need_all(there, operands, count);
   // Room for the last ones is made in large transfers, which may have taken the first ones along.
   if (count > 1 && granules > most / 2) need_all(there, operands, count);
+  const bool tells = sn::framed_operator_runs(there);
   need_ns += sn_now_ns() - began;
   needs++;
-  return 0;
+  return tells ? 2 : 0;
 }
 
 void tidy(bool last) {
@@ -236,9 +246,19 @@ void tidy(bool last) {
 
 namespace sn {
 
+FramedInUse::FramedInUse() : frames_(nullptr) {
+  asking++;
+  if (!in_child) frames_ = ::frames.load();
+}
+
+FramedInUse::~FramedInUse() { asking--; }
+
+uint64_t framed_waited_ns() { return need_ns + birth_ns; }
+
 bool framed_in_use() { return serving.load(std::memory_order_relaxed); }
 
 void framed_after_fork() {
+  ahead_watch_forget();
   in_child = true;
   serving = false;
 }
@@ -296,10 +316,11 @@ extern "C" int sn_framed_begin(sn_frames **with) {
     framed = new Framed(facts.granules);
     pool = facts.frames;
     told = {};
-    needs = need_ns = too_large = too_large_bytes = failed = 0;
+    needs = need_ns = birth_ns = too_large = too_large_bytes = failed = 0;
     failure = 0;
     too_large_by[0] = 0;
     sn::cap_forget(facts);
+    sn::framed_steps_forget();
     base = facts.base;
     extent = facts.granules * sn::kFrameBytes;
     frames = *with;
@@ -330,9 +351,14 @@ extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count,
   if (sn_frames *const there = frames.load(); there != nullptr)
     found = sn::guarded([&] { return ask(there, operands, count, name); });
   asking--;
-  if (found != 1) return 0;
-  sn::overflow_begin(tidy);
-  return 1;
+  if (found < 0) return 0;
+  if (found == 1) sn::overflow_begin(tidy);
+  return found;
+}
+
+extern "C" void sn_framed_ran(void) {
+  const sn::FramedInUse used;
+  if (used.frames() != nullptr) sn::framed_operator_ended(used.frames());
 }
 
 extern "C" void sn_framed_done(void) {

@@ -19,7 +19,7 @@ using sn::Order;
 using sn::View;
 
 constexpr uint64_t kForever = UINT64_MAX / 4;
-constexpr uint32_t kLeaveTogether = 16;  // granules: a large transfer is fast
+constexpr uint32_t kLeaveTogether = 16;  // granules, as the pool shrinks
 constexpr int kPatience = 16;            // times that nobody could leave, one after the other
 
 int open_all(sn_frames &f, const sn_frames_request &request, const char **step) {
@@ -129,27 +129,6 @@ void cut(sn_frames &f, Order &order, uint32_t first, uint32_t end) {
   }
 }
 
-// Who leaves next: those needed longest ago, outside [first, end), at least `wanted` of them if there are as many. Those
-// that are kept only where there is nobody else.
-std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
-  std::vector<uint32_t> found, kept;
-  for (uint32_t i = 0; i < f.count; i++) {
-    const Granule &g = f.granules[i];
-    const bool resident = g.view == View::kShared || g.view == View::kPrivate;
-    if (resident && g.order == nullptr && (i < first || i >= end)) (g.kept ? kept : found).push_back(i);
-  }
-  if (found.empty()) found.swap(kept);
-  const size_t count = std::min<size_t>(found.size(), std::max(wanted, std::min(kLeaveTogether, f.pool.count() / 8)));
-  std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end(),
-                   [&](uint32_t a, uint32_t b) {
-                     const uint64_t used_a = f.granules[a].used, used_b = f.granules[b].used;
-                     return used_a != used_b ? used_a < used_b : a < b;
-                   });
-  found.resize(count);
-  std::sort(found.begin(), found.end());  // neighbours in the file share a call
-  return found;
-}
-
 // Sends them away. Positive errno of the first that stayed, 0 if none did; `moved`: how many left.
 int send_away(sn_frames &f, const std::vector<uint32_t> &leaving, uint64_t *moved) {
   Order &order = sn::open_order(f, false, false, static_cast<uint32_t>(leaving.size()));
@@ -159,7 +138,7 @@ int send_away(sn_frames &f, const std::vector<uint32_t> &leaving, uint64_t *move
     const int error = sn::add_departure(f, order, granule);
     if (error < 0 && refused == 0) refused = -error;
   }
-  f.lanes.submit(order.transfer);
+  f.lanes.submit(order.transfer, true);
   sn::wait_for(f, order, kForever);
   sn::settle(f, order);
   *moved = order.result.moved;
@@ -183,7 +162,7 @@ bool wait_for_one(sn_frames &f, bool arrives) {
 int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
   for (int in_vain = 0; f.pool.free_count() < wanted;) {
     if (wait_for_one(f, false)) continue;
-    const std::vector<uint32_t> leaving = victims(f, wanted - f.pool.free_count(), first, end);
+    const std::vector<uint32_t> leaving = sn::victims(f, wanted - f.pool.free_count(), first, end);
     if (leaving.empty()) {
       if (wait_for_one(f, true)) continue;  // what arrives can leave
       return -ENOSPC;
@@ -198,6 +177,7 @@ int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
 
 void detach(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];
+  sn::forget_ahead(f, g);
   if (g.frame != sn::kNone) f.pool.give(g.frame);
   if (g.region != sn::kNone) f.regions.give(g.region);
   g.frame = g.region = sn::kNone;
@@ -244,10 +224,10 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
     for (uint32_t i = first; i < end; i++) {
       if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_zeros(f, i) == 0)
         f.unread_bytes += sn::kFrameBytes;
-      else
-        sn::add_arrival(f, order, i);
+      else if (sn::add_arrival(f, order, i) == 0)
+        f.ahead.demanded_bytes += sn::kFrameBytes;
     }
-    f.lanes.submit(order.transfer);
+    f.lanes.submit(order.transfer, true);
     const int error = finish(f, order);
     if (error != 0) return -error;
   }
@@ -279,6 +259,7 @@ int attach(sn_frames &f, uint32_t first, uint32_t count) {
   f.needs++;
   uint32_t done = first;
   for (; error == 0 && done < first + count; done++) error = attach_one(f, done);
+  for (uint32_t i = first; error == 0 && i < done; i++) sn::note_use(f, i, sn::kWrites | sn::kBorn);
   if (error == 0) return 0;
   for (uint32_t i = first; i < done; i++)
     if (f.granules[i].view != View::kNothing && sn::show_nothing(f, i) == 0) detach(f, i);
@@ -290,6 +271,8 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
   for (uint32_t i = first; i < end; i++) {
     if (f.granules[i].view == View::kNothing) return -EINVAL;
     f.granules[i].used = f.needs;
+    sn::is_needed(f, f.granules[i]);
+    sn::note_use(f, i, static_cast<uint8_t>(dead.has(i) ? sn::kWrites | sn::kZeroed : writes ? sn::kReads | sn::kWrites : sn::kReads));
   }
   if (end - first > f.pool.count()) return -ENOSPC;
   take_in_own_pages(f);
@@ -437,6 +420,7 @@ extern "C" int sn_frames_release(sn_frames *f, uint32_t first, uint32_t count) {
     const int error = sn::show_nothing(*f, i);
     if (error != 0) return error;
     detach(*f, i);
+    sn::note_use(*f, i, sn::kDied);
   }
   return 0;
 }

@@ -13,6 +13,7 @@
 
 #include "away_file.h"
 #include "frame_pool.h"
+#include "frames_ahead.h"
 #include "lanes.h"
 #include "lock.h"
 #include "regions.h"
@@ -35,6 +36,7 @@ struct Granule {
   bool saved = false;      // its region holds what its frame holds
   bool was_shared = false;  // before the fork that is under way
   bool kept = false;        // it leaves only where nobody else can
+  bool ahead = false;       // read ahead, or being so, and not needed since
   uint8_t unforeseen = 0;   // times that stores nobody had announced were found
   uint32_t frame = kNone, region = kNone;
   uint64_t used = 0;  // by the count of needs
@@ -82,6 +84,7 @@ struct sn_frames {
   uint64_t most_own_pages = 0, unread_bytes = 0;
   uint32_t kept = 0;    // granules
   bool tidying = false;  // what is found was foreseen
+  sn::Ahead ahead;
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
@@ -149,6 +152,18 @@ void settle(sn_frames &f, Order &order);
 // Nobody is going to ask for it: it goes when nobody waits for it either.
 void drop_order(sn_frames &f, Order &order);
 void drop_if_unwanted(sn_frames &f, Order &order);
+
+// frames_victims.cpp: who leaves.
+
+// At least `wanted` granules outside [first, end), if there are as many: those needed last where a recorded step is being
+// followed, else those needed longest ago. Those that are kept only where there is nobody else. By address.
+std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end);
+// At most `most` that may leave before they have to: those needed last, the last one first, each with its next use.
+struct Leaver {
+  uint32_t granule;
+  uint64_t next;
+};
+std::vector<Leaver> leavers(const sn_frames &f, size_t most);
 
 // frames_guard.cpp: handlers of SIGSEGV and SIGBUS.
 int guard_signals();

@@ -54,13 +54,17 @@ int settle_departure(sn_frames &f, const Order &order, const Item &item) {
   const int error = -sn::turn_away(f, item.granule);
   if (error == EAGAIN) f.given_up++;
   if (error == 0 && item.piece == SIZE_MAX) f.dropped++;
+  if (error == 0) sn::has_left(f, item.granule);
   return error;
 }
 
 int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
   int error = error_of(order, item);
   if (error == 0) error = -sn::turn_resident(f, item.granule, item.frame, order.writes);
-  if (error != 0) f.pool.give(item.frame);
+  if (error != 0) {
+    f.pool.give(item.frame);
+    set_ahead(f, f.granules[item.granule], false);
+  }
   return error;
 }
 
@@ -107,6 +111,7 @@ int add_departure(sn_frames &f, Order &order, uint32_t granule) {
     if (error != 0) return error;
     piece = add_piece(order, g.region, f.pool.address(g.frame));
   }
+  forget_ahead(f, g);
   g.order = &order;
   order.items.push_back({granule, g.frame, piece});
   return 0;

@@ -53,12 +53,13 @@ void Lanes::stop() {
 
 void Lanes::forget() { started_ = 0; }
 
-void Lanes::submit(Transfer &transfer) {
+void Lanes::submit(Transfer &transfer, bool first) {
   Lock lock(&mutex_);
   transfer.start_ns = transfer.stop_ns = sn_now_ns();
   if (transfer.pieces.empty()) return;
   Transfer **last = &queue_[transfer.writes];
-  while (*last != nullptr) last = &(*last)->behind;
+  while (*last != nullptr && !first) last = &(*last)->behind;
+  transfer.behind = *last;
   *last = &transfer;
   pthread_cond_broadcast(&changed_);
 }
@@ -79,12 +80,29 @@ void Lanes::cut(Transfer &transfer, size_t piece) {
   if (piece >= transfer.next) transfer.pieces[piece].error = ECANCELED;
 }
 
+bool Lanes::over(const Transfer &transfer) {
+  Lock lock(&mutex_);
+  return transfer.over();
+}
+
 bool Lanes::wait(const Transfer &transfer, uint64_t deadline_ns) {
   Lock lock(&mutex_);
   const timespec deadline = spec_of(deadline_ns);
   while (!transfer.over())
     if (pthread_cond_timedwait(&changed_, &mutex_, &deadline) == ETIMEDOUT) return transfer.over();
   return true;
+}
+
+uint64_t Lanes::wait_for_ends(uint64_t seen) {
+  Lock lock(&mutex_);
+  while (ends_ == seen) pthread_cond_wait(&changed_, &mutex_);
+  return ends_;
+}
+
+void Lanes::wake() {
+  Lock lock(&mutex_);
+  ends_++;
+  pthread_cond_broadcast(&changed_);
 }
 
 void Lanes::drain() {
@@ -116,7 +134,10 @@ void Lanes::work(const Lane &lane) {
     piece.error = error;
     transfer->running--;
     running_--;
-    if (transfer->over()) transfer->stop_ns = sn_now_ns();
+    if (transfer->over()) {
+      transfer->stop_ns = sn_now_ns();
+      ends_++;
+    }
     if (transfer->over() || running_ == 0) pthread_cond_broadcast(&changed_);
   }
 }

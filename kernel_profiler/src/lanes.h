@@ -33,11 +33,16 @@ class Lanes {
   void stop();
   void forget();  // in a forked child: its threads are not there
 
-  void submit(Transfer &transfer);
+  // `first`: before all that wait, since a thread is about to wait for it.
+  void submit(Transfer &transfer, bool first = false);
   void cancel(Transfer &transfer);  // pieces that no lane has begun end with ECANCELED
   void cut(Transfer &transfer, size_t piece);  // this one, likewise
+  bool over(const Transfer &transfer);
   // Whether it was over before CLOCK_MONOTONIC `deadline_ns`.
   bool wait(const Transfer &transfer, uint64_t deadline_ns);
+  // Until the count of transfers that are over, or of calls of `wake`, is another than `seen`: what it is then.
+  uint64_t wait_for_ends(uint64_t seen);
+  void wake();
   void drain();  // until all are over; nobody submits meanwhile
 
  private:
@@ -56,6 +61,7 @@ class Lanes {
   pthread_cond_t changed_;
   Transfer *queue_[2] = {nullptr, nullptr};
   uint32_t running_ = 0;
+  uint64_t ends_ = 0;
   bool stopping_ = false;
   Lane lanes_[2 * kMostLanes];
   uint32_t started_ = 0;

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <utility>
+
 #include "guarded.h"
 
 namespace sn {
@@ -56,7 +58,7 @@ extern "C" int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn
   pthread_cond_init(&m->changed, &attributes);
   pthread_condattr_destroy(&attributes);
   m->half_duplex = half_duplex != 0;
-  m->accounts.capacity = fast_capacity_bytes;
+  m->accounts.capacity[kFast] = fast_capacity_bytes;
   int error = watch_forks();
   if (error == 0) error = sn::start_workers(*m);
   if (error != 0) {
@@ -99,6 +101,10 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
     order.spec.spans = nullptr;
     Lock lock(&m->mutex);
     if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
+    if (job->kind == SN_MOVE_EMULATED && job->span_count != 0) {
+      const int mapped = m->scratch[order.direction()].map();
+      if (mapped != 0) return mapped;
+    }
     if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
       for (const Job &ended : m->ended_jobs)
         if (ended.id == job->after) std::copy_n(ended.moved.held, SN_TIERS, order.spec.held);
@@ -161,14 +167,15 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   int result = 0;
   bool waited = false;
   m->births_waiting += 1;
-  while (!m->accounts.has_room(nbytes)) {
-    waited = true;
+  while (!m->accounts.has_room(kFast, nbytes)) {
+    // A demotion may wait for a promotion that waits for this birth from now on.
+    if (!std::exchange(waited, true)) pthread_cond_broadcast(&m->changed);
     if (!m->freeing()) {
       result = -ENOSPC;
       break;
     }
     if (!m->wait_until(deadline)) {
-      result = m->accounts.has_room(nbytes) ? 0 : -ETIMEDOUT;
+      result = m->accounts.has_room(kFast, nbytes) ? 0 : -ETIMEDOUT;
       break;
     }
   }
@@ -185,6 +192,7 @@ extern "C" int sn_mover_force(sn_mover *m, uint64_t nbytes) {
   const uint64_t already = m->accounts.over();
   m->accounts.take(kFast, nbytes);
   m->accounts.count_overflow(already);
+  if (!m->queue[SN_DEMOTE].empty()) pthread_cond_broadcast(&m->changed);  // promotions may wait for one from now on
   return 0;
 }
 
@@ -208,11 +216,12 @@ extern "C" int sn_mover_hold(sn_mover *m, int tier, int64_t nbytes) {
   return 0;
 }
 
-extern "C" int sn_mover_set_capacity(sn_mover *m, uint64_t fast_capacity_bytes) {
+extern "C" int sn_mover_set_capacity(sn_mover *m, int tier, uint64_t nbytes) {
   if (m->inert()) return -ECHILD;
+  if (tier < kFast || tier >= SN_TIERS) return -EINVAL;
   Lock lock(&m->mutex);
-  m->accounts.capacity = fast_capacity_bytes;
-  m->accounts.count_overflow(0);
+  m->accounts.capacity[tier] = nbytes;
+  if (tier == kFast) m->accounts.count_overflow(0);
   pthread_cond_broadcast(&m->changed);
   return 0;
 }
@@ -227,6 +236,13 @@ extern "C" int sn_mover_held(sn_mover *m, sn_held *out, int restart) {
     std::copy_n(held.bytes, SN_TIERS, held.high_bytes);
     held.slow_high_bytes = m->accounts.slow_bytes();
   }
+  return 0;
+}
+
+extern "C" int sn_mover_copied(sn_mover *m, sn_copied *out) {
+  if (m->inert()) return -ECHILD;
+  Lock lock(&m->mutex);
+  *out = m->copied;
   return 0;
 }
 

@@ -13,6 +13,7 @@
 #include "lock.h"
 #include "move_pages.h"
 #include "naps.h"
+#include "page_copy.h"
 #include "sentinel.h"
 
 namespace sn {
@@ -21,13 +22,13 @@ namespace sn {
 // held by nobody.
 extern std::atomic<uint64_t> generation;
 
-constexpr int kFast = 0;  // the tier with a budget
+constexpr int kFast = 0;  // the tier whose budget holds whatever comes
 
 struct Job {
   sn_job spec;
   uint64_t id;
   uint64_t ready_ns;  // since when only the link keeps it waiting
-  PageOrder order;    // node: its pages, and what became of them
+  PageOrder order;    // its pages; node: and what became of them
   sn_moved moved;     // once it has ended
 
   int direction() const { return spec.target == kFast ? SN_PROMOTE : SN_DEMOTE; }
@@ -40,10 +41,15 @@ struct Job {
 using Jobs = std::list<Job>;
 
 struct Accounts {
-  uint64_t capacity = 0;
+  Accounts() { std::fill_n(capacity, SN_TIERS, UINT64_MAX); }
+
+  uint64_t capacity[SN_TIERS];
+  uint64_t leaving[SN_TIERS] = {};  // bytes that jobs under way take out of each tier
   sn_held held{};
 
-  bool has_room(uint64_t nbytes) const { return held.bytes[kFast] + nbytes <= capacity; }
+  bool has_room(int tier, uint64_t nbytes) const {
+    return nbytes == 0 || (held.bytes[tier] <= capacity[tier] && nbytes <= capacity[tier] - held.bytes[tier]);
+  }
   void take(int tier, uint64_t nbytes) {
     held.bytes[tier] += nbytes;
     held.high_bytes[tier] = std::max(held.high_bytes[tier], held.bytes[tier]);
@@ -57,7 +63,7 @@ struct Accounts {
     held.overflow_bytes += over() - already;
     held.overflows += 1;
   }
-  uint64_t over() const { return held.bytes[kFast] > capacity ? held.bytes[kFast] - capacity : 0; }
+  uint64_t over() const { return held.bytes[kFast] - std::min(held.bytes[kFast], capacity[kFast]); }
 };
 
 }  // namespace sn
@@ -75,6 +81,8 @@ struct sn_mover {
   uint64_t last_id = 0;
   sn::Jobs queue[2];
   sn::Workbench bench[2];  // of the worker of each direction
+  sn::Scratch scratch[2];  // the same; mapped once a job has something to copy
+  sn_copied copied{};
   bool running[2] = {false, false};
   bool link_busy = false;            // half duplex: one emulated job at a time
   uint64_t link_free_ns[2] = {0, 0};  // by the link's own clock; half duplex uses the first
@@ -97,7 +105,8 @@ struct sn_mover {
 
 namespace sn {
 
-// Whether nothing but its link can keep it waiting.
+// Whether nothing but its link can keep it waiting. A demotion waits for room in a slower tier only while promotions make
+// some by themselves: one that they wait for goes at once, though its tier then holds more than it has.
 bool ready(const sn_mover &m, const Job &job);
 // Whether the first promotion waits for room.
 bool starved(const sn_mover &m);

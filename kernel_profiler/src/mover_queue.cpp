@@ -7,6 +7,8 @@ namespace {
 void settle(sn_mover &m, const sn::Job &job) {
   const sn_moved &moved = job.moved;
   m.accounts.held.in_flight_bytes -= job.flight_bytes();
+  for (int tier = 0; tier < SN_TIERS; ++tier)
+    if (tier != job.spec.target) m.accounts.leaving[tier] -= job.spec.held[tier];
   const auto counted = [&](int tier) { return tier == job.spec.target ? job.spec.nbytes : job.spec.held[tier]; };
   for (int tier = 0; tier < SN_TIERS; ++tier)
     if (moved.held[tier] < counted(tier)) m.accounts.give(tier, counted(tier) - moved.held[tier]);
@@ -17,19 +19,27 @@ void settle(sn_mover &m, const sn::Job &job) {
   if (job.spec.first == 0) m.accounts.count_overflow(already);
 }
 
+// Whether promotions bring bytes out of a slower tier, or are about to, without waiting for a demotion.
+bool makes_room(const sn_mover &m, int tier) {
+  if (m.running[SN_PROMOTE]) return m.accounts.leaving[tier] != 0;
+  const sn::Jobs &queue = m.queue[SN_PROMOTE];
+  return !queue.empty() && queue.front().spec.held[tier] != 0 && sn::ready(m, queue.front());
+}
+
 }  // namespace
 
 namespace sn {
 
 bool ready(const sn_mover &m, const Job &job) {
   if (job.spec.after != 0 && m.unfinished.count(job.spec.after) != 0) return false;
-  if (job.direction() == SN_DEMOTE) return true;
-  return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(job.room_bytes());
+  if (job.direction() == SN_DEMOTE)
+    return m.accounts.has_room(job.spec.target, job.flight_bytes()) || !makes_room(m, job.spec.target);
+  return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(kFast, job.room_bytes());
 }
 
 bool starved(const sn_mover &m) {
   if (m.queue[SN_PROMOTE].empty() || m.running[SN_PROMOTE]) return false;
-  return !m.accounts.has_room(m.queue[SN_PROMOTE].front().room_bytes());
+  return !m.accounts.has_room(kFast, m.queue[SN_PROMOTE].front().room_bytes());
 }
 
 bool hopeless(const sn_mover &m, uint64_t id) {
@@ -56,6 +66,8 @@ Job &depart(sn_mover &m, int direction, Jobs &away) {
   Job &job = away.back();
   m.accounts.take(job.spec.target, job.flight_bytes());
   m.accounts.held.in_flight_bytes += job.flight_bytes();
+  for (int tier = 0; tier < SN_TIERS; ++tier)
+    if (tier != job.spec.target) m.accounts.leaving[tier] += job.spec.held[tier];
   return job;
 }
 

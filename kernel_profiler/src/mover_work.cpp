@@ -13,6 +13,7 @@ using sn::Job;
 using sn::Lock;
 
 constexpr uint64_t kSliceNs = 50000000;  // how long a sleeping worker overlooks that it is to stop
+constexpr uint64_t kAheadNs = 100000;    // a copier that is so far ahead of its link sleeps
 constexpr uint64_t kTogether = 2 << 20;  // bytes: jobs on nodes below this share system calls
 
 bool link_is_free(const sn_mover &m, const Job &job) {
@@ -30,11 +31,44 @@ int sleep_through(const sn_mover &m, uint64_t stop_ns) {
   return 0;
 }
 
-sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns) {
+uint64_t spent_ns() {
+  timespec spent;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
+  return static_cast<uint64_t>(spent.tv_sec) * 1000000000u + static_cast<uint64_t>(spent.tv_nsec);
+}
+
+// Copies the pages of `job` piece by piece, none earlier than its link would have brought it. 0 or a positive errno.
+int copy_along(const sn_mover &m, const Job &job, uint64_t start_ns, sn::Scratch &scratch, sn_copied &told) {
+  uint64_t total = 0, done = 0;
+  for (const sn_span &span : job.order.spans) total += span.nbytes;
+  for (const sn_span &span : job.order.spans) {
+    for (uint64_t at = 0; at < span.nbytes; at += sn::kCopyPiece) {
+      if (m.stopping.load(std::memory_order_relaxed)) return ECANCELED;
+      const uint64_t nbytes = std::min(span.nbytes - at, sn::kCopyPiece);
+      sn::copy_piece(span.address + at, nbytes, scratch.next_piece(), told);
+      done += nbytes;
+      const double share = static_cast<double>(done) / static_cast<double>(total);
+      const uint64_t due_ns = start_ns + static_cast<uint64_t>(share * static_cast<double>(job.spec.duration_ns));
+      if (done == total || due_ns < sn_now_ns() + kAheadNs) continue;
+      const int error = sleep_through(m, due_ns);
+      if (error != 0) return error;
+    }
+  }
+  return 0;
+}
+
+// A job with pages ends when its link would have ended it, or when they are copied if that takes longer.
+sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns, sn::Scratch &scratch, sn_copied &told) {
   sn_moved moved{};
   moved.start_ns = start_ns;
   moved.stop_ns = start_ns + job.spec.duration_ns;
-  moved.error = sleep_through(m, moved.stop_ns);
+  if (!job.order.spans.empty()) {
+    const uint64_t before_ns = spent_ns();
+    moved.error = copy_along(m, job, start_ns, scratch, told);
+    told.cpu_ns = spent_ns() - before_ns;
+    moved.stop_ns = std::max(moved.stop_ns, sn_now_ns());
+  }
+  if (moved.error == 0) moved.error = sleep_through(m, moved.stop_ns);
   if (moved.error != 0) moved.stop_ns = sn_now_ns();
   moved.outcome = moved.error != 0 ? SN_MOVE_FAILED : SN_MOVE_DONE;
   moved.moved_bytes = moved.error != 0 ? 0 : job.flight_bytes();
@@ -80,6 +114,14 @@ void run_nodes(sn_mover &m, int direction, sn::Jobs &jobs) {
   for (int i = 0; i < SN_ERRNO_COUNT; ++i) m.errors[i] += errors[i];
 }
 
+void add(sn_copied &all, const sn_copied &told) {
+  all.copied_bytes += told.copied_bytes;
+  all.absent_bytes += told.absent_bytes;
+  all.refused_bytes += told.refused_bytes;
+  all.cpu_ns += told.cpu_ns;
+  if (all.error == 0) all.error = told.error;
+}
+
 void run_emulated_head(sn_mover &m, int direction) {
   uint64_t &free_ns = m.link_free_ns[m.half_duplex ? 0 : direction];
   uint64_t start_ns = std::max(free_ns, m.queue[direction].front().ready_ns);
@@ -89,10 +131,12 @@ void run_emulated_head(sn_mover &m, int direction) {
   free_ns = start_ns + job.spec.duration_ns;
   m.running[direction] = m.link_busy = true;
   pthread_mutex_unlock(&m.mutex);
-  const sn_moved moved = job.moved = run_emulated(m, job, start_ns);
+  sn_copied told{};
+  const sn_moved moved = job.moved = run_emulated(m, job, start_ns, m.scratch[direction], told);
   pthread_mutex_lock(&m.mutex);
+  add(m.copied, told);
   if (moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
-  if (moved.error != 0) free_ns = std::min(free_ns, moved.stop_ns);
+  free_ns = moved.error != 0 ? std::min(free_ns, moved.stop_ns) : std::max(free_ns, moved.stop_ns);
   m.running[direction] = m.link_busy = false;
   sn::arrive(m, direction, away);
 }

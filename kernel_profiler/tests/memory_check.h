@@ -43,9 +43,8 @@ inline void fill(void *address, uint64_t nbytes, int value) { memset(address, va
 
 inline bool holds(const void *address, uint64_t nbytes, int value) {
   const unsigned char *bytes = static_cast<const unsigned char *>(address);
-  for (uint64_t i = 0; i < nbytes; i++)
-    if (bytes[i] != static_cast<unsigned char>(value)) return false;
-  return true;
+  // Each byte is as the one before it. A loop of ours would be slow under the sanitizers, which look at each access.
+  return nbytes == 0 || (bytes[0] == static_cast<unsigned char>(value) && memcmp(bytes, bytes + 1, nbytes - 1) == 0);
 }
 
 // A small generator, the same on every run.

@@ -292,6 +292,55 @@ void each_tier_has_accounts_of_its_own() {
   sn_mover_destroy(mover);
 }
 
+void a_demotion_waits_for_room_that_a_promotion_is_making() {
+  sn_mover *mover = make(200);
+  CHECK(sn_mover_set_capacity(mover, 1, 60) == 0 && sn_mover_set_capacity(mover, SN_TIERS, 60) == -EINVAL);
+  CHECK(sn_mover_reserve(mover, 60, 0) == 0 && sn_mover_hold(mover, 1, 60) == 0);
+  submit(mover, emulated(SN_PROMOTE, 60, 8 * kMs));
+  CHECK(sn_mover_wait(mover, submit(mover, emulated(SN_DEMOTE, 60, kMs)), kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].held[0] == 60 && all[1].start_ns >= all[0].stop_ns);
+  CHECK(held(mover).high_bytes[1] == 60 && held(mover).bytes[1] == 60);
+  sn_mover_destroy(mover);
+}
+
+void a_demotion_that_a_promotion_waits_for_goes_at_once() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold(mover, 1, 60) == 0);
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, kMs));
+  submit(mover, emulated(SN_DEMOTE, 100, kMs));
+  CHECK(sn_mover_wait(mover, up, kForever) == 0);
+  CHECK(held(mover).high_bytes[1] == 160 && held(mover).bytes[1] == 100 && held(mover).overflows == 0);
+  sn_mover_destroy(mover);
+}
+
+// Births that wait for demotions that wait for promotions that wait for births would never end.
+void no_two_directions_wait_for_each_other() {
+  sn_mover *mover = make(1000);
+  CHECK(sn_mover_set_capacity(mover, 1, 500) == 0 && sn_mover_hold(mover, 1, 1 << 20) == 0);
+  std::atomic<uint64_t> born{0};
+  std::thread births([&] {
+    for (int i = 0; i < 400; ++i)
+      if (sn_mover_reserve(mover, 100, kForever) == 0) born += 100;
+  });
+  unsigned seed = 4321;
+  for (int i = 0; i < 800; ++i) {
+    const uint64_t nbytes = static_cast<uint64_t>(rand_r(&seed) % 200) + 1;
+    if (rand_r(&seed) % 2 == 0) {
+      submit(mover, emulated(SN_PROMOTE, nbytes, 20000));
+    } else if (born >= nbytes) {
+      born -= nbytes;
+      submit(mover, emulated(SN_DEMOTE, nbytes, 20000));
+    }
+    for (const sn_moved &moved : results(mover)) born += moved.held[0];
+    if (i % 8 == 0) usleep(100);
+  }
+  births.join();
+  CHECK(held(mover).most_fast_bytes <= 1000);
+  sn_mover_destroy(mover);
+}
+
 void a_move_that_fails_leaves_every_part_where_it_was() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_force(mover, 10) == 0 && sn_mover_hold(mover, 2, 20) == 0);
@@ -429,7 +478,7 @@ int pages_are_moved_or_accounted_for() {
     sn_system_fail(SYS_move_pages, 0, 0);
     all = results(mover);
     CHECK(all.size() == 1 && all[0].outcome == SN_MOVE_ALREADY);  // asked a second time, it knew
-    sn_mover_set_capacity(mover, nbytes);
+    sn_mover_set_capacity(mover, 0, nbytes);
   }
   for (uint64_t i = 0; i < nbytes - kPage; ++i) CHECK(memory[i] == 7);
   sn_mover_destroy(mover);
@@ -450,6 +499,9 @@ int main() {
   a_failed_delay_leaves_the_bytes_where_they_were();
   the_second_of_two_finds_the_block_where_the_first_left_it();
   each_tier_has_accounts_of_its_own();
+  a_demotion_waits_for_room_that_a_promotion_is_making();
+  a_demotion_that_a_promotion_waits_for_goes_at_once();
+  no_two_directions_wait_for_each_other();
   a_move_that_fails_leaves_every_part_where_it_was();
   a_job_whose_parts_are_not_the_whole_is_refused();
   a_failed_delay_leaves_the_link_free();

@@ -173,7 +173,7 @@ void workers_need_no_memory() {
   CHECK(sn_mover_results(mover, moved, 256) == 200 && sn_mover_held(mover, &held, 1) == 0);
   CHECK(sn_mover_reserve(mover, 4096, 0) == 0 && sn_mover_release(mover, 4096) == 0);
   CHECK(sn_mover_force(mover, 4096) == 0 && sn_mover_hold(mover, 1, 4096) == 0);
-  CHECK(sn_mover_set_capacity(mover, 1) == 0);
+  CHECK(sn_mover_set_capacity(mover, 0, 1) == 0);
   uint64_t errors[SN_ERRNO_COUNT];
   CHECK(sn_mover_errors(mover, errors) == 0 && errors[ENODEV] == 5 * (nbytes / kPage + 17));
   CHECK(fail_no_more() == 0);

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sentinel.core.errors import NativeError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.migration.holders import MANAGED, Examined, Holders, examine
+from sentinel.migration.holders import MANAGED, Examined, Holders, Known, examine
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import torch_shim
 from sentinel.system import limits, native
@@ -144,7 +143,7 @@ def _move_all(memory: ManagedMemory, examined: Examined, rows: list[Holders]) ->
     interpreter = _Interpreter(examined.slots) if others else None
     found: dict[int, tuple[int, str]] = {}
     for batch in _batches(rows, most):
-        found |= _move(batch, examined.impls, keep_bytes, interpreter)
+        found |= _move(batch, examined.survey, keep_bytes, interpreter)
         memory.trim()  # else malloc keeps what was freed, and all would be resident twice
     return found
 
@@ -164,15 +163,15 @@ def _batches(rows: list[Holders], nbytes: int) -> Iterator[list[Holders]]:
 
 
 def _move(
-    rows: list[Holders], impls: NDArray[np.uint64], keep_bytes: int, interpreter: _Interpreter | None
+    rows: list[Holders], survey: Known, keep_bytes: int, interpreter: _Interpreter | None
 ) -> dict[int, tuple[int, str]]:
     """What `_move_all` gives, of one batch: counted and moved in one call, which keeps the GIL."""
     word, pointer = ctypes.c_uint64, ctypes.c_void_p
-    call = torch_shim.function("sn_shim_move", ctypes.c_int, pointer, word, pointer, word, word, pointer)
+    call = torch_shim.function("sn_shim_move", ctypes.c_int, pointer, word, ctypes.POINTER(Known), word, pointer)
     moves = np.zeros(len(rows), dtype=MOVE_ROW)
     moves["storage"], moves["uses"] = [row.storage for row in rows], [row.uses for row in rows]
     python = None if interpreter is None else ctypes.addressof(interpreter)
-    native.check("sn_shim_move", call(moves.ctypes.data, len(rows), impls.ctypes.data, len(impls), keep_bytes, python))
+    native.check("sn_shim_move", call(moves.ctypes.data, len(rows), ctypes.byref(survey), keep_bytes, python))
     return {int(move["storage"]): (int(move["address"]), _why(int(move["result"]), python)) for move in moves}
 
 

@@ -1,6 +1,6 @@
 """The engine: carries a Plan out, step after step, on real or emulated tiers.
 
-It acts at ticks only, as `core.schedule` says, and never touches bytes itself: a wrong plan, a late or failed move
+It acts at ticks only, as `core.schedule` says, and never writes bytes itself: a wrong plan, a late or failed move
 costs time, not data. A block is used where it is.
 
 It joins what knows one thing each: the agenda what is to happen, the block table where blocks are, moves what is under
@@ -48,6 +48,8 @@ class Engine:
         self._plan, self._job, self._now_ns = plan, job, job.clock.now_ns
         self._mover = NativeMover(plan.capacity_bytes[FAST], full_duplex=machine.full_duplex)
         try:
+            for tier in range(FAST + 1, len(plan.capacity_bytes)):
+                self._mover.set_capacity(plan.capacity_bytes[tier], tier)
             self._tiers = open_tiers(machine, self._mover, job.bytes_per_s)
         except BaseException:
             self._mover.close()  # its workers would stay
@@ -351,4 +353,7 @@ class Engine:
         totals.discarded_bytes, totals.kept_bytes = self._transients.discarded_bytes, self._transients.kept_bytes
         if not self._inert:
             totals.overflow_bytes = self._mover.held().overflow_bytes
+            copied = self._mover.copied()
+            totals.copied_bytes, totals.uncopied_bytes = copied.copied_bytes, copied.refused_bytes
+            totals.copy_cpu_ns = copied.cpu_ns
             totals.stayed = self._mover.errors()

@@ -1,8 +1,9 @@
 """Who refers to a storage: all that the garbage collector, torch and the frames can show.
 
-A storage whose references are all explained has no alias that would dangle if its memory moved. A numpy array,
-a DLPack capsule or a graph that is still alive refers to tensors in ways that none of these shows: it leaves a
-reference unexplained. An address kept as a plain integer is no reference: nobody can find that.
+A storage whose references are all explained has no alias that would dangle if its memory moved. Reducers of
+DistributedDataParallel hold parameters in C++, and are asked how often (profiler/reducers.py). A numpy array, a DLPack
+capsule or a graph that is still alive refers to tensors in ways that none of these shows: it leaves a reference
+unexplained. An address kept as a plain integer is no reference: nobody can find that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sentinel.profiler import torch_shim
+from sentinel.profiler import reducers, torch_shim
 from sentinel.system import native
 
 TENSOR_ROW = np.dtype([(name, "<u8") for name in ("tensor", "python", "storage", "uses", "accounted")])
@@ -38,6 +39,22 @@ _HANDLES = (torch.Tensor, torch.UntypedStorage)
 _NEVER_HOLD = frozenset((FunctionType, ModuleType, type))  # their dicts and cells are objects of their own
 _CHUNK = 20_000
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Known(ctypes.Structure):
+    """What a survey of tensors begins with: TensorImpls, and those that a known holder in C++ refers to, once for each
+    reference. As in the shim's storages.cpp."""
+
+    _fields_ = [
+        ("impls", ctypes.c_void_p),
+        ("impl_count", ctypes.c_uint64),
+        ("held", ctypes.c_void_p),
+        ("held_count", ctypes.c_uint64),
+    ]
+
+    def __init__(self, impls: NDArray[np.uint64], held: NDArray[np.uint64]) -> None:
+        self._impls, self._held = impls, held  # which live as long
+        super().__init__(impls.ctypes.data, len(impls), held.ctypes.data, len(held))
 
 
 @dataclass(frozen=True)
@@ -59,8 +76,8 @@ class Examined:
     rows: list[Holders]
     known: list[torch.Tensor]
     """All tensors that Python knew, kept alive."""
-    impls: NDArray[np.uint64]
-    """Their TensorImpls."""
+    survey: Known
+    """Their TensorImpls, and what reducers of DistributedDataParallel hold."""
     slots: Counter[int]
     """What local variables of this thread's functions refer to, by id: how often."""
 
@@ -78,7 +95,8 @@ def examine(tensors: Sequence[torch.Tensor]) -> Examined:
     known = [o for o in handles if isinstance(o, torch.Tensor)]
     with torch._C.DisableTorchFunctionSubclass():
         impls = np.array([o._cdata for o in known], dtype=np.uint64)
-        rows = _tensor_rows(impls)
+        survey = Known(impls, reducers.references(reducers.among(objects)))
+        rows = _tensor_rows(survey)
         asked = [t._cdata for t in tensors]
     storage_of = {int(row["tensor"]): int(row["storage"]) for row in rows}
     wanted = [storage_of.get(impl, 0) for impl in asked]
@@ -95,7 +113,7 @@ def examine(tensors: Sequence[torch.Tensor]) -> Examined:
     explained.update(filter(python.__contains__, map(id, known)))  # a list made after `objects`
     judge = _Judge(holders, storages, _unexplained(suspects, explained), {id(o): type(o) for o in suspects})
     found = {storage: judge.holders(storage) for storage in set(wanted)}
-    return Examined([found[storage] for storage in wanted], known, impls, in_frames)
+    return Examined([found[storage] for storage in wanted], known, survey, in_frames)
 
 
 class _Judge:
@@ -148,15 +166,15 @@ class _Judge:
         return python == 0 or self.unexplained.get(python) == (1 if uses > 1 else 0)
 
 
-def _tensor_rows(asked: NDArray[np.uint64]) -> NDArray[np.void]:
-    """A row for each of these tensors, their gradients and the bases of views."""
+def _tensor_rows(survey: Known) -> NDArray[np.void]:
+    """A row for each tensor of `survey`, their gradients and the bases of views."""
     call = torch_shim.function(
-        "sn_shim_tensors", ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64
+        "sn_shim_tensors", ctypes.c_int64, ctypes.POINTER(Known), ctypes.c_void_p, ctypes.c_uint64
     )
-    rows = np.empty(2 * len(asked) + 64, dtype=TENSOR_ROW)
-    while (
-        count := native.check("sn_shim_tensors", call(asked.ctypes.data, len(asked), rows.ctypes.data, len(rows)))
-    ) > len(rows):
+    rows = np.empty(2 * (survey.impl_count + survey.held_count) + 64, dtype=TENSOR_ROW)
+    while (count := native.check("sn_shim_tensors", call(ctypes.byref(survey), rows.ctypes.data, len(rows)))) > len(
+        rows
+    ):
         rows = np.empty(count, dtype=TENSOR_ROW)
     return rows[:count]
 

@@ -72,6 +72,17 @@ class Held(NamedTuple):
         return sum(self.bytes_in) - self.bytes_in[FAST]
 
 
+class Copied(NamedTuple):
+    """What emulated transfers copied since the mover was made. `absent_bytes`: in pages that nobody has touched.
+    `refused_bytes`: what could not be read, first because of `errno`. `cpu_ns`: processor time of the movers."""
+
+    copied_bytes: int
+    absent_bytes: int
+    refused_bytes: int
+    cpu_ns: int
+    errno: int
+
+
 class _Span(ctypes.Structure):
     _fields_ = (("address", _U64), ("nbytes", _U64))
 
@@ -107,6 +118,8 @@ class _Moved(ctypes.Structure):
 
 _Held = _U64 * (2 * MOST_TIERS + len(Held._fields) - 2)
 
+_Copied = _U64 * len(Copied._fields)
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_create": (_INT, (_U64, _INT, ctypes.POINTER(_PTR))),
     "sn_mover_close": (_INT, (ctypes.POINTER(_PTR),)),
@@ -119,9 +132,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
     "sn_mover_hold": (_INT, (_PTR, _INT, _I64)),
-    "sn_mover_set_capacity": (_INT, (_PTR, _U64)),
+    "sn_mover_set_capacity": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
+    "sn_mover_copied": (_INT, (_PTR, _PTR)),
     "sn_fork_count": (_U64, ()),
     "sn_sleep_until": (_INT, (_U64,)),
 }
@@ -203,9 +217,10 @@ class NativeMover:
         """Count bytes born in a slower tier, or dead where negative."""
         self._check("sn_mover_hold", tier, nbytes)
 
-    def set_capacity(self, nbytes: int) -> None:
-        """Change the budget; what is held beyond it counts as overflow."""
-        self._check("sn_mover_set_capacity", nbytes)
+    def set_capacity(self, nbytes: int, tier: int = FAST) -> None:
+        """Change what a tier has. What the fast one holds beyond it counts as overflow; demotions wait for room in a
+        slower one, which has no limit at first, while promotions make some."""
+        self._check("sn_mover_set_capacity", tier, nbytes)
 
     def ended(self) -> int:
         """How many jobs have ended since the mover was made."""
@@ -248,6 +263,12 @@ class NativeMover:
         counts = (_U64 * _ERRNO_COUNT)()
         self._check("sn_mover_errors", counts)
         return {errno.errorcode.get(code, str(code)): count for code, count in enumerate(counts) if count}
+
+    def copied(self) -> Copied:
+        """What emulated transfers copied, and what that cost."""
+        told = _Copied()
+        self._check("sn_mover_copied", told)
+        return Copied(*told)
 
     def forks(self) -> int:
         """How often this process has forked since it made its first mover."""

@@ -1,4 +1,5 @@
-"""How fast migrations were, by an executed Run: what links between nodes carry, page by page, while a job computes."""
+"""How fast migrations were, by an executed Run: what links carry while a job computes, page by page between nodes, and
+where they are emulated, whether this host copies as fast as was asked for."""
 
 from __future__ import annotations
 
@@ -9,9 +10,12 @@ from numpy.typing import NDArray
 
 from sentinel.core.machine import Link, Machine
 from sentinel.core.run import OUTCOMES, REASONS, Run
+from sentinel.core.units import format_bytes
 
 LEAST_BYTES = 16 << 20
 """Moved in one direction: below this, system calls of a few pages each and the clock decide."""
+KEPT_UP = 0.9
+"""An emulated link that reached this share of its rate was as fast as asked for: gaps between short jobs count too."""
 _WHOLE = [OUTCOMES.index(outcome) for outcome in ("done", "late")]
 _PLANNED = [REASONS.index(reason) for reason in ("prefetch", "evict", "mid-interval")]
 
@@ -38,7 +42,7 @@ def _covered_ns(start: NDArray[np.int64], stop: NDArray[np.int64]) -> int:
 
 def with_rates(machine: Machine, run: Run) -> Machine:
     """`machine`, links to nodes as fast as `run` shows, if nobody had measured them. An emulated tier stays as it was
-    asked for.
+    asked for: where this host copies more slowly, `short_of` says so.
 
     What firmware and presets tell is how fast memory is read, and pages migrate many times slower.
     """
@@ -51,3 +55,18 @@ def with_rates(machine: Machine, run: Run) -> Machine:
         return replace(link, bandwidth_bytes_per_s=min(rate, machine.most_bytes_per_s(link)), measured=True)
 
     return machine if run.emulated else replace(machine, links=tuple(seen(link) for link in machine.links))
+
+
+def short_of(machine: Machine, run: Run) -> list[str]:
+    """A sentence for each emulated link that `run` found slower than it was to be."""
+    found = []
+    for link in machine.links:
+        names = [machine.tiers[end].name for end in (link.source, link.target)]
+        rate = migration_rate(run, link.source, link.target) if run.emulated else None
+        if rate is not None and rate < KEPT_UP * link.bandwidth_bytes_per_s:
+            asked, reached = (format_bytes(nbytes) for nbytes in (link.bandwidth_bytes_per_s, rate))
+            found.append(
+                f"the emulated link from {names[0]} to {names[1]} was to carry {asked} a second, and this host copied"
+                f" {reached} a second beside the job: transfers took that long"
+            )
+    return found

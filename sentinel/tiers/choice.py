@@ -45,7 +45,8 @@ class DeclaredTier(NamedTuple):
 def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT_FAST) -> Machine:
     """Fast memory of this host and the slower tiers that `slow` names.
 
-    `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays. `PRESET`: described, nothing can be
+    `numa:N`: node N. `emulated:PRESET`: host memory with that preset's delays, to which
+    moves are copied at its rate. `PRESET`: described, nothing can be
     applied. `PRESET=SIZE+PRESET`, emulated or described: several slower tiers, the fastest first. `auto`: the nearest
     slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in bytes, by default all
     that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
@@ -104,7 +105,8 @@ def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
 
 def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Link]:
     """Promotion and demotion between tiers 0 and `index`: as fast as the slower side reads or writes, and where a mover
-    carries pages no faster than one does. From a device whole regions are read; an emulated tier copies nothing."""
+    carries pages no faster than one does. From a device whole regions are read; an emulated link is throttled to what
+    was asked for."""
     mover = (MOVER_BYTES_PER_S,) if slow.addressable and slow.kind != "emulated" else ()
     up = min(*mover, slow.read_bytes_per_s, fast.write_bytes_per_s)
     down = min(*mover, fast.read_bytes_per_s, slow.write_bytes_per_s)

@@ -1,7 +1,13 @@
-"""A slower node with real delays: bytes stay in host memory, accounts and time are those of another tier."""
+"""A slower node with real copies and injected delays: accounts and time are those of another tier.
+
+What moves is copied by a thread at the link's rate, out of the block's live pages into scratch memory, on the way there
+as on the way back: processor time and memory bandwidth are spent as a move spends them. Live pages are never written
+to, so tensors keep their own pages, and no byte is at risk.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +18,9 @@ from sentinel.tiers.tier import EMULATED, HeldBlock, Job, SlowTier
 
 
 class EmulatedTier(SlowTier):
-    """Jobs of one direction queue on a link at full speed; accesses cost the difference between this tier and the fast
-    one. Only the accounts say where bytes are, so a block may be born here."""
+    """Jobs of one direction queue on a link, and copy what moves at its rate, or as fast as this host copies; accesses
+    cost the difference between this tier and the fast one. Only the accounts say where bytes are, so a block may be
+    born here."""
 
     takes_unplanned_births = True
 
@@ -32,7 +39,13 @@ class EmulatedTier(SlowTier):
     def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
         away = [(tier, held) for tier, held in enumerate(block.held) if held and tier != target]
         duration_ns = sum(self._journey_ns(tier, target, held) for tier, held in away or [(source, 0)])
-        return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns)
+        copies = sum(held * self._hops(tier, target) for tier, held in away)
+        spans = tuple(_first_bytes(block.ranges(), copies)) if copies else ()
+        return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns, spans=spans)
+
+    def _hops(self, source: int, target: int) -> int:
+        """How many links lie between two tiers."""
+        return 1 if self._machine.hub in (source, target) else 2
 
     def _journey_ns(self, source: int, target: int, nbytes: int) -> int:
         """How long `nbytes` take; between two slower tiers as long as through fast memory."""
@@ -40,3 +53,14 @@ class EmulatedTier(SlowTier):
         if hub in (source, target):
             return transfer_ns(self._machine.link(source, target), nbytes)
         return self._journey_ns(source, hub, nbytes) + self._journey_ns(hub, target, nbytes)
+
+
+def _first_bytes(spans: Sequence[tuple[int, int]], nbytes: int) -> Iterator[tuple[int, int]]:
+    """`nbytes` of `spans` of (address, nbytes), from the first one on, and over them again if they have fewer: of a
+    block in several tiers nobody knows which pages are where, only how many."""
+    pieces = [span for span in spans if span[1]]  # without any there would be no end
+    while pieces and nbytes > 0:
+        for address, length in pieces:
+            if nbytes > 0:
+                yield address, min(length, nbytes)
+            nbytes -= length

@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, parse_amount, parse_bytes
+from sentinel.core.granule_uses import GranuleUses
+from sentinel.core.units import format_bytes, parse_bytes, parse_fast
 from sentinel.system import limits, native
 from sentinel.system.disks import disk_of
+from sentinel.system.launched import launched
 from sentinel.system.progress import telling
 from sentinel.system.scratch_disk import Scratch, fastest_disk
+from sentinel.tiers.ahead import AheadCounters, ahead_counters, recorded_step
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
 from sentinel.tiers.pool_cap import PoolCap
 
@@ -169,6 +172,7 @@ class FramedTensors:
         begin = native.function("sn_framed_begin", _I32, _PTR)
         self._count = native.function("sn_framed_count", _I32, _PTR)
         self._contains = native.function("sn_framed_contains", _I32, _U64)
+        self._step = native.function("sn_framed_step", _I32)
         result = frames.hand_over(begin)
         if result == -errno.EBUSY:
             raise UsageError(
@@ -187,6 +191,18 @@ class FramedTensors:
     def contains(self, address: int) -> bool:
         """Whether a tensor at `address` is here."""
         return bool(self._contains(address))
+
+    def step(self) -> None:
+        """A training step begins: one is recorded, and what later ones are about to need is read ahead."""
+        self._step()
+
+    def ahead(self) -> AheadCounters:
+        """What was read ahead until now."""
+        return ahead_counters()
+
+    def recorded(self) -> GranuleUses | None:
+        """What the recorded step used; None while there is none."""
+        return recorded_step()
 
     def resident_bytes(self) -> int:
         """What the kernel says that frames, and all that their addresses show, hold of memory now."""
@@ -221,18 +237,19 @@ def _required(fast: str | int | None, slow: str) -> int:
 
 
 def _fast_bytes(fast: str | int) -> int:
-    amount = parse_amount(fast)
+    amount = parse_fast(fast)
     if amount.share is not None:
         raise UsageError(
             f"fast={fast!r} with a file as slow tier: a share of a footprint that nobody knows yet",
             'give a size: fast="8GiB"',
         )
-    if amount.nbytes < FRAME_BYTES:
+    nbytes = amount.nbytes // _ranks() if amount.per_node else amount.nbytes
+    if nbytes < FRAME_BYTES:
         raise UsageError(
             f"fast={fast!r} is less than one frame of {format_bytes(FRAME_BYTES)}",
             "give at least what the largest operator works on, and a little more",
         )
-    return amount.nbytes
+    return nbytes
 
 
 def _require_memory(pool_bytes: int, fast: str | int | None, cap: str | int | None) -> None:
@@ -251,6 +268,6 @@ def _most_granules() -> int:
 
 
 def _ranks() -> int:
-    """Processes of this job on this host, by torchrun's word."""
+    """Processes of this job on this host, as its launcher says."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(int(told), 1) if told.isdigit() else 1
+    return max(int(told), 1) if told.isdigit() else launched().local_size

@@ -25,8 +25,8 @@ Transfer = NewType("Transfer", int)
 
 class HeldBlock(NamedTuple):
     """Block number `number` as the engine holds it. `held`: its bytes in each tier (as the transfer before leaves them,
-    if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for only where
-    addresses matter."""
+    if there is one). `ranges()`: (address, nbytes) of its pieces in this process, whole pages; asked for only as
+    bytes move."""
 
     number: int
     nbytes: int
@@ -37,7 +37,7 @@ class HeldBlock(NamedTuple):
 class Job(NamedTuple):
     """What a mover does: a block of `nbytes`, of which each tier has what `held` says, goes to tier `target`. What
     stays is counted in tier `source`. `kind` NODE: `spans` go to NUMA node `node`; EMULATED: it takes `duration_ns` on
-    an idle link.
+    an idle link, or as long as it takes to copy `spans` out of memory.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end.

@@ -12,10 +12,10 @@ import pytest
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import USE_DTYPE
-from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.migration.mover import Copied, Moved, NativeMover, Outcome
 from sentinel.system import numa
 from sentinel.system.topology import topology
-from sentinel.tiers import HeldBlock, Tier, open_tiers
+from sentinel.tiers import EmulatedTier, HeldBlock, Tier, open_tiers
 from tests.builders import GB, MIB, make_machine
 
 pytestmark = pytest.mark.needs("native")
@@ -115,6 +115,22 @@ def test_what_is_recalled_is_back_with_every_byte(case: Case) -> None:
     assert moved.outcome in (Outcome.DONE, Outcome.ALREADY)
     assert moved.fast_bytes == case.mover.held().fast_bytes == 2 * MIB
     assert case.tier.room_bytes() == 64 * MIB
+    assert bytes(case.memory.map) == case.memory.expected
+
+
+def test_what_an_emulated_tier_moves_is_copied_both_ways(case: Case) -> None:
+    if not isinstance(case.tier, EmulatedTier):
+        assert case.mover.copied() == Copied(0, 0, 0, 0, 0)
+        return
+    assert case.mover.reserve(2 * MIB)
+    case.ended(case.tier.admit(case.block()))
+    there = case.mover.copied()
+    assert (there.copied_bytes, there.absent_bytes, there.refused_bytes) == (2 * MIB, 0, 0)
+    assert there.cpu_ns > 0
+    case.ended(case.tier.recall(case.block(0)))
+    assert case.mover.copied().copied_bytes == 4 * MIB
+    case.ended(case.tier.recall(case.block()))  # it is there already
+    assert case.mover.copied().copied_bytes == 4 * MIB
     assert bytes(case.memory.map) == case.memory.expected
 
 

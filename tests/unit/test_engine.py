@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import time
 from dataclasses import replace
@@ -71,6 +73,30 @@ def test_what_lives_in_slow_memory_is_delayed_by_what_its_accesses_cost() -> Non
     assert took >= run.counters.injected_ns >= 3 * 2 * cost
     assert run.layers["duration_ns"].sum() >= 3 * 2 * cost
     assert run.counters.served_fast_bytes == 0
+
+
+def test_what_moves_is_copied_and_no_byte_of_it_changes() -> None:
+    # Block 0 can be read, block 1 cannot: that costs its copies, and no move.
+    memory = mmap.mmap(-1, 4 * MIB)
+    memory[:] = bytes(range(256)) * (4 * MIB // 256)
+    anchor = ctypes.c_char.from_buffer(memory)
+    closed = mmap.mmap(-1, 4 * MIB)
+    closed[:] = memory[:]
+    there = ctypes.addressof(ctypes.c_char.from_buffer(closed))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(there), ctypes.c_size_t(4 * MIB), 0) == 0
+    pieces = [[(ctypes.addressof(anchor), 4 * MIB)], [(there, 4 * MIB)], []]
+    machine = emulated_machine(5 * MIB, promote=4 * GB, demote=4 * GB)
+    with applied(SWAP_PLAN, SWAP, machine, strict=True, ranges=lambda block: pieces[block]) as running:
+        running.late_promotions(waited_for=True)
+        running.step(3)
+        run = running.engine.end_run()
+    moved = run.migrations[run.migrations["moved_bytes"] > 0]
+    assert set(moved["outcome"].tolist()) <= {OUTCOMES.index("done"), OUTCOMES.index("late")}
+    copied, not_copied = (int(moved["moved_bytes"][moved["block"] == block].sum()) for block in (0, 1))
+    assert run.counters.copied_bytes >= copied > 4 * MIB  # what moved before the first step is in no row
+    assert run.counters.uncopied_bytes >= not_copied > 4 * MIB
+    assert run.counters.copy_cpu_ns > 0
+    assert memory[:] == bytes(range(256)) * (4 * MIB // 256)
 
 
 def test_short_delays_add_up_and_none_is_lost() -> None:

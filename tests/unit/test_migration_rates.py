@@ -9,7 +9,7 @@ import pytest
 
 from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
-from sentinel.migration.rates import LEAST_BYTES, migration_rate, with_rates
+from sentinel.migration.rates import LEAST_BYTES, migration_rate, short_of, with_rates
 from tests.builders import GB, MIB
 from tests.unit.engine_builders import emulated_machine
 
@@ -80,6 +80,16 @@ def test_only_links_to_nodes_that_nobody_measured_take_the_rate() -> None:
     assert with_rates(known, run(*SEEN)) == known
     assert with_rates(emulated, run(*SEEN, emulated=True)) == emulated
     assert with_rates(node, run()) == node
+
+
+def test_it_is_said_where_copies_were_slower_than_an_emulated_link_was_to_be() -> None:
+    machine, executed = emulated_machine(MIB, promote=9 * GB, demote=8 * GB), run(*SEEN, emulated=True)
+    assert with_rates(machine, executed) == machine
+    (told,) = short_of(machine, executed)
+    assert "from slow to fast was to carry 8.38 GiB a second, and this host copied 920.00 MiB a second" in told
+    assert short_of(machine, run(*SEEN)) == []  # pages of nodes: nothing was asked for
+    slower = emulated_machine(MIB, promote=int(RATE / 0.91), demote=8 * GB)
+    assert short_of(slower, executed) == []
 
 
 @pytest.mark.parametrize("times", [1, 3])

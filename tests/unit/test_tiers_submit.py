@@ -59,6 +59,25 @@ def test_between_two_slower_tiers_a_transfer_goes_through_fast_memory() -> None:
     asked = Asked()
     EmulatedTier(three_tiers(), SLOW, asked).admit(held(100, 1000, 0), source=MIDDLE)
     assert asked.jobs[0].duration_ns == 100 * 4 + 1000 // 2 + 1000 * 4
+    assert asked.jobs[0].spans == ((4096, 1100), (4096, 1000))  # 100 bytes once, 1000 of them twice
+
+
+def test_an_emulated_transfer_copies_what_is_not_there_yet() -> None:
+    asked = Asked()
+    middle = EmulatedTier(three_tiers(), MIDDLE, asked)
+    pieces = HeldBlock(7, 5000, (3000, 2000, 0), lambda: [(4096, 1000), (65536, 0), (8192, 4000)])
+    middle.admit(pieces)
+    middle.recall(pieces)
+    middle.admit(held(0, 1000, 0))  # all is there
+    middle.admit(HeldBlock(7, 5000, (5000, 0, 0), list))  # nobody knows where it is
+    middle.admit(HeldBlock(7, 5000, (5000, 0, 0), lambda: [(65536, 0)]))  # nor here
+    assert [job.spans for job in asked.jobs] == [
+        ((4096, 1000), (8192, 2000)),
+        ((4096, 1000), (8192, 1000)),
+        (),
+        (),
+        (),
+    ]
 
 
 def test_what_an_access_costs_beyond_fast_memory() -> None:

@@ -1,0 +1,88 @@
+// Who leaves: what is needed last, where it is known, else what was needed longest ago.
+#include <algorithm>
+
+#include "frames.h"
+
+namespace {
+
+using sn::Granule;
+using sn::StepPlan;
+using sn::View;
+
+constexpr uint32_t kLeaveTogether = 16;  // granules: a large transfer is fast
+
+bool may_leave(const Granule &g) {
+  return (g.view == View::kShared || g.view == View::kPrivate) && g.order == nullptr;
+}
+
+// An operator may have made it for those within it, which the record does not tell apart.
+bool is_recent(const sn_frames &f, const Granule &g) {
+  return g.used > f.ahead.recents[f.ahead.operators % std::size(f.ahead.recents)];
+}
+
+bool is_clean(const Granule &g) { return g.view == View::kPrivate && g.saved; }
+
+// Index of the next use that needs its bytes; kNever: they are dead weight.
+uint64_t next_use(const StepPlan &plan, uint32_t granule) {
+  const uint64_t next = plan.next(granule);
+  return next == StepPlan::kNever || !plan.needs_bytes(next) ? StepPlan::kNever : next;
+}
+
+struct Order {
+  bool recent;
+  uint64_t next, used;
+  uint32_t granule;
+
+  // Who leaves before.
+  bool operator<(const Order &other) const {
+    if (recent != other.recent) return other.recent;
+    if (next != other.next) return next > other.next;
+    return used != other.used ? used < other.used : granule < other.granule;
+  }
+};
+
+Order order_of(const sn_frames &f, uint32_t granule) {
+  const Granule &g = f.granules[granule];
+  if (!f.ahead.follows()) return {false, 0, g.used, granule};
+  return {is_recent(f, g), next_use(*f.ahead.plan, granule), g.used, granule};
+}
+
+}  // namespace
+
+namespace sn {
+
+std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
+  std::vector<::Order> found, kept;
+  for (uint32_t i = 0; i < f.count; i++) {
+    const Granule &g = f.granules[i];
+    if (may_leave(g) && (i < first || i >= end)) (g.kept ? kept : found).push_back(order_of(f, i));
+  }
+  if (found.empty()) found.swap(kept);
+  const size_t count = std::min<size_t>(found.size(), std::max(wanted, std::min(kLeaveTogether, f.pool.count() / 8)));
+  std::nth_element(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end());
+  found.resize(count);
+  std::vector<uint32_t> leaving;
+  for (const ::Order &each : found) leaving.push_back(each.granule);
+  std::sort(leaving.begin(), leaving.end());  // neighbours in the file share a call
+  return leaving;
+}
+
+std::vector<Leaver> leavers(const sn_frames &f, size_t most) {
+  const StepPlan &plan = *f.ahead.plan;
+  std::vector<::Order> found;
+  for (uint32_t i = 0; i < f.count; i++) {
+    const Granule &g = f.granules[i];
+    if (!may_leave(g) || g.kept || is_recent(f, g)) continue;
+    const uint64_t next = next_use(plan, i), turn = plan.next(i);
+    // It dies before there is a use for its frame: what has died is not written.
+    if (next == StepPlan::kNever && turn < f.ahead.sure && !is_clean(g)) continue;
+    found.push_back({false, next, g.used, i});
+  }
+  const size_t count = std::min(found.size(), most);
+  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end());
+  std::vector<Leaver> leaving;
+  for (size_t i = 0; i < count; i++) leaving.push_back({found[i].granule, found[i].next});
+  return leaving;
+}
+
+}  // namespace sn

@@ -1,0 +1,276 @@
+// Reading ahead by a recorded step: what comes before it is asked for, who leaves, what is not written; and bytes, whatever
+// a job does instead of what was recorded.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "frames_check.h"
+
+namespace {
+
+void begin(uint32_t frames, uint32_t granules) {
+  create();
+  sn_frames *made = open_frames(request_of(frames, granules, granules));
+  CHECK(sn_framed_begin(&made) == 0 && made == nullptr);
+}
+
+void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }
+
+sn_framed_counters told() {
+  sn_framed_counters now;
+  CHECK(sn_framed_count(&now) == 0);
+  return now;
+}
+
+sn_framed_ahead ahead() {
+  sn_framed_ahead now;
+  CHECK(sn_framed_ahead_count(&now) == 0);
+  return now;
+}
+
+// A tensor of whole granules, each of whose bytes is the same.
+struct Tensor {
+  uint8_t *bytes;
+  uint64_t nbytes;
+  uint8_t value;
+
+  sn_framed_operand operand(int writes) const { return {reinterpret_cast<uintptr_t>(bytes), nbytes, writes, 0}; }
+};
+
+Tensor made(uint64_t nbytes, uint8_t value) {
+  void *const bytes = sn_allocate(nbytes);
+  CHECK(bytes != nullptr);
+  memset(bytes, value, nbytes);
+  return {static_cast<uint8_t *>(bytes), nbytes, value};
+}
+
+// An operator, which computes for as long as transfers take if it is `slow`.
+void use(Tensor &tensor, bool writes, const char *name = "aten::test", bool slow = false) {
+  const sn_framed_operand operand = tensor.operand(writes ? SN_WRITES : SN_READS);
+  const int found = sn_framed_need(&operand, 1, name);
+  CHECK(found == 0 || found == 2);
+  while (slow && ahead().under_way != 0) usleep(100);
+  CHECK(holds(tensor.bytes, tensor.nbytes, tensor.value));
+  if (writes) {
+    tensor.value++;
+    memset(tensor.bytes, tensor.value, tensor.nbytes);
+  }
+  if (found == 2) sn_framed_ran();
+}
+
+void use_slowly(Tensor &tensor, bool writes) { use(tensor, writes, "aten::test", true); }
+
+std::vector<Tensor> tensors_of(uint32_t count) {
+  std::vector<Tensor> tensors;
+  for (uint32_t i = 0; i < count; i++) tensors.push_back(made(2 * kMiB, static_cast<uint8_t>(i)));
+  return tensors;
+}
+
+void end_with(std::vector<Tensor> &tensors) {
+  for (Tensor &tensor : tensors) {
+    CHECK(holds(tensor.bytes, tensor.nbytes, tensor.value));
+    sn_free(tensor.bytes);
+  }
+  end();
+}
+
+// 40 tensors, one after the other, in 16 frames. By what was needed longest ago, all of them are read in each step.
+void what_comes_next_is_there_before_it_is_needed() {
+  constexpr uint32_t kTensors = 40, kFrames = 16, kSteps = 5;
+  begin(kFrames, 64);
+  std::vector<Tensor> tensors = tensors_of(kTensors);
+  const auto step = [&] {
+    CHECK(sn_framed_step() == 0);
+    for (uint32_t i = 0; i < kTensors; i++) {
+      use_slowly(tensors[i], i % 4 == 0);
+    }
+  };
+  step();
+  CHECK(ahead().recorded == 0 && ahead().follows == 0 && ahead().hit_bytes == 0);
+  step();  // the first one that is planned
+  CHECK(ahead().recorded == 1 && ahead().follows == 1 && ahead().operators == kTensors + 1);
+  const sn_framed_ahead before = ahead();
+  const sn_framed_counters at_first = told();
+  for (uint32_t i = 0; i < kSteps; i++) step();
+  const sn_framed_ahead after = ahead();
+  const uint64_t read = told().frames.read_bytes - at_first.frames.read_bytes;
+  const uint64_t waited_for = after.late_bytes + after.demanded_bytes - before.late_bytes - before.demanded_bytes;
+  fprintf(stderr, "%lu MiB a step are read, of %u; waited for %lu, in vain %lu, ahead %lu\n", read / kSteps / kMiB, 2 * kTensors,
+         waited_for / kMiB, (after.vain_bytes - before.vain_bytes) / kMiB, (after.hit_bytes - before.hit_bytes) / kMiB);
+  CHECK(after.matched - before.matched == uint64_t{kSteps} * kTensors && after.missed == 0 && after.recorded == 1);
+  CHECK(waited_for <= read / 10);
+  // No order of leaving reads fewer than 24; a quarter of the frames is for what is read ahead.
+  CHECK(read <= uint64_t{kSteps} * (kTensors - kFrames + kFrames / 4 + 4) * 2 * kMiB);
+  CHECK(told().frames.written_bytes - at_first.frames.written_bytes <= uint64_t{kSteps} * 10 * 2 * kMiB);  // 10 are written to
+  end_with(tensors);
+}
+
+void what_dies_is_not_written() {
+  constexpr uint32_t kSteps = 4;
+  begin(12, 64);
+  std::vector<Tensor> tensors = tensors_of(16);
+  const auto step = [&] {
+    CHECK(sn_framed_step() == 0);
+    for (Tensor &tensor : tensors) {
+      use_slowly(tensor, false);
+      Tensor found = made(4 * kMiB, 7);
+      use_slowly(found, true);
+      sn_free(found.bytes);
+    }
+  };
+  for (int i = 0; i < 2; i++) step();
+  const sn_framed_counters before = told();
+  const sn_framed_ahead at_first = ahead();
+  for (uint32_t i = 0; i < kSteps; i++) step();
+  const uint64_t written = told().frames.written_bytes - before.frames.written_bytes;
+  const uint64_t read = told().frames.read_bytes - before.frames.read_bytes;
+  const uint64_t demanded = ahead().demanded_bytes - at_first.demanded_bytes;
+  fprintf(stderr, "%lu MiB written, %lu read, %lu of them on demand\n", written / kMiB, read / kMiB, demanded / kMiB);
+  CHECK(written == 0 && read > 0 && demanded <= read / 4);
+  end_with(tensors);
+}
+
+void the_record_can_be_had() {
+  begin(8, 32);
+  std::vector<Tensor> tensors = tensors_of(4);
+  uint64_t some = 0;
+  uint32_t granule = 0;
+  uint8_t kind = 0;
+  CHECK(sn_framed_recorded(0, 0, &some, &some, &granule, &kind) == -ENODATA);
+  for (int i = 0; i < 2; i++) {
+    CHECK(sn_framed_step() == 0);
+    for (Tensor &tensor : tensors) use(tensor, &tensor == tensors.data());
+    Tensor found = made(2 * kMiB, 7);
+    sn_free(found.bytes);
+  }
+  const sn_framed_ahead now = ahead();
+  CHECK(now.operators == 5 && now.uses == 5);
+  std::vector<uint64_t> compute_ns(5), first_use(6);
+  std::vector<uint32_t> granules(5);
+  std::vector<uint8_t> kinds(5);
+  CHECK(sn_framed_recorded(4, 5, compute_ns.data(), first_use.data(), granules.data(), kinds.data()) == -EAGAIN);
+  CHECK(sn_framed_recorded(5, 5, compute_ns.data(), first_use.data(), granules.data(), kinds.data()) == 0);
+  CHECK((first_use == std::vector<uint64_t>{0, 0, 1, 2, 3, 5}) && (granules == std::vector<uint32_t>{0, 1, 2, 3, 4}));
+  CHECK(kinds[0] == (SN_USE_READS | SN_USE_WRITES) && kinds[1] == SN_USE_READS);
+  CHECK(kinds[4] == (SN_USE_WRITES | SN_USE_BORN | SN_USE_DIED));
+  end_with(tensors);
+  CHECK(ahead().recorded == 1 && ahead().follows == 0);  // the last ones
+}
+
+void another_step_is_recorded_anew() {
+  begin(8, 64);
+  std::vector<Tensor> tensors = tensors_of(24);
+  const auto steps = [&](uint32_t count, uint32_t stride) {
+    for (uint32_t i = 0; i < count; i++) {
+      CHECK(sn_framed_step() == 0);
+      for (uint32_t k = 0; k < 24; k++) use(tensors[k * stride % 24], k % 3 == 0);
+    }
+  };
+  steps(4, 1);
+  CHECK(ahead().recorded == 1);
+  steps(1, 7);  // as another shape
+  steps(2, 1);
+  const uint64_t again = ahead().recorded;
+  CHECK(again >= 1);
+  steps(6, 5);
+  CHECK(ahead().recorded > again && ahead().follows == 1);
+  const sn_framed_ahead before = ahead();
+  steps(2, 5);
+  CHECK(ahead().matched - before.matched == 48 && ahead().missed == before.missed);
+  end_with(tensors);
+}
+
+// The disk fails now and then, and so does the kernel: what was to come ahead comes later.
+void what_is_refused_costs_time_only() {
+  begin(8, 64);
+  std::vector<Tensor> tensors = tensors_of(20);
+  constexpr long kCalls[] = {SYS_preadv, SYS_pread64, SYS_pwritev, SYS_pwrite64, SYS_mmap, SYS_mprotect};
+  for (uint32_t i = 0; i < 12; i++) {
+    CHECK(sn_framed_step() == 0);
+    for (uint32_t k = 0; k < 20; k++) {
+      if (i > 1 && k % 3 == 0) sn_system_fail(kCalls[i % std::size(kCalls)], 1 + k % 4, ENOMEM);
+      const sn_framed_operand operand = tensors[k].operand(SN_READS);
+      const int found = sn_framed_need(&operand, 1, "aten::test");
+      sn_system_fail(-1, 0, 0);
+      if (found == 2) sn_framed_ran();
+      CHECK(holds(tensors[k].bytes, tensors[k].nbytes, tensors[k].value));
+      if (k % 5 == 0) use(tensors[k], true);
+    }
+  }
+  end_with(tensors);
+}
+
+// Steps in any order, with what was not recorded in between, births and deaths, forks, a pool that shrinks, a thread that
+// reads and one that has operators of its own.
+void bytes_hold_whatever_comes() {
+  for (uint32_t seed = 0; seed < 2; seed++) {
+    std::mt19937 random(seed);
+    begin(10, 128);
+    std::vector<Tensor> tensors = tensors_of(28), others = tensors_of(6);
+    std::vector<uint32_t> order;
+    for (uint32_t i = 0; i < 28; i++) order.push_back(i);
+    std::atomic<bool> done{false};
+    std::thread reader([&] {
+      uint64_t wrong = 0;
+      for (; !done; usleep(2000))  // else it would take a core to itself
+        for (const Tensor &other : others) {
+          wrong += holds(other.bytes, other.nbytes, other.value) ? 0 : 1;
+          const sn_framed_operand operand = other.operand(SN_READS);
+          if (sn_framed_need(&operand, 1, "aten::other") == 2) sn_framed_ran();
+        }
+      CHECK(wrong == 0);
+    });
+    for (uint32_t i = 0; i < 12; i++) {
+      CHECK(sn_framed_step() == 0);
+      if (i % 5 == 4) std::shuffle(order.begin(), order.end(), random);
+      std::vector<Tensor> born;
+      for (const uint32_t k : order) {
+        use(tensors[k], (k + i) % 3 == 0);
+        if (k % 4 == 0) born.push_back(made(3 * kMiB, static_cast<uint8_t>(k)));
+        if (k % 7 == 0 && !born.empty()) {
+          use(born.back(), true);
+          sn_free(born.back().bytes);
+          born.pop_back();
+        }
+        if (random() % 64 == 0) use(tensors[random() % 28], true, "aten::unforeseen");
+      }
+      if (i % 4 == 3) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+          bool fine = true;
+          for (const Tensor &tensor : tensors) fine = fine && holds(tensor.bytes, tensor.nbytes, tensor.value);
+          sn_framed_step();
+          const sn_framed_operand operand = tensors[0].operand(SN_WRITES);
+          sn_framed_need(&operand, 1, "aten::test");
+          _exit(fine && holds(tensors[0].bytes, tensors[0].nbytes, tensors[0].value) ? 0 : 1);
+        }
+        int status = 0;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+      }
+      for (Tensor &each : born) {
+        CHECK(holds(each.bytes, each.nbytes, each.value));
+        sn_free(each.bytes);
+      }
+    }
+    done = true;
+    reader.join();
+    for (Tensor &other : others) sn_free(other.bytes);
+    end_with(tensors);
+  }
+}
+
+}  // namespace
+
+int main() {
+  what_comes_next_is_there_before_it_is_needed();
+  what_dies_is_not_written();
+  the_record_can_be_had();
+  another_step_is_recorded_anew();
+  what_is_refused_costs_time_only();
+  bytes_hold_whatever_comes();
+}

@@ -1,0 +1,140 @@
+"""GradientWatch: one step of an optimizer, looked at for whoever touches gradients and parameters before its time."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sentinel.core.rules import first_broken
+from sentinel.profiler import operators
+from sentinel.session.step_alone import changed_option
+
+EVERYTHING = 1 << 62
+"""No event comes after it."""
+BEFORE = "between backward and step"
+
+
+@dataclass
+class _Touchable:
+    """Bytes that no operator may touch from event `begin` to event `end` of the recording."""
+
+    what: str
+    when: str
+    address: int
+    nbytes: int
+    begin: int
+    end: int = EVERYTHING
+
+
+class GradientWatch:
+    """From `begin` to `end`, from the end of one step of an optimizer to the end of the next.
+
+    The operators of this thread are recorded.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._whole = False  # whether nothing interrupted its begin
+        self._others = False  # another thread ran a backward of these parameters
+        self._twice = False
+        self._in_step = False
+        self._within = ""  # why the gradients are of no use before the step
+        self._begun = EVERYTHING  # the first event of the step proper
+        self._ready: dict[int, dict[str, Any]] = {}  # a parameter's options when its gradient was complete
+        self._spans: list[_Touchable] = []
+
+    def begin(self, parameters: list[torch.Tensor]) -> None:
+        """From now on. Raises what `operators.start` raises."""
+        operators.start(self)
+        for parameter in parameters:  # their gradients of the step before
+            self._gradient(parameter, "after the step")
+        self._whole = True
+
+    @property
+    def ready(self) -> set[int]:
+        """Ids of the parameters whose gradients were complete before the step."""
+        return set(self._ready)
+
+    def gradient_complete(self, parameter: torch.Tensor, options: dict[str, Any]) -> None:
+        """A backward has added to the gradient of `parameter`, which autograd does once in it."""
+        self._others |= threading.get_ident() != self._thread
+        if self._in_step:
+            self._within = "its gradients are computed within step(), by a closure"
+        if torch.is_grad_enabled():
+            self._within = "its gradients have gradients themselves (create_graph=True)"
+        if torch.is_autocast_enabled("cpu"):
+            self._within = "backward runs within autocast, which the step may not be in"
+        self._twice |= id(parameter) in self._ready
+        self._ready[id(parameter)] = options
+        self._gradient(parameter, BEFORE)
+        storage = parameter.untyped_storage()
+        begin = operators.events_so_far()
+        self._spans.append(_Touchable("a parameter", BEFORE, storage.data_ptr(), storage.nbytes(), begin))
+
+    def step_begins(self, now: dict[int, dict[str, Any]]) -> None:
+        """Its own code is about to run. `now`: the options of each parameter, by its id."""
+        self._in_step = True
+        self._begun = operators.events_so_far()
+        for parameter, options in self._ready.items():
+            if changed := changed_option(options, now.get(parameter, {})):
+                self._within = f"its option {changed!r} is set between backward and step"
+
+    def end(self) -> str:
+        """Record no more. Why parameters may not take their updates in backward; "" if they may."""
+        operators.stop(self)
+        try:
+            log = operators.log()
+        except Exception as error:
+            return f"its operators could not be recorded ({error})"
+        return first_broken(
+            (not self._whole, "something interrupted its watch"),
+            (self._others, "another thread computes its gradients"),
+            (self._within, self._within),
+            (self._twice, "more than one backward pass adds to a gradient before the step"),
+            (not self._ready, "no backward pass was seen before its step"),
+        ) or next(self._touched(log), "")
+
+    def cancel(self) -> None:
+        """Record no more, and forget what was recorded."""
+        operators.stop(self)
+        operators.forget()
+
+    def _gradient(self, parameter: torch.Tensor, when: str) -> None:
+        gradient = parameter.grad
+        if gradient is None or gradient.layout is not torch.strided:
+            return
+        storage = gradient.untyped_storage()
+        span = _Touchable("a gradient", when, storage.data_ptr(), storage.nbytes(), operators.events_so_far())
+        weakref.finalize(gradient, partial(_ended, span)).atexit = False
+        self._spans.append(span)
+
+    def _touched(self, log: operators.OperatorLog) -> Iterator[str]:
+        """A sentence for each operator that should not have."""
+        at = np.arange(len(log.events))
+        mine = np.isin(log.events["kind"], (operators.READ, operators.WRITE))
+        mine &= at < self._begun
+        order = np.argsort(log.events["address"], kind="stable")
+        order = order[mine[order]]
+        addresses = log.events["address"][order].astype(np.int64)
+        for span in self._spans:
+            begin, end = np.searchsorted(addresses, (span.address, span.address + max(span.nbytes, 1)))
+            for event in _between(order[begin:end], span.begin, min(span.end, self._begun)):
+                row = log.events[event]
+                verb = "writes" if row["kind"] == operators.WRITE else "reads"
+                yield f"{log.ops[int(row['op'])]} {verb} {span.what} {span.when}"
+
+
+def _between(events: NDArray[Any], begin: int, end: int) -> list[int]:
+    return [event for event in np.sort(events).tolist() if begin <= event < end]
+
+
+def _ended(span: _Touchable) -> None:
+    span.end = operators.events_so_far()

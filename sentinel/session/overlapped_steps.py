@@ -1,0 +1,143 @@
+"""OverlappedSteps: `overlap_optimizer=True`, for all optimizers of the process.
+
+One optimizer after the other is watched for a whole step, then updates its parameters in backward, or is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sentinel.core.errors import SentinelError
+from sentinel.core.rules import first_broken, require
+from sentinel.profiler import hooks
+from sentinel.session.overlapped_optimizer import OverlappedOptimizer
+from sentinel.session.spent_gradient import WITHOUT
+from sentinel.session.spent_guard import SpentGuard
+from sentinel.session.step_alone import steps_alone
+from sentinel.system.progress import say
+
+MOST_OF_OTHERS = 32
+"""An optimizer that is watched steps again before so many steps of others, or its watch ends: what is recorded would
+grow without bound."""
+
+
+class OverlappedSteps:
+    """From `begin` to `end`. `least_bytes`: smaller parameters keep their update in the step, since their gradients are
+    not in frames."""
+
+    def __init__(self, least_bytes: int) -> None:
+        self._least_bytes = least_bytes
+        self._process = os.getpid()
+        self._found: weakref.WeakKeyDictionary[Optimizer, OverlappedOptimizer] = weakref.WeakKeyDictionary()
+        self._told: list[OverlappedOptimizer] = []
+        self._of_others = 0  # steps since a watch began
+        self._guard = SpentGuard()
+
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raises UsageError for one whose updates cannot be told apart, while nothing is changed."""
+        for optimizer in optimizers:
+            why = _unfit(optimizer, self._owners(optimizers))
+            require((why, f"overlap_optimizer: {type(optimizer).__name__}: {why}", WITHOUT))
+
+    def begin(self) -> None:
+        """From now on, whoever makes an optimizer."""
+        register_optimizer_step_pre_hook(hooks.Owned(self, self._before))
+        register_optimizer_step_post_hook(hooks.Owned(self, self._after))
+
+    def end(self) -> None:
+        """All optimizers are as they were. May be called again."""
+        hooks.remove_all_of(self, torch_optimizer._global_optimizer_pre_hooks)
+        hooks.remove_all_of(self, torch_optimizer._global_optimizer_post_hooks)
+        for each in self._told:
+            each.leave()
+        self._guard.end()
+        self._found = weakref.WeakKeyDictionary()
+
+    def notes(self) -> list[str]:
+        """Sentences for the report."""
+        if not self._told:
+            return ["overlap_optimizer: no optimizer of torch.optim has stepped, so nothing was done in backward."]
+        return [each.told for each in self._told]
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        if os.getpid() != self._process or torch.compiler.is_compiling():
+            return
+        each = self._found.get(optimizer)
+        if each is not None and not each.refused:
+            each.come_last()
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        if os.getpid() != self._process or torch.compiler.is_compiling():
+            return
+        each = self._found.get(optimizer)
+        self._end_what_is_watched_in_vain(each)
+        if each is None:
+            each = self._found[optimizer] = OverlappedOptimizer(optimizer, self._least_bytes, self._guard)
+            self._told.append(each)
+            owners = self._owners([*self._found])
+            for other_optimizer, other in self._found.items():
+                if why := _unfit(other_optimizer, owners):
+                    other.refuse(why)
+        elif not each.refused and each.overlaps:
+            return
+        if not each.refused and not any(other.watching for other in self._found.values()):
+            self._of_others = 0
+            try:
+                each.watch()
+            except SentinelError as error:
+                each.refuse(str(error))
+        self._say_who_is_refused()
+
+    def _end_what_is_watched_in_vain(self, stepped: OverlappedOptimizer | None) -> None:
+        """The watch of an optimizer that is gone, or that steps no more."""
+        for each in self._told:
+            if each.watching and each.gone:
+                each.leave()
+            elif each.watching and each is not stepped:
+                self._of_others += 1
+                if self._of_others >= MOST_OF_OTHERS:
+                    each.refuse(f"it did not step again before {MOST_OF_OTHERS} steps of others")
+                    self._say_who_is_refused()
+
+    def _say_who_is_refused(self) -> None:
+        for each in self._found.values():
+            if each.refused and not each.said:
+                each.said = True
+                say(each.told)
+
+    def _owners(self, optimizers: Sequence[Optimizer]) -> dict[int, int]:
+        """How many of `optimizers` have a parameter, by its id."""
+        counts: dict[int, int] = {}
+        for optimizer in optimizers:
+            for number in {id(p) for group in optimizer.param_groups for p in group["params"]}:
+                counts[number] = counts.get(number, 0) + 1
+        return counts
+
+
+def _unfit(optimizer: Optimizer, owners: dict[int, int]) -> str:
+    """Why its parameters cannot take their updates in backward, as far as that is known before a step; "" where they
+    may."""
+    numbers = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return (
+        first_broken(
+            (
+                not steps_alone(optimizer),
+                "its update of a parameter may need more than that parameter's own gradient and state",
+            ),
+            (any(owners.get(number, 0) > 1 for number in numbers), "another optimizer has some of its parameters too"),
+            (
+                distributed and torch.distributed.get_world_size() > 1,
+                "gradients are exchanged between processes, after autograd has completed them",
+            ),
+        )
+        or ""
+    )
