@@ -1,12 +1,14 @@
-"""The table of docs/data.md, from docs/data.json: loaders of training data side by side.
+"""The tables of docs/data.md: loaders of training data side by side, from docs/data.json, and ranks with and without
+peers, from docs/three-ranks.json.
 
-python -m benchmarks.data > docs/data.json && python -m benchmarks.data_page
+python -m benchmarks.data > docs/data.json; python -m benchmarks.three_ranks > docs/three-ranks.json
+python -m benchmarks.data_page
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +19,8 @@ from benchmarks.data import PLAIN
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN = "<!-- beside other loaders: made by `python -m benchmarks.data_page` -->"
 END = "<!-- end of beside other loaders -->"
+RANKS_BEGIN = "<!-- ranks with peers: made by `python -m benchmarks.data_page` -->"
+RANKS_END = "<!-- end of ranks with peers -->"
 Told = Mapping[str, Any]
 _HEADS = (
     "loader",
@@ -30,13 +34,18 @@ _HEADS = (
 )
 
 
-def rewritten(page: str, told: Told) -> str:
-    """The page's text with the tables of `told`; ValueError without its two marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {END if begin else BEGIN}")
-    return "\n".join([f"{before}{BEGIN}", "", *_made(told), *_tables(told), f"{END}{after}"])
+def rewritten(page: str, loaders: Told, ranks: Told) -> str:
+    """The page's text with the tables of both; ValueError without their marks."""
+    page = _between(page, BEGIN, END, [*_made(loaders), *_tables(loaders)])
+    return _between(page, RANKS_BEGIN, RANKS_END, _ranks(ranks))
+
+
+def _between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the page has no {end if found else begin}")
+    return "\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"])
 
 
 def _made(told: Told) -> Iterator[str]:
@@ -49,6 +58,32 @@ def _made(told: Told) -> Iterator[str]:
         f" {settings['rounds']} rounds in which all take turns."
     )
     yield ""
+
+
+def _ranks(told: Told) -> Iterator[str]:
+    machine, source = told["machine"], told["source"]
+    kib = told["sample_bytes"] / 1024
+    runs = len(next(iter(told["results"].values())))
+    yield (
+        f"`python -m benchmarks.three_ranks`, {told['when'][:10]}, {told['world']} ranks and as many servers on"
+        f" {machine['cores']} cores ({machine['cpu']}); {told['samples']:,} samples of {kib:g} KiB in chunks of"
+        f" {told['chunk']}, memory for {told['share']:.0%} of them a rank; the source takes {source['name']}. Third"
+        " epochs, in the middle of which a server is killed or stopped; one that is full has an eighth of what the"
+        f" others have, from the first epoch on. Medians of {runs} runs. The delivered bytes were the same in all."
+    )
+    yield ""
+    yield "| case | samples/s, all ranks | time, times that apart | reads a chunk, all ranks | samples read alone |"
+    yield "| --- | --- | --- | --- | --- |"
+    apart = _last(told["results"]["apart"], "ns")
+    for case, told_runs in told["results"].items():
+        ns = _last(told_runs, "ns")
+        reads, alone = _last(told_runs, "reads_per_chunk"), _last(told_runs, "direct_reads")
+        yield f"| {case} | {told['samples'] / ns * 1e9:,.0f} | {ns / apart:.1f} | {reads:.2f} | {alone:,.0f} |"
+    yield ""
+
+
+def _last(runs: Iterable[Told], figure: str) -> float:
+    return median(run["epochs"][-1][figure] for run in runs)
 
 
 def _tables(told: Told) -> Iterator[str]:
@@ -97,4 +132,5 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
 
 if __name__ == "__main__":
     page = DOCS / "data.md"
-    page.write_text(rewritten(page.read_text(), json.loads((DOCS / "data.json").read_text())))
+    told = (json.loads((DOCS / name).read_text()) for name in ("data.json", "three-ranks.json"))
+    page.write_text(rewritten(page.read_text(), *told))

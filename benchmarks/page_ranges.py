@@ -5,8 +5,8 @@ of it with page ranges and with whole tensors; the pages that later steps touch,
 much each plan serves *then*. In the control the rows are in random order: every page is as hot as any other, and
 ranges must gain nothing. Losses must be those of the same training without Sentinel, to the bit.
 
-Nothing here is timed. Where the slow tier is emulated its delays are, and no byte moves; `planned` and `observed`
-count where the plan has the pages.
+Nothing here is timed. Where the slow tier is emulated its delays are, and tensors keep their pages; `planned` and
+`observed` count where the plan has the pages.
 
     python -m benchmarks.page_ranges > page_ranges.json
 """

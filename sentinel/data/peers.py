@@ -80,7 +80,8 @@ class Peer:
                 "give the password that it was started with, in a file: peers_password_file=",
             ) from error
         except (*self._silent, self._refused) as error:
-            say(f"the peer {self.address} does not answer ({error}): its samples are read alone until it does")
+            said = f"the peer {self.address} does not answer ({error}): its samples are read alone until it does"
+            say(said, wrong=True)
 
 
 def peers_named(peers: Sequence[str], world: int, password_file: str | None = None) -> list[Peer]:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.needs("torch", "pyarrow")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_losses_are_the_same_with_any_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "08_parquet_tokens.py")],

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from benchmarks import (
+    blind_validation_page,
     costs_page,
     data,
     data_orders_page,
     data_page,
     policies_page,
     profiling_page,
+    tiertrain_page,
     two_nodes_page,
     validation_page,
 )
@@ -48,9 +50,10 @@ def test_the_two_node_page_is_made_from_its_results(two_nodes: dict[str, Any]) -
 
 
 def test_the_validation_pages_are_made_from_their_results() -> None:
-    for results in DOCS.glob("validation*.json"):
+    for results in DOCS.glob("validation-*.json"):
         made = validation_page.page(told(results.name), results.stem)
         assert results.with_suffix(".md").read_text() == made
+    assert (DOCS / "validation.md").read_text() == blind_validation_page.made(DOCS)
 
 
 def test_the_profiling_page_is_made_from_its_results() -> None:
@@ -62,6 +65,10 @@ def test_the_profiling_page_is_made_from_its_results() -> None:
 
 def test_the_page_of_policies_is_made_from_its_results() -> None:
     assert (DOCS / "policies.md").read_text() == "\n".join(policies_page._page(told("policies.json")))
+
+
+def test_the_page_beside_tiertrain_is_made_from_its_results() -> None:
+    assert (DOCS / "tiertrain.md").read_text() == tiertrain_page.page(told("tiertrain.json"))
 
 
 def test_runs_of_other_policies_of_one_cell_are_one_cell() -> None:
@@ -165,7 +172,9 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
         "settings": {"samples": 4096, "mean_bytes": 32768, "chunk": 64, "share": 0.2, "batch": 256, "rounds": 2},
         "results": [{"source": data.SOURCES[1]._asdict(), "rivals": rivals}],
     }
-    page = data_page.rewritten(f"before\n{data_page.BEGIN}\nold\n{data_page.END}\nafter\n", made)
+    ranks = told("three-ranks.json")
+    marks = f"{data_page.RANKS_BEGIN}\nold\n{data_page.RANKS_END}\n{data_page.BEGIN}\nold\n{data_page.END}"
+    page = data_page.rewritten(f"before\n{marks}\nafter\n", made, ranks)
     assert "| mine | 8,192 | 4.00 (4.00–4.00) | 2.50, 2.50 | 2.50 | 63 | 0.97 | 4,096, 4,096 |" in page
     assert "Not measured: absent (ModuleNotFoundError" in page
     assert "(injected), 2 workers" in page
@@ -173,8 +182,12 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
     with pytest.raises(ValueError, match="the page has no"):
-        data_page.rewritten("nothing", made)
-    assert data_page.BEGIN in (DOCS / "data.md").read_text()
+        data_page.rewritten("nothing", made, ranks)
+
+
+def test_the_tables_of_loaders_are_made_from_their_results() -> None:
+    page = (DOCS / "data.md").read_text()
+    assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:
