@@ -120,6 +120,8 @@ def _told(run: Run, flow: Dataflow, judged: int) -> dict[str, Any]:
         "executed_steps_ns": steady["duration_ns"][-judged:].tolist(),
         "stall_ns_per_step": int(np.median(steady["stall_ns"][-judged:])),
         "planned_anew": bool(run.counters.steps_before),
+        "copied_bytes": run.counters.copied_bytes,
+        "copy_cpu_ns": run.counters.copy_cpu_ns,
     }
 
 

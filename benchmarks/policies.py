@@ -1,7 +1,8 @@
 """All policies on all traces, machines and shares of fast memory: `python benchmarks/policies.py --json`.
 
 Speed is simulated, and told as a share of fast-only speed and as a share of the bound, which no plan of this kind
-can pass. A cell is one trace on one machine at one share. Nearly all the time goes into bounds (seconds to a minute
+can pass, and of the looser exchange bound. The step of each plan on a worse machine and what it holds in the mean are
+told too. A cell is one trace on one machine at one share. Nearly all the time goes into bounds (seconds to a minute
 each on one core); they are kept in build/bounds, since they depend on trace, machine and share only, so a second run
 takes minutes.
 `python -m benchmarks.policies_page` writes docs/policies.md from the JSON.
@@ -14,7 +15,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.files import digest
-from sentinel.planner import POLICIES, bound, check_policies, footprint_bytes, plan
+from sentinel.planner import POLICIES, bound, check_policies, exchange_bound, footprint_bytes, plan
+from sentinel.planner.lower_bound import Bound
+from sentinel.simulator import simulate_lawful
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
 MACHINES = ("optane-m5", "cxl-m5", "numa-m5")
@@ -91,7 +94,7 @@ def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
             for fast in sorted(given.fast, key=lambda share: parse_budget(share, footprint)):
                 machine = machines.load(name).with_fast_capacity(parse_budget(fast, footprint))
                 if least is None or least["loose"] or least["step_ns"] > int(_fast_ns(profile, machine) * _AS_FAST):
-                    least = _bound(trace, profile, name, machine, fast, given.time_limit)
+                    least = _bounds(trace, profile, name, machine, fast, given.time_limit)
                 # else: with less fast memory the bound was that of all in fast memory, so it is with more
                 yield _cell(trace, profile, name, machine, fast, least, given.policies)
 
@@ -119,9 +122,12 @@ def _cell(
         "fast_only_ns": fast_ns,
         "bound_ns": least["step_ns"],
         "bound_fraction": _short(fast_ns / least["step_ns"]),
+        "exchange_ns": least["exchange_ns"],
         "loose": least["loose"],
         "fraction": {},
         "of_bound": {},
+        "worse_ns": {},
+        "held_in_mean": {},
         "plan_cpu_s": {},
     }
     for policy in policies:
@@ -129,12 +135,16 @@ def _cell(
             continue  # it is what the others are a fraction of
         begin = time.process_time()
         try:
-            step_ns = plan(profile, machine, policy).predicted_step_ns
+            made = plan(profile, machine, policy)
         except PlanError as error:
             cell.setdefault("refused", {})[policy] = str(error)
             continue
+        step_ns = made.predicted_step_ns
         assert step_ns is not None
         cell["plan_cpu_s"][policy] = round(time.process_time() - begin, 2)
+        cell["worse_ns"][policy] = simulate_lawful(made, profile, machine.worse()).step_ns
+        held = simulate_lawful(made, profile, machine).fast_mean_bytes or 0
+        cell["held_in_mean"][policy] = _short(held / machine.fast.capacity_bytes)
         cell["fraction"][policy] = _short(fast_ns / step_ns)
         cell["of_bound"][policy] = _short(least["step_ns"] / step_ns)
     print(
@@ -151,18 +161,36 @@ def _shares(cell: dict[str, Any]) -> str:
     return ", ".join(f"{policy} {share:.3f}" for policy, share in cell["of_bound"].items())
 
 
-def _bound(trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float) -> dict[str, Any]:
-    """The bound of a cell, from the store if it is there; a loose one is not stored."""
+def _bounds(
+    trace: str, profile: Profile, name: str, machine: Machine, fast: str, time_limit_s: float
+) -> dict[str, Any]:
+    """Both bounds of a cell, from the store if they are there; the exchange bound is None where it is loose."""
+    told = _stored(bound, "", trace, profile, name, machine, fast, time_limit_s)
+    looser = _stored(exchange_bound, "-exchange", trace, profile, name, machine, fast, time_limit_s)
+    return {**told, "exchange_ns": None if looser["loose"] else looser["step_ns"]}
+
+
+def _stored(
+    find: Callable[..., Bound],
+    kind: str,
+    trace: str,
+    profile: Profile,
+    name: str,
+    machine: Machine,
+    fast: str,
+    time_limit_s: float,
+) -> dict[str, Any]:
+    """A bound of a cell; a loose one is not stored."""
     files = ("lower_bound.py", "bound_program.py", "lagrangian_bound.py", "relaxation.py", "../core/cost.py")
     source = b"".join((Path(planner.__file__).parent / file).read_bytes() for file in files)
     # all that a bound reads
     columns = (profile.tensors, profile.extents, profile.accesses, profile.layer_ns, profile.flops)
     told_by = [*(np.ascontiguousarray(column).tobytes() for column in columns), digest(machine).encode(), source]
     mark = hashlib.sha256(b"".join(told_by)).hexdigest()[:16]
-    path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}-{mark}.json"
+    path = BOUNDS / f"{trace}-{name}-{fast.rstrip('%')}{kind}-{mark}.json"
     if path.exists():
         return dict(json.loads(path.read_text()))
-    found = bound(profile, machine, time_limit_s=time_limit_s)
+    found = find(profile, machine, time_limit_s=time_limit_s)
     told = {"step_ns": found.step_ns, "loose": found.loose}
     if not found.loose:
         BOUNDS.mkdir(parents=True, exist_ok=True)
@@ -175,7 +203,7 @@ def _mean(cells: list[dict[str, Any]], table: str) -> dict[str, dict[str, dict[s
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for cell in cells:
         if cell["trace"] in traces.PAPER:
-            for policy, value in cell[table].items():
+            for policy, value in cell.get(table, {}).items():
                 by_fast = found.setdefault(cell["machine"], {}).setdefault(policy, {})
                 by_fast.setdefault(cell["fast"], []).append(value)
     return {
@@ -206,9 +234,32 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_fraction": _mean(cells, "fraction"),
         "mean_of_bound": _mean(cells, "of_bound"),
         "worst_of_bound": worst,
+        "mean_of_exchange_bound": _mean([_of_exchange(cell) for cell in cells], "of_exchange"),
+        "mean_held": _mean(cells, "held_in_mean"),
         "sentinel_behind": behind,
+        "spoilt_by_a_worse_machine": list(_spoilt(cells)),
         "cells": cells,
     }
+
+
+def _of_exchange(cell: dict[str, Any]) -> dict[str, Any]:
+    """A cell with shares of the exchange bound; none where that is not known."""
+    looser = cell.get("exchange_ns")
+    shares = cell["of_bound"].items() if looser else ()
+    return {**cell, "of_exchange": {policy: share * looser / cell["bound_ns"] for policy, share in shares}}
+
+
+def _spoilt(cells: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Cells in which `sentinel` is over 3 % slower than `best-static` on the worse machine, or over 0.5 % as
+    described."""
+    for cell in cells:
+        worse, fraction = cell.get("worse_ns", {}), cell["fraction"]
+        if "sentinel" not in worse or "best-static" not in worse:
+            continue
+        behind = worse["sentinel"] / worse["best-static"], fraction["best-static"] / fraction["sentinel"]
+        if behind[0] > 1.03 or behind[1] > 1.005:
+            place = {key: cell[key] for key in ("trace", "machine", "fast")}
+            yield {**place, "worse": _short(behind[0]), "described": _short(behind[1])}
 
 
 def _table(cells: list[dict[str, Any]]) -> str:

@@ -44,22 +44,23 @@ RESERVE_KIB = 4096
 """Of the whole machine: else the watermarks of its small nodes lie further apart than the examples' budgets."""
 
 
-def planned(example: str, plan: Path) -> None:
-    """A plan for the described machine, from a step profiled on this host."""
+def planned(example: str, plan: Path, machine: Path) -> None:
+    """A plan for the machine in that file, from a step profiled on this host."""
     _run(
         *(sys.executable, "-m", "sentinel", "run", "--fast", FAST, "--slow", "emulated:cxl-asic-x8"),
-        *("--machine", str(MACHINE), "--save-plan", str(plan), "--report", str(plan.with_suffix(".txt"))),
+        *("--machine", str(machine), "--save-plan", str(plan), "--report", str(plan.with_suffix(".txt"))),
         *(f"examples/{example}.py", "--scale", "small", "--steps", "4"),
     )
 
 
-def executed(example: str, plan: Path, memory: str, timeout_s: float) -> dict[str, Any]:
-    """What `sentinel compare --executed` says in the emulated machine."""
+def executed(example: str, plan: Path, machine: Path, *, memory: str, timeout_s: float) -> dict[str, Any]:
+    """What `sentinel compare --executed` says in the emulated machine. `machine` lies beside the plan: that folder is
+    shared with it."""
     told = _run(
         *("tools/numa_vm/run", "--memory", memory, "--timeout", f"{timeout_s:g}", "--share", str(plan.parent), "--"),
         *("sh", "-c", f'echo {RESERVE_KIB} >/proc/sys/vm/min_free_kbytes && exec "$@"', "sh"),
         *(sys.executable, "-m", "sentinel", "compare", "--slow", "numa:1", "--fast", FAST, "--json"),
-        *("--machine", str(MACHINE.relative_to(_bench.ROOT)), "--plan", str(plan)),
+        *("--machine", str(machine), "--plan", str(plan)),
         *("--warm-up", str(WARM_UP), "--measure", str(MEASURED)),
         *("--executed", f"examples/{example}.py", "--scale", "small", "--steps", str(STEPS)),
     )
@@ -69,12 +70,11 @@ def executed(example: str, plan: Path, memory: str, timeout_s: float) -> dict[st
     return found
 
 
-def _plan_for(machine: Machine, *, all_anew: bool) -> None:
-    """Keeps the machine beside the results, which are all of one; SystemExit where some would be of another."""
+def _require_one_machine(machine: Machine, *, all_anew: bool) -> None:
+    """SystemExit where some results would be of plans for this machine, and others for another."""
     text = json.loads(MACHINE.read_text())["machine"]["name"] if MACHINE.exists() else machine.name
     if text != machine.name and not all_anew:
         raise SystemExit(f"the results are of plans for {text}, not {machine.name}: run all examples")
-    save(machine, MACHINE)
 
 
 def _run(*command: str) -> str:
@@ -100,13 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for each example (default %(default)s)")
     parser.add_argument("--table", action="store_true", help="run nothing, write the page only")
     chosen = parser.parse_args(arguments)
+    described = machines.load(PLANNED_FOR)
     if not chosen.table:
-        _plan_for(machines.load(PLANNED_FOR), all_anew=set(chosen.examples) == set(EXAMPLES))
+        _require_one_machine(described, all_anew=set(chosen.examples) == set(EXAMPLES))
     for example in () if chosen.table else chosen.examples:
         with tempfile.TemporaryDirectory() as folder:
-            plan = Path(folder) / f"{example}.json"
-            planned(example, plan)
-            found = executed(example, plan, chosen.memory, chosen.timeout)
+            plan, machine = Path(folder) / f"{example}.json", Path(folder) / MACHINE.name
+            save(described, machine)
+            planned(example, plan, machine)
+            found = executed(example, plan, machine, memory=chosen.memory, timeout_s=chosen.timeout)
+        save(described, MACHINE)  # with the first result: what failed before leaves the one that the results are of
         (FOLDER / f"{example}.json").write_text(json.dumps(found, indent=1) + "\n")
     known = {name: FOLDER / f"{name}.json" for name in EXAMPLES}
     results = {name: json.loads(path.read_text()) for name, path in known.items() if path.exists()}

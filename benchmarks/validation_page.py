@@ -7,18 +7,21 @@ from typing import Any
 
 from sentinel.core.units import format_bytes
 
-_HEAD = """# Simulated against executed
+_HEAD = """{heading}
 
 `python -m benchmarks.validation{tiers} --into docs/{stem}.json`, {first} to {last}: {cores} cores of an
 {cpu}, {threads} threads, {torch}, {steps} steps a run, the last {judged} of them judged; figures in
 [{stem}.json]({stem}.json). Every example trains with every policy on **emulated** slow memory (`{slow}`):
-its work is real, the delays of slow accesses and of transfers are injected. Every second judged step gives the layer
+its work is real, {injected}. Every second judged step gives the layer
 times that the plan is simulated with, and the prediction is compared with the steps between; then the other way round.
 The error is predicted over executed step, less one, in the mean of both. While a cell ran, others had at most
 {others:.0%} of the processors. In brackets, if the steps differ much: fastest and slowest over their median, less one.
 """
+_TIMERS = """**Made before transfers were copied**: a transfer was a timer then, which took nothing from compute
+([decision 129](decisions/0129-emulated-transfers-are-copies.md)).
+"""
 _WHAT_OF = """**What slow memory costs is an input here and was not validated**: the emulator injects, by the model's
-own formulas, the delays that the model predicts, and it copies nothing. So this page does not say how slow a CXL memory
+own formulas, the delays that the model predicts{copies}. So this page does not say how slow a CXL memory
 is, how fast pages migrate, or what migrating takes from compute. It tests scheduling: whether transfers queue, overlap
 and make layers wait as the simulator says. Plan and layer times come from the run that is judged; a section below
 judges what a session predicts beforehand.
@@ -59,18 +62,25 @@ STAYS = ("best-static", "static", "weighted-interleave", "interleave", "first-to
 _ALIKE = 0.05
 
 
-def page(told: Mapping[str, Any], stem: str = "validation") -> str:
-    """The page as Markdown. `told`: what the benchmark printed; `stem`: of the file that has it."""
-    return "\n".join(_lines(told, stem)) + "\n"
+def page(told: Mapping[str, Any], stem: str = "validation", heading: str = "# Simulated against executed") -> str:
+    """The page as Markdown, or the part of one under `heading`. `told`: what the benchmark printed; `stem`: of the file
+    that has it."""
+    text = "\n".join(_lines(told, stem, heading)) + "\n"
+    return text.replace("\n## ", "\n### ") if heading.startswith("## ") else text
 
 
-def _lines(told: Mapping[str, Any], stem: str) -> Iterator[str]:
+def _lines(told: Mapping[str, Any], stem: str, heading: str) -> Iterator[str]:
     results = told["results"]
     cells = [cell for cell in results["cells"] if "error" in cell]
     refused = [cell for cell in results["cells"] if "refused" in cell]
     days = sorted(cell["when"] for cell in results["cells"])
     several = [cell for cell in cells if len(cell.get("tiers", ())) > 2]
+    copied = all("copied_bytes" in cell for cell in cells)
     yield _HEAD.format(
+        heading=heading,
+        injected="copies are real, delays of slow accesses are injected"
+        if copied
+        else "the delays of slow accesses and of transfers are injected",
         stem=stem,
         tiers=" --tiers 3" if several else "",
         first=days[0],
@@ -88,7 +98,9 @@ def _lines(told: Mapping[str, Any], stem: str) -> Iterator[str]:
         sizes = {cell["example"]: format_bytes(cell["tiers"][1]["capacity_bytes"]) for cell in several}
         yield _MIDDLE.format(sizes=", ".join(f"{nbytes} for {example}" for example, nbytes in sorted(sizes.items())))
     if cells:
-        yield _WHAT_OF
+        if not copied:
+            yield _TIMERS
+        yield _WHAT_OF.format(copies="" if copied else ", and it copies nothing")
         yield from _what_of(cells)
         yield ""
         ahead = [abs(cell["error_ahead"]) for cell in cells if cell["error_ahead"] is not None]

@@ -19,6 +19,8 @@ PAPER = ("resnet32", "bert-large", "lstm", "dcgan", "mobilenet")
 """The five families of the paper; `resnet32` and `mobilenet` at large batch."""
 OTHERS = ("gpt2", "llama", "vit", "t5", "dlrm", "moe")
 NAMES = PAPER + OTHERS
+TIERTRAIN = ("resnet18-cifar", "resnet34-cifar", "resnet50-cifar", "resnet152-cifar")
+"""The networks of TierTrain's published code, at its batch size."""
 
 
 def load(name: str) -> Profile:

@@ -50,6 +50,37 @@ def resnet32() -> nn.Module:
     return nn.Sequential(Unit(3, 16, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
+class Bottleneck(nn.Module):
+    """A block of the deeper ResNets: narrow, convolve, widen fourfold."""
+
+    def __init__(self, c: int, d: int, stride: int) -> None:
+        super().__init__()
+        self.narrow, self.middle = Unit(c, d, 1), Unit(d, d, 3, stride)
+        self.widen = Unit(d, 4 * d, 1, act=False)
+        self.skip = Unit(c, 4 * d, 1, stride, act=False) if c != 4 * d else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return f.relu(self.widen(self.middle(self.narrow(x))) + self.skip(x))
+
+
+def resnet(blocks: Sequence[int], *, deep: bool) -> nn.Module:
+    """A ResNet as for 224x224 images, with ten classes: so many blocks a stage, `deep` ones narrow and widen."""
+    kind, wide = (Bottleneck, 4) if deep else (Residual, 1)
+    layers: list[nn.Module] = [Unit(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    c = 64
+    for stage, count in enumerate(blocks):
+        d = 64 << stage
+        for block in range(count):
+            layers.append(kind(c, d, 2 if stage and not block else 1))
+            c = wide * d
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, 10))
+
+
+def _cifar(*blocks: int, deep: bool) -> Job:
+    """All 50,000 images of CIFAR-10 in one batch, as TierTrain's published code trains."""
+    return Job(lambda: resnet(blocks, deep=deep), _classify(50_000, 32), _leaves(Unit, nn.Linear), adam=False)
+
+
 def mobilenet() -> nn.Module:
     """MobileNet (2017) on 224x224 images."""
     plan = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
@@ -297,6 +328,10 @@ MODELS: dict[str, Job] = {
     "t5": Job(lambda: tf.T5ForConditionalGeneration(_T5), _t5_loss, lambda m: [*m.encoder.block, *m.decoder.block]),
     "dlrm": Job(Dlrm, _dlrm_loss, lambda m: [*m.bottom, *m.bags, *m.top], adam=False),
     "moe": Job(Moe, _tokens(8, 512, 32000), _moe_blocks),
+    "resnet18-cifar": _cifar(2, 2, 2, 2, deep=False),
+    "resnet34-cifar": _cifar(3, 4, 6, 3, deep=False),
+    "resnet50-cifar": _cifar(3, 4, 6, 3, deep=True),
+    "resnet152-cifar": _cifar(3, 8, 36, 3, deep=True),
 }
 
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
-import runpy
 import select
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sentinel.core.errors import CapabilityError
+from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.machine import Machine
 from sentinel.executed.cgroup import Cgroup
 from sentinel.executed.node_memory import node_free_bytes
 from sentinel.executed.observer import StepObserver, Window
-from sentinel.executed.placements import OURS, Placement, set_policy
+from sentinel.executed.placements import OURS, Placement, set_policy, weights
 from sentinel.executed.shared_imports import own_present_pages
 from sentinel.executed.stock import StockSession
+from sentinel.executed.trained_bits import digest_of_losses, digest_of_trained, losses, run_script
 from sentinel.migration.sightings import REASONS
 from sentinel.migration.witness import MigrationWitness
-from sentinel.profiler import names
 from sentinel.reports.headline import claimed_pages, witness_pages
 from sentinel.runtime import RUNTIME, Observer, observe
 from sentinel.session import Overrides, current, set_overrides
@@ -55,6 +52,18 @@ class ComparedJob:
     overrides: Overrides
     window: Window
     weights: dict[int, int]
+
+
+def compared_job(
+    script: str, arguments: Sequence[str], machine: Machine, overrides: Overrides, window: Window
+) -> ComparedJob:
+    """The job on the two nodes of `machine`. Raises UsageError where its tiers are no nodes."""
+    fast, slow = machine.tiers[:2]
+    if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
+        raise UsageError(f"--slow {overrides.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
+    nodes = int(fast.node or 0), int(slow.node or 0)
+    pages = weights(fast.read_bytes_per_s, slow.read_bytes_per_s)
+    return ComparedJob(script, tuple(arguments), nodes, overrides, window, dict(zip(nodes, pages, strict=True)))
 
 
 class Line:
@@ -129,8 +138,8 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
     line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
     free_before = node_free_bytes(job.nodes[0])
-    with _losses() as losses:
-        _run(job)
+    with losses() as found:
+        run_script(job.script, job.arguments)
     line.job_ended()
     for watch in watches:
         if watch.raised is not None:  # what it did not see must not pass for what there was
@@ -138,22 +147,12 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
     return {
         **dataclasses.asdict(observer.finish()),
         "free_before_bytes": free_before,
-        "losses": hashlib.sha256(b"".join(losses)).hexdigest(),
-        "n_losses": len(losses),
+        "losses": digest_of_losses(found),
+        "n_losses": len(found),
         "parameters": trained.digest(),
         "ours": _ours() if ours else None,
         "witness": witness.told(),
     }
-
-
-def _run(job: ComparedJob) -> None:
-    sys.argv = [job.script, *job.arguments]
-    sys.path.insert(0, str(Path(job.script).resolve().parent))
-    try:
-        runpy.run_path(job.script, run_name="__main__")
-    except SystemExit as leaving:
-        if leaving.code:
-            raise
 
 
 class _Trained(Observer):
@@ -170,12 +169,7 @@ class _Trained(Observer):
 
     def digest(self) -> str:
         """Of every parameter, buffer and optimizer state, by name."""
-        total = hashlib.sha256()
-        for name, tensor, role in sorted(names.persistent_tensors(self._models, self._optimizers), key=lambda n: n[0]):
-            if role != "grad":
-                total.update(name.encode())
-                total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return total.hexdigest()
+        return digest_of_trained(self._models, self._optimizers)
 
 
 def _ours() -> dict[str, Any] | None:
@@ -230,24 +224,3 @@ class _Witness:
         self._pages.update({reason: seen.pages(reason=reason) for reason in REASONS})
         self._lost = seen.lost
         self._wide_demoted = seen.machine_wide.get("demotion", (0, 0))[0]
-
-
-@contextmanager
-def _losses() -> Iterator[list[bytes]]:
-    """The bytes that backward is called on, in order.
-
-    Read in place: a tensor made here would count among the allocations of the step, by whose order a plan knows them.
-    """
-    found: list[bytes] = []
-    plain = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        found.extend(root.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for root in roots)
-        plain(tensors, *args, **kwargs)
-
-    torch.autograd.backward = backward
-    try:
-        yield found
-    finally:
-        torch.autograd.backward = plain

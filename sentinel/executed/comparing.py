@@ -107,6 +107,7 @@ def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast
         same_losses=told["losses"] == reference["losses"],
         same_parameters=told["parameters"] == reference["parameters"],
         ours=_ours(told) if told["ours"] else None,
+        unwatched_steps_ns=tuple(told["unwatched_steps_ns"]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,9 +30,11 @@ class Observation:
     """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
+    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first.
     """
 
     steps: int = 0
+    unwatched_steps_ns: list[int] = field(default_factory=list)
     measured_steps: int = 0
     by_node: dict[int, int] = field(default_factory=dict)
     least_free_bytes: int | None = None
@@ -50,6 +53,7 @@ class StepObserver(Observer):
         self._layer: int | None = None  # under way, since its beginning
         self._plan: tuple[Plan, Machine, Ranges] | None = None
         self._audit: Audit | None = None
+        self._ended_ns: int | None = None  # when the step before ended
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         """See Observer."""
@@ -68,6 +72,7 @@ class StepObserver(Observer):
     def step_ended(self) -> None:
         """See Observer."""
         self._end_layer()
+        self._note_time()
         self.seen.steps += 1
         self.seen.measured_steps += self._measuring
         if self._audit is None:
@@ -86,6 +91,12 @@ class StepObserver(Observer):
         if self._audit is not None:
             self.seen.audit = {**asdict(self._audit.found), "share": self._audit.found.share, "worst": self._worst()}
         return self.seen
+
+    def _note_time(self) -> None:
+        now, before = time.perf_counter_ns(), self._ended_ns
+        self._ended_ns = now
+        if before is not None and self.seen.steps < self._window.warm_up - 1:
+            self.seen.unwatched_steps_ns.append(now - before)
 
     def _end_layer(self) -> None:
         if self._layer is None:

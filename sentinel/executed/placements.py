@@ -49,6 +49,11 @@ PLACEMENTS = (
 NAMES = tuple(placement.name for placement in PLACEMENTS)
 
 
+def weights(fast_bytes_per_s: int, slow_bytes_per_s: int) -> tuple[int, int]:
+    """Small whole numbers in about the ratio of two bandwidths, the kernel's to be at most 255."""
+    return max(1, min(round(fast_bytes_per_s / slow_bytes_per_s), 255)), 1
+
+
 def set_policy(mode: int, nodes: Sequence[int]) -> None:
     """The memory policy of this thread and those it starts. Raises CapabilityError where the kernel has no such."""
     mask = (ctypes.c_uint64 * 16)()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sentinel.planner.fixed_placement import footprint_bytes as footprint_bytes
     from sentinel.planner.lower_bound import Bound as Bound
     from sentinel.planner.lower_bound import bound as bound
+    from sentinel.planner.lower_bound import exchange_bound as exchange_bound
     from sentinel.planner.make_plan import Policy as Policy
     from sentinel.planner.make_plan import not_slower as not_slower
     from sentinel.planner.make_plan import plan as plan
@@ -27,6 +28,7 @@ POLICIES = {
     "capuchin": "rivals.reactive:Capuchin",
     "next-use": "rivals.reactive:NextUse",
     "lru": "rivals.reactive:Lru",
+    "tiertrain": "rivals.tiertrain:TierTrain",
     "best-static": "rivals.static:BestStatic",
     "static": "rivals.static:Static",
     "weighted-interleave": "rivals.static:WeightedInterleave",
@@ -41,6 +43,7 @@ _LAZY = {
     "Bound": "lower_bound",
     "Policy": "make_plan",
     "bound": "lower_bound",
+    "exchange_bound": "lower_bound",
     "footprint_bytes": "fixed_placement",
     "not_slower": "make_plan",
     "plan": "make_plan",

@@ -24,7 +24,10 @@ class Program:
     """The rows and columns. Columns: T[k]; q of each group; y and p of it in each layer of its life. Units: GB, ms.
 
     Rows that speak of one group only are `local`; the others are those of time, room and links, and of middle tiers.
+    `exchanges`: see `ExchangeProgram`.
     """
+
+    exchanges = False
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class Program:
         self.n_rooms = room.n_rows
         row, group, age = room.moving
         here = self.first[group] + age
-        born = (age == 0) & ~self.groups.persistent[group] | (self.length == 1)
+        born = (age == 0) & ~self.groups.persistent[group] | (self.length == 1) | self.exchanges
         self._put(first + row[born], here[born], self.gb[group[born]])
         row, group, age, here = (column[~born] for column in (row, group, age, here))
         before = np.where(age == 0, here + self.length - 1, here - 1)  # round the ring
@@ -130,7 +133,8 @@ class Program:
         self.no_y = self.first[:-1][~self.groups.persistent & (width == 1)]
 
     def _moves(self, machine: Machine) -> None:
-        """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1]: the one in k, the other in k + 1."""
+        """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1]: the one in k, the other in k + 1, or
+        in k too where they are exchanged."""
         g = self.groups
         moving = np.flatnonzero(self.promotion >= 0)
         p = self.promotion[moving]
@@ -153,7 +157,7 @@ class Program:
             self._put(link + layers, layers, -1.0)
         self._put(promote + layer, p, up)
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
-            self._put(demote + (layer + 1) % self.length, column, sign * down)
+            self._put(demote + (layer + (not self.exchanges)) % self.length, column, sign * down)
 
     def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """(cost, low, high) of every column."""
@@ -181,6 +185,16 @@ class Program:
         out[self.room_row : self.room_row + self.n_rooms] = priced[self.length : rooms]
         out[self.link_row : self.link_row + links] = priced[rooms:]
         return out
+
+
+class ExchangeProgram(Program):
+    """Where pages change places within a layer: what moves holds room on one side only, from the layer on that it is
+    promoted for to the one that serves it last, and is demoted in that one.
+
+    Any solution of a Program is one here, of the same step: what it demotes in layer k is fast in k and leaves in it.
+    """
+
+    exchanges = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,7 +118,14 @@ def episodes_of(work: Workload, choice: Choice) -> Episodes:
     )
 
 
+def held_layers(work: Workload, episodes: Episodes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Unrolled layers [start, stop) in which each episode holds room in fast memory. Where bytes are exchanged
+    (`Workload.exchanges`) that is not before they have come."""
+    start = np.where(episodes.promote, episodes.begin, episodes.held_from) if work.exchanges else episodes.held_from
+    return start, episodes.held_until
+
+
 def room_bytes(work: Workload, episodes: Episodes) -> NDArray[np.int64]:
     """(L,) bytes that episodes hold in fast memory."""
     row, nbytes = np.zeros(len(episodes), np.int64), work.units.nbytes[episodes.unit]
-    return np.asarray(ring_sum(row, episodes.held_from, episodes.held_until, nbytes, 1, work.n_layers)[0])
+    return np.asarray(ring_sum(row, *held_layers(work, episodes), nbytes, 1, work.n_layers)[0])

@@ -1,7 +1,7 @@
 """A bound that no plan of this kind can pass: a linear relaxation, by its prices.
 
 Of this kind: a plan that keeps the laws of the model, whole layers and room on both sides of a move among them. A
-runtime that freed and served page by page within a layer could pass it.
+runtime that freed and served page by page within a layer could pass it; `exchange_bound` is what that one cannot pass.
 
 Relaxed: every tensor may be split at will, and each part has a fate of its own; births are wherever one likes. Kept:
 the laws of room, the links' bandwidth, the ring, and that a part in flight is held on both sides and served by the
@@ -23,7 +23,7 @@ without crossover (4-7 times faster than simplex). Its tolerances need no trust:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import highspy
@@ -32,11 +32,13 @@ import numpy as np
 from sentinel.core.cost import base_ns
 from sentinel.core.extents import extents_as_tensors
 from sentinel.core.machine import Machine
+from sentinel.core.pins import Pins
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.planner.bound_program import Program, least_extra_ns
+from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns
 from sentinel.planner.column_generation import efforts_for, start_column_generation
 from sentinel.planner.lagrangian_bound import Certifier
+from sentinel.planner.pinned_tensors import rest_of
 from sentinel.planner.relaxation import make_groups
 from sentinel.planner.workload import make_workload
 
@@ -67,20 +69,18 @@ class Proof:
     spent_s: float
 
 
-def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> Bound:
-    """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer."""
+def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0, pins: Pins | None = None) -> Bound:
+    """The bound of every plan within `machine.fast.capacity_bytes`; a loose one where the solver needs longer.
+
+    `pins`: of those plans that keep them. Raises UsageError where these do not fit.
+    """
+    if pins:
+        rest = rest_of(profile, machine, pins)
+        profile, machine = rest.profile, rest.machine
     profile = extents_as_tensors(profile)
-    compute, traffic = base_ns(profile, machine)
-    floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
-    least = int(floor.sum() * (1 - _ROUNDING))
-    *middle, extra = least_extra_ns(profile, machine)
-    groups = make_groups(profile, extra, machine.fast.capacity_bytes)
-    if not len(groups.nbytes) or not extra.any():
+    least, certifier = _certifier(profile, machine, Program)
+    if certifier is None:
         return Bound(least)
-    program = Program(groups, profile, machine, compute, traffic)
-    for tier, (here, behind) in enumerate(pairwise([*middle, extra]), 1):
-        program.middle_tier(profile, sum(t.capacity_bytes for t in machine.tiers[1 : tier + 1]), here, behind)
-    certifier = Certifier(program)
     proof = by_prices(certifier, profile, machine, time_limit_s)
     found_ms, loose = proof.ms, ""
     if proof.open > _NEAR:
@@ -94,12 +94,43 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> 
     return Bound(max(int(found_ms * 1e6 * (1 - _ROUNDING)), least), loose)
 
 
+def exchange_bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0) -> Bound:
+    """The looser bound, of plans whose moves hold room on one side only: never above `bound`.
+
+    Pages would have to change places within a layer, each promotion in the room of a demotion just ahead of it. What
+    lies between this and `bound` is what such a runtime could gain. By prices only: without one slower tier that is
+    used in place it is the time with all in fast memory, and called loose.
+    """
+    profile = extents_as_tensors(profile)
+    least, certifier = _certifier(profile, machine, ExchangeProgram)
+    if certifier is None:
+        return Bound(least)
+    proof = by_prices(certifier, profile, machine, time_limit_s)
+    loose = "" if proof.open <= _TIGHT else "its prices leave more than half a percent open"
+    return Bound(max(int(proof.ms * 1e6 * (1 - _ROUNDING)), least), loose)
+
+
+def _certifier(profile: Profile, machine: Machine, kind: type[Program]) -> tuple[int, Certifier | None]:
+    """(ns with all in fast memory, what proves more; None where that is the bound)."""
+    compute, traffic = base_ns(profile, machine)
+    floor = compute + traffic if machine.flops_per_s is None else np.maximum(compute, traffic)
+    least = int(floor.sum() * (1 - _ROUNDING))
+    *middle, extra = least_extra_ns(profile, machine)
+    groups = make_groups(profile, extra, machine.fast.capacity_bytes)
+    if not len(groups.nbytes) or not extra.any():
+        return least, None
+    program = kind(groups, profile, machine, compute, traffic)
+    for tier, (here, behind) in enumerate(pairwise([*middle, extra]), 1):
+        program.middle_tier(profile, sum(t.capacity_bytes for t in machine.tiers[1 : tier + 1]), here, behind)
+    return least, Certifier(program)
+
+
 def by_prices(certifier: Certifier, profile: Profile, machine: Machine, limit_s: float) -> Proof:
     """What the prices of the planner's own relaxation prove, round by round until they change little."""
     slow = [tier for tier in range(1, len(machine.tiers)) if machine.tiers[tier].capacity_bytes >= PAGE_BYTES]
     if len(slow) != 1 or not machine.tiers[slow[0]].addressable:
         return Proof(0.0, np.inf, 0.0)  # that relaxation is of one slower tier
-    work = make_workload(profile, machine, 0, slow[0])
+    work = replace(make_workload(profile, machine, 0, slow[0]), exchanges=certifier.program.exchanges)
     generation = start_column_generation(work, efforts_for(work)[0])
     best, left = 0.0, np.inf
     for _ in range(_ROUNDS):

@@ -11,12 +11,14 @@ import numpy as np
 from sentinel.core.budget import Budget
 from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.machine import Machine
+from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.rules import require
 from sentinel.core.run import Run
 from sentinel.planner import load_policy
 from sentinel.planner.assemble import completed, finalize
+from sentinel.planner.pinned_tensors import put_back, rest_of
 from sentinel.simulator import simulate
 
 FORGIVING = "sentinel"
@@ -39,21 +41,28 @@ def plan(
     *,
     budget: Budget | None = None,
     whole_tensors: bool = False,
-    forgiving: bool = False,
+    forgiving: bool | None = None,
+    pins: Pins | None = None,
 ) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
     `budget`: of fast memory; without one, all that the machine has.
     Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
     that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
-    `forgiving`, of policy `sentinel`: a plan that on `machine.worse()` takes over 1.03 times what the best placement
-    that moves nothing takes there gives way to the next candidate (steps of very many tensors have one only).
-    Raises UsageError for an unknown policy or one that cannot forgive, Infeasible where not even slow memory helps,
-    PlanError for a bug.
+    `forgiving`, of policy `sentinel`, by default: a plan that on `machine.worse()` takes over 1.03 times what the best
+    placement that moves nothing takes there gives way to the fastest candidate that does not.
+    `pins`: tensors whose tier is fixed; the policy plans the others around them, and `details["pins"]` tells of each.
+    Raises UsageError for an unknown policy, one that cannot forgive, and pins that do not fit, Infeasible where not
+    even slow memory helps, PlanError for a bug.
     """
     machine = machine if budget is None else budget.reach(machine)
-    require((forgiving and policy != FORGIVING, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"))
-    make = _forgiving().plan if forgiving else load_policy(policy).plan
+    if pins:
+        rest = rest_of(profile, machine, pins)
+        around = plan(rest.profile, rest.machine, policy, whole_tensors=whole_tensors, forgiving=forgiving)
+        return finalize(put_back(around, rest, profile, machine), profile, machine)
+    able = policy == FORGIVING
+    require((bool(forgiving) and not able, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"))
+    make = _trusting().plan if able and forgiving is False else load_policy(policy).plan
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     merged = merge_extents(profile)
@@ -67,10 +76,10 @@ def plan(
     return better_of(ranged, whole, {"ranged": ranged_run, "whole": run})
 
 
-def _forgiving() -> Policy:
+def _trusting() -> Policy:
     from sentinel.planner.portfolio import Sentinel
 
-    return Sentinel(forgiving=True)
+    return Sentinel(forgiving=False)
 
 
 def _simulated(made: Plan, profile: Profile, machine: Machine) -> tuple[Plan, Run]:

@@ -13,7 +13,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.planner.episodes import Choice, Episodes, episodes_of
+from sentinel.planner.episodes import Choice, Episodes, episodes_of, held_layers
 from sentinel.planner.pinned_candidates import PinnedCandidates, layer_base_ms
 from sentinel.planner.pricing import Prices
 from sentinel.planner.workload import Workload
@@ -272,7 +272,7 @@ class Master:
         new = owner >= known
         owner = owner[new] - known
         gb = work.units.nbytes[episodes.unit[new]] / 1e9
-        start, stop = episodes.held_from[new], episodes.held_until[new]
+        start, stop = (layer[new] for layer in held_layers(work, episodes))
         zero = (start % length + stop - start > length) | (start % length == 0)
         # H[0] is a sum, every other H[k] what begins and ends with it: sums in every row would be dense
         entries: Entries = [
@@ -284,7 +284,7 @@ class Master:
             some = np.flatnonzero((edge % length != 0) & (stop - start < length))
             entries.append((self.held_row + edge[some] % length, owner[some], sign * gb[some]))
         cost = -np.bincount(column, saved, n - known) * _SLOW_COST
-        ways = ((episodes.promote[new], start), (episodes.demote[new], episodes.end[new]))
+        ways = ((episodes.promote[new], episodes.held_from[new]), (episodes.demote[new], episodes.end[new]))
         for way, (wanted, layer) in enumerate(ways):
             moving = np.flatnonzero(wanted)
             row = self.link_row + (way % self.links) * length + layer[moving] % length

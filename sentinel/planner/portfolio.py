@@ -1,22 +1,29 @@
-"""`sentinel`: several candidates, every one simulated, the best one taken."""
+"""`sentinel`: several candidates, every one simulated, the fastest one taken that a worse machine does not spoil."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.core.run import Run
 from sentinel.planner.assemble import assemble
 from sentinel.planner.best_fixed import best_fixed_plan
-from sentinel.planner.column_generation import efforts_for, is_large, optimized
+from sentinel.planner.column_generation import Effort, efforts_for, is_large, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
-from sentinel.planner.workload import make_workload
+from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
 WORSE_BY = 1.03
 """On a worse machine the plan that is taken needs at most so many times what the best one that moves nothing needs."""
+
+Candidate = tuple[str, Plan]
+"""A plan and its label."""
 
 
 class Sentinel:
@@ -24,7 +31,7 @@ class Sentinel:
 
     name = "sentinel"
 
-    def __init__(self, *, forgiving: bool = False) -> None:
+    def __init__(self, *, forgiving: bool = True) -> None:
         self._forgiving = forgiving
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
@@ -41,47 +48,97 @@ class Sentinel:
         if not all_addressable(machine):
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
-        plans = []
-        for label, decision in optimized(work, *efforts_for(work)):
-            drawn = assemble(decision, work.units, profile, machine, policy=self.name, footprint_bytes=footprint)
-            plans.append((label, drawn))
+        plans = list(_drawn(work, efforts_for(work), machine, self.name))
         if not plans or not is_large(work):
             plans.append((STAYS, best_fixed_plan(profile, machine, self.name)))
-        return best_of(plans, profile, machine, self.name, forgiving=self._forgiving)
+        return best_of(
+            plans, profile, machine, self.name, forgiving=self._forgiving, others=partial(_cautious, work, self.name)
+        )
 
 
 STAYS = "by benefit"
 """Label of the candidate in which each page stays for good where it saves most."""
 
 
+def _drawn(work: Workload, efforts: tuple[Effort, ...], machine: Machine, policy: str) -> Iterator[Candidate]:
+    """The plans, on `machine`, of the decisions of one workload."""
+    for label, decision in optimized(work, *efforts):
+        drawn = assemble(
+            decision, work.units, work.profile, machine, policy=policy, footprint_bytes=work.footprint_bytes
+        )
+        yield label, drawn
+
+
+_CAUTION = (0.25, 0.5, 1.0)
+"""Shares of the way to the worse machine for which plans are made where it spoils the fastest one, in turn."""
+
+
+def _cautious(work: Workload, policy: str) -> Iterator[Candidate]:
+    """Plans that were made for worse machines, by the last effort, which is the cheapest."""
+    for share in _CAUTION:
+        worse = make_workload(work.profile, work.machine.worse(share), work.footprint_bytes)
+        for label, plan in _drawn(worse, efforts_for(work)[-1:], work.machine, policy):
+            yield f"{label}, {share:.0%} of the way to a worse machine", plan
+
+
 def best_of(
-    candidates: list[tuple[str, Plan]], profile: Profile, machine: Machine, policy: str, *, forgiving: bool = False
+    candidates: list[Candidate],
+    profile: Profile,
+    machine: Machine,
+    policy: str,
+    *,
+    forgiving: bool = False,
+    others: Callable[[], Iterator[Candidate]] | None = None,
 ) -> Plan:
     """The fastest of the candidates by simulation, the first among equals; `details` tells of the others.
 
     `forgiving`: of those that on `machine.worse()` take at most WORSE_BY times what the candidate STAYS takes there,
-    if it is among them.
+    if it is among them; where the fastest one is not one of those, `others` are tried too until one is.
+    `details["worse"]` has the `step_ns` there and the `most_ns` that were allowed, `details["spoilt"]` what was faster.
     """
-    runs = [simulate_lawful(plan, profile, machine) for _, plan in candidates]
-    times = [int(run.step_ns or 0) for run in runs]
-    order = sorted(range(len(times)), key=times.__getitem__)
-    stays = dict(candidates).get(STAYS) if forgiving else None
-    best = order[0] if stays is None else next(_forgiving(order, candidates, stays, profile, machine.worse()))
-    name, plan = candidates[best]
-    details = {
-        **plan.details,
-        "chosen": name,
-        "alternatives": {label: time for (label, _), time in zip(candidates, times, strict=True)},
-        "cases": runs[best].counters.cases,
+    tried = [_Tried(label, plan, profile, machine) for label, plan in candidates]
+    stays = next((each for each in tried if each.label == STAYS), None) if forgiving else None
+    best = min(tried, key=_step_ns)
+    details: dict[str, Any] = {}
+    if stays is not None:
+        most_ns = int(WORSE_BY * stays.worse_ns)
+        if best.worse_ns > most_ns:
+            for label, plan in others() if others else ():
+                tried.append(_Tried(label, plan, profile, machine))
+                if tried[-1].worse_ns <= most_ns:
+                    break  # what is made with more caution takes longer on the machine as described
+            best = next(each for each in sorted(tried, key=_step_ns) if each.worse_ns <= most_ns)
+        details["worse"] = {"step_ns": best.worse_ns, "most_ns": most_ns}
+        details["spoilt"] = {each.label: each.step_ns for each in tried if each.step_ns < best.step_ns}
+    details |= {
+        "chosen": best.label,
+        "alternatives": {each.label: each.step_ns for each in tried if each.step_ns >= best.step_ns},
+        "cases": best.run.counters.cases,
     }
-    return plan.told(policy=policy, predicted_step_ns=times[best], details=details)
+    return best.plan.told(policy=policy, predicted_step_ns=best.step_ns, details={**best.plan.details, **details})
 
 
-def _forgiving(
-    order: list[int], candidates: list[tuple[str, Plan]], stays: Plan, profile: Profile, worse: Machine
-) -> Iterator[int]:
-    """Those of the candidates, in this order, that the worse machine does not spoil."""
-    most_ns = WORSE_BY * (simulate_lawful(stays, profile, worse).step_ns or 0)
-    for number in order:
-        if (simulate_lawful(candidates[number][1], profile, worse).step_ns or 0) <= most_ns:
-            yield number
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A candidate, simulated on the machine as described, and on a worse one if asked."""
+
+    label: str
+    plan: Plan
+    profile: Profile
+    machine: Machine
+
+    @cached_property
+    def run(self) -> Run:
+        return simulate_lawful(self.plan, self.profile, self.machine)
+
+    @property
+    def step_ns(self) -> int:
+        return int(self.run.step_ns or 0)
+
+    @cached_property
+    def worse_ns(self) -> int:
+        return int(simulate_lawful(self.plan, self.profile, self.machine.worse()).step_ns or 0)
+
+
+def _step_ns(tried: _Tried) -> int:
+    return tried.step_ns

@@ -42,11 +42,12 @@ class Window:
 
 
 class Priced:
-    """Cheapest moves at given prices. Two turns of the ring are unrolled."""
+    """Cheapest moves at given prices. Two turns of the ring are unrolled. `exchanges`: see `Workload`."""
 
-    def __init__(self, prices: Prices) -> None:
+    def __init__(self, prices: Prices, *, exchanges: bool = False) -> None:
         self.room = _room_before(prices)
-        self._arrive = RangeMinimum(np.tile(prices.promote, 2) - self.room[:-1])
+        held = self.room[1:] if exchanges else self.room[:-1]
+        self._arrive = RangeMinimum(np.tile(prices.promote, 2) - held)
         self._leave = RangeMinimum(np.tile(prices.demote, 2) + self.room[1:])
 
     def arrive(self, after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
@@ -54,9 +55,9 @@ class Priced:
         best = self._arrive.argmin(after, by)
         return Window(best, np.where(best >= 0, self._arrive.values[best] + self.room[by], np.inf))
 
-    def leave(self, after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
-        """Cheapest demotion in a layer of [after, by), the room held from `after` until its end included."""
-        best = self._leave.argmin(after, by)
+    def leave(self, low: NDArray[np.int64], after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
+        """Cheapest demotion in a layer of [low, by), the room held from `after` until its end included."""
+        best = self._leave.argmin(low, by)
         start = np.minimum(after, len(self.room) - 1)
         return Window(best, np.where(best >= 0, self._leave.values[best] - self.room[start], np.inf))
 
@@ -149,18 +150,22 @@ class Pricer:
         """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
         if len(self._links) == 1:  # as ever with one slower tier: nothing to part and to join
             up, down = self._links[0][0]
-            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            priced = self._priced(prices, up, down)
             return self._gaps_over(priced, slice(None))
         n = len(self.runs.head)
         stay = np.zeros(n)
         windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
         for (up, down), rows in self._links:
-            priced = Priced(replace(prices, promote=prices.promote * up, demote=prices.demote * down))
+            priced = self._priced(prices, up, down)
             stay[rows], *found = self._gaps_over(priced, rows)
             for window, part in zip(windows, found, strict=True):
                 window.layer[rows], window.price[rows] = part.layer, part.price
         leave, arrive, out, back = windows
         return stay, leave, arrive, out, back
+
+    def _priced(self, prices: Prices, up: float, down: float) -> Priced:
+        slowed = replace(prices, promote=prices.promote * up, demote=prices.demote * down)
+        return Priced(slowed, exchanges=self.work.exchanges)
 
     def _gaps_over(
         self, priced: Priced, rows: NDArray[np.int64] | slice
@@ -169,11 +174,12 @@ class Pricer:
         runs = self.runs
         after, by = runs.last[rows] + 1, runs.next_layer[rows]
         stay = priced.room[by] - priced.room[after]
-        leave = priced.leave(after, by)
+        low = after - 1 if self.work.exchanges else after  # in the layer of the use itself, or behind it
+        leave = priced.leave(low, after, by)
         at_birth = runs.born[rows] & (runs.first[rows] == runs.last[rows])
         arrive = priced.arrive(np.where(at_birth, after, runs.last[rows]), by)
-        back = priced.arrive(after + 1, by)
-        out = priced.leave(after, np.where(np.isfinite(back.price), back.layer, by))
+        back = priced.arrive(low + 1, by)
+        out = priced.leave(low, after, np.where(np.isfinite(back.price), back.layer, by))
         return stay, leave, arrive, out, back
 
     def _shortest(

@@ -10,7 +10,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, parse_budget
-from sentinel.planner import POLICIES, bound, footprint_bytes, not_slower, plan
+from sentinel.planner import POLICIES, bound, exchange_bound, footprint_bytes, not_slower, plan
 from sentinel.simulator import simulate_lawful
 
 CURVE_POLICY = "sentinel"
@@ -44,8 +44,10 @@ class Cell:
     `speed`: all-fast time over its own, at most about 1. `bound_speed`: all-fast time over the bound, which no plan
     of this kind can pass. `of_bound`: the bound over its own time, at most 1.
     `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
-    `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`, beside the same all-fast time. `fast_peak_bytes`,
-    `fast_mean_bytes`: held in fast memory at most, and in the mean over the time of the step.
+    `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one side of a move only, and
+    all-fast time over it; None where it is loose. `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`,
+    beside the same all-fast time. `fast_peak_bytes`, `fast_mean_bytes`: held in fast memory at most, and in the mean
+    over the time of the step.
     """
 
     profile: str
@@ -64,6 +66,8 @@ class Cell:
     worse_speed: float | None = None
     fast_peak_bytes: int | None = None
     fast_mean_bytes: int | None = None
+    exchange_step_ns: int | None = None
+    exchange_speed: float | None = None
 
     @property
     def mean_share(self) -> float | None:
@@ -124,7 +128,9 @@ def make_subject(name: str, profile: Profile, machine: Machine) -> Subject:
     return Subject(name, len(profile.names), profile.n_layers, footprint, all_fast)
 
 
-def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping[str, int]) -> Iterator[Point]:
+def curve(
+    subject: Subject, profile: Profile, machine: Machine, amounts: Mapping[str, int], policy: str = CURVE_POLICY
+) -> Iterator[Point]:
     """A point for each of `amounts` (as asked for -> bytes), by bytes; more is never slower, as in `plan_curve`.
 
     Of two that are the same bytes the first is taken. An amount without a plan gives a refused point.
@@ -135,7 +141,7 @@ def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping
     best: Plan | None = None
     for nbytes, fast in sorted(fast_of.items()):
         try:
-            made = plan(profile, machine.with_fast_capacity(nbytes), CURVE_POLICY)
+            made = plan(profile, machine.with_fast_capacity(nbytes), policy)
         except PlanError as error:
             yield Point(subject.profile, fast, nbytes, None, None, None, str(error))
             continue
@@ -143,7 +149,9 @@ def curve(subject: Subject, profile: Profile, machine: Machine, amounts: Mapping
         yield _point(subject, fast, nbytes, best, profile, machine)
 
 
-def near_knee(subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point]) -> list[Point]:
+def near_knee(
+    subject: Subject, profile: Profile, machine: Machine, points: Sequence[Point], policy: str = CURVE_POLICY
+) -> list[Point]:
     """`points` of a curve, and one halfway between its knee and the next smaller amount, HALVINGS times in turn."""
     found = list(points)
     for _ in range(HALVINGS):
@@ -156,12 +164,12 @@ def near_knee(subject: Subject, profile: Profile, machine: Machine, points: Sequ
         nbytes = parse_budget(fast, subject.footprint_bytes)
         if not at.too_little_bytes < nbytes < at.fast_bytes:
             break
-        found += curve(subject, profile, machine, {fast: nbytes})
-        found = list(_never_slower(sorted(found, key=lambda point: point.fast_bytes)))
+        found += curve(subject, profile, machine, {fast: nbytes}, policy)
+        found = list(never_slower(sorted(found, key=lambda point: point.fast_bytes)))
     return found
 
 
-def _never_slower(points: Sequence[Point]) -> Iterator[Point]:
+def never_slower(points: Sequence[Point]) -> Iterator[Point]:
     """`points` by bytes, each with the step of the best one up to it."""
     best: Point | None = None
     for point in points:
@@ -185,10 +193,12 @@ def cells(
 ) -> list[Cell]:
     """A cell for each policy at the amount of `point`, which is the cell of the curve's policy. Refusals are cells.
 
-    `time_limit_s`: for the bound.
+    `time_limit_s`: for each bound.
     """
     machine = machine.with_fast_capacity(point.fast_bytes)
     least = bound(profile, machine, time_limit_s=time_limit_s)
+    looser = exchange_bound(profile, machine, time_limit_s=time_limit_s)
+    exchange_ns = None if looser.loose else looser.step_ns
     found = []
     for policy in policies:
         made = point if policy == CURVE_POLICY else _planned(subject, point, profile, machine, policy)
@@ -210,6 +220,8 @@ def cells(
                 worse_speed=_over(subject.all_fast_step_ns, made.worse_step_ns),
                 fast_peak_bytes=made.fast_peak_bytes,
                 fast_mean_bytes=made.fast_mean_bytes,
+                exchange_step_ns=exchange_ns,
+                exchange_speed=_over(subject.all_fast_step_ns, exchange_ns),
             )
         )
     return found

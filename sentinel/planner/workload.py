@@ -156,7 +156,8 @@ class Workload:
     is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
     `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
     `pool_ns`: (L,) extra time of those that are in slow memory. `slow_tier`: (U,) the slower tier that serves each unit
-    where the fast one does not.
+    where the fast one does not. `exchanges`: what moves holds room on one side only, for the exchange bound; no plan
+    does that.
     """
 
     profile: Profile
@@ -173,6 +174,7 @@ class Workload:
     pool_ns: NDArray[np.float64]
     footprint_bytes: int
     slow_tier: NDArray[np.int64]
+    exchanges: bool = False
 
     @property
     def n_layers(self) -> int:

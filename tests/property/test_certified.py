@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sentinel.core.cost import base_ns
-from sentinel.planner import bound
-from sentinel.planner.bound_program import Program, least_extra_ns
+from sentinel.planner import bound, exchange_bound
+from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra_ns
 from sentinel.planner.lagrangian_bound import Certifier
 from sentinel.planner.lower_bound import by_prices
 from sentinel.planner.relaxation import make_groups
@@ -21,11 +21,11 @@ from tests.three_tiers import three_tiers
 from tests.unit.test_planner import network
 
 
-def program_of(profile, machine):
+def program_of(profile, machine, kind=Program):
     compute, traffic = base_ns(profile, machine)
     *middle, extra = least_extra_ns(profile, machine)
     groups = make_groups(profile, extra, machine.fast.capacity_bytes)
-    program = Program(groups, profile, machine, compute, traffic)
+    program = kind(groups, profile, machine, compute, traffic)
     for tier, (here, behind) in enumerate(pairwise([*middle, extra]), 1):
         program.middle_tier(profile, sum(t.capacity_bytes for t in machine.tiers[1 : tier + 1]), here, behind)
     return program
@@ -52,9 +52,14 @@ def optimum(program):
 
 
 @settings(max_examples=150, deadline=None)
-@given(profile=profiles(), machine=machines(), seed=st.integers(0, 1 << 30))
-def test_no_prices_prove_more_than_the_optimum_and_the_best_ones_prove_it(profile, machine, seed):
-    program = program_of(profile, machine)
+@given(
+    profile=profiles(),
+    machine=machines(),
+    seed=st.integers(0, 1 << 30),
+    kind=st.sampled_from([Program, ExchangeProgram]),
+)
+def test_no_prices_prove_more_than_the_optimum_and_the_best_ones_prove_it(profile, machine, seed, kind):
+    program = program_of(profile, machine, kind)
     assume(len(program.groups.nbytes) and program.groups.use_ns.any())
     certifier = Certifier(program)
     best, duals = optimum(program)
@@ -97,6 +102,24 @@ def test_the_planners_own_prices_prove_nearly_all_and_say_how_much_is_open(mib):
     assert program.least_ms.sum() * 1.01 < proof.ms <= best * (1 + 1e-9)
     assert proof.ms >= best * (1 - proof.open) * 0.999
     assert proof.open < 0.05
+
+
+@settings(max_examples=100, deadline=None)
+@given(profile=profiles(), machine=machines())
+def test_who_holds_room_on_one_side_only_is_never_slower(profile, machine):
+    assert exchange_bound(profile, machine).step_ns <= bound(profile, machine).step_ns * 1.0001 + 1
+    both, one = (program_of(profile, machine, kind) for kind in (Program, ExchangeProgram))
+    assume(len(both.groups.nbytes) and both.groups.use_ns.any())
+    assert optimum(one)[0] <= optimum(both)[0] * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("mib", [8, 24, 48])
+def test_the_exchange_bound_is_near_the_optimum_of_its_program(mib):
+    profile, machine = network(), make_machine(mib * MIB)
+    best = optimum(program_of(profile, machine, ExchangeProgram))[0]
+    found = exchange_bound(profile, machine)
+    assert not found.loose
+    assert best * 0.995 <= found.step_ns / 1e6 <= best * (1 + 1e-9)
 
 
 def test_a_bound_cut_short_is_one_all_the_same_and_says_so():

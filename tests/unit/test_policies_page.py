@@ -38,6 +38,33 @@ def test_a_rival_that_is_more_than_half_a_percent_faster_is_told():
     assert behind == [{"trace": "vit", "machine": "cxl-m5", "fast": "20%", "rival": "lru", "by": 1.0125}]
 
 
+def test_plans_that_a_worse_machine_spoils_are_told_and_so_is_the_way_to_the_exchange_bound():
+    def known(trace, worse, static, fraction=0.9):
+        speeds = {"sentinel": fraction, "best-static": 0.8, "lru": 0.5}
+        return {
+            **cell(trace, 0.9, 0.5),
+            "bound_ns": 100,
+            "exchange_ns": 90,
+            "fraction": speeds,
+            "worse_ns": {"sentinel": worse, "best-static": static},
+            "held_in_mean": {"sentinel": 0.75},
+        }
+
+    cells = [known("resnet32", 104, 100), known("lstm", 102, 100), known("gpt2", 90, 100, fraction=0.79)]
+    told = summary(cells)
+    spoilt = [(row["trace"], row["worse"], row["described"]) for row in told["spoilt_by_a_worse_machine"]]
+    assert spoilt == [("resnet32", 1.04, 0.88889), ("gpt2", 0.9, 1.01266)]
+    assert told["mean_of_exchange_bound"]["cxl-m5"]["sentinel"]["20%"] == 0.81
+    told |= {"when": "2026-01-02", "versions": {"numpy": "2.0", "python": "3.11"}}
+    page = "\n".join(policies_page._page(told))
+    assert "in 2 of 3 cells more than 3 %" in page
+    assert "| resnet32 | cxl-m5 | 20% | 1.040 | 0.889 |" in page
+    assert "Of the exchange bound `sentinel` has 0.810 with 20%." in page
+    assert "| sentinel | 0.750 |" in page
+    none = "\n".join(policies_page._page({**told, "cells": cells[1:2], "spoilt_by_a_worse_machine": []}))
+    assert "`sentinel` is nowhere more than 3 % slower" in none
+
+
 def test_runs_make_one_page(tmp_path, monkeypatch):
     versions = {"numpy": "2.0", "python": "3.11"}
     for name, cells in (("a", CELLS[:2]), ("b", CELLS[2:])):

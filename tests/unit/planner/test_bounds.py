@@ -8,7 +8,7 @@ import pytest
 from sentinel.core.cost import base_ns, slow_extra_ns
 from sentinel.planner.bound_program import Program, least_extra_ns, most_saved_ns, room_rows
 from sentinel.planner.lagrangian_bound import Certifier
-from sentinel.planner.lower_bound import bound
+from sentinel.planner.lower_bound import bound, exchange_bound
 from sentinel.planner.relaxation import make_groups
 from tests.builders import GB, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
@@ -32,6 +32,25 @@ def test_no_prices_at_all_prove_the_least_that_layers_take():
     program = Program(groups, profile, machine, *base_ns(profile, machine))
     proved = Certifier(program).least_ms(np.zeros(program.n_rows))
     assert proved == pytest.approx(program.least_ms.sum())
+
+
+def test_pages_that_change_places_within_a_layer_need_no_room_beside_them():
+    """Room for one of two that take turns in every layer; the link brings one in in half a layer."""
+    profile = make_profile([param("a", LARGE, [0, 2]), param("b", LARGE, [1, 3])], 4)
+    link = LARGE * 2000
+    machine = make_machine(LARGE, promote=link, demote=link, slow_bw=link, slow_write_bw=link)
+    all_fast = int(profile.layer_ns.sum())
+    assert exchange_bound(profile, machine).step_ns == pytest.approx(all_fast, rel=1e-6)
+    assert bound(profile, machine).step_ns > all_fast * 1.1
+
+
+def test_a_link_that_is_too_slow_bounds_an_exchange_too():
+    """As above, but half of what takes turns fits through the link in a layer; the rest is read in slow memory."""
+    profile = make_profile([param("a", LARGE, [0, 2]), param("b", LARGE, [1, 3])], 4)
+    machine = make_machine(LARGE, promote=LARGE * 500, demote=LARGE * 500, slow_bw=GB, slow_write_bw=GB)
+    slow_ns = slow_extra_ns(profile, machine, 1).sum()
+    found = exchange_bound(profile, machine).step_ns - int(profile.layer_ns.sum())
+    assert 0.1 * slow_ns < found < 0.9 * slow_ns
 
 
 def test_what_moves_holds_room_in_all_layers_of_its_life_and_what_stays_by_events():

@@ -40,6 +40,39 @@ def test_a_plan_that_a_worse_machine_spoils_gives_way_to_one_that_moves_nothing(
     assert best_of([("moves", moves)], profile, machine, "x", forgiving=True).details["chosen"] == "moves"
 
 
+def test_others_are_made_where_a_worse_machine_spoils_the_fastest_and_only_there():
+    """As above, over ten layers: two layers a move suffice for half the link too."""
+    size = 8 * MIB
+    profile, machine = make_profile([param("a", size, [0]), param("b", size, [5])], 10), make_machine(size, **LINKS)
+    stays = persistent_plan(profile, [0, 1], fast_bytes=size)
+    hasty, roomy = (
+        persistent_plan(profile, [0, 1], moves, fast_bytes=size)
+        for moves in (
+            [(0, 0, 1, 1, 2), (1, 1, 0, 4, 5), (1, 0, 1, 6, 7), (0, 1, 0, 9, 10)],
+            [(0, 0, 1, 1, 3), (1, 1, 0, 3, 5), (1, 0, 1, 6, 8), (0, 1, 0, 8, 10)],
+        )
+    )
+    asked = []
+
+    def others():
+        asked.append("others")
+        return iter([("roomy", roomy)])
+
+    candidates = [("hasty", hasty), (STAYS, stays)]
+    made = best_of(candidates, profile, machine, "x", forgiving=True, others=others)
+    assert asked == ["others"]
+    assert made.details["chosen"] == "roomy"
+    tried = {name: simulate(p, profile, machine).step_ns for name, p in [*candidates, ("roomy", roomy)]}
+    assert {**made.details["spoilt"], **made.details["alternatives"]} == tried
+    assert all(step < made.predicted_step_ns for step in made.details["spoilt"].values())
+    worse = simulate(roomy, profile, machine.worse()).step_ns
+    assert made.details["worse"]["step_ns"] == worse <= made.details["worse"]["most_ns"]
+    again = best_of([("roomy", roomy), (STAYS, stays)], profile, machine, "x", forgiving=True, others=others)
+    trusting = best_of(candidates, profile, machine, "x", others=others)
+    assert [plan.details["chosen"] for plan in (again, trusting)] == ["roomy", "hasty"]
+    assert asked == ["others"]
+
+
 def test_large_steps_are_searched_less_hard():
     rounds = []
     for tensors, layers in ((100, 20), (3000, 200), (6000, 600)):

@@ -1,0 +1,92 @@
+"""One example for benchmarks/blind_validation.py: a plan and its predicted step for each policy, as a line of JSON.
+
+The example trains with everything fast, under Sentinel. Its layer times and a profile of one of its steps are all that
+is known of it; no step of a plan that is predicted here has run. `ratio` is of the simulated step to the plain one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import sentinel
+from benchmarks import _copy_rate
+from benchmarks._validated_run import trained
+from sentinel import files
+from sentinel.core.budget import Budget
+from sentinel.core.errors import SentinelError
+from sentinel.core.machine import Machine
+from sentinel.core.profile import Profile
+from sentinel.core.units import parse_amount
+from sentinel.planner import footprint_bytes, plan
+from sentinel.session import Overrides, current, set_overrides
+from sentinel.simulator import plain_layer_ns, simulate
+
+ALL_FAST = "all-fast"
+
+
+def predicted(profile: Profile, machine: Machine, policy: str, fast: str, folder: Path, stem: str) -> dict[str, Any]:
+    """The plan of one policy, kept in `folder`, and what it is to do to a step; or why there is none."""
+    share = "100%" if policy == ALL_FAST else fast
+    budget = Budget(parse_amount(share).of(footprint_bytes(profile)))
+    try:
+        made = plan(profile, machine, policy, budget=budget)
+    except SentinelError as error:
+        return {"refused": str(error)}
+    run = simulate(made, profile, machine, steps=2)
+    path = folder / f"{stem}-{policy}.json"
+    files.save(files.with_origin(made, profile=profile, machine=machine), path)
+    assert run.step_ns is not None
+    return {
+        "ratio": run.step_ns / int(profile.layer_ns.sum()),
+        "migrations": len(made.migrations),
+        "migrated_bytes": sum(move.nbytes for move in made.migrations),
+        "fast_bytes": made.capacity_bytes[0],
+        "plan": path.name,
+        "plan_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+
+
+def main() -> None:
+    """Train, plan, predict; print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("example", "fast", "slow"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--policies", nargs="+", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--plans", type=Path, required=True)
+    given = parser.parse_args()
+    set_overrides(Overrides(fast="100%", slow=given.slow, policy=ALL_FAST))
+    trained(given.example, given.steps)
+    run, session = sentinel.stop(), current()
+    assert session is not None
+    flow = session.flow
+    assert flow.profile is not None
+    assert flow.machine is not None
+    layer_ns = plain_layer_ns(run, flow.profile.n_layers)
+    if layer_ns is None:
+        raise SystemExit("no step ran as planned: --steps gives it more")
+    profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
+    machine = _copy_rate.reached(flow.machine)
+    given.plans.mkdir(parents=True, exist_ok=True)
+    rows = {
+        policy: predicted(profile, machine, policy, given.fast, given.plans, given.example)
+        for policy in (ALL_FAST, *given.policies)
+    }
+    told = {
+        "plain_ns": int(layer_ns.sum()),
+        "layers": profile.n_layers,
+        "footprint_bytes": footprint_bytes(profile),
+        "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
+        "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in flow.machine.links],
+        "policies": rows,
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

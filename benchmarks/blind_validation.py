@@ -1,0 +1,334 @@
+"""Claim: predictions made before the runs that judge them are right about each step and about what slow memory adds.
+
+First each example trains with everything fast; from its layer times and one profile a plan is made and simulated for
+each policy, on the machine asked for, its links no faster than this host copies. What is predicted is the ratio of the
+step to a plain one. It goes into a file, and the file's SHA-256 beside it, before anything else runs.
+
+Then the plans are carried out as saved, on the emulated tier: copies are real, delays of slow accesses are injected.
+One process trains plainly (all fast, nothing moves), others by the plans, and they take turns of a few steps; each
+turn is held against the plain ones before and after it. The first step of each turn is left out. `all-fast` is among
+the judged: its error is that of the method.
+
+With `--physics other` the emulator obeys other laws than the model (benchmarks/_other_physics.py), and the predictions
+stay as they are: judged is whether policies that were predicted more than 3 % apart come in the predicted order.
+
+    python -m benchmarks.blind_validation                 # hours
+    python -m benchmarks.blind_validation --quick         # minutes: two examples, three policies
+
+Keep the host idle. What a file has already is not run again; predictions are never made anew while they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _bench, blind_validation_page
+from benchmarks.validation import EXAMPLES
+from sentinel.planner import POLICIES
+
+CLAIM = (__doc__ or "").partition("\n")[0].removeprefix("Claim: ")
+CONTROL = "all-fast"
+QUICK_EXAMPLES, QUICK_POLICIES = ("02_resnet", "03_lstm"), ("sentinel", "capuchin", "lru")
+APART = 1.03
+"""Policies are ranked where one was predicted to take more than so many times the step of the other."""
+LEAST_ADDED = 0.01
+"""Where slow memory adds less than this share of a step, the error of the added time would be that of the clock."""
+TOGETHER = 3
+"""Policies that take turns with one plain process: more would not fit into memory, nor into one speed of the host."""
+SETTLING = 12
+"""Steps before the first turn: optimizer state has settled by then, and test and trial has decided."""
+PREDICTING_STEPS = 22
+"""One creates the optimizer's state, one is profiled; the plan is retimed after 16, from the latest 8."""
+INTO = _bench.ROOT / "docs" / "validation"
+
+
+class TurnTaker:
+    """A process that trains by one plan while it has its turn."""
+
+    def __init__(self, words: Sequence[str], threads: int) -> None:
+        of_threads = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._blind_turns", *words],
+            cwd=_bench.ROOT,
+            env={**os.environ, **of_threads},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        try:
+            self._answer()
+        except BaseException:  # Ctrl-C too: nobody else knows of the process yet
+            self.close()
+            raise
+
+    def take(self) -> float:
+        """Median ns of the steps of one turn, the first left out."""
+        return statistics.median(self._next()["took_ns"][1:])
+
+    def end(self) -> dict[str, Any]:
+        """What the run counted."""
+        return self._next()
+
+    def close(self) -> None:
+        """The process ends, however far it came."""
+        self._process.kill()
+        self._process.wait()
+        self._said.close()
+
+    def _next(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: that there is no answer tells why
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._said.seek(0)
+            raise SystemExit(f"a training process ended early:\n{self._said.read()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def predictions(given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What was predicted: as it stands in the file, else made now and written there, its digest beside it."""
+    path = given.into / f"{given.stem}predictions.json"
+    if path.exists():
+        return checked(path, settings)
+    examples = {}
+    for example in given.examples:
+        words = ["--example", example, "--fast", given.fast, "--slow", given.slow, "--plans", str(given.plans)]
+        words += ["--steps", str(PREDICTING_STEPS), "--policies", *given.policies]
+        of_threads = {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+        examples[example] = _bench.child("benchmarks._blind_prediction", words, of_threads)
+        print(f"{example}: predicted", file=sys.stderr, flush=True)
+    given.into.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_bench.told(CLAIM, settings, examples), indent=1) + "\n")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_suffix(".sha256").write_text(f"{digest}  {path.name}\n")  # as sha256sum writes and checks it
+    return checked(path, settings)
+
+
+def checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The predictions of a file, with its digest. SystemExit if they are not those that were digested, or of a run with
+    other settings."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    kept = path.with_suffix(".sha256")
+    if not kept.exists() or kept.read_text().split()[0] != digest:
+        raise SystemExit(f"{path} is not the file whose digest is in {kept.name}: remove both, and predict anew")
+    told: dict[str, Any] = json.loads(path.read_text())
+    otherwise = [f"{name} {told.get(name)}" for name, value in settings.items() if told.get(name) != value]
+    if otherwise:
+        raise SystemExit(f"{path} was made with {', '.join(otherwise)}: ask for the same, or give another --into")
+    return {**told, "sha256": digest}
+
+
+def judged(
+    example: str, policies: Sequence[str], predicted: Mapping[str, Any], given: argparse.Namespace, physics: str
+) -> Iterator[dict[str, Any]]:
+    """Cells of some policies of one example, which have taken turns with plain steps."""
+    rows = predicted["results"][example]["policies"]
+
+    def process(policy: str, turns: int) -> TurnTaker:
+        row = rows[policy]
+        path = given.plans / row["plan"]
+        if hashlib.sha256(path.read_bytes()).hexdigest() != row["plan_sha256"]:
+            raise SystemExit(f"{path} is not the plan that was predicted: remove the predictions, and predict anew")
+        settings = {"plan": path, "fast": row["fast_bytes"], "turns": turns, "settling": SETTLING}
+        settings |= {"example": example, "slow": given.slow, "physics": physics, "group": given.group}
+        return TurnTaker([f"--{name}={value}" for name, value in settings.items()], given.threads)
+
+    running: dict[str, TurnTaker] = {}
+    plain: TurnTaker | None = None
+    try:
+        plain = process(CONTROL, given.rounds * len(policies) + 1)
+        for policy in policies:
+            running[policy] = process(policy, given.rounds)
+        ratios: dict[str, list[float]] = {policy: [] for policy in policies}
+        before = plain.take()
+        plains = [before]
+        for order in _bench.taking_turns(policies, given.rounds):
+            for policy in order:
+                took = running[policy].take()
+                after = plain.take()
+                ratios[policy].append(2 * took / (before + after))
+                before = after
+                plains.append(after)
+        ends = {policy: each.end() for policy, each in running.items()}
+    finally:
+        for each in (plain, *running.values()):
+            if each is not None:
+                each.close()
+    for policy in policies:
+        yield {**cell(rows[policy]["ratio"], ratios[policy], ends[policy]), "plain_ns": statistics.median(plains)}
+
+
+def cell(ratio: float, ratios: Sequence[float], end: Mapping[str, Any]) -> dict[str, Any]:
+    """What was predicted and executed, and the errors: predicted over executed, less one. SystemExit if what ran was
+    not what was predicted."""
+    if not end["emulated"] or not end["as_saved"]:
+        raise SystemExit(f"the saved plan was not carried out on an emulated tier: {end['notes']}")
+    executed = statistics.median(ratios)
+    added = executed - 1
+    return {
+        "predicted": ratio,
+        "executed": executed,
+        "ratios": list(ratios),
+        "error": ratio / executed - 1,
+        "added_error": (ratio - 1) / added - 1 if added > LEAST_ADDED else None,
+        "run": dict(end),
+    }
+
+
+def summary(cells: Sequence[Mapping[str, Any]], migrations: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    """Of the cells of one physics, those of policies that move: errors of ratio and added time; and of all: how many
+    pairs that were predicted apart came in that order."""
+    moving = [each for each in cells if migrations[each["example"], each["policy"]]]
+    errors = [each["error"] for each in moving]
+    added = [each["added_error"] for each in moving if each["added_error"] is not None]
+    kept, pairs = ranking(cells)
+    return {
+        "cells": len(moving),
+        "ratio_mean": _mean(map(abs, errors)),
+        "ratio_worst": max(errors, key=abs, default=None),
+        "added_cells": len(added),
+        "added_mean": _mean(map(abs, added)),
+        "added_worst": max(added, key=abs, default=None),
+        "added_bias": _mean(added),
+        "pairs": pairs,
+        "pairs_kept": kept,
+    }
+
+
+def ranking(cells: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """(pairs that came in the predicted order, pairs that were predicted apart), of policies of the same example."""
+    kept = pairs = 0
+    for one, other in combinations(cells, 2):
+        if one["example"] != other["example"]:
+            continue
+        fast, slow = sorted((one, other), key=lambda each: each["predicted"])
+        if slow["predicted"] > APART * fast["predicted"]:
+            pairs += 1
+            kept += slow["executed"] > fast["executed"]
+    return kept, pairs
+
+
+def _mean(values: Any) -> float | None:
+    found = list(values)
+    return statistics.fmean(found) if found else None
+
+
+def main() -> None:
+    """Predict, judge, and write the files and the page."""
+    given = _given()
+    settings = {name: getattr(given, name) for name in ("slow", "fast", "threads")}
+    predicted = predictions(given, settings)
+    if given.predict_only:
+        return
+    path = given.into / f"{given.stem}results.json"
+    cells = json.loads(path.read_text())["results"]["cells"] if path.exists() else []
+    of = {"predictions": {"sha256": predicted["sha256"], "when": predicted["when"]}, **settings}
+    of |= {"rounds": given.rounds, "group": given.group, "quick": bool(given.stem)}
+    before = json.loads(path.read_text()) if cells else of
+    if otherwise := [name for name in ("predictions", "rounds", "group") if before[name] != of[name]]:
+        raise SystemExit(f"{path} was judged with other {', '.join(otherwise)}: remove it, or give another --into")
+    for physics, example, policies in _sittings(given, predicted, cells):
+        busy_s, began = _bench.others_s(), time.monotonic()
+        found = list(judged(example, policies, predicted, given, physics))
+        took_s = time.monotonic() - began
+        others = round((_bench.others_s() - busy_s) / (took_s * len(os.sched_getaffinity(0))), 3)
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for policy, each in zip(policies, found, strict=True):
+            cells.append(
+                {"physics": physics, "example": example, "policy": policy, "when": when, "others_share": others, **each}
+            )
+            print(f"{physics} {example} {policy}: {each['error']:+.1%}", file=sys.stderr, flush=True)
+        path.write_text(json.dumps(_bench.told(CLAIM, of, _results(cells, predicted)), indent=1) + "\n")
+    if given.into == INTO:
+        blind_validation_page.write()
+    else:
+        (given.into / "page.md").write_text(blind_validation_page.sections(given.into))
+
+
+def _results(cells: list[dict[str, Any]], predicted: Mapping[str, Any]) -> dict[str, Any]:
+    rows = predicted["results"]
+    migrations = {
+        (example, policy): row.get("migrations", 0)
+        for example, told in rows.items()
+        for policy, row in told["policies"].items()
+    }
+    physics = dict.fromkeys(each["physics"] for each in cells)
+    summaries = {name: summary([each for each in cells if each["physics"] == name], migrations) for name in physics}
+    return {"summaries": summaries, "cells": cells}
+
+
+def _sittings(
+    given: argparse.Namespace, predicted: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """(physics, example, policies) that are still to be judged, as many policies as take turns together."""
+    done = {(each["physics"], each["example"], each["policy"]) for each in cells}
+    for physics in given.physics:
+        for example in given.examples:
+            if example not in predicted["results"]:
+                raise SystemExit(f"{example} was not predicted: give another --into, and predict it")
+            rows = predicted["results"][example]["policies"]
+            wanted = [
+                policy
+                for policy in (*given.policies, CONTROL)
+                if (physics, example, policy) not in done and "refused" not in rows.get(policy, {"refused": ""})
+            ]
+            for first in range(0, len(wanted), TOGETHER + 1):
+                yield physics, example, wanted[first : first + TOGETHER + 1]
+
+
+def _given() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(QUICK_EXAMPLES)}; {', '.join(QUICK_POLICIES)}"
+    )
+    parser.add_argument("--physics", nargs="+", choices=("same", "other"), default=["same", "other"])
+    parser.add_argument("--examples", nargs="+", choices=EXAMPLES)
+    parser.add_argument("--policies", nargs="+", choices=[name for name in POLICIES if name != CONTROL])
+    parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
+    parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the slower tier (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each policy (default %(default)s)")
+    parser.add_argument(
+        "--group", type=int, default=5, help="steps of a turn, the first left out (default %(default)s)"
+    )
+    parser.add_argument("--into", type=Path, default=INTO, metavar="FOLDER", help="default docs/validation")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="keep the plans here (default build/validation)")
+    parser.add_argument("--predict-only", action="store_true", help="write predictions and digest, judge later")
+    given = parser.parse_args()
+    if given.group < 2 or given.rounds < 1:
+        parser.error("--group must be at least 2, --rounds at least 1")
+    given.into = given.into.resolve()
+    given.stem = "quick-" if given.quick else ""
+    given.examples = given.examples or list(QUICK_EXAMPLES if given.quick else EXAMPLES)
+    given.policies = given.policies or (
+        list(QUICK_POLICIES) if given.quick else [name for name in POLICIES if name != CONTROL]
+    )
+    given.plans = given.plans or _bench.ROOT / "build" / f"{given.stem}validation"
+    return given
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The first part of docs/validation.md, from the results of benchmarks/blind_validation.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _bench, validation_page
+
+PAGE = _bench.ROOT / "docs" / "validation.md"
+GOALS = {"ratio_mean": 0.02, "added_mean": 0.08, "added_worst": 0.20, "added_bias": 0.03}
+"""Errors as shares; their signs do not matter."""
+RANKED = 0.95
+"""Of the pairs of policies that were predicted apart."""
+
+_HEAD = """# Simulated against executed
+
+The first part says what was predicted before it was executed. The last one has layer times of the run that it judges,
+and tests scheduling only.
+"""
+_NOT_YET = """## Predicted first, executed afterwards
+
+Not run yet: `python -m benchmarks.blind_validation`, or with `--quick` in minutes.
+"""
+_TITLES = {"": "## Predicted first, executed afterwards", "quick-": "## The same, quick: two examples, three policies"}
+_HOW = """
+`python -m benchmarks.blind_validation{option}`: {cores} cores of an {cpu}, {threads} threads, {torch}, {fast} fast
+memory, `{slow}`, {rounds} turns of {group} steps each, the first step of a turn left out; {first} to {last}, others
+had at most {others:.0%} of the processors. **Copies are real, delays of slow accesses are injected.**
+
+Predictions were written at {when}, before the runs, with this SHA-256
+([{stem}predictions.json](validation/{stem}predictions.json)):
+
+```
+{sha256}
+```
+
+Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
+how fast this host copies beside compute: {links}. Plans are carried out as they
+were saved. A process that trains plainly and those that follow plans take turns, and each turn is held against the
+plain ones before and after it.
+"""
+_TABLE = """
+Predicted → executed ratio, and in brackets the error of the time that slow memory adds: predicted over executed, less
+one. It is left out where less than 1 % of a step is added. `all-fast` moves nothing: its error is that of the method.
+"""
+_LAWS = """a latency costs 1.5 times what was asked for, half of the time that
+bytes of slow accesses take is hidden behind compute, and a transfer that begins while another one is under way has half
+the link"""
+_OTHER = """
+### Other physics
+
+The emulator obeys other laws here than the model: {laws}. The predictions are the same. Judged is the order: {kept} of
+{pairs} pairs of policies that were predicted more than 3 % apart came in the predicted order{share}; the goal is 95 %.
+"""
+
+
+def write() -> None:
+    """The page anew, from all results that there are."""
+    PAGE.write_text(made(PAGE.parent))
+
+
+def made(docs: Path) -> str:
+    """docs/validation.md."""
+    old = json.loads((docs / "validation.json").read_text())
+    return sections(docs / "validation") + "\n" + validation_page.page(old, heading="## Layer times of the same run")
+
+
+def sections(folder: Path) -> str:
+    """The parts for the whole and for the quick table, as far as they were run."""
+    told = [part for stem in _TITLES if (folder / f"{stem}results.json").exists() for part in _section(folder, stem)]
+    return "\n".join([_HEAD, *(told or [_NOT_YET])])
+
+
+def _section(folder: Path, stem: str) -> Iterator[str]:
+    told = json.loads((folder / f"{stem}results.json").read_text())
+    predicted = json.loads((folder / f"{stem}predictions.json").read_text())["results"]
+    cells = told["results"]["cells"]
+    whens = sorted(each["when"] for each in cells)
+    yield _TITLES[stem]
+    yield _HOW.format(
+        option=" --quick" if stem else "",
+        stem=stem,
+        cores=told["machine"]["cores"],
+        cpu=" ".join((told["machine"]["cpu"] or "unknown processor").split()[:2]),
+        torch=f"torch {told['versions']['torch']}",
+        first=whens[0],
+        last=whens[-1],
+        others=max(each["others_share"] for each in cells),
+        sha256=told["predictions"]["sha256"],
+        when=told["predictions"]["when"],
+        links=_links(predicted),
+        **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group")},
+    )
+    for physics, found in told["results"]["summaries"].items():
+        mine = [each for each in cells if each["physics"] == physics]
+        if physics == "other":
+            share = f" ({found['pairs_kept'] / found['pairs']:.0%})" if found["pairs"] else ""
+            yield _OTHER.format(laws=_LAWS, kept=found["pairs_kept"], pairs=found["pairs"], share=share)
+        else:
+            yield from _goals(found)
+        yield _TABLE if physics == "same" else ""
+        yield from _table(mine)
+        yield ""
+
+
+def _goals(found: Mapping[str, Any]) -> Iterator[str]:
+    """The errors of policies that move, each beside its goal."""
+    yield "| of policies that move | found | goal | |"
+    yield "| --- | --- | --- | --- |"
+    words = {
+        "ratio_mean": f"error of the ratio, mean of {found['cells']} cells",
+        "added_mean": f"error of the added time, mean of {found['added_cells']} cells",
+        "added_worst": "the same, worst",
+        "added_bias": "the same, mean with its sign",
+    }
+    for name, what in words.items():
+        value, sign = found[name], "" if name.endswith("mean") else "+"
+        shown = "–" if value is None else f"{value:{sign}.1%}"
+        verdict = "" if value is None else "held" if abs(value) <= GOALS[name] else "**not held**"
+        yield f"| {what} | {shown} | {GOALS[name]:.0%} | {verdict} |"
+    pairs, kept = found["pairs"], found["pairs_kept"]
+    if pairs:
+        verdict = "held" if kept / pairs >= RANKED else "**not held**"
+        what = "order of pairs predicted more than 3 % apart, all policies"
+        yield f"| {what} | {kept} of {pairs} | {RANKED:.0%} | {verdict} |"
+
+
+def _table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    examples = sorted({each["example"] for each in cells})
+    yield f"| policy | {' | '.join(examples)} |"
+    yield f"| --- |{' --- |' * len(examples)}"
+    for policy in dict.fromkeys(each["policy"] for each in cells):
+        mine = {each["example"]: each for each in cells if each["policy"] == policy}
+        yield f"| {policy} | {' | '.join(_shown(mine[name]) if name in mine else '' for name in examples)} |"
+
+
+def _shown(each: Mapping[str, Any]) -> str:
+    error = each["added_error"]
+    return f"{each['predicted']:.3f} → {each['executed']:.3f}" + ("" if error is None else f" ({error:+.0%})")
+
+
+def _links(predicted: Mapping[str, Any]) -> str:
+    """The least and the most that a link was predicted with, over all examples, beside what was asked for."""
+    ways = {"to fast memory": True, "out of it": False}
+    told = []
+    for words, up in ways.items():
+        rates, asked = (
+            [rate for each in predicted.values() for _, target, rate in each[name] if (target == 0) == up]
+            for name in ("links", "asked_links")
+        )
+        told.append(
+            f"{min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} GB/s {words} where {max(asked) / 1e9:.1f} were asked for"
+        )
+    return ", ".join(told)

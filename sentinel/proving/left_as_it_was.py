@@ -1,0 +1,47 @@
+"""Settings of the kernel that a comparison changes while it runs: seen before, put back where a child was killed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path("/")
+_SETTINGS = (
+    "proc/sys/kernel/numa_balancing",
+    "proc/sys/vm/percpu_pagelist_high_fraction",
+    "sys/kernel/mm/numa/demotion_enabled",
+)
+_WEIGHTS = "sys/kernel/mm/mempolicy/weighted_interleave"
+_CGROUPS = "sys/fs/cgroup"
+_CONTROL = f"{_CGROUPS}/cgroup.subtree_control"
+_MEMORY = "memory"
+"""The one controller that a comparison turns on; others are not ours to put back."""
+
+
+def settings_now(root: Path = ROOT) -> dict[str, str]:
+    """Path below `root` -> what it says; those that are not there are left out."""
+    weights = sorted(path.relative_to(root).as_posix() for path in (root / _WEIGHTS).glob("node*"))
+    found = {}
+    for name in (*_SETTINGS, *weights, _CONTROL):
+        with contextlib.suppress(OSError):
+            said = (root / name).read_text().strip()
+            found[name] = said if name != _CONTROL else _MEMORY * (_MEMORY in said.split())
+    return found
+
+
+def put_back(before: Mapping[str, str], root: Path = ROOT) -> list[str]:
+    """Write what differs from `before`; a sentence for each, also for what could not be written."""
+    for folder in sorted((root / _CGROUPS).glob("sentinel-compare-*")):
+        with contextlib.suppress(OSError):  # of another one that still runs, or not ours
+            folder.rmdir()
+    now, said = settings_now(root), []
+    for name, value in before.items():
+        if now.get(name) == value:
+            continue
+        try:
+            (root / name).write_text(value if name != _CONTROL else f"{'+' if value else '-'}{_MEMORY}")
+            said.append(f"/{name} was {now.get(name, '')!r} and is {value!r} again")
+        except OSError as error:
+            said.append(f"/{name} is {now.get(name, '')!r}, was {value!r}, and could not be written: {error.strerror}")
+    return said

@@ -1,0 +1,242 @@
+"""What `sentinel prove` found, for people: tables, sentences, and the row of docs/real-hardware.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.proof_rows import BUSY_SHARE, CONTROL, OURS, Proof, ProvedRow, rows
+from sentinel.reports.text import aligned
+
+HEADS = (
+    "workload",
+    "placement",
+    "step",
+    "from … to",
+    "over stock",
+    "over all-fast",
+    "predicted",
+    "error",
+    "served fast",
+    "moved a step",
+    "bits as stock",
+)
+
+
+def cells_of(row: ProvedRow) -> tuple[str, ...]:
+    """What the table shows, a cell for each of HEADS."""
+    name = f"{row.placement} (compared)" if row.kind == "kernel" else row.placement
+    if row.said and row.step_ns is None and row.same_bits is None:
+        return (row.workload, name, row.said.partition(":")[0], *("-",) * (len(HEADS) - 3))
+    return (
+        row.workload,
+        name,
+        _shown(row.step_ns, format_ns),
+        _spread(row),
+        _shown(row.over_stock, _ratio),
+        _shown(row.over_control, _ratio),
+        _shown(row.predicted, _ratio),
+        _shown(row.error, lambda value: f"{value:+.1%}"),
+        _shown(row.served_share, lambda value: f"{value:.1%}"),
+        _shown(row.moved_bytes, format_bytes),
+        {True: "same", False: "DIFFER", None: "-"}[row.same_bits],
+    )
+
+
+def _spread(row: ProvedRow) -> str:
+    if row.least_ns is None or row.most_ns is None:
+        return "-"
+    return f"{format_ns(row.least_ns)} … {format_ns(row.most_ns)}"
+
+
+def bits_differ(proof: Proof) -> bool:
+    """Whether anything was trained otherwise than stock."""
+    return any(row.same_bits is False for row in rows(proof))
+
+
+def failures(proof: Proof) -> list[str]:
+    """A sentence for each cell that failed."""
+    return [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said.startswith("failed")]
+
+
+def notes(proof: Proof) -> list[str]:
+    """What to know before reading the numbers."""
+    found = []
+    if proof["partial"]:
+        found.append(f"partial: {proof['partial']}")
+    if proof["emulated_machine"]:
+        found.append("emulated machine (QEMU, software): bits, pages and shares are real, times are not: none is shown")
+    if proof["injected_delays"]:
+        found.append(
+            f"slow memory is {proof['settings']['slow']}: ordinary memory of this host with injected delays, no slower"
+            " memory. Times of a placement say how its transfers are scheduled, not what a device does"
+        )
+    found.append(
+        "predicted: written, with a digest, before the first run that it is held against; a ratio to all-fast, which is"
+        " everything in fast memory under the same runtime"
+    )
+    if proof["settings"]["file"]:
+        found.append("file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there")
+    busy = [row.busy_share for row in rows(proof) if row.busy_share is not None]
+    if loud := [share for share in busy if share > BUSY_SHARE]:
+        found.append(
+            f"the host was busy in {len(loud)} of {len(busy)} runs: the training thread waited for a processor, or a"
+            f" hypervisor took it, for up to {max(loud):.0%} of the time. Ratios with these runs are not told"
+        )
+    found += [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said]
+    found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
+    found += [f"put back: {sentence}" for sentence in proof["put_back"]]
+    return found
+
+
+def summary(proof: Proof) -> list[tuple[str, str]]:
+    """(what, answer): the answer in short."""
+    found = rows(proof)
+    judged = [row for row in found if row.same_bits is not None]
+    same = sum(row.same_bits is True for row in judged)
+    errors = [row.error for row in found if row.error is not None and row.placement != CONTROL]
+    moving = [row.error for row in found if row.error is not None and row.moved_bytes]
+    return [
+        ("bits", f"{same} of {len(judged)} runs trained the same losses and parameters as stock PyTorch"),
+        ("prediction", _errors(errors)),
+        ("of those that move", _errors(moving)),
+        *(
+            (name if kind == "policy" else f"{name} (compared)", _mean_over_control(found, kind, name))
+            for kind, name in _COMPARED
+            if any((row.kind, row.placement) == (kind, name) for row in found)
+        ),
+    ]
+
+
+_COMPARED = (
+    ("policy", OURS),
+    ("policy", "best-static"),
+    ("policy", "first-touch"),
+    ("policy", "all-slow"),
+    ("kernel", OURS),
+    ("kernel", "kernel-tiering"),
+    ("kernel", "first-touch"),
+)
+
+
+def _errors(errors: Sequence[float]) -> str:
+    if not errors:
+        return "nothing to judge"
+    sizes = [abs(error) for error in errors]
+    return (
+        f"of {len(errors)} ratios the mean error is {fmean(sizes):.1%}, the worst {max(sizes):.1%},"
+        f" the mean with its sign {fmean(errors):+.1%}"
+    )
+
+
+def _mean_over_control(found: Sequence[ProvedRow], kind: str, name: str) -> str:
+    ratios = [row.over_control for row in found if (row.kind, row.placement) == (kind, name) and row.over_control]
+    if not ratios:
+        return "not measured"
+    return f"a step takes {fmean(ratios):.3f} of all-fast in the mean of {len(ratios)}, {max(ratios):.3f} at most"
+
+
+TABLE_HEADS = (
+    "processor, kernel, nodes",
+    "slow memory",
+    "bits as stock",
+    "ours over all-fast",
+    "best that moves nothing",
+    "kernel's tiering",
+    "all slow",
+    "error of predicted ratios",
+    "when, cells",
+)
+
+
+def table_row(proof: Proof) -> str:
+    """The row of docs/real-hardware.md, as Markdown: ratios are means over the workloads."""
+    found, host = rows(proof), proof["host"]
+    judged = [row for row in found if row.same_bits is not None]
+    errors = [abs(row.error) for row in found if row.error is not None and row.placement != CONTROL]
+    nodes = f"{len(host.get('nodes', ())) or 1} nodes".replace("1 nodes", "1 node")
+    ran = len(proof["cells"]) + len(proof["kernel_placements"])
+    told = (
+        f"{_processor(host)}, {host.get('cpus')} CPUs, Linux {host.get('kernel')}, {nodes}",
+        _slow(proof),
+        f"{sum(row.same_bits is True for row in judged)} of {len(judged)}",
+        *(_mean(found, *key) for key in (*_COMPARED[:2], ("kernel", "kernel-tiering"), ("policy", "all-slow"))),
+        f"{fmean(errors):.1%}, worst {max(errors):.1%}" if errors else "-",
+        f"{proof['ended'][:10]}, {ran} run, {len(proof['not_run'])} not",
+    )
+    return f"| {' | '.join(told)} |"
+
+
+def _processor(host: Mapping[str, Any]) -> str:
+    return str(host.get("processor") or host.get("architecture"))
+
+
+def _slow(proof: Proof) -> str:
+    settings = proof["settings"]
+    if settings["slow"] is None:
+        return "a file"
+    ran = any(cell["kind"] == "file" and "steps_ns" in cell for cell in proof["cells"])
+    beside = ", and a file" if ran else ""
+    label = " (**injected delays**, no slower memory)" if proof["injected_delays"] else ""
+    label = " (**emulated machine**, no times)" if proof["emulated_machine"] else label
+    return f"{settings['slow']}{label}{beside}"
+
+
+def _mean(found: Sequence[ProvedRow], kind: str, name: str) -> str:
+    ratios = [row.over_control for row in found if (row.kind, row.placement) == (kind, name) and row.over_control]
+    return f"{fmean(ratios):.3f}" if ratios else "-"
+
+
+def contents(proof: Proof) -> list[str]:
+    """Every name in the object, `[]` for the members of a list, `*` for names that differ; each once, in order."""
+    return list(dict.fromkeys(_names(proof, "")))
+
+
+_OF_MANY = ("predictions", "of", "not_run", "distances", "migrated_pages", "counters")
+"""Objects whose names are workloads, placements or the like."""
+
+
+def _names(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        many = path.rpartition(".")[2] in _OF_MANY
+        for name, each in value.items():
+            yield from _names(each, f"{path}.{'*' if many else name}".removeprefix("."))
+    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+        for each in value:
+            yield from _names(each, f"{path}[]")
+    else:
+        yield path
+
+
+def text(proof: Proof) -> str:
+    """What a terminal shows."""
+    lines = aligned([HEADS, *(cells_of(row) for row in rows(proof))])
+    short = aligned(summary(proof))
+    said = [f"- {note}" for note in notes(proof)]
+    missing = [f"- {sentence}" for sentence in needs(proof)]
+    wanted = ["What would need rights or packages:", *missing] if missing else []
+    return "\n\n".join("\n".join(part) for part in ([title(proof)], short, lines, said, wanted) if part)
+
+
+def title(proof: Proof) -> str:
+    """What was proved where, in a line."""
+    host = proof["host"]
+    where = f"{_processor(host)}, Linux {host.get('kernel')}"
+    return f"sentinel prove{' (partial)' if proof['partial'] else ''}: {_slow(proof).replace('**', '')}, on {where}"
+
+
+def needs(proof: Proof) -> list[str]:
+    """What was not there, for what, and how to allow it."""
+    doctor = proof["doctor"] or {}
+    missing = [*doctor.get("missing", ()), *doctor.get("trackers_missing", ())]
+    return [f"{each['name']}, for {each['needed_for']}: {each['remedy']}" for each in missing]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _shown(value: Any, form: Any) -> str:
+    return "-" if value is None else str(form(value))

@@ -1,0 +1,137 @@
+"""What was predicted is judged as it was written down, by turns beside plain steps, and can be found wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import blind_validation_page
+from benchmarks.blind_validation import cell, checked, ranking, summary
+from sentinel.core.plan import USE_DTYPE
+from tests.builders import make_machine
+
+DOCS = Path(__file__).parents[2] / "docs"
+END = {"emulated": True, "as_saved": True, "notes": [], "copied_bytes": 1}
+
+
+def judged(policy: str, predicted: float, executed: float, example: str = "a", physics: str = "same") -> dict[str, Any]:
+    found = cell(predicted, [executed - 0.1, executed, executed + 0.2], END)
+    where = {"physics": physics, "example": example, "policy": policy, "when": "2026-01-02", "others_share": 0.01}
+    return {**where, **found}
+
+
+def test_errors_are_of_the_ratio_and_of_what_is_above_one() -> None:
+    found = judged("lru", 1.2, 1.25)
+    assert (found["executed"], found["error"]) == (1.25, pytest.approx(-0.04))
+    assert found["added_error"] == pytest.approx(-0.2)
+    assert judged("lru", 1.2, 1.009)["added_error"] is None  # the clock's error, not the model's
+    assert judged("lru", 1.2, 0.9)["added_error"] is None
+
+
+@pytest.mark.parametrize("amiss", ["emulated", "as_saved"])
+def test_what_was_not_carried_out_as_predicted_is_not_judged(amiss: str) -> None:
+    with pytest.raises(SystemExit, match=r"not carried out.*why"):
+        cell(1.2, [1.2], {**END, amiss: False, "notes": ["why"]})
+
+
+def test_only_policies_that_move_are_summed_up_and_signs_show() -> None:
+    moves = {("a", "lru"): 3, ("a", "sentinel"): 1, ("a", "static"): 0}
+    cells = [judged("lru", 1.3, 1.2), judged("sentinel", 1.18, 1.2), judged("static", 3.0, 1.2)]
+    found = summary(cells, moves)
+    assert found["cells"] == found["added_cells"] == 2
+    assert found["ratio_worst"] == pytest.approx(1.3 / 1.2 - 1)
+    assert found["added_mean"] == pytest.approx((0.5 + 0.1) / 2)
+    assert found["added_worst"] == pytest.approx(0.5)
+    assert found["added_bias"] == pytest.approx((0.5 - 0.1) / 2)
+    assert summary([], {})["ratio_mean"] is None
+
+
+def test_pairs_count_where_they_were_predicted_apart_in_the_same_example() -> None:
+    cells = [judged("lru", 1.3, 1.25), judged("static", 1.5, 1.2), judged("sentinel", 1.28, 1.4)]
+    assert ranking(cells) == (0, 2)  # lru before sentinel was too close to tell; both were to be before static
+    assert ranking([*cells, judged("sentinel", 1.0, 1.1), judged("static", 9.0, 2.0, example="b")]) == (3, 5)
+
+
+def test_predictions_that_were_changed_later_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.json"
+    path.write_text(json.dumps({"slow": "x", "results": {}}))
+    with pytest.raises(SystemExit, match="not the file whose digest"):
+        checked(path, {})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_suffix(".sha256").write_text(f"{digest}  predictions.json\n")
+    assert checked(path, {"slow": "x"})["sha256"] == digest
+    with pytest.raises(SystemExit, match="was made with slow x"):
+        checked(path, {"slow": "y"})
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(SystemExit, match="not the file whose digest"):
+        checked(path, {"slow": "x"})
+
+
+def test_what_is_published_was_predicted_before_it_was_judged() -> None:
+    for results in (DOCS / "validation").glob("*results.json"):
+        told = json.loads(results.read_text())
+        path = results.with_name(results.name.replace("results", "predictions"))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert told["predictions"]["sha256"] == digest == path.with_suffix(".sha256").read_text().split()[0]
+        predicted = json.loads(path.read_text())
+        assert all(predicted["when"] < each["when"] for each in told["results"]["cells"])
+        for each in told["results"]["cells"]:
+            assert each["predicted"] == predicted["results"][each["example"]]["policies"][each["policy"]]["ratio"]
+
+
+def test_the_page_shows_each_cell_each_goal_and_which_was_missed(tmp_path: Path) -> None:
+    assert "Not run yet" in blind_validation_page.sections(tmp_path)
+    moves = {("a", "lru"): 3, ("a", "static"): 0}
+    same = [judged("lru", 1.3, 1.2), judged("static", 1.5, 1.6)]
+    other = [judged("lru", 1.3, 1.7, physics="other"), judged("static", 1.5, 1.6, physics="other")]
+    results = {"summaries": {"same": summary(same, moves), "other": summary(other, moves)}, "cells": [*same, *other]}
+    where = {"machine": {"cores": 2, "cpu": "Some Processor 9"}, "versions": {"torch": "2.0"}, "threads": 2}
+    where |= {"fast": "20%", "slow": "emulated:x", "rounds": 3, "group": 5}
+    where |= {"predictions": {"sha256": "abc123", "when": "2026-01-01"}}
+    links = {"links": [[1, 0, 2 * 10**9], [0, 1, 10**9]], "asked_links": [[1, 0, 9 * 10**9], [0, 1, 8 * 10**9]]}
+    (tmp_path / "quick-predictions.json").write_text(json.dumps({"results": {"a": links}}))
+    (tmp_path / "quick-results.json").write_text(json.dumps({**where, "results": results}))
+    text = blind_validation_page.sections(tmp_path)
+    assert "## The same, quick" in text
+    assert "abc123" in text
+    assert "2.0 to 2.0 GB/s to fast memory where 9.0 were asked for, 1.0 to 1.0 GB/s out of it" in text
+    assert "| lru | 1.300 → 1.200 (+50%) |" in text
+    assert "| the same, worst | +50.0% | 20% | **not held** |" in text
+    assert "| order of pairs predicted more than 3 % apart, all policies | 1 of 1 | 95% | held |" in text
+    assert "0 of\n1 pairs of policies" in text
+    assert "copies are real, delays of slow accesses are injected" in text.lower()
+
+
+@pytest.mark.needs("native")
+def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model() -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    from dataclasses import replace
+
+    from benchmarks._other_physics import OtherPhysics
+    from sentinel.migration.mover import NativeMover
+    from sentinel.tiers import EmulatedTier, HeldBlock
+
+    machine = make_machine()
+    fast, slow = machine.tiers
+    machine = replace(machine, tiers=(replace(fast, latency_ns=100), replace(slow, latency_ns=300, kind="emulated")))
+    uses = np.zeros(2, USE_DTYPE)
+    uses["reads"], uses["read_bytes"] = (1, 0), (0, 10**6)
+    mover = NativeMover(1 << 40)
+    model, other = EmulatedTier(machine, 1, mover), OtherPhysics(machine, 1, mover)
+    assert model.delay_ns(uses).tolist() == [200, 90_000]
+    assert other.delay_ns(uses).tolist() == [350, 45_000]
+    block = HeldBlock(0, 10**6, (10**6, 0), list)
+    alone = other._job(block, 0, 1, 0)
+    assert alone.duration_ns == model._job(block, 0, 1, 0).duration_ns
+    mover.force(10**6)
+    mover.submit(alone._replace(duration_ns=3_600_000_000_000))
+    while not mover.held().in_flight_bytes:
+        pass
+    second = other._job(block, 0, 1, 0)
+    assert second.duration_ns == 2 * alone.duration_ns
+    mover.close()

@@ -1,0 +1,190 @@
+"""What `sentinel prove` makes of what it found: ratios, errors, verdicts on bits, and what must not be shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sentinel.proving.proof_document import PredictionChanged, document
+from sentinel.proving.proof_folder import ProofFolder, digest_of
+from sentinel.reports import proof_rows, proof_tables
+from sentinel.reports.html.proof_page import proof_page
+
+BITS = {"losses": "l", "n_losses": 4, "parameters": "p"}
+SETTINGS: dict[str, Any] = {"slow": "emulated:cxl-asic-x8", "file": True, "quick": True, "workloads": ["gpt"]}
+
+
+def cell(kind: str, placement: str, step_ns: int, **more: Any) -> dict[str, Any]:
+    head = {"workload": "gpt", "kind": kind, "placement": placement, "began": "2026-01-01T00:01:00Z"}
+    planned = {"as_planned": True, "notes": [], "fast_served_fraction": 0.5, "migrated_bytes_per_step": 1 << 20}
+    steps = [step_ns - 10, step_ns, step_ns + 30]
+    return {**head, "prediction": None, "steps_ns": steps, "busy_share": 0.01, **BITS, **planned, **more}
+
+
+def proof(**more: Any) -> dict[str, Any]:
+    cells = [
+        cell("stock", "stock", 1000),
+        cell("policy", "all-fast", 1100, migrated_bytes_per_step=0),
+        cell("policy", "sentinel", 1320),
+        cell("policy", "lru", 2200, losses="other"),
+        {"workload": "gpt", "kind": "policy", "placement": "capuchin", "prediction": None, "refused": "no room"},
+        {"workload": "gpt", "kind": "file", "placement": "file", "prediction": None, "failed": "ended by signal 9"},
+    ]
+    of = {"all-fast": {"ratio": 1.0}, "sentinel": {"ratio": 1.26}, "lru": {"ratio": 2.0}}
+    return {
+        "partial": "",
+        "ended": "2026-01-01T01:00:00Z",
+        "settings": SETTINGS,
+        "emulated_machine": False,
+        "injected_delays": True,
+        "host": {"processor": "A Processor", "cpus": 2, "kernel": "6.12", "nodes": [{"number": 0}]},
+        "doctor": {"missing": [{"name": "two nodes", "needed_for": "placing", "remedy": "a host with two"}]},
+        "calibration": None,
+        "machine": None,
+        "predictions": {"gpt": {"workload": "gpt", "written": "2026-01-01T00:00:59Z", "digest": "d", "of": of}},
+        "cells": cells,
+        "kernel_placements": [],
+        "not_run": {"gpt.policy.static": "its turn did not come"},
+        "put_back": [],
+        "contents": ["host.kernel"],
+        **more,
+    }
+
+
+def by_name(found: dict[str, Any]) -> dict[str, proof_rows.ProvedRow]:
+    return {row.placement: row for row in proof_rows.rows(found)}
+
+
+def test_ratios_are_of_medians_and_errors_have_their_sign() -> None:
+    ours = by_name(proof())["sentinel"]
+    assert ours.over_stock == pytest.approx(1.32)
+    assert ours.over_control == pytest.approx(1.2)
+    assert ours.error == pytest.approx(0.05)
+    assert (ours.least_ns, ours.most_ns) == (1310, 1350)
+
+
+def test_bits_that_differ_are_found_and_those_of_the_reference_are_not_judged() -> None:
+    found = proof()
+    assert by_name(found)["sentinel"].same_bits is True
+    assert by_name(found)["stock"].same_bits is None
+    assert by_name(found)["lru"].same_bits is False
+    assert proof_tables.bits_differ(found)
+    assert "DIFFER" in proof_tables.text(found)
+    assert dict(proof_tables.summary(found))["bits"].startswith("2 of 3 runs")
+
+
+def test_a_cell_that_failed_is_one_and_one_that_was_refused_is_a_result() -> None:
+    assert proof_tables.failures(proof()) == ["gpt, file: failed: ended by signal 9"]
+    assert by_name(proof())["capuchin"].said == "refused: no room"
+
+
+def test_a_busy_host_tells_no_ratio() -> None:
+    found = proof()
+    found["cells"][2]["busy_share"] = 0.4
+    ours = by_name(found)["sentinel"]
+    assert (ours.over_stock, ours.over_control, ours.error) == (None, None, None)
+    assert any("busy in 1 of 4 runs" in note and "40%" in note for note in proof_tables.notes(found))
+
+
+def test_an_emulated_machine_tells_no_time() -> None:
+    found = proof(emulated_machine=True)
+    assert all(row.step_ns is None and row.over_control is None for row in proof_rows.rows(found))
+    assert by_name(found)["sentinel"].same_bits is True
+    assert " ms" not in proof_tables.text(found)
+
+
+def test_a_plan_that_did_not_match_is_not_held_against_its_prediction() -> None:
+    found = proof()
+    found["cells"][2] |= {"as_planned": False, "notes": ["the saved plan does not match this step"]}
+    ours = by_name(found)["sentinel"]
+    assert ours.predicted is None
+    assert "does not match" in ours.said
+
+
+def test_placements_of_the_kernel_are_a_ratio_to_all_fast_in_the_same_comparison() -> None:
+    def row(name: str, step_ns: int, **more: Any) -> dict[str, Any]:
+        told = {"skipped": "", "unwatched_steps_ns": [9, step_ns], "measured_steps": 2, "served_share": 0.4}
+        return {"workload": "gpt", "row": {"name": name, **told, "same_losses": True, "same_parameters": True, **more}}
+
+    found = proof(
+        kernel_placements=[
+            row("all-fast", 100),
+            row("kernel-tiering", 209),
+            row("interleave", 1, skipped="no right"),
+            row("first-touch", 120, same_parameters=False),
+        ]
+    )
+    rows = {each.placement: each for each in proof_rows.rows(found) if each.kind == "kernel"}
+    assert rows["kernel-tiering"].over_control == pytest.approx(109 / 54.5)
+    assert rows["interleave"].said == "skipped: no right"
+    assert rows["all-fast"].same_bits is None, "it is the reference itself"
+    assert rows["first-touch"].same_bits is False
+
+
+def test_the_page_and_the_text_say_what_was_injected_what_was_not_run_and_what_is_missing() -> None:
+    found = proof(partial="it was interrupted")
+    for told in (proof_page(found), proof_tables.text(found)):
+        assert "injected delays" in told
+        assert "not run: gpt.policy.static" in told
+        assert "partial" in told
+        assert "two nodes" in told
+    row = proof_tables.table_row(found)
+    assert "**injected delays**" in row
+    assert row.count("|") == len(proof_tables.TABLE_HEADS) + 1
+
+
+def test_every_name_in_the_object_is_in_its_contents() -> None:
+    value = {"a": {"b": [{"c": 1}, {"c": 2, "d": []}]}, "not_run": {"x.y": "why"}, "e": None}
+    assert proof_tables.contents(value) == ["a.b[].c", "a.b[].d", "not_run.*", "e"]
+
+
+def in_folder(path: Path, cell_prediction: str | None = None) -> ProofFolder:
+    folder = ProofFolder.begin(path, SETTINGS)
+    told = {"workload": "gpt", "written": "2026-01-01T00:00:00Z", "of": {"sentinel": {"ratio": 1.1}}}
+    digest = digest_of(told)
+    folder.save("host", {"kernel": "6.12", "note": f"made in {path}"})
+    folder.save("predictions/gpt", {**told, "digest": digest})
+    folder.save("cells/gpt.policy.sentinel", cell("policy", "sentinel", 5, prediction=cell_prediction or digest))
+    return folder
+
+
+def test_the_object_has_what_the_folder_has_and_no_path(tmp_path: Path) -> None:
+    with in_folder(tmp_path / "here") as folder:
+        found = document(folder, SETTINGS, not_run={}, put_back=[], partial="")
+    assert found["cells"][0]["placement"] == "sentinel"
+    assert str(tmp_path) not in json.dumps(found)
+    assert "predictions.*.digest" in found["contents"]
+
+
+def test_of_a_path_below_the_home_directory_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/lovelace")
+    why = f"cannot open /home/lovelace/clients/acme/x.py, see {tmp_path}/here/work/logs/a.log"
+    with in_folder(tmp_path / "here") as folder:
+        found = document(folder, SETTINGS, not_run={"gpt.policy.lru": why}, put_back=[], partial="")
+    assert found["not_run"] == {"gpt.policy.lru": "cannot open <path>, see <proof>/work/logs/a.log"}
+
+
+def test_a_prediction_that_was_written_anew_is_refused(tmp_path: Path) -> None:
+    with in_folder(tmp_path, cell_prediction="another") as folder, pytest.raises(PredictionChanged, match="anew"):
+        document(folder, SETTINGS, not_run={}, put_back=[], partial="")
+
+
+def test_a_prediction_that_was_edited_is_refused(tmp_path: Path) -> None:
+    with in_folder(tmp_path) as folder:
+        told = folder.load("predictions/gpt")
+        told["of"]["sentinel"]["ratio"] = 1.2
+        folder.save("predictions/gpt", told)
+        with pytest.raises(PredictionChanged, match="digest"):
+            document(folder, SETTINGS, not_run={}, put_back=[], partial="")
+
+
+def test_a_prediction_that_is_later_than_the_run_is_refused(tmp_path: Path) -> None:
+    with in_folder(tmp_path) as folder:
+        told = {"workload": "gpt", "written": "2026-01-01T09:00:00Z", "of": {}}
+        folder.save("predictions/gpt", {**told, "digest": digest_of(told)})
+        folder.save("cells/gpt.policy.sentinel", cell("policy", "sentinel", 5, prediction=digest_of(told)))
+        with pytest.raises(PredictionChanged, match="later"):
+            document(folder, SETTINGS, not_run={}, put_back=[], partial="")
