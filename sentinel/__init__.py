@@ -72,6 +72,10 @@ def start_profile(
     plan: str | os.PathLike[str] | Plan | None = None,
     rate_limit: str | None = None,
     cap: str | int | None = None,
+    overlap_optimizer: bool = False,
+    keep_fast: str | Sequence[str] | None = None,
+    keep_slow: str | Sequence[str] | None = None,
+    smallest: str | int | None = None,
 ) -> None:
     """Begin the profiled step, at any step boundary. Memory is managed from this call on.
 
@@ -80,21 +84,38 @@ def start_profile(
     the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` (a slower node with injected delays), a PRESET to
     plan for only, or `"auto"`: the nearest slower node; without one nothing is applied, and the report says so.
     `"file:DIR"`, or `"file:DIR=64GiB"`: tensors of 1 MiB and more take `fast` bytes of memory, what exceeds them is in
-    a file there; nothing is planned, and it is best called before the model is built. `"file:auto"`: on the local disk
-    that looks fastest, never the root file system's.
+    a file there, read ahead by a recorded step; it is best called before the model is built. `"file:auto"`: on the
+    local disk that looks fastest, never the root file system's.
     `cap`: with a file, a size that bounds the whole process with its children: tensors take what the rest leaves of it,
     at most `fast`; default: the container's limit, where there is one and `fast` is not given.
+    `overlap_optimizer`: with a file, parameters take their updates within backward, once their gradients are complete,
+    and these are freed; after one step was watched, and not where it touches gradients or parameters before its update.
     `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
     `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
     `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.
     `rate_limit`: migrations go no faster, each way: `"500MB/s"`, `"1GiB/s"`.
+    `keep_fast`, `keep_slow`: patterns of names, such as `"embed.*"`: parameters, buffers and optimizer state that stay
+    in that memory; `sentinel.keep_fast(tensor)` says it of an object. `smallest`: those that are smaller stay fast.
 
     Raises UsageError if a session is running or an argument has no meaning, CapabilityError if this host lacks
     something, FormatError if a file is not what it should be; nothing is changed then.
     """
     session = _session()
     session.leave_to_script()
-    request = session.Request(fast, slow, tracker, policy, machine, plan, rate_limit, cap)
+    request = session.Request(
+        fast,
+        slow,
+        tracker,
+        policy,
+        machine,
+        plan,
+        rate_limit,
+        cap,
+        overlap_optimizer,
+        keep_fast,
+        keep_slow,
+        smallest,
+    )
     session.start_profile(model, optimizer, request)
 
 
@@ -134,6 +155,10 @@ def placing(
     plan: str | os.PathLike[str] | Plan | None = None,
     rate_limit: str | None = None,
     cap: str | int | None = None,
+    overlap_optimizer: bool = False,
+    keep_fast: str | Sequence[str] | None = None,
+    keep_slow: str | Sequence[str] | None = None,
+    smallest: str | int | None = None,
     report: str | os.PathLike[str] | None = None,
 ) -> Placing:
     """A context manager around a training loop, whose steps and layers it finds itself: `with placing(fast="20%"):`.
@@ -149,7 +174,36 @@ def placing(
     session = _session()
     from sentinel.session.placing import Placing
 
-    return Placing(session.Request(fast, slow, tracker, policy, machine, plan, rate_limit, cap), report)
+    request = session.Request(
+        fast,
+        slow,
+        tracker,
+        policy,
+        machine,
+        plan,
+        rate_limit,
+        cap,
+        overlap_optimizer,
+        keep_fast,
+        keep_slow,
+        smallest,
+    )
+    return Placing(request, report)
+
+
+def keep_fast(*kept: torch.Tensor | torch.nn.Module | str) -> None:
+    """From the next plan on these stay in fast memory: tensors that live across steps, the parameters and buffers of
+    modules, or patterns of names such as `"embed.*"`. The last word on one counts.
+
+    What exceeds the budget is an error of the call that begins a session, as far as that is known there; else, and
+    under `sentinel run`, it is a sentence, and nothing is kept fast. Raises UsageError for anything else.
+    """
+    _session().keep("fast", kept)
+
+
+def keep_slow(*kept: torch.Tensor | torch.nn.Module | str) -> None:
+    """As `keep_fast`: from the next plan on these stay in slow memory, where there is any."""
+    _session().keep("slow", kept)
 
 
 def stop() -> Run:
@@ -233,6 +287,8 @@ __all__ = [
     "add_layer",
     "annotate",
     "end_profile",
+    "keep_fast",
+    "keep_slow",
     "observe",
     "placing",
     "report",

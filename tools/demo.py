@@ -23,7 +23,8 @@ def slow_tier() -> tuple[str, str]:
     slow = tiers.machine_for("auto").tiers[1]
     if slow.kind == "node":
         return f"numa:{slow.node}", f"NUMA node {slow.node} of this host"
-    return EMULATED, f"{EMULATED} - EMULATED: this host has no slower node, so delays are injected"
+    means = "this host has no slower node: copies are real, delays of slow accesses are injected"
+    return EMULATED, f"{EMULATED} - EMULATED: {means}"
 
 
 def main() -> None:
@@ -40,9 +41,11 @@ def main() -> None:
 
     train = runpy.run_path(str(ROOT / "examples" / "01_gpt2.py"))["train"]
     train(common.Options(steps=STEPS, fast="20%", slow=slow))
+    sentinel.stop()
     report = sentinel.report()
     path = ROOT / "runs" / "demo.html"
     path.parent.mkdir(exist_ok=True)
+    report.write(path.with_suffix(".trace"))  # first: the page names it
     report.write(path)
     print()
     print_table(headline_rows(report.headline))

@@ -50,7 +50,7 @@ RANKS = (
         "session, training data",
         {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL", "valkey")},
     ),
-    Rank("package, comparison", {"__init__": ("torch",), "executed": ("numpy", "torch")}),
+    Rank("package, comparison, proof", {"__init__": ("torch",), "executed": ("numpy", "torch"), "proving": ("torch",)}),
     Rank(
         "command line, callbacks",
         {"cli": (), "integrations": ("transformers", "lightning", "pytorch_lightning")},
@@ -63,6 +63,8 @@ SIDEWAYS = {
     ("tiers", "system"),
     ("profiler", "system"),
     ("profiler", "runtime"),
+    ("proving", "executed"),
+    ("proving", "__init__"),  # the small workloads are scripts as users write them
     ("system", "files"),  # the calibration that is kept is a Machine on disk
 }
 """(who, whom): imports within a rank, one way only."""

@@ -25,6 +25,8 @@ a typical session:
   sentinel simulate p.safetensors plan.json --machine cxl-m5
   sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
   sentinel run --plan plan.json train.py               apply it without profiling
+  sentinel estimate train:factory --batch 8            before any run: how much memory, how fast, what to buy
+  sentinel prove                                       an hour: every placement here, in two files to send
   sentinel data plan photos.tar                        what reading training data in random order costs here
 
 exit codes:
@@ -39,7 +41,7 @@ exit codes:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line. Imports nothing heavy: a verb does when it runs."""
-    from sentinel.cli import calibrate, compare, data, doctor, plan, report, run, simulate
+    from sentinel.cli import calibrate, compare, data, doctor, estimate, plan, prove, report, run, simulate
 
     top = argparse.ArgumentParser(
         prog="sentinel",
@@ -50,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = top.add_subparsers(metavar="VERB", dest="verb", required=True, title="verbs")
-    for verb in (run, plan, simulate, compare, report, data, doctor, calibrate):
+    for verb in (run, plan, simulate, compare, estimate, report, data, doctor, calibrate, prove):
         verb.add_to(verbs)
     return top
 

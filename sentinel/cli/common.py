@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from sentinel import planner
 from sentinel.core.errors import Infeasible, SentinelError, UsageError
-from sentinel.core.units import format_ns, parse_budget
+from sentinel.core.units import format_ns, parse_budget, parse_fast
 from sentinel.system.progress import telling as telling
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
+    from sentinel.core.pins import Pins
 
 OK, FAILED, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 POLICIES = ", ".join(planner.POLICIES).replace(",", " (default),", 1)
@@ -62,6 +63,42 @@ def amount(text: str) -> str:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def fast_amount(text: str) -> str:
+    """An argparse type: as `amount`, or an amount for all processes of a node together, such as `8GiB/node`."""
+    try:
+        parse_fast(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+PINS = ("keep_fast", "keep_slow", "smallest")
+"""Arguments of `add_pins`."""
+
+
+def add_pins(parser: argparse._ActionsContainer) -> None:
+    """Tensors whose tier is fixed."""
+    for tier in ("fast", "slow"):
+        parser.add_argument(
+            f"--keep-{tier}",
+            action="append",
+            metavar="PATTERN",
+            help=f'parameters, buffers or optimizer state of these names stay in {tier} memory: "embed.*"',
+        )
+    parser.add_argument("--smallest", type=amount, metavar="SIZE", help="those that are smaller stay in fast memory")
+
+
+def pins_in(arguments: argparse.Namespace) -> Pins:
+    """What the arguments of `add_pins` say."""
+    from sentinel.core.pins import Pins, patterns_in, smallest_in
+
+    return Pins(
+        patterns_in(arguments.keep_fast, "--keep-fast"),
+        patterns_in(arguments.keep_slow, "--keep-slow"),
+        smallest_in(arguments.smallest),
+    )
 
 
 def whole_number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`sentinel compare`: every policy at several amounts of fast memory, simulated; or, executed, every placement."""
+"""`sentinel compare`: every policy by fast memory, simulated; every placement, executed; or two reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sentinel.cli import compare_executed
+from sentinel.cli import compare_executed, compare_reports
 from sentinel.cli.common import (
     HERE,
     MACHINES,
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from sentinel.planner.sweep import Cell, Comparison, Point, Subject
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
-_TEXT = "simulate every policy by fast memory, or run placements on two nodes"
+_TEXT = "simulate every policy by fast memory, run placements on two nodes, or compare two reports"
 _EXAMPLES = """\
 examples:
   sentinel compare p.safetensors --machine cxl-m5
   sentinel compare p.safetensors --machine cxl-m5 --fast 10%,20% --policies sentinel,static,autotm
   sentinel compare a.safetensors b.safetensors --machine optane-m10 --html compare.html
   sentinel compare p.safetensors --machine cxl-m5 --fast 20% --curve 15%,25%,35%,45% --json
+  sentinel compare before.json after.json
+      two reports (`sentinel run --report before.json`): what changed, by tensor, and what it cost
   sentinel compare --slow numa:1 --fast 20% --executed train.py --epochs 1
       runs the script under ours and the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
@@ -58,7 +60,9 @@ Without --executed nothing is run: every number is simulated on a described mach
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "compare", _TEXT, f"{_EXAMPLES}\n{MACHINES}")
-    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`")
+    parser.add_argument(
+        "profiles", nargs="*", metavar="PROFILE", help="written by `sentinel run --save-profile`; or two reports"
+    )
     parser.add_argument(
         "--machine", metavar="PRESET|FILE", help=f"the machine to simulate, or to plan for (default: {HERE})"
     )
@@ -94,8 +98,14 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.profiles:
             raise UsageError("profiles and --executed are given", "compare profiles, or execute a script")
         return compare_executed.execute(arguments)
+    if compare_reports.are_reports(arguments.profiles):
+        return compare_reports.execute(arguments)
     require(
-        (not arguments.profiles, "nothing to compare", "give profiles and --machine, or --executed SCRIPT"),
+        (
+            not arguments.profiles,
+            "nothing to compare",
+            "give profiles and --machine, two reports (.json), or --executed SCRIPT",
+        ),
     )
     from sentinel import files
     from sentinel.planner import check_policies
@@ -116,6 +126,8 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         print(text(found))
         for subject in found.profiles:
+            if profiles[subject.profile].is_estimated:
+                print(f"\n{subject.profile} is an estimate: it was made from shapes, and its times are a model.")
             if told := about_compute(machine, subject.all_fast_step_ns, profiles[subject.profile].step_ns_plain):
                 print(f"\n{subject.profile}: {told}")
     return OK

@@ -91,7 +91,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
 
 
 def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
-    from sentinel.executed.child import ComparedJob
+    from sentinel.executed.child import compared_job
     from sentinel.executed.observer import Window
     from sentinel.session import Overrides
 
@@ -109,23 +109,7 @@ def _job(arguments: argparse.Namespace, machine: Machine) -> ComparedJob:
         plan=arguments.plan,
     )
     overrides.check()
-    fast, slow = machine.tiers[:2]
-    nodes = int(fast.node or 0), int(slow.node or 0)
-    weights = _weights([fast.read_bytes_per_s, slow.read_bytes_per_s])
-    return ComparedJob(
-        script=script,
-        arguments=tuple(own),
-        nodes=nodes,
-        overrides=overrides,
-        window=Window(arguments.warm_up, arguments.measure),
-        weights=dict(zip(nodes, weights, strict=True)),
-    )
-
-
-def _weights(bandwidths: list[int]) -> tuple[int, int]:
-    """Small whole numbers in about the ratio of `bandwidths`, the kernel's to be at most 255."""
-    fast, slow = bandwidths
-    return max(1, min(round(fast / slow), 255)), 1
+    return compared_job(script, own, machine, overrides, Window(arguments.warm_up, arguments.measure))
 
 
 def _compared(job: ComparedJob, names: tuple[str, ...], arguments: argparse.Namespace) -> PlacementComparison:

@@ -78,7 +78,7 @@ def before_sigterm(write: Callable[[], None]) -> None:
             signal.signal(signal.SIGCHLD, lambda *_: None)  # torch's raises where loaders' workers were ended too
             write()
         except Exception as error:  # whatever the signal came into
-            say(f"ended by SIGTERM; there is no report: {error}")
+            say(f"ended by SIGTERM; there is no report: {error}", wrong=True)
         finally:  # also where Ctrl-C comes while it writes
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import check_outputs
 from sentinel.core.errors import SentinelError
 from sentinel.runtime import Observer
-from sentinel.system.launched import SHOWN, of_this_rank
+from sentinel.system.launched import SHOWN, launched, of_this_rank
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sentinel.core.profile import Profile
     from sentinel.core.run import Run
     from sentinel.reports import Report
+    from sentinel.reports.rank_files import RankFiles
 
 DEFAULT_REPORT = "sentinel-report.html"
 
@@ -34,17 +36,20 @@ COST_SHARE = 0.01
 class KeptFiles(Observer):
     """Writes profile and plan as soon as there are any, the report now and then, and all of them at the end.
 
-    Each is written whole: a file is the old one or the new one. `report`: its path; "" without one. What cannot be
-    written costs a sentence.
+    Each is written whole: a file is the old one or the new one. `report`: its path; "" without one. `ranks`: the files
+    of its ranks, where the job has several. What cannot be written costs a sentence.
     """
 
-    def __init__(self, report: str = "", plan: str = "", profile: str = "", run: str = "") -> None:
-        self.report = report
+    def __init__(
+        self, report: str = "", plan: str = "", profile: str = "", run: str = "", ranks: RankFiles | None = None
+    ) -> None:
+        self.report, self._ranks = report, ranks
         self._plan, self._profile, self._run = plan, profile, run
         self._folder = _folder_here()
         self._due, self._wait = math.inf, FIRST_S
         self._said: set[str] = set()
         self._profiled = False  # and not planned since
+        self._all_ended = False  # all ranks, and one report is over all of them
 
     @classmethod
     def asked_for(cls, arguments: argparse.Namespace) -> KeptFiles:
@@ -65,14 +70,22 @@ class KeptFiles(Observer):
             try:
                 check_outputs(report)
             except SentinelError as error:  # such as a folder that is only to be read
-                say(f"{error}; without --report there is no report")
+                say(f"{error}; without --report there is no report", wrong=True)
                 report = ""
         if report and not arguments.report and not _is_ours(report):
             say(f"{report} is here already, and no report of Sentinel: it stays; give --report FILE to have one")
             report = ""
-        return cls(report, plan, profile, run)
+        over_all = arguments.report or DEFAULT_REPORT
+        if report in ("", SHOWN) or launched().size < 2:
+            return cls(report, plan, profile, run)
+        return cls(report, plan, profile, run, _files_of_ranks(over_all, named=bool(arguments.report)))
 
     # ---- see Observer -----------------------------------------------------------------------------------
+
+    def session_started(self, models: Sequence[object], optimizers: Sequence[object]) -> None:
+        """See Observer. The other ranks can tell from now on that this one trains."""
+        del models, optimizers
+        self._tell_ranks(ended="")
 
     def profile_made(self, profile: Profile) -> None:
         """See Observer."""
@@ -110,7 +123,7 @@ class KeptFiles(Observer):
             return
         if not last.away:  # its thread is training, and changes what would be read
             try:
-                last.report(bounded=False).write(self.placed(self.report))
+                self._write(last.report(bounded=False), "trains")
             except Exception as error:
                 self._complain(str(error))
         now = time.monotonic()
@@ -138,7 +151,24 @@ class KeptFiles(Observer):
             elif noun is not None:
                 self._save(noun, path)
 
-    def write_report(self, report: Report) -> bool:
+    def end_without_report(self, *, failed: bool) -> None:
+        """The script has ended, and no step was watched to its end."""
+        self._tell_ranks(ended="failed" if failed else "ended")
+
+    def _tell_ranks(self, ended: str) -> None:
+        if self._ranks is not None:
+            try:
+                self._ranks.begin(ended or "trains")
+            except SentinelError as error:
+                self._complain(str(error))
+
+    def _write(self, report: Report, state: str) -> None:
+        if self._ranks is None:
+            report.write(self.placed(self.report))
+        else:
+            self._all_ended = self._ranks.write(report, state)
+
+    def write_report(self, report: Report, *, failed: bool = False) -> bool:
         """Whether it was written. Where it is to be shown, or finds no room on the disk, it is shown as text."""
         if self.report == SHOWN:
             sys.stderr.write(report.text())
@@ -146,12 +176,18 @@ class KeptFiles(Observer):
         if not self.report:
             return False
         try:
-            report.write(self.placed(self.report))
+            self._write(report, "failed" if failed else "ended")
         except SentinelError as error:
-            say(f"{error}; this is the report:")
+            say(f"{error}; this is the report:", wrong=True)
             sys.stderr.write(report.text())
             return False
         return True
+
+    @property
+    def written(self) -> str:
+        """Where the report is, and the one over all ranks where this one has ended last."""
+        own = self.placed(self.report)
+        return f"{own}; of all ranks {self._ranks.path}" if self._ranks is not None and self._all_ended else own
 
     def _save(self, noun: Plan | Profile | Run, path: str) -> None:
         from sentinel import files
@@ -167,6 +203,17 @@ class KeptFiles(Observer):
         if sentence not in self._said:
             self._said.add(sentence)
             say(sentence)
+
+
+def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:
+    """Those of the report that the user has `named`, or of the default one. None, said, where one is not ours."""
+    from sentinel.reports.rank_files import RankFiles
+
+    found = RankFiles(os.path.join(_folder_here(), report), launched())
+    theirs = found.foreign() or ("" if named or _is_ours(report) else report)
+    if theirs:
+        say(f"{theirs} is here already, and no report of Sentinel: it stays, and there is no report over all ranks")
+    return None if theirs else found
 
 
 def _folder_here() -> str:

@@ -9,13 +9,26 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import MACHINES, POLICIES, PRESETS, add_verb, amount, code_of, whole_number
+from sentinel.cli.common import (
+    MACHINES,
+    PINS,
+    POLICIES,
+    PRESETS,
+    add_pins,
+    add_verb,
+    amount,
+    code_of,
+    fast_amount,
+    whole_number,
+)
 from sentinel.cli.early_end import Enough, StepLimit, before_sigterm
 from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.cli.launchers import require_no_launcher
 from sentinel.cli.live import Live
 from sentinel.cli.script import module_named, run_as_main, script_at
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
+from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
 from sentinel.system.launched import of_this_rank
 from sentinel.system.progress import say
@@ -36,7 +49,7 @@ examples:
   sentinel run --dry-run train.py
       watches a step, prints how much fast memory is enough, and stops the script
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
-      tensors take 8 GiB of memory, what exceeds them is in a file; nothing is planned, any script trains
+      tensors take 8 GiB of memory, what exceeds them is in a file, read ahead by a recorded step; any script trains
   sentinel run --cap 8GiB --slow file:auto train.py
       the whole process takes 8 GiB; the file is on the local disk that looks fastest
   sentinel run --cpus node:0 --slow numa:1 train.py
@@ -54,7 +67,8 @@ sentinel.toml, or the table [tool.sentinel] of pyproject.toml. `sentinel doctor`
 
 Profile and plan are written as soon as there are any, the report every few minutes and at the end, also where the
 script fails or SIGTERM ends it. Each process of a job that torchrun starts (`torchrun --no-python sentinel run ...`)
-writes files with its rank in their names.
+writes files with its rank in their names, and one report is over all of them; `--fast 8GiB/node` is for all processes
+of a node together.
 """
 
 
@@ -68,7 +82,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     where = parser.add_argument_group("where tensors live", "each overrides what the script asks for")
     where.add_argument(
-        "--fast", type=amount, metavar="AMOUNT", help="fast memory: 20%% of the footprint, 8GiB, or bytes"
+        "--fast",
+        type=fast_amount,
+        metavar="AMOUNT",
+        help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node for all processes of the node together, or bytes",
     )
     where.add_argument(
         "--slow",
@@ -81,11 +98,18 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SIZE",
         help="with a file: the whole process with its children takes no more; tensors get what the rest leaves",
     )
+    where.add_argument(
+        "--overlap-optimizer",
+        action="store_const",
+        const=True,
+        help="with a file: parameters take their updates within backward, which frees their gradients",
+    )
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help=POLICIES)
     where.add_argument("--machine", metavar="PRESET|FILE", help="plan for the numbers of this machine")
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
+    add_pins(where)
     where.add_argument("--rate-limit", metavar="RATE", help="migrations go no faster, each way: 500MB/s, 1GiB/s")
     out = parser.add_argument_group("files to write")
     out.add_argument(
@@ -133,22 +157,10 @@ def execute(arguments: argparse.Namespace) -> int:
         try:
             finish(arguments, follower, kept, limit, failed=status != 0)
         except KeyboardInterrupt:
-            say("interrupted: the report was not finished")
+            say("interrupted: the report was not finished", wrong=True)
         except Exception as error:  # the training is done, and its exit code is not ours to change
-            say(f"the report was not finished: {error}")
+            say(f"the report was not finished: {error}", wrong=True)
     return status
-
-
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-
-
-def require_no_launcher(arguments: argparse.Namespace) -> None:
-    """Raises UsageError for a module that starts the processes that train: Sentinel would watch the one that waits."""
-    if arguments.module and arguments.script in _LAUNCHERS:
-        raise UsageError(
-            f"{arguments.script} starts other processes, and they train",
-            "start Sentinel in each: `torchrun --nproc-per-node N --no-python sentinel run train.py`",
-        )
 
 
 def settings_wherever_the_script_goes() -> dict[str, Setting]:
@@ -212,8 +224,8 @@ def write_what_is_known(kept: KeptFiles) -> None:
     last = session.current()
     report = sentinel.report() if last is None else last.report(bounded=False)
     kept.write_nouns(report.run)
-    if kept.write_report(report):
-        say(f"ended by SIGTERM; report  {kept.placed(kept.report)}")
+    if kept.write_report(report, failed=True):
+        say(f"ended by SIGTERM; report  {kept.written}")
 
 
 def bind_cpus(cpus: str | None) -> None:
@@ -240,7 +252,7 @@ def prepare_session(arguments: argparse.Namespace) -> Follower:
     from sentinel.session.request import settled
     from sentinel.tiers.file_tier import is_file
 
-    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap")
+    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "overlap_optimizer", *PINS)
     overrides = Overrides(**{name: getattr(arguments, name) for name in names})
     if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
         overrides = replace(overrides, plan=own)  # as --save-plan wrote it
@@ -291,19 +303,23 @@ def finish(
     try:
         report = sentinel.report()
     except UsageError:
+        kept.end_without_report(failed=failed)
         if not follower.failed:  # else it is said already
-            say(f"{arguments.script} {_why_none(failed)}")
+            say(f"{arguments.script} {_why_none(failed)}", wrong=True)
         return
     kept.write_nouns(report.run)
     if not arguments.quiet:
         tell_end(report)
-    if kept.write_report(report) and not arguments.quiet:
-        say(f"report  {kept.placed(kept.report)}")
+    if kept.write_report(report, failed=failed) and not arguments.quiet:
+        say(f"report  {kept.written}")
     last = session.current()
     if limit.asked and last is not None and last.profile is not None and last.flow.machine is not None:
         from sentinel.cli.fast_memory_curve import curve_text
 
-        print(curve_text(arguments.script, last.profile, last.flow.machine, said(arguments, "fast")), file=sys.stderr)
+        asked, budget = said(arguments, "fast"), last.flow.budget
+        if budget is not None and asked is not None and parse_fast(asked).per_node:
+            asked = str(budget.fast_bytes)  # this process's part
+        print(curve_text(arguments.script, last.profile, last.flow.machine, asked), file=sys.stderr)
 
 
 def _why_none(failed: bool) -> str:

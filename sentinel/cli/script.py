@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
@@ -60,6 +61,26 @@ def module_named(name: str) -> Script:
         raise UsageError(f"there is no module {name!r} to run, from {folder} or installed", _AS_PYTHON)
     path = spec.origin or name
     return Script(code, path, path, folder, spec)
+
+
+def function_named(text: str) -> Callable[..., object]:
+    """What `package.module:function` names, found from this folder first. Raises UsageError where there is none."""
+    import importlib
+
+    module, colon, name = text.partition(":")
+    if not (colon and module and name):
+        raise UsageError(f"{text!r} names no function", "write it as package.module:function")
+    sys.path[0] = folder = os.getcwd()
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise UsageError(
+            f"module {module!r} cannot be imported from {folder}: {type(error).__name__}: {error}", _AS_PYTHON
+        ) from error
+    made: object = getattr(found, name, None)
+    if not callable(made):
+        raise UsageError(f"module {module!r} has no function {name!r}", "write it as package.module:function")
+    return made
 
 
 _AS_PYTHON = "name it as `python -m` takes it"

@@ -122,7 +122,7 @@ def tell_end(report: Report) -> None:
     for what, sentence in heading.summary:
         say(f"{what:<8}{sentence}")
     for caveat in worst(report)[: CAVEATS + len(busy(report.headline))]:
-        say(f"{'but':<8}{caveat}")
+        say(f"{'but':<8}{caveat}", wrong=True)
 
 
 def worst(report: Report) -> list[str]:

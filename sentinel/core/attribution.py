@@ -76,8 +76,14 @@ def attribute(trace: Trace, *, step_ns_plain: int | None = None) -> Profile:
         provisional=_state_was_born(trace, found),
         sharing=trace.sharing,
         notes=tuple(notes),
+        sources=_sources(trace, found),
     )
     return cut_extents(whole, ranges)
+
+
+def _sources(trace: Trace, found: Sequence[Entity]) -> tuple[str, ...]:
+    lines = tuple(next((trace.tensors[i].source for i in e.members if trace.tensors[i].source), "") for e in found)
+    return lines if any(lines) else ()
 
 
 def _tensors(trace: Trace, found: Sequence[Entity]) -> NDArray[Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
-from sentinel.core.units import PAGE_BYTES, Amount, format_bytes
+from sentinel.core.units import PAGE_BYTES, Amount, format_bytes, page_ceil
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,15 @@ def budget_within(available_bytes: int, asked: Amount, footprint_bytes: int, tie
         f"fast={asked.text!r}: {format_bytes(nbytes)} of fast memory are asked for,"
         f" {tier} has {format_bytes(available_bytes)}",
     )
+
+
+def parts_by_need(total_bytes: int, needs: Sequence[int | None]) -> tuple[int, ...]:
+    """What each of several processes gets of a budget, in whole pages: what it needs, and where that is too much for
+    all, none gets more than another that is short of it. `needs`: bytes, None: not known, at most an equal part."""
+    equal = Budget(total_bytes).share_of(len(needs)).fast_bytes
+    wanted = [equal if need is None else page_ceil(need) for need in needs]
+    parts, left = [0] * len(needs), total_bytes
+    for done, index in enumerate(sorted(range(len(needs)), key=wanted.__getitem__)):
+        parts[index] = min(wanted[index], Budget(left).share_of(len(needs) - done).fast_bytes)
+        left -= parts[index]
+    return tuple(parts)

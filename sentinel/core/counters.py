@@ -41,6 +41,12 @@ class Counters:
     # Migrations, by what became of them (OUTCOMES).
     migrations: int = 0
     migrated_bytes: int = 0
+    copied_bytes: int = 0
+    """On an emulated tier: what its transfers copied out of memory; pages that nobody has touched are not."""
+    uncopied_bytes: int = 0
+    """What they could not read."""
+    copy_cpu_ns: int = 0
+    """Processor time of the movers for it."""
     migrated_bytes_by_other_plans: int = 0
     """Moved by other plans of the same session: the witness sees the pages of all."""
     done: int = 0

@@ -63,24 +63,33 @@ def extents_as_tensors(profile: Profile) -> Profile:
         f"{profile.names[tensor]}[{low}:{high}]" if part else profile.names[tensor]
         for tensor, low, high, part in zip(*(c.tolist() for c in (e["tensor"], first, stop, several)), strict=True)
     )
-    return replace(profile, names=names, tensors=tensors, extents=np.zeros(0, EXTENT_DTYPE))
+    return replace(profile, names=names, tensors=tensors, extents=np.zeros(0, EXTENT_DTYPE), sources=())
 
 
-def merge_extents(profile: Profile) -> Profile:
-    """`profile` with one extent a tensor, and the accesses of each tensor's extents added up."""
+def merge_extents(profile: Profile, which: NDArray[np.bool_] | None = None) -> Profile:
+    """`profile` with one extent a tensor, and the accesses of each tensor's extents added up.
+
+    `which`: (n,) the tensors that are merged; default: all.
+    """
     if not profile.is_cut:
         return profile
-    a, length = profile.accesses, profile.n_layers
-    tensor = profile.extents["tensor"][a["extent"]]
-    _, first, place = np.unique(tensor.astype(np.int64) * length + a["layer"], return_index=True, return_inverse=True)
+    a, e, length = profile.accesses, profile.extents, profile.n_layers
+    heads = e["offset"] == 0
+    if which is not None:
+        heads |= ~which[e["tensor"]]
+    number = np.cumsum(heads) - 1  # of the extent that each becomes part of
+    extents = e[heads]
+    extents["nbytes"] = np.bincount(number, e["nbytes"], len(extents))
+    extent = number[a["extent"]]
+    _, first, place = np.unique(extent.astype(np.int64) * length + a["layer"], return_index=True, return_inverse=True)
     out = a[first]  # an operator that reads a tensor reads each of its extents: the counts of one are those of all
-    out["extent"] = tensor[first]
+    out["extent"] = extent[first]
     for column in ("read_bytes", "written_bytes", "touched_bytes", "pages_touched", "pages_written"):
         out[column] = 0
         np.add.at(out[column], place, a[column])
     for column in ("pages_touched", "pages_written"):
         out[column][place[a[column] < 0]] = -1
-    return replace(profile, accesses=out, extents=np.zeros(0, EXTENT_DTYPE))
+    return replace(profile, accesses=out, extents=extents)
 
 
 def extent_shares(plan: Plan, profile: Profile) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:

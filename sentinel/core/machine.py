@@ -10,8 +10,9 @@ from typing import Literal
 from sentinel.core.rules import require
 
 TierKind = Literal["node", "emulated", "file", "described"]
-"""`node`: a NUMA node of this host. `emulated`: accounted for, delays injected. `file`: bytes leave memory.
-`described`: exists on paper only; plans and simulations may use it, nothing can be applied."""
+"""`node`: a NUMA node of this host. `emulated`: accounted for, what moves is copied, delays of accesses injected.
+`file`: bytes leave memory. `described`: exists on paper only; plans and simulations may use it, nothing can be
+applied."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Machine:
     """The tiers, fastest first, and the links between neighbours.
 
     A link is no faster than its source is read and its target written: whatever moves goes through both. Links of an
-    emulated tier may be: nothing is copied there, and what is injected is whatever was asked for.
+    emulated tier may be: its copies are throttled to whatever was asked for, and take longer where a host cannot.
 
     `flops_per_s`: sustained; where given, a layer takes max(FLOPs, memory traffic) on this machine
     instead of its recorded time (see `core.cost`). `full_duplex`: promotions and demotions do not
@@ -179,19 +180,20 @@ class Machine:
         tiers[self.hub] = replace(self.fast, capacity_bytes=nbytes)
         return replace(self, tiers=tuple(tiers))
 
-    def worse(self) -> Machine:
+    def worse(self, share: float = 1.0) -> Machine:
         """A machine like this one whose links carry half, and whose slower tiers take 1.5 times as long to use: what a
-        plan meets where memory was described too well."""
+        plan meets where memory was described too well. `share`: so much of the way there, by ratios."""
+        dearer, less = _DEARER**share, _LESS**share
         slower = tuple(
             replace(
                 tier,
-                latency_ns=_DEARER * tier.latency_ns,
-                read_bytes_per_s=max(int(tier.read_bytes_per_s / _DEARER), 1),
-                write_bytes_per_s=max(int(tier.write_bytes_per_s / _DEARER), 1),
+                latency_ns=dearer * tier.latency_ns,
+                read_bytes_per_s=max(int(tier.read_bytes_per_s / dearer), 1),
+                write_bytes_per_s=max(int(tier.write_bytes_per_s / dearer), 1),
             )
             for tier in (self.tiers[index] for index in self.slower)
         )
-        rates = (max(link.bandwidth_bytes_per_s // _LESS, 1) for link in self.links)
+        rates = (max(int(link.bandwidth_bytes_per_s / less), 1) for link in self.links)
         links = (replace(x, bandwidth_bytes_per_s=rate) for x, rate in zip(self.links, rates, strict=True))
         return replace(self, tiers=(self.fast, *slower), links=tuple(links))
 

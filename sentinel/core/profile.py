@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import UsageError
 from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.rules import first_broken
-from sentinel.core.trace import ROLES, LayerId, Quality
+from sentinel.core.trace import ESTIMATED, ROLES, LayerId, Quality
 from sentinel.core.units import PAGE_BYTES
 
 TENSOR_DTYPE = np.dtype(
@@ -61,6 +61,7 @@ class Profile:
     A tensor is alive in layers [start, stop), modulo L; `n_events` is the length of the allocation circle.
     `layer_ns`: plain time of each layer, the tracker's cost taken off. `flops`: -1 where unknown.
     `step_ns_plain`: wall time of a stock step; `step_ns_is_measured` says whether a step ran stock.
+    `sources`: the program's line that made each tensor, "" where unknown; empty if none is known.
     """
 
     layers: tuple[LayerId, ...]
@@ -81,6 +82,7 @@ class Profile:
     sharing: FalseSharing | None = None
     origin: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = field(default=(), metadata={"sparse": True})
 
     def __post_init__(self) -> None:
         n_layers, n = len(self.layers), len(self.names)
@@ -94,6 +96,11 @@ class Profile:
     def n_layers(self) -> int:
         """Number of layers, L."""
         return len(self.layers)
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether no step was recorded: it was made from shapes, and its times are a model."""
+        return self.quality.tracker == ESTIMATED
 
     @property
     def is_cut(self) -> bool:
@@ -133,6 +140,7 @@ def _problems(p: Profile, n_layers: int, n: int) -> str | None:
             "a table has another dtype or length than declared",
         ),
         (len(set(p.names)) != n, "two tensors share a name"),
+        (len(p.sources) not in (0, n), "lines are known of another number of tensors than there are"),
         (p.extents.dtype != EXTENT_DTYPE, "the table of extents has another dtype than declared"),
     ]
     return (

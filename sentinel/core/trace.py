@@ -66,7 +66,8 @@ class TensorInfo:
 
     `key`: (layer, ordinal) of its allocation in the step; None if it existed before the step, then
     it is told by `name`. `address`: of its first byte while recorded. `managed`: the runtime owns
-    its memory; if not, `reason` says why.
+    its memory; if not, `reason` says why. `source`: the program's line that made it, such as `train.py:31`, and
+    after ` > ` the line of a library that this one called; "" if unknown.
     """
 
     name: str
@@ -77,6 +78,11 @@ class TensorInfo:
     aliases: tuple[str, ...] = ()
     managed: bool = True
     reason: str = ""
+    source: str = field(default="", metadata={"sparse": True})
+
+
+ESTIMATED = "estimate"
+"""Tracker of what was never run: its profile was made from shapes."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 
@@ -15,6 +15,7 @@ _DECIMAL = {letter + end: f"{letter.upper()}iB" for letter in "kmgt" for end in 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z%]*)\s*")
 
 _AMOUNTS = 'write "20%" of the footprint, "8GiB", or bytes'
+_PER_NODE = "/node"
 
 
 def page_ceil(nbytes: int) -> int:
@@ -39,11 +40,15 @@ def parse_bytes(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class Amount:
-    """Memory as a user asks for it: `share` of a footprint, else `nbytes`. `text`: in the user's words."""
+    """Memory as a user asks for it: `share` of a footprint, else `nbytes`. `text`: in the user's words.
+
+    `per_node`: for all processes of the job on a node together, not for each.
+    """
 
     text: str | int
     nbytes: int = 0
     share: float | None = None
+    per_node: bool = False
 
     def of(self, footprint_bytes: int) -> int:
         """In bytes; a share is rounded down to whole pages, for a budget is never exceeded."""
@@ -69,6 +74,22 @@ def parse_amount(text: str | int) -> Amount:
     if 0 < nbytes < PAGE_BYTES:
         raise UsageError(f"{text!r} would be {format_bytes(nbytes)}, less than a page", _AMOUNTS)
     return Amount(text, nbytes)
+
+
+def parse_fast(text: str | int) -> Amount:
+    """As `parse_amount`; `"8GiB/node"` is for all processes of a job on a node together.
+
+    Raises UsageError as it does, and for a share a node: that is of each process's own footprint anyway.
+    """
+    if not isinstance(text, str) or not text.rstrip().lower().endswith(_PER_NODE):
+        return parse_amount(text)
+    amount = parse_amount(text.rstrip()[: -len(_PER_NODE)])
+    if amount.share is not None:
+        raise UsageError(
+            f"{text!r}: a share is one of each process's own footprint, with any number of processes",
+            'leave out "/node", or write an amount: "8GiB/node"',
+        )
+    return replace(amount, text=text, per_node=True)
 
 
 def parse_budget(text: str | int, footprint_bytes: int) -> int:

@@ -40,8 +40,8 @@ class Misfit(Exception):
 def encode(value: Any, leave_out: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON object of a dataclass instance, without the fields named in `leave_out`."""
     found = {}
-    for name, (put, _) in _codecs(cast(Hashable, type(value))).items():
-        if name not in leave_out:
+    for name, (put, _, sparse) in _codecs(cast(Hashable, type(value))).items():
+        if name not in leave_out and not (sparse and not getattr(value, name)):
             found[name] = put(getattr(value, name))
     return found
 
@@ -73,10 +73,12 @@ def decode(cls: type[Any], value: Any, given: dict[str, Any] | None = None) -> A
 
 
 @cache
-def _codecs(cls: Hashable) -> dict[str, tuple[Encode, Decode]]:
-    """The way out and the way in of each field of a dataclass."""
+def _codecs(cls: Hashable) -> dict[str, tuple[Encode, Decode, bool]]:
+    """The way out and the way in of each field of a dataclass, and whether it is left out while it is empty: then what
+    was written before there was such a field keeps its digest."""
     hints = get_type_hints(cls)
-    return {f.name: _codec(hints[f.name]) for f in dataclasses.fields(cast(Any, cls))}
+    fields = dataclasses.fields(cast(Any, cls))
+    return {f.name: (*_codec(hints[f.name]), bool(f.metadata.get("sparse"))) for f in fields}
 
 
 def _codec(hint: Any) -> tuple[Encode, Decode]:

@@ -64,6 +64,32 @@ def _with_result(name: str, formula: Callable[..., Any]) -> Callable[..., int]:
     return call
 
 
+def names() -> frozenset[str]:
+    """Operators, without their namespace, that have a formula."""
+    return frozenset(_formulas())
+
+
+def of_call(name: str, values: Sequence[Any], result: Any) -> int:
+    """As `flops`, of a call that is at hand: `values` by the schema's arguments."""
+    results = result if isinstance(result, list | tuple) else (result,)
+    words = [len(values), *(word for value in values for word in _words(value))]
+    words += [len(results), *(word for value in results for word in _words(value))]
+    return flops(name, tuple(words))
+
+
+def _words(value: Any) -> list[int]:
+    """As shim/recorder.cpp writes a value."""
+    if isinstance(value, torch.Tensor):
+        return [1, value.dim(), *map(int, value.shape)]
+    if isinstance(value, bool | int):
+        return [2, int(value)]
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(part, bool | int) for part in value):
+            return [3, len(value), *map(int, value)]
+        return [4, len(value), *(word for part in value for word in _words(part))]
+    return [0]
+
+
 def worded() -> list[str]:
     """Operators, by schema name, of which `flops` needs the words."""
     return [f"aten::{name}" for name in _formulas()]

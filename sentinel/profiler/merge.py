@@ -67,7 +67,7 @@ def merge(
     allocations = of_step(step, allocations)
     inside = _within(log.events["seq"], step)
     operands, flops = log.events[inside], log.flops[inside]
-    walk = _Walk(log.ops, contains)
+    walk = _Walk(log.ops, contains, lines=("", *log.lines))
     for known in step.before:
         walk.add_known(known)
     walk.along(step, Allocations(step, allocations), _Operands(step, operands, flops))
@@ -117,7 +117,7 @@ class _Operands:
         order = np.lexsort((rows["kind"] != OPERATOR, rows["seq"]))
         rows, flops = rows[order], flops[order]
         self.seq = rows["seq"]
-        self.kind, self.op, self.backward = _lists(rows, "kind", "op", "backward")
+        self.kind, self.op, self.backward, self.line = _lists(rows, "kind", "op", "backward", "line")
         self.address, self.nbytes, self.offset, self.span = _lists(rows, "address", "nbytes", "offset", "span")
         self.flops = flops.tolist()
         when = np.append(calls["offset"], 0).astype(np.int64) - step.began_ns
@@ -126,13 +126,14 @@ class _Operands:
 
 @dataclass
 class _Walk:
-    """The state of a walk along the logs: `live` maps the addresses of storages to builders."""
+    """The state of a walk along the logs: `live` maps the addresses of storages to builders; `lines`: by number."""
 
     ops: tuple[str, ...]
     contains: Callable[[int], int]
     builders: list[TensorBuilder] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    lines: tuple[str, ...] = ("",)
 
     def along(self, step: Step, allocations: Allocations, operands: _Operands) -> None:
         seqs = [
@@ -211,6 +212,8 @@ class _Walk:
         if index is None:
             index = self.add_unknown(log.address[at], log.nbytes[at])
         builder, backward = self.builders[index], bool(log.backward[at])
+        if kind in (MADE, WRITE) and not builder.source and builder.layer >= 0:
+            builder.source = self.lines[log.line[at]]
         if kind == MADE:
             builder.maker = self.ops[op]
             return

@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.trace import Role
+from sentinel.profiler import reducers
 from sentinel.runtime.ordinals import prefix
 
 Named = tuple[str, torch.Tensor, Role]
+Address = Callable[[torch.Tensor], int]
 
 
-def persistent_tensors(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> list[Named]:
+def persistent_tensors(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), address: Address | None = None
+) -> list[Named]:
     """(name, tensor, role) of each storage in host memory that models and optimizers hold now, each storage once.
 
     The first name of a storage counts; `aliases` has the others. Names from the second model on start with its
-    ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on.
+    ordinal. Parameters that only an optimizer knows are `param.0`, `param.1`, and so on. Of a tensor that several
+    processes share (DTensor) this process's part; of DistributedDataParallel `bucket.0`, `bucket.1`, and so on, in
+    which gradients lie side by side. `address`: of a tensor's storage, 0 for one that does not count;
+    default: `storage_address`.
     """
-    return [held[0] for held in _by_storage(models, optimizers)]
+    return [held[0] for held in _by_storage(models, optimizers, address)]
 
 
-def aliases(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> dict[str, tuple[str, ...]]:
+def aliases(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = (), address: Address | None = None
+) -> dict[str, tuple[str, ...]]:
     """Further names of the storages that have several, by the name that counts."""
-    names = [list(dict.fromkeys(name for name, _, _ in held)) for held in _by_storage(models, optimizers)]
+    names = [list(dict.fromkeys(name for name, _, _ in held)) for held in _by_storage(models, optimizers, address)]
     return {first: tuple(others) for first, *others in names if others}
 
 
-def _by_storage(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Collection[list[Named]]:
+def _by_storage(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], address: Address | None
+) -> Collection[list[Named]]:
     """All that is held, each storage of host memory by itself, in the order of their first names."""
     found: dict[int, list[Named]] = {}
-    for named in _all(models, optimizers):
-        if address := storage_address(named[1]):
-            found.setdefault(address, []).append(named)
+    for name, tensor, role in _all(models, optimizers):
+        here = part_here(tensor)
+        if where := (address or storage_address)(here):
+            found.setdefault(where, []).append((name, here, role))
     return found.values()
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Address of the first byte of `tensor`'s storage; 0 if it has none in host memory."""
+    """Address of the first byte of `tensor`'s storage, of a DTensor its part's; 0 if it has none in host memory."""
+    tensor = part_here(tensor)
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return 0
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else 0
+
+
+def part_here(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a DTensor; any other tensor itself."""
+    held = getattr(tensor, "_local_tensor", tensor)
+    return held if isinstance(held, torch.Tensor) else tensor
 
 
 def parameters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] = ()) -> list[tuple[str, nn.Parameter]]:
@@ -71,6 +90,10 @@ def _all(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterat
             yield prefix(ordinal) + name, tied, "param"
         for name, buffer in model.named_buffers(remove_duplicate=False):
             yield prefix(ordinal) + name, buffer, "buffer"
+    for ordinal, model in enumerate(models):  # before gradients, which may be views of them, and come and go
+        wrapped = [bucket for wrapper in reducers.among(model.modules()) for bucket in reducers.buckets(wrapper)]
+        for number, bucket in enumerate(wrapped):
+            yield f"{prefix(ordinal)}bucket.{number}", bucket, "grad"
     names = {id(param): name for name, param in known}
     for optimizer in optimizers:
         for owner, state in optimizer.state.items():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
-from sentinel.profiler import flops, torch_shim
+from sentinel.profiler import calling_lines, flops, torch_shim
 from sentinel.runtime import RUNTIME
 from sentinel.system import native
 
@@ -28,7 +28,7 @@ OPERATOR_DTYPE = np.dtype(
         ("op", "<i4"),
         ("kind", "<u1"),
         ("backward", "<u1"),  # within autograd's backward
-        ("reserved", "u1", (2,)),
+        ("line", "<u2"),  # of the program, from 1; 0: unknown
     ]
 )
 """`sn_operator_event` of shim/recorder.h. The operands of a call come before it, with the same `seq`."""
@@ -38,12 +38,14 @@ _U64, _INT, _PTR = ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 
 @dataclass(frozen=True)
 class OperatorLog:
-    """`flops`: of each event that is an OPERATOR, else 0; -1 unknown. `lost`: calls by other threads."""
+    """`flops`: of each event that is an OPERATOR, else 0; -1 unknown. `lost`: calls by other threads. `lines`: the
+    program's, as `calling_lines` writes them."""
 
     events: NDArray[Any]
     ops: tuple[str, ...]
     flops: NDArray[np.int64]
     lost: int
+    lines: tuple[str, ...] = ()
 
 
 def start(owner: object = None) -> None:
@@ -56,6 +58,7 @@ def start(owner: object = None) -> None:
     RUNTIME.recorder = owner
     names = [name.encode() for name in flops.worded()]
     array = (ctypes.c_char_p * len(names))(*names)
+    calling_lines.begin()
     result = torch_shim.function("sn_recorder_start", _INT, _U64, _PTR)(len(names), ctypes.cast(array, _PTR))
     if result == -errno.EBUSY:
         raise UsageError("operators are recorded already", "end the other recording first")
@@ -73,6 +76,11 @@ def recording() -> bool:
     return bool(torch_shim.function("sn_recorder_running", _INT)())
 
 
+def events_so_far() -> int:
+    """Of this recording, or of the last one that was not taken yet."""
+    return int(torch_shim.function("sn_recorder_count", _U64)())
+
+
 def log() -> OperatorLog:
     """Takes what was recorded between `start` and `stop`; its memory goes back.
 
@@ -85,8 +93,9 @@ def log() -> OperatorLog:
     count = torch_shim.function("sn_recorder_op_count", _U64)()
     ops = tuple(name_of(i).decode() for i in range(count))
     lost = torch_shim.function("sn_recorder_lost", _U64)()
+    lines = calling_lines.seen()
     forget()
-    return OperatorLog(events, ops, _flops(events, words, ops), int(lost))
+    return OperatorLog(events, ops, _flops(events, words, ops), int(lost), lines)
 
 
 def forget() -> None:

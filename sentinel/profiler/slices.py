@@ -52,10 +52,15 @@ def slices(optimizer: Optimizer, count: int = SLICES) -> list[list[Part]]:
 
 def sliceable(optimizer: Optimizer) -> bool:
     """Whether torch's own elementwise code runs the step: no subclass has put its own in its place."""
+    return runs_own_code(optimizer, _ELEMENTWISE)
+
+
+def runs_own_code(optimizer: Optimizer, kinds: tuple[type[Optimizer], ...]) -> bool:
+    """Whether it is one of `kinds` of torch.optim, whose own code runs the step, and no gradient goes through that."""
     kind = type(optimizer)
     if optimizer.defaults.get("differentiable"):
         return False
-    for known in _ELEMENTWISE:
+    for known in kinds:
         if issubclass(kind, known):
             return all(_code(getattr(kind, name)) is _code(getattr(known, name)) for name in ("step", "_init_group"))
     return False

@@ -23,7 +23,8 @@ class TensorBuilder:
     """What is known so far of one tensor.
 
     `layer` of birth, -1: before the step. `name` "": to be named by layer and operator.
-    `small`: for small storages that did not outlive the stretch they were born in, that stretch.
+    `small`: for small storages that did not outlive the stretch they were born in, that stretch. `source`: the line of
+    the program that called what made it.
     """
 
     address: int
@@ -41,6 +42,7 @@ class TensorBuilder:
     read_backward: bool = False
     read: bool = False
     written: bool = False
+    source: str = ""
 
 
 def finalize(
@@ -53,7 +55,7 @@ def finalize(
             builder.role = _role(builder)
     names = _names(builders, ring)
     tensors = tuple(
-        TensorInfo(name, d.role or "workspace", d.nbytes, d.address, d.key, d.aliases, d.managed, d.reason)
+        TensorInfo(name, d.role or "workspace", d.nbytes, d.address, d.key, d.aliases, d.managed, d.reason, d.source)
         for name, d in zip(names, builders, strict=True)
     )
     return tensors, np.array(rows, EVENT_DTYPE)

@@ -20,6 +20,11 @@ _SOURCES = Path(__file__).parent / "shim"
 @functools.cache
 def path() -> Path:
     """The compiled shim; a host's first call compiles it (10 to 20 s). Raises CapabilityError without a compiler."""
+    return compiled("sentinel_torch", _SOURCES)
+
+
+def compiled(name: str, sources: Path) -> Path:
+    """The library `name` of the C++ files in the folder `sources`, made for this torch. Raises as `path` does."""
     root = Path(torch.__file__).parent
     include = root / "include"
     abi = int(torch.compiled_with_cxx11_abi())
@@ -28,13 +33,13 @@ def path() -> Path:
     folders = (f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include")
     return compile_once(
         Library(
-            name="sentinel_torch",
-            sources=tuple(sorted(_SOURCES.glob("*.cpp"))),
-            headers=(*sorted(_SOURCES.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
+            name=name,
+            sources=tuple(sorted(sources.glob("*.cpp"))),
+            headers=(*sorted(sources.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
             compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
             link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
             tag=f"torch-{torch.__version__}",
-            compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{_SOURCES}"),
+            compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{sources}"),
             link_paths=(f"-L{root / 'lib'}",),
             made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
         )

@@ -13,6 +13,7 @@ from sentinel.core.rules import holding
 from sentinel.core.run import OUTCOMES, Run, TrialDecision
 from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
+from sentinel.reports.grades import SMALL_SHARE, Grades, sentence
 from sentinel.reports.setup import Setup
 
 BUSY_SHARE = 0.1
@@ -22,7 +23,10 @@ MAX_EVENTS = 8
 
 _DONE = {
     "executed": "Executed: the plan was applied to this host's memory.",
-    "emulated": "Emulated: the plan was executed, but the slow tier is {slow}: ordinary memory with injected delays.",
+    "emulated": (
+        "Emulated: the plan was executed, but the slow tier is {slow}: ordinary memory; copies are real, delays of slow"
+        " accesses are injected."
+    ),
     "simulated": "Simulated: all times of applied steps were computed for {slow}; nothing was applied.",
     "passive": "Passive: executed under a budget without a plan; what exceeds it is in {slow}.",
     "declared": "Declared: this host has no slower memory. Times were computed for {slow}; nothing was applied.",
@@ -44,26 +48,27 @@ def caveats_of(
     machine: Machine | None,
     run: Run | None,
     setup: Setup,
-) -> list[str]:
-    """Sentences, most important first: that the host was busy; then what was done where that was not plain
+) -> Grades:
+    """Sentences by grade, most important first: that the host was busy; then what was done where that was not plain
     execution."""
-    found = busy(headline)
-    found += [] if headline["kind"] == "executed" else [done_sentence(headline)]
-    found += setup.notes
+    found = Grades(busy(headline), [], [])
+    found.serious.extend([] if headline["kind"] == "executed" else [done_sentence(headline)])
+    found.add(setup.notes)
     if plan is not None:
-        found += _of_plan(plan)
+        _of_plan(plan, found)
     if run is not None:
-        found += _of_run(run)
-    found += _of_prediction(headline)
+        for grade, told in zip(found, of_run(run), strict=True):
+            grade.extend(sentence(each) for each in told)
+    found.serious.extend(_of_prediction(headline))
     if profile is not None:
-        found += _of_profile(profile)
-    found += _of_memory(headline, setup)
+        _of_profile(profile, found)
+    _of_memory(headline, setup, found)
     if machine is not None:
-        found += _of_machine(machine)
+        found.method.extend(_of_machine(machine))
     if profile is not None:
-        found += profile.notes
-        found += _of_tracker(profile.quality)
-    return list(dict.fromkeys(_sentence(text) for text in found))
+        found.method.extend(sentence(note) for note in profile.notes)
+        found.method.extend(sentence(text) for text in _of_tracker(profile.quality))
+    return found
 
 
 def busy(headline: dict[str, Any]) -> list[str]:
@@ -78,62 +83,78 @@ def busy(headline: dict[str, Any]) -> list[str]:
     return [f"The host was busy: for {' and '.join(told)} {why}. {then}"]
 
 
-def _sentence(text: str) -> str:
-    """`text` as a sentence: notes of profiles and plans are written without capital and stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+def _of_plan(plan: Plan, found: Grades) -> None:
+    budget, needed = plan.capacity_bytes[0], plan.fast_needed_bytes
+    if budget < min(needed, plan.footprint_bytes):
+        found.serious.append(
+            f"The budget of {format_bytes(budget)} is {format_bytes(needed - budget)} less than the"
+            f" {format_bytes(needed)} that one layer needs at once: some short-lived or large tensors are used from"
+            " slow memory."
+        )
+    if plan.provisional:
+        found.notes.append(
+            "The plan is provisional: optimizer state was born in the profiled step; the next step is profiled."
+        )
 
 
-def _of_plan(plan: Plan) -> list[str]:
-    budget = plan.capacity_bytes[0]
-    short = plan.fast_needed_bytes - budget
-    return holding(
-        (
-            plan.provisional,
-            "The plan is provisional: optimizer state was born in the profiled step; the next step is profiled.",
-        ),
-        (
-            short > 0 and budget < plan.footprint_bytes,
-            (
-                f"The budget of {format_bytes(budget)} is {format_bytes(short)} below the paper's bound of"
-                f" {format_bytes(plan.fast_needed_bytes)}: some short-lived or large tensors are used from slow memory."
-            ),
-        ),
-    )
-
-
-def _of_run(run: Run) -> list[str]:
+def of_run(run: Run) -> Grades:
+    """What a run itself tells."""
     outcomes, moves = np.bincount(run.migrations["outcome"], minlength=len(OUTCOMES)), len(run.migrations)
     failed, partial = (int(outcomes[OUTCOMES.index(word)]) for word in ("failed", "partial"))
     over = int(run.layers["fast_bytes"].max(initial=0)) - run.fast_capacity_bytes
     astray, steps = int((~run.steps["in_step"]).sum()), len(run.steps)
-    told = [f"Step {step}: {sentence}" for step, sentence in events_of(run, first_trials=False)]
     tried = sum(not trial.again for _, trial in run.trials)
-    more = len(told) - MAX_EVENTS + run.counters.events_dropped
-    placed, cut = run.counters.kernel_placed_pages, kept_steps(run)
-    return holding(
-        (failed, f"{failed} of {moves} migrations failed."),
-        (partial, f"{partial} of {moves} migrations moved a part only."),
-        (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
-        (
-            placed,
-            f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done.",
-        ),
-        (cut, cut),
-        (astray, f"{astray} of {steps} recorded steps did not tick as planned; medians leave them out."),
-        (
-            run.kind == "executed" and 0 < astray == steps,
-            "No step ran as planned: figures per step are unknown.",
-        ),
-        (
-            tried,
+    found = Grades([], [], [])
+    placed = run.counters.kernel_placed_pages
+    found.serious.extend(
+        holding(
+            (failed, f"{failed} of {moves} migrations failed."),
+            (partial, f"{partial} of {moves} migrations moved a part only."),
+            (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
             (
-                f"Promotions came late at {counted(tried, 'place')}; test and trial decided whether to wait for them or"
-                " to use those blocks in slow memory."
+                placed,
+                f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done.",
             ),
-        ),
-        *((True, sentence) for sentence in told[:MAX_EVENTS]),
-        (more > 0, f"{more} more such events are in the JSON report."),
+            (
+                run.kind == "executed" and 0 < astray == steps,
+                "No step ran as planned: figures per step are unknown.",
+            ),
+        )
     )
+    told = [f"Step {step}: {text}" for step, text in events_of(run, first_trials=False)]
+    more, cut = len(told) - MAX_EVENTS + run.counters.events_dropped, kept_steps(run)
+    found.notes.extend(
+        holding(
+            (astray, f"{astray} of {steps} recorded steps did not tick as planned; medians leave them out."),
+            *((True, event) for event in told[:MAX_EVENTS]),
+            (more > 0, f"{more} more such events are in the JSON report."),
+        )
+    )
+    uncopied = run.counters.uncopied_bytes
+    found.method.extend(
+        holding(
+            (cut, cut),
+            (
+                run.counters.copied_bytes,
+                (
+                    f"Movers copied {format_bytes(run.counters.copied_bytes)}, which took"
+                    f" {format_ns(run.counters.copy_cpu_ns)} of processor time."
+                ),
+            ),
+            (
+                uncopied,
+                f"{format_bytes(uncopied)} that moved were not copied: this host did not let them be read.",
+            ),
+            (
+                tried,
+                (
+                    f"Promotions came late at {counted(tried, 'place')}; test and trial decided whether to wait for"
+                    " them or to use those blocks in slow memory."
+                ),
+            ),
+        )
+    )
+    return found
 
 
 def events_of(run: Run, *, first_trials: bool) -> list[tuple[int, str]]:
@@ -165,14 +186,11 @@ def kept_steps(run: Run) -> str:
     return f"Tables and medians cover {held}; counters cover all."
 
 
-def _of_profile(profile: Profile) -> list[str]:
-    return holding(
-        (profile.provisional, "The profile is provisional: the profiled step was not like those that follow."),
-        (
-            profile.step_ns_plain is not None and not profile.step_ns_is_measured,
-            "The plain step time is an estimate: no step ran on stock PyTorch.",
-        ),
-    )
+def _of_profile(profile: Profile, found: Grades) -> None:
+    if profile.provisional:
+        found.notes.append("The profile is provisional: the profiled step was not like those that follow.")
+    if profile.step_ns_plain is not None and not profile.step_ns_is_measured:
+        found.method.append("The plain step time is an estimate: no step ran on stock PyTorch.")
 
 
 def _of_tracker(quality: Quality) -> list[str]:
@@ -198,13 +216,17 @@ def _of_machine(machine: Machine) -> list[str]:
     return [f"Machine {machine.name}: declared, not measured: {', '.join(declared)}."]
 
 
-def _of_memory(headline: dict[str, Any], setup: Setup) -> list[str]:
+def _of_memory(headline: dict[str, Any], setup: Setup, found: Grades) -> None:
+    """Bytes outside of the plan: of method where they are next to nothing."""
+    least = SMALL_SHARE * (headline["peak_bytes"] or 0)
     unmanaged, stayed = headline["unmanaged_bytes"] or 0, len(setup.in_place)
     nbytes = sum(nbytes for _, nbytes, _ in setup.in_place)
-    return holding(
+    for amount, told in (
         (unmanaged, f"Up to {format_bytes(unmanaged)} fell back to malloc: the budget does not cover them."),
-        (stayed, f"{counted(stayed, 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."),
-    )
+        (nbytes, f"{counted(stayed, 'tensor')} ({format_bytes(nbytes)}) stayed in place; see the list."),
+    ):
+        if amount:
+            (found.serious if amount >= least else found.method).append(told)
 
 
 def far_off(headline: dict[str, Any]) -> bool:

@@ -46,7 +46,8 @@ class Row:
     the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the
     beginning, and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or
     free; None where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
-    `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training.
+    `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the
+    warm-up took, in order, which nothing slows but the ballast being kept; they mean nothing in an emulated machine.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Row:
     same_parameters: bool | None = None
     ours: Ours | None = None
     skipped: str = ""
+    unwatched_steps_ns: tuple[int, ...] = ()
 
     @property
     def migrated_bytes(self) -> int | None:

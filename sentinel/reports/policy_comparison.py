@@ -10,6 +10,7 @@ from sentinel.core.units import format_bytes, format_ns
 from sentinel.planner.sweep import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
 
 WORSE = "the same plan on a worse machine (links carry half, slow accesses take 1.5 times as long)"
+EXCHANGE = "the exchange bound: of plans that would hold room on one side of a move only"
 BAR = 40
 """Characters of the bar that stands for all-fast speed."""
 
@@ -90,8 +91,12 @@ def _table(cells: list[Cell]) -> str:
     loose = list(dict.fromkeys(cell.loose for cell in cells if cell.loose))
     first = {cell.fast: cell for cell in reversed(cells)}
     note = f"\n~ the bound may be loose: {'; '.join(loose)}" if loose else ""
-    bound = ["(the bound)", *(_bound(first[fast]) for fast in amounts)]
-    return _of_policies(cells, "Speed as a share of all-fast speed / of the bound, simulated", _shares, bound) + note
+    bounds = [
+        ["(the bound)", *(_bound(first[fast]) for fast in amounts)],
+        ["(exchange bound)", *(_exchange_bound(first[fast]) for fast in amounts)],
+    ]
+    title = "Speed as a share of all-fast speed / of the bound, simulated"
+    return _of_policies(cells, title, _shares, bounds) + f"{note}\n{EXCHANGE}"
 
 
 def _worse_table(cells: list[Cell]) -> str:
@@ -102,12 +107,12 @@ def _held_table(cells: list[Cell]) -> str:
     return _of_policies(cells, "Fast memory held, simulated: at most / in the mean over the step", _held)
 
 
-def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], first: Sequence[str] = ()) -> str:
+def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], first: Sequence[list[str]] = ()) -> str:
     """A row for each policy, a column for each amount of fast memory."""
     amounts = list(dict.fromkeys(cell.fast for cell in cells))
     by_place = {(cell.policy, cell.fast): cell for cell in cells}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    rows = [["fast memory", *amounts], *([list(first)] if first else [])]
+    rows = [["fast memory", *amounts], *first]
     rows += [[policy, *(shown(by_place[policy, fast]) for fast in amounts)] for policy in policies]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
@@ -119,6 +124,12 @@ def _of_policies(cells: list[Cell], title: str, shown: Callable[[Cell], str], fi
 
 def _bound(cell: Cell) -> str:
     return f"{cell.bound_speed:.3f} / {'~' if cell.loose else ''}1.000"
+
+
+def _exchange_bound(cell: Cell) -> str:
+    if cell.exchange_step_ns is None or cell.exchange_speed is None:
+        return "-"
+    return f"{cell.exchange_speed:.3f} / {cell.bound_step_ns / cell.exchange_step_ns:.3f}"
 
 
 def _shares(cell: Cell) -> str:

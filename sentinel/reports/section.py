@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+from sentinel.reports.grades import Grades
+
 if TYPE_CHECKING:  # pandas takes half a second to import: only who asks for tables pays
     import pandas as pd
 
@@ -47,6 +49,7 @@ class Heading(NamedTuple):
 
     `name`: what the document is, such as "migration report". `badge`: what was done, in a word. `done`: the same in a
     sentence. `subject`: what it is about, such as a script; "" if unknown. `summary`: (question, answer) rows.
+    `grades`: the caveats by how much they matter; None where all are alike. `files`: sentences on files beside it.
     """
 
     name: str
@@ -54,6 +57,8 @@ class Heading(NamedTuple):
     done: str
     subject: str = ""
     summary: Sequence[tuple[str, str]] = ()
+    grades: Grades | None = None
+    files: Sequence[str] = ()
 
 
 class Document(Protocol[F]):

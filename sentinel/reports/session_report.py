@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 class Report(Facts):
     """Drawn from the nouns by `build_report`; shows, and computes no physics. Its parts are SECTIONS.
 
-    `profile`, `plan`, `machine`, `executed`, `simulated` are what it was drawn from, None where missing.
+    `profile`, `plan`, `machine`, `executed`, `simulated` are what it was drawn from, None where missing. `timelines`:
+    names of the timelines that were written of it, which the page names.
     """
+
+    timelines: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """One line, for prompts and notebooks."""
@@ -48,13 +51,17 @@ class Report(Facts):
 
         return f'<iframe srcdoc="{escape(page(self))}" style="width: 100%; height: 48em; border: 0"></iframe>'
 
-    @cached_property
+    @property
     def heading(self) -> Heading:
         """What was done, to which script, and the answer in short."""
-        badge = self.headline["kind"] or "profiled only"
-        script = self.setup.script or ""
         return Heading(
-            "migration report", badge, done_sentence(self.headline), script, summary(self.headline, self.setup.storage)
+            "migration report",
+            self.headline["kind"] or "profiled only",
+            done_sentence(self.headline),
+            self.setup.script or "",
+            summary(self.headline, self.setup.storage),
+            self.grades,
+            [f"Timeline of these steps: `{name}`; open it in ui.perfetto.dev." for name in self.timelines],
         )
 
     @property
@@ -112,10 +119,12 @@ class Report(Facts):
 
         `.txt` the text; `.html` one page that needs nothing else; `.json` headline, caveats and all tables;
         `.csv` one file a table, `NAME-tensors.csv` and so on beside `NAME.csv`, which holds the headline;
-        `.trace` a timeline for ui.perfetto.dev. Raises UsageError for another suffix, FormatError if the
-        file cannot be written.
+        `.trace` a timeline for ui.perfetto.dev, which pages that are written later name. Raises
+        UsageError for another suffix, FormatError if the file cannot be written.
         """
-        return forms.write(self, path)
+        written = forms.write(self, path)
+        self.timelines.extend(made.name for made in written if made.suffix.lower() == ".trace")
+        return written
 
 
 def build_report(

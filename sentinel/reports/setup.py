@@ -9,9 +9,13 @@ from typing import Literal, NamedTuple
 from sentinel.system.host_load import HostLoad
 
 Done = Literal["executed", "emulated", "simulated", "declared", "passive"]
-"""What was done. `executed`: on this host's tiers. `emulated`: executed, the slow tier's delays injected.
-`simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
+"""What was done. `executed`: on this host's tiers. `emulated`: executed; copies are real, delays of slow accesses are
+injected. `simulated`: computed. `declared`: simulated for a described machine because this host has no slower tier;
 nothing was applied. `passive`: executed without a plan, under a budget whose overflow is in a file."""
+
+
+MORE_PLANS_S = 10.0
+"""So long plans for other amounts of fast memory are made for the report of a session that is over."""
 
 
 class InPlace(NamedTuple):
@@ -59,6 +63,12 @@ class StorageFigures(NamedTuple):
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
     together, the largest of `too_large_bytes`, the first `too_large_by`. `refused`, `refused_bytes`: allocations beyond
     the budget. `failed`: operands that could not be read.
+
+    `recorded`: whole steps, by the last of which what later ones need is read ahead; 0: none was. `matched`: operators
+    that were found in the record, `missed`: others. `hit_bytes`: read ahead and there when needed, `late_bytes`: still
+    on their way, `vain_bytes`: not needed before they left; `demanded_bytes`: read because an operator waited.
+    `wait_before_ns`, `wait_after_ns`: of a step without a record, and with one. `record_too_long`: a step used more
+    than is recorded.
     """
 
     pool_bytes: int
@@ -92,6 +102,16 @@ class StorageFigures(NamedTuple):
     spare_bytes: int
     over_bytes: int
     looks: int
+    recorded: int = 0
+    matched: int = 0
+    missed: int = 0
+    hit_bytes: int = 0
+    late_bytes: int = 0
+    vain_bytes: int = 0
+    demanded_bytes: int = 0
+    wait_before_ns: int = 0
+    wait_after_ns: int = 0
+    record_too_long: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,7 @@ class Setup:
     bytes of all that did, counted at each allocation. `notes`: sentences for the top of the report. `buckets`: the
     shapes that steps came in, where there were several. `storage`: where the slow tier is a file. `profiled_load`,
     `applied_load`: how busy the host was in the profiled step, and from the first applied step on.
+    `more_plans_s`: so long the report may make plans for other amounts of fast memory; 0 while the job trains.
     """
 
     tracker: str | None = None
@@ -121,4 +142,5 @@ class Setup:
     storage: StorageFigures | None = None
     profiled_load: HostLoad | None = None
     applied_load: HostLoad | None = None
+    more_plans_s: float = 0.0
     cap: str | None = None

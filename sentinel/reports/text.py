@@ -38,9 +38,14 @@ def _summary(heading: Heading) -> str:
 
 
 def _caveats(heading: Heading, caveats: Sequence[str]) -> str:
-    """All but what the title says already."""
-    others = [caveat for caveat in caveats if caveat != heading.done]
-    return "\n".join(["Caveats", *(_wrapped(f"  ! {caveat}", "    ") for caveat in others)]) if others else ""
+    """All but what the title says already, the serious ones first, marked."""
+    if heading.grades is not None:
+        graded = zip(("!", "-", "-"), heading.grades, strict=True)
+        others = [(mark, caveat) for mark, grade in graded for caveat in dict.fromkeys(grade)]
+    else:
+        others = [("!", caveat) for caveat in caveats]
+    told = [_wrapped(f"  {mark} {caveat}", "    ") for mark, caveat in others if caveat != heading.done]
+    return "\n".join(["Caveats", *told]) if told else ""
 
 
 def _wrapped(sentence: str, indent: str) -> str:

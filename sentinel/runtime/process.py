@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from sentinel.runtime.ordinals import Ordinals
 
@@ -82,6 +82,8 @@ class Runtime:
     Annotations. `models`, `optimizers`, `blocks`: those that tick; blocks lest one that two models share ticks twice.
     `grad_modes`: at the entry of each annotated model whose forward is running. `backward`: the one that is running.
 
+    Pins. `kept`: what `keep_fast` and `keep_slow` were told, in order: where, and a pattern or a weak reference.
+
     `not_inherited`: what a forked child must leave to its parent.
     """
 
@@ -102,6 +104,7 @@ class Runtime:
         self.blocks: Ordinals[nn.Module] = Ordinals()
         self.grad_modes: list[bool] = []
         self.backward = BackwardPass()
+        self.kept: list[tuple[str, str | ref[Any]]] = []
         self.not_inherited: WeakSet[NotInherited] = WeakSet()
 
     def forked(self) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import nn
@@ -19,8 +19,9 @@ from sentinel.core.run import Run
 from sentinel.profiler.annotate import Annotation, annotate, as_list
 from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, TickSink
+from sentinel.session import pinning
 from sentinel.session.passive import PassiveSession
-from sentinel.session.request import Overrides, Request, require_file, settled
+from sentinel.session.request import Overrides, Request, require_file, require_planning, settled
 from sentinel.session.session import Session
 from sentinel.system.versions import require_tested
 from sentinel.tiers.file_tier import is_file
@@ -33,6 +34,7 @@ __all__ = [
     "annotate",
     "current",
     "end_profile",
+    "keep",
     "report",
     "set_overrides",
     "start_profile",
@@ -66,6 +68,11 @@ def set_overrides(
     RUNTIME.begin = begin
 
 
+def keep(where: Literal["fast", "slow"], kept: Sequence[torch.Tensor | nn.Module | str]) -> None:
+    """See `sentinel.keep_fast`."""
+    pinning.keep(where, kept)
+
+
 def current() -> Session | None:
     """The running session, or the last one; None before the first."""
     return RUNTIME.last if isinstance(RUNTIME.last, Session) else None
@@ -90,7 +97,8 @@ def start_profile(
         )
     require_tested(torch.__version__)
     asked = wanted(request)
-    require_file(asked.slow, asked.cap)
+    require_file(asked)
+    require_planning(asked)
     begin = RUNTIME.begin or Session
     session: BegunSession = (PassiveSession if begin is Session and is_file(asked.slow) else begin)(
         asked, models, optimizers

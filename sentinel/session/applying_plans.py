@@ -8,6 +8,7 @@ from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import Trace
 from sentinel.core.units import counted
+from sentinel.migration.rates import short_of
 from sentinel.session.context import SessionContext
 from sentinel.session.planning import Dataflow
 from sentinel.session.shapes import MOST, Bucket, ShapeScheduler, known_bucket
@@ -137,6 +138,9 @@ class ApplyingPlans:
         if bucket.served.steps == RETIME_STEPS:
             bucket.flow = context.planning.retimed(bucket.flow, executed)
             return
+        if bucket.flow.machine is not None:
+            for note in short_of(bucket.flow.machine, executed):
+                _note_once(context, note)
         flow, switch = context.planning.refined(bucket.flow, executed)
         if not switch:
             bucket.flow = flow

@@ -39,8 +39,9 @@ class Follower:
     it does, what was begun here is undone. `request`: what the session is asked for; where there is one, somebody asked
     for it in the program itself, and annotations are no sign that it begins another.
 
-    `done`: the loop was found and one of its steps profiled, or the script did it itself. `failed`: what went wrong.
-    Whatever it is, it is said in one sentence, and the script trains on as if nobody watched.
+    `session`: the one that was begun. `done`: the loop was found and one of its steps profiled, or the script did it
+    itself. `failed`: what went wrong. Whatever it is, it is said in one sentence, and the script trains on as if nobody
+    watched.
     """
 
     def __init__(self, request: session.Request | None = None) -> None:
@@ -56,7 +57,7 @@ class Follower:
         self._period = self._left = 0
         self._annotation: session.Annotation | None = None
         self._before = session.current()  # it is over
-        self._session: Session | None = None
+        self.session: Session | None = None
         self._script_annotates = False
         RUNTIME.finder = self
         RUNTIME.not_inherited.add(self)
@@ -96,7 +97,7 @@ class Follower:
         self.done = True
         if RUNTIME.finder is self:
             RUNTIME.finder = None
-        if self._session is not None and RUNTIME.sink is self._session:
+        if self.session is not None and RUNTIME.sink is self.session:
             self._guard(session.stop)
         if self._annotation is not None:
             self._annotation.remove()
@@ -164,14 +165,14 @@ class Follower:
             self._left = self._period
             require_room()
             session.start_profile(request=self._request)
-            self._session = session.current()
+            self.session = session.current()
 
     def _guard(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception as error:
             self.failed = str(error) or type(error).__name__
-            say(f"nothing is placed, training goes on: {self.failed}")
+            say(f"nothing is placed, training goes on: {self.failed}", wrong=True)
 
     def _trainable(self) -> set[int]:
         """Parameters of all optimizers that there are, also of those that have not stepped yet."""

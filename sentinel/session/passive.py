@@ -1,7 +1,8 @@
-"""PassiveSession: training under a memory budget whose overflow is in a file, without a plan.
+"""PassiveSession: training under a memory budget whose overflow is in a file, without a profile.
 
-Tensors of 1 MiB and more live in frames; the operands of each operator are brought into memory before it runs, and what
-was needed longest ago leaves for them. Any script trains so, from before its model is built.
+Tensors of 1 MiB and more live in frames; the operands of each operator are brought into memory before it runs. One step
+is recorded, and by it what later ones need is read ahead; before, and where a step is another one, what was needed
+longest ago leaves. Any script trains so, from before its model is built.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from sentinel.core.units import PAGE_BYTES, counted, format_bytes
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, names, torch_shim
+from sentinel.profiler.step_ends import StepEnds
 from sentinel.reports import Report, Setup, StorageFigures, build_report
 from sentinel.runtime import RUNTIME
 from sentinel.session.applying import nothing_ran
 from sentinel.session.fused_steps import FusedSteps
+from sentinel.session.overlapped_steps import OverlappedSteps
 from sentinel.session.request import Request
 from sentinel.system import native
 from sentinel.system.progress import say
@@ -39,11 +42,20 @@ from sentinel.tiers.pool_cap import pool_now
 
 NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
 
+_NO_STEP = (
+    "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
+    " steps of torch.optim optimizers."
+)
+_TOO_LONG = "A step uses more than 4 million pieces of 2 MiB: it is not recorded, and nothing is read ahead."
+_OTHERS = (
+    "Most operators were not those of the recorded step, as with batches of many shapes: nothing is read ahead there."
+)
+
 
 class PassiveSession:
     """Begins with `open`, ends with `stop`. All threads' tensors and operators count.
 
-    It takes ticks, which lead to nothing: nothing is planned on a file yet.
+    It takes ticks, which lead to nothing: steps are told apart by the optimizers, annotated or not.
     """
 
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -64,6 +76,10 @@ class PassiveSession:
         self._framed: FramedTensors | None = None
         self._memory: ManagedMemory | None = None
         self._fused = FusedSteps()
+        self._step_ends = StepEnds(self._step_ended)
+        self._overlapped = OverlappedSteps(LEAST_BYTES) if request.overlap_optimizer else None
+        if self._overlapped is not None:
+            self._overlapped.check(optimizers)
         self._left: list[tuple[str, int, str]] = []
         self._unnamed_bytes = 0
         self._process = os.getpid()
@@ -84,6 +100,9 @@ class PassiveSession:
             self._memory.activate()
             native.check("sn_operands_watch", torch_shim.function("sn_operands_watch", ctypes.c_int)())
             self._fused.split()
+            self._step_ends.watch()
+            if self._overlapped is not None:
+                self._overlapped.begin()
             self.add(self._models, self._optimizers)
             self._unnamed_bytes = self._bytes_elsewhere()
         except BaseException:
@@ -109,7 +128,7 @@ class PassiveSession:
         """See TickSink."""
 
     def end_profile(self) -> Plan:
-        """A plan without a layer: nothing is planned on a file yet."""
+        """A plan without a layer: on a file none is made yet."""
         return Plan(
             policy="none",
             layers=(),
@@ -154,9 +173,19 @@ class PassiveSession:
         """May be called again, wherever it was cut short."""
         self._models, self._optimizers = [], []  # else their tensors would live as long as the report
         if os.getpid() == self._process:  # and no child of a fork that Python was not told of: all is its parent's
-            end_all(self._fused.restore, self._end_frames, self._uninstall)
+            end_all(
+                self._leave_optimizers, self._step_ends.leave, self._fused.restore, self._end_frames, self._uninstall
+            )
         if RUNTIME.sink is self:
             RUNTIME.sink = None
+
+    def _leave_optimizers(self) -> None:
+        if self._overlapped is not None:
+            self._overlapped.end()
+
+    def _step_ended(self) -> None:
+        if self._framed is not None:
+            self._framed.step()
 
     def _end_frames(self) -> None:
         if RUNTIME.sink is self:  # an interrupt may have come before `_framed` was known; a forked child has no sink
@@ -184,6 +213,7 @@ class PassiveSession:
 
     def _figures(self, framed: FramedTensors) -> StorageFigures:
         told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), self._tier.cap
+        ahead = framed.ahead()
         assert self._memory is not None
         ordinary = self._memory.counters()
         running = RUNTIME.sink is self
@@ -219,6 +249,16 @@ class PassiveSession:
             refused=told.refused,
             refused_bytes=told.refused_bytes,
             failed=told.failed,
+            recorded=ahead.recorded,
+            matched=ahead.matched,
+            missed=ahead.missed,
+            hit_bytes=ahead.hit_bytes,
+            late_bytes=ahead.late_bytes,
+            vain_bytes=ahead.vain_bytes,
+            demanded_bytes=ahead.demanded_bytes,
+            wait_before_ns=ahead.wait_before_ns,
+            wait_after_ns=ahead.wait_after_ns,
+            record_too_long=bool(ahead.too_long),
         )
 
     def _notes(self, told: StorageFigures) -> list[str]:
@@ -229,7 +269,10 @@ class PassiveSession:
         more = "raise fast" if self._tier.cap is None else "raise cap (and fast, if given)"
         hour = told.written_bytes * 3600 / max(time.monotonic() - self._began, 1)
         return holding(
-            (True, "Nothing is planned: what an operator needs is read before it runs, and nothing is read ahead."),
+            (not told.recorded and not told.record_too_long, _NO_STEP),
+            (told.record_too_long and not told.recorded, _TOO_LONG),
+            (told.missed > told.matched, _OTHERS),
+            *((True, note) for note in (() if self._overlapped is None else self._overlapped.notes())),
             (self._tier.chosen, self._tier.chosen),
             (told.cap_bytes, self._about_cap(told)),
             (

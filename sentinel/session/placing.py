@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict
@@ -14,10 +15,11 @@ from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
 from sentinel.files.disk import check_writable
 from sentinel.reports.forms import form_of
+from sentinel.reports.rank_files import RankFiles
 from sentinel.runtime import RUNTIME
 from sentinel.session.auto import NO_LOOP, Follower
 from sentinel.session.request import Request, settings
-from sentinel.system.launched import SHOWN, of_this_rank
+from sentinel.system.launched import SHOWN, launched, of_this_rank
 from sentinel.system.progress import say
 from sentinel.tiers.file_tier import is_file
 
@@ -37,6 +39,10 @@ class Options(TypedDict, total=False):
     plan: str | os.PathLike[str] | Plan | None
     rate_limit: str | None
     cap: str | int | None
+    overlap_optimizer: bool
+    keep_fast: str | Sequence[str] | None
+    keep_slow: str | Sequence[str] | None
+    smallest: str | int | None
 
 
 class Placing:
@@ -48,6 +54,7 @@ class Placing:
     def __init__(self, request: Request, report: str | os.PathLike[str] | None = None) -> None:
         self._request, self._report = request, report
         self._path = ""
+        self._ranks: RankFiles | None = None  # where the job has several processes
         self._follower: Follower | None = None
         self._begun_in = 0  # the process; 0: not begun
         self._before: object = None
@@ -69,6 +76,8 @@ class Placing:
             raise UsageError("placing(): a session is running already", "call sentinel.stop() to end it")
         self.end()  # where that never came
         self._path, self._before = path, RUNTIME.last
+        several = path not in ("", SHOWN) and launched().size > 1
+        self._ranks = RankFiles(path, launched()) if several else None
         if is_file(asked.slow):
             session.start_profile(request=asked)
             self._on_file = RUNTIME.sink
@@ -95,22 +104,32 @@ class Placing:
                 follower.give_way if follower is not None else str,
             )
         except Exception as error:
-            say(f"placing() could not end wholly: {error}")
+            say(f"placing() could not end wholly: {error}", wrong=True)
         finally:
             self._begun_in, self._before, self._on_file = 0, None, None
 
     def _tell(self, follower: Follower | None, *, failed: bool) -> None:
         """Write the report, or say why there is none, unless an error told that."""
+        last = session.current()
+        begun = follower.session if follower is not None else None
+        if begun is not None and begun is not last:  # another placing within this one has begun a session since
+            last = begun
+        elif last is not None and last.told and RUNTIME.last is not self._before:
+            say("nothing was placed but what a placing() within this one has told")
+            return
         if RUNTIME.last is self._before:
             if not failed and not (follower and follower.failed):
-                say(f"nothing was placed: {NO_LOOP}")
+                say(f"nothing was placed: {NO_LOOP}", wrong=True)
         elif self._path:
-            last = session.current()
             report = last.report(bounded=not failed) if last is not None else session.report()
             if self._path == SHOWN:
                 sys.stderr.write(report.text())
+            elif self._ranks is not None:
+                self._ranks.write(report, "failed" if failed else "ended")
             else:
                 report.write(self._path)
+        if last is not None and RUNTIME.last is not self._before:
+            last.told = True
 
     def __enter__(self) -> Placing:
         self.begin()
@@ -135,13 +154,12 @@ def _stop() -> None:
 
 
 def _report_path(given: str | os.PathLike[str] | None) -> str:
-    """Absolute, with the rank in its name where the job has several processes; "" without one, SHOWN to show it.
-    Raises what writing it would raise, as far as that is known."""
+    """Absolute; "" without one, SHOWN to show it. Raises what writing it would raise, as far as that is known."""
     if given is None:
         given = str(settings()["report"].value) if "report" in settings() else ""
     if os.fspath(given) in ("", SHOWN):
         return os.fspath(given)
-    path = os.path.abspath(of_this_rank(os.fspath(given)))
+    path = os.path.abspath(os.fspath(given))
     form_of(path)
-    check_writable(path)
+    check_writable(of_this_rank(path))
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sentinel import files
@@ -11,19 +11,23 @@ from sentinel.core.attribution import attribute
 from sentinel.core.budget import Budget, budget_within
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.pins import Pins, pins_of, too_large
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.core.trace import Trace
-from sentinel.core.units import Amount, format_bytes, parse_amount
+from sentinel.core.units import Amount, format_bytes, parse_fast
 from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
 from sentinel.planner import plan as make_plan
+from sentinel.planner.pinned_tensors import rest_of
 from sentinel.runtime import tell
 from sentinel.session.request import Request
 from sentinel.simulator import plain_layer_ns, simulate_lawful
-from sentinel.system.progress import telling
+from sentinel.system.launched import launched
+from sentinel.system.node_share import NodeShare
+from sentinel.system.progress import say, telling
 
 REFINE_GAIN = 0.98
 """A plan made anew with executed layer times is applied if it is predicted to take at most this share of the present
@@ -51,21 +55,39 @@ class Planning:
     """Plans by the policy and within the budget of `request`, on `machine`.
 
     `available_bytes`: of the fast tier, for this job; what it holds there counts, for its plans may place that.
+    `pins()`: what is to be kept fast or slow, asked for each plan.
     `spent_ns`: time that planning has taken so far. Raises UsageError where the request's `fast` is no amount.
     """
 
-    def __init__(self, request: Request, machine: Machine, available_bytes: int) -> None:
+    def __init__(
+        self, request: Request, machine: Machine, available_bytes: int, pins: Callable[[], Pins] | None = None
+    ) -> None:
         self._request, self._machine = request, machine
-        self._asked = None if request.fast is None else parse_amount(request.fast)
+        self._asked = None if request.fast is None else parse_fast(request.fast)
+        self._pins = pins or (lambda: request.pins)
+        self._saved_pins = Pins()
+        self._said: list[str] = []
         self._available_bytes = available_bytes
+        self._shared = NodeShare(self._asked.nbytes) if self._asked is not None and self._asked.per_node else None
         self.spent_ns = 0
 
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
         check_policies([self._request.policy])
-        budget = self._budget(footprint_bytes=0)  # what a share comes to, only the footprint tells
+        budget = self._budget(footprint_bytes=0, known=False)  # what a share comes to, only the footprint tells
         if budget.capped:
             raise UsageError(budget.capped, "ask for less")
+
+    def check_kept_fast(self, kept: Mapping[str, int]) -> None:
+        """Raises UsageError where what is to be kept fast, in bytes by name, exceeds a budget that is known already."""
+        if not kept or (self._asked is not None and self._asked.share is not None):
+            return
+        budget = self._budget(footprint_bytes=0, known=False)
+        if sum(kept.values()) > budget.fast_bytes:
+            named = [f"{name} ({format_bytes(kept[name])})" for name in sorted(kept, key=lambda name: -kept[name])]
+            raise UsageError(
+                too_large(sum(kept.values()), budget.fast_bytes, named), "keep less fast, or ask for more fast memory"
+            )
 
     def profiled(self, trace: Trace, *, provisional: bool) -> Dataflow:
         """The digest of a recorded step. `provisional`: the steps to come will differ."""
@@ -85,7 +107,7 @@ class Planning:
         assert flow.profile is not None
         began = time.perf_counter_ns()
         footprint_bytes = footprint_of(flow.profile)
-        budget = self._budget(_largest(footprint_bytes, beside))
+        budget = self._budget(_largest(footprint_bytes, beside), known=not flow.profile.provisional)
         plan = self._plan(flow.profile, self._machine, budget)
         self.spent_ns += time.perf_counter_ns() - began
         simulated = simulate_lawful(plan, flow.profile, self._machine, steps=2)
@@ -94,7 +116,7 @@ class Planning:
     def saved(self, plan: Plan) -> Dataflow:
         """The dataflow of a saved plan, held to the budget that is asked for."""
         if self._asked is not None:
-            asked = self._asked.of(plan.footprint_bytes)
+            asked = self._amount(self._asked, plan.footprint_bytes, known=True).of(plan.footprint_bytes)
             if plan.fast_peak_bytes > asked:
                 raise UsageError(
                     f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
@@ -114,6 +136,10 @@ class Planning:
             return f", within the {self._asked.text} of fast memory that it was for"
         return ""
 
+    def keep_pins_of(self, plan: Plan) -> None:
+        """From now on plans keep what a saved one keeps, beside what is asked for."""
+        self._saved_pins = pins_of(plan.details)
+
     def retimed(self, flow: Dataflow, executed: Run) -> Dataflow:
         """The dataflow with the layer times of `executed`, and its plan simulated with them; itself without any."""
         plan, machine, profile = flow.plan, flow.machine, flow.profile
@@ -129,7 +155,8 @@ class Planning:
     def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
         """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one.
 
-        Links that neither the user nor a calibration gave are as fast as its migrations were, for later plans too.
+        Links that neither the user nor a calibration gave are as fast as its migrations were, for later plans too; so
+        are emulated ones that this host cannot keep up with.
         """
         began = time.perf_counter_ns()
         seen = flow
@@ -140,11 +167,14 @@ class Planning:
         if kept is seen or kept.profile is None or kept.machine is None or kept.simulated is None:
             return flow, False
         assert kept.budget is not None  # who has a plan has a budget
-        better = self._plan(kept.profile, kept.machine, kept.budget)
+        # by now the other processes of the node have told what they need, and may leave more
+        budget = kept.budget if self._shared is None else self._budget(kept.footprint_bytes)
+        better = self._plan(kept.profile, kept.machine, budget)
         simulated = simulate_lawful(better, kept.profile, kept.machine, steps=2)
-        switch = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
+        faster = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
         self.spent_ns += time.perf_counter_ns() - began
-        return (replace(kept, plan=better, simulated=simulated), True) if switch else (kept, False)
+        switch = faster or budget.fast_bytes > kept.budget.fast_bytes
+        return (replace(kept, plan=better, simulated=simulated, budget=budget), True) if switch else (kept, False)
 
     def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
         """The dataflow with the bound that no plan of it can pass, found once a plan; and why it is loose, or ""."""
@@ -152,27 +182,73 @@ class Planning:
         if plan is None or profile is None or machine is None or flow.budget is None or plan.bound_step_ns is not None:
             return flow, ""
         with telling(f"looking for the bound, for at most {BOUND_SECONDS:.0f} s"):
-            found = bound(profile, flow.budget.reach(machine), time_limit_s=BOUND_SECONDS)
+            pins = pins_of(plan.details)
+            found = bound(profile, flow.budget.reach(machine), time_limit_s=BOUND_SECONDS, pins=pins)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            plan = make_plan(profile, machine, self._request.policy, budget=budget)  # checked, and with its uses
+            pins = self._fitting(profile, machine, budget)
+            plan = make_plan(profile, machine, self._request.policy, budget=budget, pins=pins)  # checked, with its uses
         plan = files.with_origin(plan.told(provisional=profile.provisional), profile=profile, machine=machine)
         tell(lambda each: each.plan_made(plan))
         return plan
 
-    def _budget(self, footprint_bytes: int) -> Budget:
-        """What was asked for, of what this host has; a share is one of `footprint_bytes`.
+    def _fitting(self, profile: Profile, machine: Machine, budget: Budget) -> Pins:
+        """The pins that can be kept. One that cannot costs a sentence, never the plan: a job is training."""
+        saved = self._saved_pins
+        pins = self._pins().with_names(saved.fast, saved.slow)
+        if not pins:
+            return pins
+        for pattern in pins.idle(profile):
+            self._note(f"keep_fast or keep_slow: {pattern!r} names nothing that lives across steps and can be placed")
+        for kept in (pins, Pins(slow=pins.slow)):
+            try:
+                rest_of(profile, budget.reach(machine), kept)
+            except UsageError as error:
+                self._note(f"{error.what}; so that is not done")
+            else:
+                return kept
+        return Pins()
+
+    def _note(self, sentence: str) -> None:
+        """Said once, and in the report."""
+        if sentence not in self._said:
+            self._said.append(sentence)
+            say(sentence, wrong=True)
+
+    def _budget(self, footprint_bytes: int, *, known: bool = True) -> Budget:
+        """What was asked for, of what this host has; a share is one of `footprint_bytes`. Not `known`: the steps to
+        come have another footprint, so nothing is said of it to other processes.
 
         A described machine has as much fast memory as is asked for.
         """
-        if self._asked is None:
-            return Budget(self._available_bytes)
         fast = self._machine.fast
+        if self._asked is None:
+            whole = Budget(self._available_bytes)
+            return whole if fast.kind != "node" or launched().local_size < 2 else whole.share_of(launched().local_size)
+        asked = self._amount(self._asked, footprint_bytes, known=known)
         if fast.kind != "node":
-            return Budget(self._asked.of(footprint_bytes))
-        return budget_within(self._available_bytes, self._asked, footprint_bytes, fast.name)
+            return Budget(asked.of(footprint_bytes))
+        return budget_within(self._available_bytes, asked, footprint_bytes, fast.name)
+
+    def _amount(self, asked: Amount, footprint_bytes: int, *, known: bool) -> Amount:
+        """Of an amount for the node, this process's part."""
+        if self._shared is None:
+            return asked
+        return replace(asked, nbytes=self._shared.of_need(footprint_bytes) if known else self._shared.nbytes)
+
+    def notes(self) -> list[str]:
+        """What a report must say of pins, and of a budget that several processes share."""
+        if self._shared is None or self._shared.who.local_size < 2:
+            return self._said
+        shared = self._shared
+        part = f"{format_bytes(shared.nbytes)} of the {format_bytes(shared.total_bytes)} of fast memory"
+        told = f"This process has {part} that {shared.who.local_size} processes on this node share"
+        return [
+            *self._said,
+            f"{told} equally: nothing is known of the others ({shared.alone})" if shared.alone else f"{told} by need",
+        ]
 
 
 def _largest(footprint_bytes: int, beside: Iterable[Dataflow]) -> int:

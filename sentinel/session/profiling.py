@@ -17,6 +17,7 @@ MOST_OPTIMIZER_STEPS = 64
 before the log grows without bound."""
 
 STATE_WAS_BORN = "optimizer state was born in the profiled step, so the next whole step was profiled too"
+BUCKETS_CHANGE = "DistributedDataParallel settles its buckets after the profiled step, so a later one was profiled too"
 A_FORK = "the process forked in the profiled step, which ended the watch of its pages, so the next one was profiled too"
 
 
@@ -54,6 +55,8 @@ class Profiling:
 
     def _after(self, trace: Trace) -> State:
         provisional = A_FORK if self._context.recording.cut_short else ""
+        if self._context.job.buckets_were_rebuilt() or self._context.job.buckets_are_to_be_rebuilt():
+            provisional = BUCKETS_CHANGE
         if self._context.job.state_was_born():
             provisional = STATE_WAS_BORN
         first = FirstPlan(self._context)

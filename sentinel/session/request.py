@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 from sentinel import files, tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.machine import Machine, TierSpec
+from sentinel.core.pins import Pins, patterns_in, smallest_in
 from sentinel.core.plan import Plan
-from sentinel.core.units import parse_amount
+from sentinel.core.units import parse_fast
 from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.runtime import RUNTIME
@@ -36,12 +37,16 @@ class Request:
     plan: str | os.PathLike[str] | Plan | None = None
     rate_limit: str | None = None
     cap: str | int | None = None
+    overlap_optimizer: bool = False
+    keep_fast: str | Sequence[str] | None = None
+    keep_slow: str | Sequence[str] | None = None
+    smallest: str | int | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for an argument of another kind than any that can be meant."""
         for name, kinds, remedy in _KINDS:
             value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
+            if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
                 kind = type(value).__name__
                 raise UsageError(f"start_profile({name}={value!r}): a value of type {kind} is not accepted", remedy)
 
@@ -51,9 +56,10 @@ class Request:
             FileTier.asked(self.slow, self.fast, self.cap)
         elif self.slow != Request.slow:
             tiers.machine_for(self.slow)
-        require_file(self.slow, self.cap)
+        require_file(self)
+        require_planning(self)
         if self.fast is not None:
-            parse_amount(self.fast)
+            parse_fast(self.fast)
         check_tracker(self.tracker)
         check_policies([self.policy])
         if self.machine is not None and not isinstance(self.machine, Machine):
@@ -61,6 +67,15 @@ class Request:
         load_plan(self)
         if self.rate_limit is not None:
             tiers.parse_rate(self.rate_limit)
+
+    @property
+    def pins(self) -> Pins:
+        """What the words say of tensors whose tier is fixed. Raises UsageError for what is no pattern or amount."""
+        return Pins(
+            patterns_in(self.keep_fast, "keep_fast"),
+            patterns_in(self.keep_slow, "keep_slow"),
+            smallest_in(self.smallest),
+        )
 
     @property
     def bytes_per_s(self) -> int:
@@ -77,8 +92,16 @@ _KINDS: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("plan", (str, os.PathLike, Plan, NoneType), "give a path or a Plan"),
     ("rate_limit", (str, NoneType), 'give a rate such as "500MB/s"'),
     ("cap", (str, Integral, NoneType), 'give "8GiB" or bytes'),
+    ("overlap_optimizer", (bool,), "give True or False"),
+    ("keep_fast", (str, list, tuple, NoneType), 'give a pattern of names such as "embed.*", or a list'),
+    ("keep_slow", (str, list, tuple, NoneType), 'give a pattern of names such as "embed.*", or a list'),
+    ("smallest", (str, Integral, NoneType), 'give "64KiB" or bytes'),
 )
 """Argument of `start_profile`, what it may be, and what to give."""
+
+
+_OF_A_FILE = ("cap", "overlap_optimizer")
+"""Arguments that have a meaning with a file only."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +116,10 @@ class Overrides:
     plan: str | None = None
     rate_limit: str | None = None
     cap: str | int | None = None
+    overlap_optimizer: bool | None = None
+    keep_fast: Sequence[str] | None = None
+    keep_slow: Sequence[str] | None = None
+    smallest: str | int | None = None
 
     def check(self) -> None:
         """Raises what `start_profile` would raise for these words alone; nothing is changed."""
@@ -108,12 +135,26 @@ class Overrides:
         return replace(request, **self.said)
 
 
-def require_file(slow: str | None, cap: str | int | None) -> None:
-    """Raises UsageError for a cap on the process whose memory has no file to overflow to."""
-    if cap is not None and not is_file(slow):
+def require_file(request: Request) -> None:
+    """Raises UsageError for what needs a file as slow memory, where that is another place: a cap on the process, and
+    updates in backward."""
+    if is_file(request.slow):
+        return
+    remedy = 'give slow="file:DIR", or "file:auto" for the fastest local disk'
+    if request.cap is not None:
+        what = f"cap={request.cap!r} with slow={request.slow!r}"
+        raise UsageError(f"{what}: what exceeds a cap needs a file to live in", remedy)
+    if request.overlap_optimizer:
+        what = f"overlap_optimizer=True with slow={request.slow!r}"
+        raise UsageError(f"{what}: it is made for a file, where it saves transfers; plans know no such steps", remedy)
+
+
+def require_planning(asked: Request) -> None:
+    """Raises UsageError for pins where nothing is planned, and for words of pins that mean nothing."""
+    if asked.pins and is_file(asked.slow):
         raise UsageError(
-            f"cap={cap!r} with slow={slow or 'auto'!r}: what exceeds a cap needs a file to live in",
-            'give slow="file:DIR", or "file:auto" for the fastest local disk',
+            f"keep_fast, keep_slow or smallest with slow={asked.slow!r}: on a file nothing is planned",
+            "leave them out",
         )
 
 
@@ -121,17 +162,18 @@ def settled(asked: Request, options: Collection[str] = ()) -> Request:
     """`asked`, and where it says nothing, what is configured: the environment's word, or that of a file in this folder.
 
     `options`: names of what the command line says, which stays, be it the default.
-    Of what is configured, only amount and place are taken where the place is a file: there nothing is planned. A cap
-    that is configured with a file goes with that file, where another place is asked for.
+    Of what is configured, only amount and place are taken where the place is a file: there no plan is made. What is
+    configured for a file goes with that file, where another place is asked for.
     Raises what `configuration` raises.
     """
     configured = settings()
     said = {*options, *(name for name, value in vars(asked).items() if value != getattr(Request, name))}
     told: dict[str, Any] = {name: each.value for name, each in configured.items() if name not in {*said, "report"}}
     if is_file(told.get("slow", asked.slow)):
-        told = {name: value for name, value in told.items() if name in ("fast", "slow", "cap")}
+        told = {name: value for name, value in told.items() if name in ("fast", "slow", *_OF_A_FILE)}
     elif "slow" in configured and is_file(str(configured["slow"].value)):
-        told.pop("cap", None)
+        for name in _OF_A_FILE:
+            told.pop(name, None)
     return replace(asked, **told)
 
 

@@ -65,6 +65,7 @@ class CheckingSavedPlan:
             context.follower.learn_boundaries(self._boundaries)
             return ApplyingPlans(context).start()
         budget = context.planning.keep_budget_of(self._plan)
+        context.planning.keep_pins_of(self._plan)
         context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew{budget}")
         context.recorded = replace(context.flow, plan=None)
         context.applying.clear()

@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 from sentinel import files, tiers
 from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.rules import holding
@@ -27,11 +29,13 @@ from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import MemoryCounters
 from sentinel.profiler import annotate, backward
 from sentinel.reports import Report, Setup, build_report
+from sentinel.reports.setup import MORE_PLANS_S
 from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
 from sentinel.session.applying_plans import ApplyingPlans
 from sentinel.session.context import SessionContext
 from sentinel.session.owner_thread import OwnerThread
+from sentinel.session.pinning import fast_bytes_of, pins_of_job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.profiling import Profiling
 from sentinel.session.request import Request, available_bytes, load_plan, machine_of, notes_on
@@ -58,6 +62,7 @@ class Session:
         self.request = request
         self.state: State = Over.ENDED
         self.stopped = False  # by the user
+        self.told = False  # a placing has given its report
         self._job = TrainingJob(models, optimizers)
         self._notes: list[str] = []
         self._context: SessionContext | None = None  # from `open` on
@@ -122,6 +127,7 @@ class Session:
         return (
             *self._notes,
             *self._context.applying.notes(),
+            *self._context.planning.notes(),
             *holding((capped, f"{capped}: that is the budget")),
             *self._context.witnessing.notes(),
             *self._owner.notes(),
@@ -138,8 +144,9 @@ class Session:
         machine = machine_of(self.request)
         self._notes += notes_on(machine, topology(), self.request.rate_limit)
         available = available_bytes(self.request, machine) + self._job.held_bytes_of(machine.fast)
-        planning = Planning(self.request, machine, available)
+        planning = Planning(self.request, machine, available, self._pins)
         planning.check_words()
+        self._check_pins(planning, machine)
         context = SessionContext(self._job, machine, planning, self._notes, self.request.bytes_per_s)
         self._to_end = (  # the last first
             self._job.close,
@@ -152,6 +159,20 @@ class Session:
         self._context = context
         self._wholly(self._begin, given)
         context.setup_ns += time.perf_counter_ns() - began
+
+    def _pins(self) -> Pins:
+        """What is to be kept fast or slow, by the names that the job's tensors have now."""
+        pins, notes = pins_of_job(self.request.pins, self._job)
+        self._notes += [note for note in notes if note not in self._notes]
+        return pins
+
+    def _check_pins(self, planning: Planning, machine: Machine) -> None:
+        """Before anything is changed. Where the loop was found, nobody is there to catch an error: the plan says it."""
+        pins = self._pins()
+        if RUNTIME.finder is None:
+            planning.check_kept_fast(fast_bytes_of(pins, self._job))
+        if pins.slow and tiers.on_paper(machine):
+            self._notes.append("keep_slow has no effect: this host has no slower memory, nothing is moved.")
 
     def _begin(self, given: Plan | None) -> None:
         context, on_node = self.context, tiers.moves_pages(self.context.machine)
@@ -242,7 +263,8 @@ class Session:
             warn(f"sentinel could not end wholly, and tries again: {error}", stacklevel=4)
 
     def report(self, *, bounded: bool = True) -> Report:
-        """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds."""
+        """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds; and once the session
+        is over, the report may make plans for other amounts of fast memory, which takes seconds too."""
         if self.profile is None and self.plan is None:
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
         flow, loose = self.context.planning.bounded(self.flow) if bounded else (self.flow, "")
@@ -256,7 +278,9 @@ class Session:
             machine=flow.machine,
             executed=executed and files.with_origin(executed, plan=flow.plan or ""),
             simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
-            setup=self._setup(),
+            setup=replace(
+                self._setup(), more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0
+            ),
         )
 
     def _executed(self) -> Run | None:

@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -15,7 +16,7 @@ from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.core.machine import TierSpec
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import annotate, hooks, names
+from sentinel.profiler import annotate, hooks, names, reducers
 from sentinel.runtime import RUNTIME
 from sentinel.system import numa
 
@@ -32,6 +33,7 @@ class TrainingJob:
         self._watched: list[Optimizer] = []  # those that may have a hook of ours
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._state_names: frozenset[str] = frozenset()
+        self._buckets: list[int] = []  # where those of reducers begin
 
     def add_annotated(self) -> None:
         """Add what is annotated, and hear the steps of the optimizers that are not. Called again, what is annotated
@@ -40,7 +42,7 @@ class TrainingJob:
         self._watched = [o for o in self.optimizers if not any(o is other for other in annotate.annotated()[1])]
         for optimizer in self._watched:
             annotate.watch_steps(optimizer, self)
-        self.models, self.optimizers = self._with_annotated()
+        self.models, self.optimizers = self.with_annotated()
 
     def watch_new_optimizers(self) -> None:
         """From now on an optimizer that was made later, and trains what the job trains, is one of its own."""
@@ -72,7 +74,7 @@ class TrainingJob:
 
     def _storages(self) -> list[tuple[int, int]]:
         """Address and length of each."""
-        held = names.persistent_tensors(*self._with_annotated())
+        held = names.persistent_tensors(*self.with_annotated())
         storages = (tensor.untyped_storage() for _, tensor, _ in held)
         return sorted({(storage.data_ptr(), storage.nbytes()) for storage in storages})
 
@@ -97,10 +99,24 @@ class TrainingJob:
             if not row.moved and row.nbytes and not memory.contains(row.address)
         ]
         self._state_names = self._optimizer_state()
+        self.buckets_were_rebuilt()
 
     def state_was_born(self) -> bool:
         """Whether there is optimizer state now that there was not when the tensors were adopted."""
         return bool(self._optimizer_state() - self._state_names)
+
+    def buckets_are_to_be_rebuilt(self) -> bool:
+        """Whether a later step makes buckets anew that DistributedDataParallel reduces gradients in."""
+        return any(map(reducers.to_be_rebuilt, self._reducing()))
+
+    def buckets_were_rebuilt(self) -> bool:
+        """Whether those buckets are others than when this was asked last."""
+        now = [bucket.data_ptr() for model in self._reducing() for bucket in reducers.buckets(model)]
+        before, self._buckets = self._buckets, now
+        return now != before
+
+    def _reducing(self) -> list[DistributedDataParallel]:
+        return [wrapper for model in self.models for wrapper in reducers.among(model.modules())]
 
     def close(self) -> None:
         """Let go of modules and optimizers. May be called again."""
@@ -113,7 +129,7 @@ class TrainingJob:
             annotate.stop_watching(optimizer, self)
         self._watched = []
 
-    def _with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
+    def with_annotated(self) -> tuple[list[nn.Module], list[Optimizer]]:
         """Models and optimizers, those that are annotated after those that were given."""
         models, optimizers = annotate.annotated()
         return (

@@ -95,7 +95,7 @@ class RecordingStep:
             follower.follow_recorded(self._cycle())
         began, planned = time.perf_counter_ns(), context.planning.spent_ns
         trace = recording.finish(follower.layers)
-        if recording.to_repeat():
+        if context.job.buckets_were_rebuilt() or recording.to_repeat():
             return recording_step(context, self._purpose, *self._heard[: self._first_layer])
         if recording.cut_short:
             context.notes.append(

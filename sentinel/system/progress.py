@@ -13,13 +13,52 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+LOGGER = "sentinel"
+"""Name of the logger that has what we say."""
+
 QUIET_SECONDS = 2.0
 """Work shorter than this is not announced."""
 
 
-def say(sentence: str) -> None:
-    """A sentence on stderr, on a line of its own: a progress bar that stands there is drawn anew below it. Where stderr
-    takes nothing, nothing is said."""
+def say(sentence: str, *, wrong: bool = False) -> None:
+    """A sentence for the logger `sentinel` and on stderr, but once on a terminal: where a handler of the program's
+    writes it there, we do not. `wrong`: it tells of something that went wrong, so its level is WARNING, else INFO."""
+    if not _logged(sentence, wrong=wrong):
+        _print(sentence)
+
+
+def _logged(sentence: str, *, wrong: bool) -> bool:
+    """Whether a handler has written the sentence to stdout or stderr. Without handlers that take it, nothing is logged:
+    logging's own last resort would print it a second time. Who never imported logging has none."""
+    logging = sys.modules.get("logging")
+    if logging is None:
+        return False
+    with contextlib.suppress(Exception):  # of a handler: it is the program's
+        logger = logging.getLogger(LOGGER)
+        level = logging.WARNING if wrong else logging.INFO
+        takers = [handler for handler in _handlers(logger) if handler.level <= level]
+        if takers and logger.isEnabledFor(level):
+            logger.log(level, "%s", sentence)
+            return any(_shown_by(handler) for handler in takers)
+    return False
+
+
+def _handlers(logger: Any) -> Iterator[Any]:
+    """Those that a record of this logger comes to."""
+    while logger is not None:
+        yield from logger.handlers
+        logger = logger.parent if logger.propagate else None
+
+
+def _shown_by(handler: Any) -> bool:
+    """Whether it writes where we do."""
+    stream = getattr(handler, "stream", None) or getattr(getattr(handler, "console", None), "file", None)
+    return stream is not None and stream in (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+
+
+def _print(sentence: str) -> None:
+    """On a line of its own: a progress bar that stands there is drawn anew below it. Where stderr takes nothing,
+    nothing is said."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # full, closed, None, within a write
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         sys.stderr.write(f"{clear}sentinel: {sentence}\n")
@@ -34,7 +73,7 @@ def warn(sentence: str, stacklevel: int) -> None:
     try:
         warnings.warn(sentence, RuntimeWarning, stacklevel=stacklevel + 1)
     except Exception as error:
-        say(sentence)
+        say(sentence, wrong=True)
         if sys.unraisablehook is not sys.__unraisablehook__:  # Python's own takes nothing that is made here
             told = SimpleNamespace(
                 exc_type=type(error),

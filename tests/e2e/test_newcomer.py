@@ -95,7 +95,8 @@ def test_two_processes_write_a_report_each(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 2
     for rank in (0, 1):
         assert json.loads((tmp_path / f"r.rank{rank}.json").read_text())["headline"]["kind"] == "emulated"
-    assert {path.name for path in tmp_path.iterdir()} == {"r.rank0.json", "r.rank1.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"r.rank0.json", "r.rank1.json", "r.json"}
+    assert json.loads((tmp_path / "r.json").read_text())["headline"]["ranks_ended"] == 2
     within = tmp_path / "within.py"
     within.write_text(WITHIN)
     placed = python(*torchrun, within, script, cwd=tmp_path)

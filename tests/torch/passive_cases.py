@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -204,6 +205,68 @@ def an_array_grows() -> dict:
     return train(lambda: mlp(4), between)
 
 
+def whatever_comes(seed: int) -> dict:
+    """Ten steps, of shapes that change now and then, with validation, forked children and weights that are written by
+    hand in between, while a thread reads."""
+    draw = random.Random(seed)
+    model, inputs, target = mlp(6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses: list[float] = []
+    done, strange = threading.Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            for parameter in model.parameters():
+                if not abs(found := float(parameter.detach().numpy().sum())) < 1e9:
+                    strange.append(found)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for step in range(10):
+            rows = draw.choice((512, 512, 512, 384))
+            loss = loss_of(model(inputs[step % STEPS][:rows]), target[:rows])
+            loss.backward()
+            optimizer.step()
+            if draw.random() < 0.7:
+                optimizer.zero_grad()
+            losses.append(loss.item())
+            if step % 4 == 3:
+                with torch.no_grad():
+                    losses.append(float(loss_of(model(inputs[0][:256]), target[:256])))
+            if step % 3 == 2:
+                losses.append(_sum_in_a_child(model))
+            if draw.random() < 0.2:
+                next(model.parameters()).detach().numpy()[:: draw.randrange(1, 50)] *= 0.5
+    finally:
+        done.set()
+        reader.join()
+    return {"losses": losses, "parameters": digest(model.parameters()), "strange": strange}
+
+
+def _sum_in_a_child(model: nn.Module) -> float:
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(writer, str(sum(float(each.detach().numpy().sum()) for each in model.parameters())).encode())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        return float(told.read())
+
+
+def whatever_comes_first() -> dict:
+    return whatever_comes(1)
+
+
+def whatever_comes_second() -> dict:
+    return whatever_comes(2)
+
+
+def whatever_comes_third() -> dict:
+    return whatever_comes(3)
+
+
 CASES = {
     each.__name__: each
     for each in (
@@ -217,6 +280,9 @@ CASES = {
         workers_fork,
         a_child_trains,
         an_array_grows,
+        whatever_comes_first,
+        whatever_comes_second,
+        whatever_comes_third,
     )
 }
 

@@ -15,6 +15,7 @@ from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
 from sentinel.files import digest
+from sentinel.migration.rates import short_of
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.request import Request
 from tests.builders import GB, MIB, make_profile, param
@@ -124,3 +125,24 @@ def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> No
         assert flow.plan.origin["machine"] == digest(NODE)
     with pytest.raises(UsageError, match=r"13\.00 MiB of fast memory are asked for, fast has 12\.00 MiB"):
         Planning(Request(fast=13 * MIB), NODE, 12 * MIB).check_words()
+
+
+def test_an_emulated_link_that_this_host_cannot_keep_up_with_stays_as_it_was_asked_for() -> None:
+    """A busy host would have every session plan anew."""
+    machine = replace(NODE, tiers=(NODE.fast, replace(NODE.tiers[1], kind="emulated", node=None)))
+    planning = Planning(Request(fast=8 * MIB), machine, machine.fast.capacity_bytes)
+    flow = planning.planned(Dataflow(profile=TURNS))
+    run = replace(executed(flow, GB // 10), emulated=True)
+    assert len(short_of(machine, run)) == 2
+    assert rates(planning.refined(flow, run)[0]) == rates(flow)
+
+
+def test_without_an_amount_the_processes_of_a_node_have_equal_parts_of_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planning = Planning(Request(), NODE, 12 * MIB)
+    assert planning._budget(0).fast_bytes == 12 * MIB
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "6"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    assert planning._budget(0).fast_bytes == 4 * MIB
+    assert Planning(Request(fast=6 * MIB), NODE, 12 * MIB)._budget(0).fast_bytes == 6 * MIB  # each, as it was asked for

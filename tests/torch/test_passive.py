@@ -86,6 +86,12 @@ def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
         assert told["dropped_granules"] > 0
     if "fork" in case:
         assert told["fork_bytes"] > 0
+    assert (told["recorded"] > 0) == (case != "a_child_trains")  # that one takes two steps, of two optimizers
+    if case in ("plain_mlp", "plain_gpt"):
+        assert told["recorded"] == 1
+        assert told["missed"] < told["matched"] / 20
+        assert told["hit_bytes"] + told["late_bytes"] > 0
+        assert "No step was recorded" not in ours["text"]
     if case == "an_array_grows":
         assert told["least_pool_bytes"] == LEAST_POOL_BYTES < told["pool_bytes"] <= told["most_pool_bytes"]
         assert told["most_taken_bytes"] > told["taken_bytes"] + cases.ARRAY_BYTES
@@ -419,6 +425,17 @@ def test_processes_of_one_job_share_the_disk(folder: Path, monkeypatch: pytest.M
     alone = FileTier.asked(f"file:{folder}", "8MiB").file_bytes
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert FileTier.asked(f"file:{folder}", "8MiB").file_bytes == pytest.approx(alone / 4, rel=0.2)
+
+
+def test_an_amount_for_the_node_is_divided_among_the_processes_of_any_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("PROCID", "1"), ("STEP_NUM_TASKS", "2"), ("LOCALID", "1"), ("STEP_TASKS_PER_NODE", "2")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert FileTier.asked(f"file:{folder}=256MiB", "16MiB/node").fast_bytes == 8 << 20
+    assert FileTier.asked(f"file:{folder}=256MiB", "16MiB").fast_bytes == 16 << 20
 
 
 def test_more_memory_than_there_is_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

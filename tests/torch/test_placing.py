@@ -140,6 +140,24 @@ def test_a_loop_that_is_not_there_costs_a_sentence(capsys: pytest.CaptureFixture
     assert list(tmp_path.iterdir()) == []
 
 
+def test_each_of_nested_placings_tells_of_its_own_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the outer one began one before the inner, and where it began none."""
+    for steps in (5, 0):
+        first, second = Loop(), Loop()
+        with sentinel.placing(fast="50%", report=tmp_path / "outer.json", **EMULATED):
+            first.train(steps)
+            with sentinel.placing(fast="40%", report=tmp_path / "inner.json", **EMULATED):
+                second.train(8)
+        assert json.loads((tmp_path / "inner.json").read_text())["headline"]["fast"] == "40%"
+        if steps:
+            assert json.loads((tmp_path / "outer.json").read_text())["headline"]["fast"] == "50%"
+            (tmp_path / "outer.json").unlink()
+        assert not (tmp_path / "outer.json").exists()
+        told = capsys.readouterr().err
+        assert ("nothing was placed but what a placing() within this one has told" in told) == (not steps)
+        (tmp_path / "inner.json").unlink()
+
+
 def test_a_loop_that_does_not_train_what_another_optimizer_has_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     other, loop = Loop(), Loop()
     monkeypatch.setattr(auto, "_alive", lambda: [other.optimizer])
@@ -274,7 +292,7 @@ def test_arguments_come_before_the_environment(stock: Loop, tmp_path: Path, monk
             assert last is not None
             assert (last.request.fast, last.request.slow, last.applying) == (expected, EMULATED["slow"], True)
         assert_same(loop, stock)
-    assert [path.name for path in tmp_path.iterdir()] == ["r.rank1.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.rank1.json"]
     monkeypatch.setenv("SENTINEL_FASST", "1")
     with pytest.raises(sentinel.UsageError, match="SENTINEL_FASST"):
         sentinel.start_profile(**EMULATED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.step_follower import StepFollower
 from sentinel.core.trace import BORN, FREED, PAGE_RUN_DTYPE, ROLES, LayerId, Quality
 from sentinel.migration.memory import ManagedMemory
-from sentinel.profiler import names, ticks
+from sentinel.profiler import calling_lines, names, ticks
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.pages.protocol import PageSamples
 from sentinel.profiler.record import StepRecorder
@@ -278,3 +280,37 @@ def test_what_the_tracker_took_is_in_its_layers_time_and_told_layer_by_layer(mem
     profile = attribute(trace)
     least = (0.05 * trace.layer_ns).astype(int)
     assert profile.layer_ns.tolist() == np.maximum(trace.layer_ns - told.layer_overhead_ns, least).tolist()
+
+
+def test_a_tensor_is_told_by_the_line_of_the_program_that_made_it(memory):
+    model, optimizer = job()
+    annotation = annotate(model, optimizer)
+    here = Path(__file__).name
+    lines = inspect.getsourcelines(two_lines)[1]
+
+    def run():
+        optimizer.zero_grad()
+        two_lines(model, torch.ones(BATCH, WIDTH)).backward()
+        optimizer.step()
+
+    run()
+    for _ in range(2):
+        with Recording(memory, [model], [optimizer]) as recording:
+            run()
+    annotation.remove()
+    made = {t.name: t.source for t in recording.trace.tensors}
+    said = {name: source.rpartition("/")[2] for name, source in made.items()}
+    assert said["0:forward/linear#0"] == f"{here}:{lines + 1}", "the frames of torch are passed over"
+    assert {s for name, s in said.items() if "/mul#" in name} == {f"{here}:{lines + 2}", ""}, "its own, and backward's"
+    assert made["0.weight"] == "", "it is older than the step"
+    assert {source for name, source in made.items() if name.startswith("1:backward/")} == {""}, (
+        "nobody asks in backward"
+    )
+    profile = attribute(recording.trace)
+    assert dict(zip(profile.names, profile.sources, strict=True))["0:forward/linear#0"] == made["0:forward/linear#0"]
+    assert not calling_lines.seen(), "what was noted was given back"
+
+
+def two_lines(model, value):
+    output = model(value)
+    return (output * 2.0).mean()

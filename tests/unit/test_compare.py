@@ -105,6 +105,9 @@ def test_every_plan_is_tried_on_a_worse_machine_and_says_what_it_holds() -> None
     slow = found["all-slow"]
     assert ((slow.worse_step_ns or 0) - 8e6) / ((slow.step_ns or 0) - 8e6) == pytest.approx(14 / 9, rel=1e-3)
     assert slow.fast_mean_bytes == slow.mean_share == 0
+    for cell in found.values():
+        assert cell.exchange_step_ns is not None
+        assert cell.exchange_step_ns <= cell.bound_step_ns * 1.0001
     ours = found["sentinel"]
     assert (ours.worse_step_ns, ours.fast_mean_bytes) == (point.worse_step_ns, point.fast_mean_bytes)
 

@@ -89,3 +89,16 @@ def test_a_run_takes_its_own_options_first_and_files_from_where_it_began(
     assert run.said(given, "slow") is None
     with pytest.raises(UsageError, match="--dry-run with --plan"):
         run.require_a_watched_step(given)
+
+
+def test_a_file_of_another_tool_that_is_no_toml_is_passed_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "pyproject.toml").write_text("[tool.ruff\nline-length = 120")
+    assert configuration({"SENTINEL_FAST": "20%"}) == {"fast": Setting("20%", "SENTINEL_FAST")}
+    assert capsys.readouterr().err.startswith("sentinel: pyproject.toml is no TOML")
+
+
+@pytest.mark.parametrize("heading", ["[tool.sentinel]", '[ tool . "sentinel" ]', "tool.sentinel.fast = 3"])
+def test_a_damaged_file_that_has_our_table_is_refused(heading: str, here: Path) -> None:
+    (here / "pyproject.toml").write_text(f"{heading}\nslow = [")
+    with pytest.raises(FormatError, match=r"pyproject\.toml"):
+        configuration({})

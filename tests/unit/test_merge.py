@@ -50,13 +50,13 @@ class Logs:
     def free(self, address):
         self.allocations.append((self.next(), address, 0, self.seq, -9, -1, 0, 2))
 
-    def operate(self, op, *operands, backward=0):
+    def operate(self, op, *operands, backward=0, line=0):
         """Operands: (kind, address, nbytes)."""
         seq = self.next()
         for kind, address, nbytes in operands:
-            self.operands.append((seq, address, nbytes, 0, nbytes, self.ops.index(op), kind, backward, (0, 0)))
+            self.operands.append((seq, address, nbytes, 0, nbytes, self.ops.index(op), kind, backward, line))
         if any(kind != MADE for kind, _, _ in operands):
-            self.operands.append((seq, 0, 0, seq, 11, self.ops.index(op), OPERATOR, backward, (0, 0)))
+            self.operands.append((seq, 0, 0, seq, 11, self.ops.index(op), OPERATOR, backward, line))
 
     def see(self, name, address):
         self.gradients_seen.append(GradientSeen(self.next(), name, address))
@@ -80,7 +80,7 @@ class Logs:
             gradients_seen=tuple(self.gradients_seen),
         )
         flops = np.where(events["kind"] == OPERATOR, events["span"], 0).astype(np.int64)
-        log = OperatorLog(events, tuple(self.ops), flops, 0)
+        log = OperatorLog(events, tuple(self.ops), flops, 0, ("train.py:3", "train.py:9"))
         return merge(step, np.array(self.allocations, ALLOCATION_DTYPE), log, lambda address: address >= ARENA)
 
 
@@ -243,3 +243,19 @@ def test_what_was_logged_before_or_after_the_step_is_left_out():
     tensors, events = logs.merged()
     assert tensors == ()
     assert events["kind"].tolist() == [TICK]
+
+
+def test_a_tensor_is_told_by_the_line_that_made_it():
+    logs = Logs(1)
+    logs.alloc(ARENA, 4096)
+    logs.operate("mm", (WRITE, ARENA, 4096), (MADE, ARENA, 4096), line=1)
+    logs.operate("add_", (WRITE, ARENA, 4096), line=2)  # only changes it
+    logs.alloc(ARENA + 4096, 4096)
+    logs.operate("mm", (WRITE, ARENA + 4096, 4096))  # from a line that is not known
+    logs.tick()
+    tensors, _ = logs.merged(before=[Known("w", "param", ARENA + 8192, 4096)])
+    assert [(t.name, t.source) for t in tensors] == [
+        ("w", ""),
+        ("b0:forward/mm#0", "train.py:3"),
+        ("b0:forward/mm#1", ""),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.shell import document
 from sentinel.system.launched import of_this_rank
-from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed
+from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed, full_report
 
 
 def asked(**given: str) -> argparse.Namespace:
@@ -214,3 +215,23 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert "a typical session:" in done.stdout
     assert not HEAVY & set(done.stderr.split())
+
+
+def test_a_page_of_somebody_elses_stays_and_there_is_no_report_over_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    (tmp_path / "sentinel-report.html").write_text("mine")
+    kept = KeptFiles.asked_for(asked())
+    assert "sentinel-report.html is here already" in capsys.readouterr().err
+    assert kept.write_report(full_report())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sentinel-report.html", "sentinel-report.rank1.html"]
+    assert (tmp_path / "sentinel-report.html").read_text() == "mine"
+    named = KeptFiles.asked_for(asked(report="r.html"))
+    named.end_without_report(failed=True)
+    assert json.loads((tmp_path / "r.rank1.json").read_text())["rank"]["state"] == "failed"
+    assert named.write_report(full_report())
+    assert named.written == "r.rank1.html"  # rank 0 has not ended
+    assert (tmp_path / "r.html").exists()

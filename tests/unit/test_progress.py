@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -94,3 +97,70 @@ def test_an_interrupt_at_any_line_leaves_no_thread_that_goes_on_telling() -> Non
     for left in set(threading.enumerate()) - before:
         left.join(10)  # it may be on its way out
     assert set(threading.enumerate()) <= before
+
+
+def said(handler: logging.Handler, level: int = logging.INFO) -> None:
+    """Two sentences, heard by `handler`."""
+    logger = logging.getLogger(progress.LOGGER)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False  # pytest's own handlers are the root's
+    try:
+        progress.say("a step is watched")
+        progress.say("it failed", wrong=True)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def test_what_a_terminal_handler_shows_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    said(shown := logging.StreamHandler(sys.stderr))
+    assert shown.level == logging.NOTSET
+    assert capsys.readouterr() == ("", "a step is watched\nit failed\n")
+
+
+def test_what_goes_to_a_file_is_shown_as_ever(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kept = logging.FileHandler(tmp_path / "log")
+    kept.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+    said(kept)
+    kept.close()
+    assert (tmp_path / "log").read_text() == "sentinel INFO a step is watched\nsentinel WARNING it failed\n"
+    assert capsys.readouterr().err == "sentinel: a step is watched\nsentinel: it failed\n"
+
+
+def test_what_the_program_does_not_log_is_shown_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    said(logging.StreamHandler(sys.stderr), logging.WARNING)
+    assert capsys.readouterr().err == "sentinel: a step is watched\nit failed\n"
+
+
+def test_without_handlers_nothing_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """Logging's last resort shows warnings that no handler takes: that would be twice."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import logging; from sentinel.system import progress; progress.say('x', wrong=True)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "sentinel: x\n")
+
+
+def test_a_handler_that_fails_costs_a_line_and_no_step(capsys: pytest.CaptureFixture[str]) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("full")
+
+    said(Failing())
+    assert capsys.readouterr().err == "sentinel: a step is watched\nsentinel: it failed\n"
+
+
+def test_the_page_says_how_to_log_it() -> None:
+    page = Path(__file__).parents[2] / "docs" / "loops.md"
+    (program,) = [text for text in page.read_text().split("```python\n") if text.startswith("import logging")]
+    said = "from sentinel.system import progress; progress.say('a step is watched')"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program.partition('```')[0]}\n{said}"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith(" sentinel a step is watched\n")

@@ -11,7 +11,7 @@ import pytest
 from sentinel.core.counters import Counters
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTYPE, Run, TrialDecision
 from sentinel.reports import build_report
-from sentinel.reports.caveats import _of_run, kept_steps
+from sentinel.reports.caveats import kept_steps, of_run
 from sentinel.reports.html.page import page
 from sentinel.reports.sections.move_errors import TITLE, stayed, stayed_rows
 
@@ -29,7 +29,7 @@ def test_nothing_stayed_and_nothing_is_said() -> None:
     assert stayed(whole) == []
     assert stayed_rows(whole) == []
     assert kept_steps(whole) == ""
-    assert _of_run(whole) == []
+    assert of_run(whole).all() == []
 
 
 def test_pages_that_stayed_are_a_table_by_errno() -> None:
@@ -53,18 +53,18 @@ def test_every_form_of_the_report_has_the_table() -> None:
 def test_a_long_run_says_which_steps_its_tables_hold() -> None:
     cut = run([0, 1, 2, 3, *range(1936, 2000)], steps=2000)
     assert kept_steps(cut).startswith("Tables and medians cover the first 4 and the last 64 of 2,000 steps")
-    assert _of_run(cut) == [kept_steps(cut)]
+    assert of_run(cut).all() == [kept_steps(cut)]
 
 
 def test_what_the_kernel_placed_is_an_outcome() -> None:
-    assert "The kernel placed 13 pages against the plan" in _of_run(run([0], steps=1, kernel_placed_pages=13))[0]
+    assert "The kernel placed 13 pages against the plan" in of_run(run([0], steps=1, kernel_placed_pages=13)).serious[0]
 
 
 @pytest.mark.parametrize(("late", "places"), [(1, "at 1 place;"), (2, "at 2 places;")])
 def test_late_promotions_are_counted_and_not_listed(late: int, places: str) -> None:
     first = TrialDecision(3, "h.1 forward", False, False, 30_000_000, 100_000_000, 10_000_000, 1_000_000)
     tried = replace(run([0], steps=1), trials=((0, first),) * late)
-    (said,) = _of_run(tried)
+    (said,) = of_run(tried).all()
     assert said.startswith(f"Promotions came late {places}")
 
 
@@ -74,7 +74,7 @@ def test_what_was_decided_again_is_listed_among_the_events_by_step() -> None:
     told = replace(
         run([0], steps=1), trials=((1, first), (5, again)), events=((2, "a page stayed"), (7, "test and trial: x"))
     )
-    first_tried, *listed = _of_run(told)
+    *listed, first_tried = of_run(told).all()
     assert first_tried.startswith("Promotions came late at 1 place")
     assert [sentence.partition(":")[0] for sentence in listed] == ["Step 2", "Step 5", "Step 7"]
     assert listed[1] == (

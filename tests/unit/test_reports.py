@@ -186,7 +186,10 @@ def test_a_plan_of_another_machine_is_a_caveat() -> None:
         ({"profile": dataclasses.replace(PROFILE, notes=("odd step",))}, "Odd step."),
         ({"profile": PROFILE}, "estimate"),
         ({"plan": dataclasses.replace(PLAN, provisional=True)}, "provisional"),
-        ({"plan": dataclasses.replace(PLAN, fast_needed_bytes=9 * MIB)}, "1.00 MiB below the paper's bound"),
+        (
+            {"plan": dataclasses.replace(PLAN, fast_needed_bytes=9 * MIB)},
+            "1.00 MiB less than the 9.00 MiB that one layer needs at once",
+        ),
         ({"machine": MACHINE}, "declared, not measured"),
         ({"setup": Setup(notes=("beware",))}, "Beware."),
         ({"executed": executed(events=((2, "a page stayed"),))}, "Step 2: a page stayed"),
@@ -220,3 +223,13 @@ def test_reports_need_no_torch() -> None:
         "assert report.text() and report.headline['peak_bytes']\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_a_report_of_an_emulated_run_says_what_was_copied_and_what_was_not() -> None:
+    counters = Counters(copied_bytes=3 * MIB, uncopied_bytes=MIB, copy_cpu_ns=7_000_000)
+    told = build_report(plan=PLAN, profile=PROFILE, machine=MACHINE, executed=executed(counters=counters)).caveats
+    assert "Movers copied 3.00 MiB, which took 7.00 ms of processor time." in told
+    assert "1.00 MiB that moved were not copied: this host did not let them be read." in told
+    assert any(line.endswith("copies are real, delays of slow accesses are injected.") for line in told)
+    plain = build_report(plan=PLAN, profile=PROFILE, machine=MACHINE, executed=executed()).caveats
+    assert not any("copied" in line for line in plain)

@@ -16,6 +16,7 @@ from sentinel.cli import calibrate, compare, compare_executed, plan, report, run
 from sentinel.cli.common import OK, machine_named
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_ns
+from sentinel.executed.placements import weights
 from sentinel.system import calibration
 from sentinel.system import topology as host_topology
 from sentinel.system.topology import Topology
@@ -154,9 +155,9 @@ def test_an_executed_comparison_is_refused_before_torch_is_imported(words: tuple
 
 
 def test_weights_are_small_whole_numbers_in_the_ratio_of_the_bandwidths() -> None:
-    assert compare_executed._weights([100, 24]) == (4, 1)
-    assert compare_executed._weights([10**6, 1]) == (255, 1)
-    assert compare_executed._weights([1, 10]) == (1, 1)
+    assert weights(100, 24) == (4, 1)
+    assert weights(10**6, 1) == (255, 1)
+    assert weights(1, 10) == (1, 1)
 
 
 def test_a_launcher_of_processes_is_refused() -> None:

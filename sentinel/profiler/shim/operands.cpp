@@ -85,11 +85,16 @@ bool zeroes(const at::Tensor &to, const sn_framed_operand &operand) {
   return !c10::impl::cow::is_cow_data_ptr(to.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
 }
 
-struct Overflow : at::ObserverContext {
-  ~Overflow() override { sn_framed_done(); }
+// As long as an operator that has to say when it ends.
+struct Running : at::ObserverContext {
+  explicit Running(void (*ended)()) : ended_(ended) {}
+  ~Running() override { ended_(); }
+
+ private:
+  void (*const ended_)();
 };
 
-// What lives as long as an operator that does not fit; else nothing.
+// What lives as long as an operator; nothing where nobody has to know.
 std::unique_ptr<at::ObserverContext> bring_in(const at::RecordFunction &fn) {
   const Operator *about = lookup(fn);
   if (about == nullptr || !about->touches || about->each_alone) return nullptr;
@@ -106,9 +111,11 @@ std::unique_ptr<at::ObserverContext> bring_in(const at::RecordFunction &fn) {
       operands.push_back(operand);
     });
   }
-  if (sn_framed_need(operands.data(), operands.size(), fn.name()) == 0) return nullptr;
-  std::unique_ptr<at::ObserverContext> begun(new (std::nothrow) Overflow);
-  if (begun == nullptr) sn_framed_done();
+  const int found = sn_framed_need(operands.data(), operands.size(), fn.name());
+  if (found == 0) return nullptr;
+  void (*const ended)() = found == 1 ? sn_framed_done : sn_framed_ran;
+  std::unique_ptr<at::ObserverContext> begun(new (std::nothrow) Running(ended));
+  if (begun == nullptr) ended();
   return begun;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "guarded.h"
+#include "lines.h"
 #include "operators.h"
 
 // As in torch/csrc/autograd/graph_task.h, which takes longer to compile than all of this.
@@ -95,12 +96,14 @@ struct Recording {
   std::vector<Frame> frames;
   size_t depth = 0;
   int worded_depth = 0;  // how many of the frames are worded
+  uint16_t line = 0;     // of the program, which called the outermost operator
 };
 
 Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
 std::atomic<const char *> owner{nullptr};
 std::atomic<uint64_t> lost{0};
 std::atomic<int> broken{0};  // errno of what broke the recording off; 0: nothing did
+sn_shim::Lines *const lines = new sn_shim::Lines;  // immortal: operators run while the program ends
 thread_local char thread_mark;
 thread_local int foreign_depth = 0;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
@@ -222,6 +225,7 @@ void record(Body body) {
 }
 
 void begin(Recording &r, const at::RecordFunction &fn) {
+  if (r.depth == 0) r.line = torch::autograd::get_current_graph_task_id() == -1 ? lines->here() : 0;
   Frame &frame = push(r);
   const Known *known = lookup(r, fn);
   if (known == nullptr) return;
@@ -289,10 +293,10 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
       if (!(kind == SN_OPERAND_READ ? o.reads : o.writes)) continue;
       if (!within || !frame.covered.has(access(o.address, kind))) {
         touched = true;
-        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, kind, backward, {}});
+        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, kind, backward, r.line});
       }
       if (within && r.depth == 1 && o.position == kResult && kind == SN_OPERAND_WRITE) {
-        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, SN_OPERAND_MADE, backward, {}});
+        r.events.push_back({seq, o.address, o.nbytes, o.offset, o.span, frame.op, SN_OPERAND_MADE, backward, r.line});
       }
       frame.covered.add(access(o.address, kind));
     }
@@ -301,7 +305,7 @@ void finish(Recording &r, Frame &frame, uint64_t computed) {
   const uint64_t count = frame.worded ? r.words.size() - frame.first_word : 0;
   const uint64_t elements = within || r.worded_depth > 0 ? 0 : computed;
   r.events.push_back({seq, frame.worded ? frame.first_word : 0, count, sn_now_ns(), elements, frame.op,
-                      SN_OPERATOR, backward, {}});
+                      SN_OPERATOR, backward, r.line});
 }
 
 void end(Recording &r, const at::RecordFunction &fn) {
@@ -379,8 +383,24 @@ int sn_recorder_error(void) { return -broken; }
 int sn_recorder_forget(void) {
   if (handle != at::INVALID_CALLBACK_HANDLE) return -EBUSY;
   if (recording != nullptr) *recording = Recording{};
+  lines->forget();
   return 0;
 }
+
+void sn_recorder_note_lines(uint64_t n_skipped, const char *const *skipped, uint64_t n_libraries,
+                            const char *const *libraries) {
+  sn::guarded([&] {
+    lines->note({skipped, skipped + n_skipped}, {libraries, libraries + n_libraries});
+    return 0;
+  });
+}
+
+uint64_t sn_recorder_line_count(void) { return lines->seen().size(); }
+
+const char *sn_recorder_line(uint64_t line) {
+  return line < lines->seen().size() ? lines->seen()[line].c_str() : nullptr;
+}
+
 int sn_recorder_running(void) { return handle != at::INVALID_CALLBACK_HANDLE ? 1 : 0; }
 
 uint64_t sn_recorder_count(void) { return recording == nullptr ? 0 : recording->events.size(); }

@@ -34,6 +34,14 @@ struct TensorRow {
   uint64_t accounted;  // of them, those that autograd explains
 };
 
+// What a survey begins with. As in sentinel/migration/holders.py.
+struct Known {
+  const uint64_t *impls;  // TensorImpls
+  uint64_t impl_count;
+  const uint64_t *held;  // TensorImpls, once for each reference of a holder that is known: a reducer's
+  uint64_t held_count;
+};
+
 struct StorageRow {
   uint64_t storage;
   uint64_t python;
@@ -81,6 +89,15 @@ uint64_t memory_of(const StorageImpl *storage) {
 // All tensors to be found from those given: their gradients and the bases of views too.
 class Survey {
  public:
+  explicit Survey(const Known &known) {
+    for (uint64_t i = 0; i < known.impl_count; i++) add(reinterpret_cast<TensorImpl *>(known.impls[i]));
+    for (uint64_t i = 0; i < known.held_count; i++) {
+      TensorImpl *impl = reinterpret_cast<TensorImpl *>(known.held[i]);
+      add(impl);
+      rows_[impl]++;
+    }
+  }
+
   void add(TensorImpl *impl) {
     if (impl == at::UndefinedTensorImpl::singleton() || !rows_.emplace(impl, 0).second) return;
     // The copy raises no count for longer than this function, and the caller keeps the GIL.
@@ -165,10 +182,9 @@ void keep(c10::DataPtr data, size_t nbytes, uint64_t most_bytes) {
 }
 
 // Which of the storages nothing holds but what is known; with no other Python thread running until the caller returns.
-std::vector<char> held_as_known(const Move *moves, uint64_t count, const uint64_t *impls, uint64_t impl_count,
+std::vector<char> held_as_known(const Move *moves, uint64_t count, const Known &known,
                                 const sn_shim::Interpreter &python) {
-  Survey survey;
-  for (uint64_t i = 0; i < impl_count; i++) survey.add(reinterpret_cast<TensorImpl *>(impls[i]));
+  const Survey survey(known);
   std::unordered_map<uint64_t, std::vector<TensorRow>> of;
   for (uint64_t i = 0; i < count; i++) of[moves[i].storage];
   std::vector<uint64_t> wanted;
@@ -227,13 +243,11 @@ int move(Move *asked, uint64_t keep_bytes) {
 
 }  // namespace
 
-// Writes one row for each tensor found from the `count` TensorImpls; returns how many there are, writing none
-// if they exceed `room`; or -errno. The GIL is held.
-extern "C" SN_API int64_t sn_shim_tensors(const uint64_t *impls, uint64_t count, TensorRow *out, uint64_t room) {
+// Writes one row for each tensor found from `known`; returns how many there are, writing none if they exceed `room`; or
+// -errno. The GIL is held.
+extern "C" SN_API int64_t sn_shim_tensors(const Known *known, TensorRow *out, uint64_t room) {
   return sn::guarded([&] {
-    Survey survey;
-    for (uint64_t i = 0; i < count; i++) survey.add(reinterpret_cast<TensorImpl *>(impls[i]));
-    const std::vector<TensorRow> rows = survey.tensors();
+    const std::vector<TensorRow> rows = Survey(*known).tensors();
     if (rows.size() <= room) std::copy(rows.begin(), rows.end(), out);
     return static_cast<int64_t>(rows.size());
   });
@@ -244,14 +258,14 @@ extern "C" SN_API void sn_shim_storages(const uint64_t *storages, uint64_t count
 }
 
 // Moves each storage's bytes into the exclusive arena, if its holders are what they were: `uses` references, and, where
-// other Python threads may run (`python`), nothing that a call of theirs under way could be using. `impls` are all known
-// tensors. Writes of each storage the new address or 0, and 1: moved; 0: it is held otherwise; or -errno. Of what storages
+// other Python threads may run (`python`), nothing that a call of theirs under way could be using. `known`: all tensors
+// that are. Writes of each storage the new address or 0, and 1: moved; 0: it is held otherwise; or -errno. Of what storages
 // have left, up to `keep_bytes` stay until sn_shim_give_back(). 0 or -errno. The GIL is held, and kept.
-extern "C" SN_API int sn_shim_move(Move *moves, uint64_t count, const uint64_t *impls, uint64_t impl_count,
-                                   uint64_t keep_bytes, const sn_shim::Interpreter *python) {
+extern "C" SN_API int sn_shim_move(Move *moves, uint64_t count, const Known *known, uint64_t keep_bytes,
+                                   const sn_shim::Interpreter *python) {
   return sn::guarded([&] {
     std::vector<char> may(count, 1);
-    if (python != nullptr) may = held_as_known(moves, count, impls, impl_count, *python);
+    if (python != nullptr) may = held_as_known(moves, count, *known, *python);
     for (uint64_t i = 0; i < count; i++)
       moves[i].result = may[i] != 0 ? move(&moves[i], keep_bytes) : 0;
     return 0;

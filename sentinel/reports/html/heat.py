@@ -1,4 +1,4 @@
-"""The largest tensors over the layers: where each is alive, where it is touched, and from which memory."""
+"""Tensors over the layers, those that hurt and the largest: where each lives, where it is touched, and from where."""
 
 from __future__ import annotations
 
@@ -18,15 +18,25 @@ _DEAD, _ALIVE, _TOUCHED, _FROM_SLOW = range(4)
 _PAINT = {_ALIVE: 'class="alive"', _TOUCHED: 'class="touched"', _FROM_SLOW: 'fill="url(#hatch)"'}
 
 
-def heat(profile: Profile, plan: Plan | None, columns: Columns) -> str:
-    """One row a tensor, one column a layer."""
-    largest = np.argsort(-profile.tensors["nbytes"], kind="stable")[:MAX_TENSORS]
+def heat(
+    profile: Profile,
+    plan: Plan | None,
+    columns: Columns,
+    costs: NDArray[np.float64] | None = None,
+    keys: NDArray[np.int64] | None = None,
+) -> str:
+    """One row a tensor, one column a layer. `costs`: (n,) what each loses in slower memory; `keys`: (n,) what a click
+    on it marks."""
+    costs = np.zeros(len(profile.names)) if costs is None else costs
+    keys = np.arange(len(profile.names)) if keys is None else keys
+    largest = chosen(profile, costs)
     states = _states(profile, plan, largest)
     frame = Frame(268, 8, WIDTH - 268 - 12, len(largest) * _ROW, 1)
     n, body = profile.n_layers, columns.axis(frame)
     for row, tensor in enumerate(largest):
         y, name, nbytes = frame.top + row * _ROW, profile.names[tensor], int(profile.tensors["nbytes"][tensor])
         words = f"{name}\n{format_bytes(nbytes)}"
+        body += f'<g data-k="{keys[tensor]}">'
         body += text(frame.left - 8, y + 10, _short(name), class_="tick", text_anchor="end", data_t=words)
         shown = columns.largest(states[row]).astype(int)
         for kind, paint in _PAINT.items():
@@ -37,10 +47,13 @@ def heat(profile: Profile, plan: Plan | None, columns: Columns) -> str:
             )
             if path:
                 body += f'<path d="{path}" {paint} data-t="{escape(words)}"/>'
+        body += "</g>"
     slow = int((states == _FROM_SLOW).sum())
     touched = slow + int((states == _TOUCHED).sum())
     told = f"; {slow} of {touched} touches by layer are served from slow memory" if plan is not None else ""
-    says = f"The {len(largest)} largest of {len(profile.names)} tensors{told}."
+    hurt = int((costs[largest] > 0).sum())
+    first = f"Those that hurt most, and the largest: {len(largest)}" if hurt else f"The {len(largest)} largest"
+    says = f"{first} of {len(profile.names)} tensors{told}."
     entries = [
         ('class="touched"', "touched, in fast memory" if plan else "touched"),
         ('class="alive"', "alive, not touched"),
@@ -48,6 +61,16 @@ def heat(profile: Profile, plan: Plan | None, columns: Columns) -> str:
     if plan is not None:
         entries.insert(1, ('fill="url(#hatch)"', "touched, in slow memory"))
     return figure("Tensors over layers", says, body, frame.bottom + 44, legend(entries))
+
+
+def chosen(profile: Profile, costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The tensors that are drawn: up to half of them those that cost most, the rest the largest others."""
+    costly = np.argsort(-costs, kind="stable")[: MAX_TENSORS // 2]
+    costly = costly[costs[costly] > 0]
+    largest = np.argsort(-profile.tensors["nbytes"], kind="stable")[:MAX_TENSORS]
+    others = largest[~np.isin(largest, costly)][: MAX_TENSORS - len(costly)]
+    found: NDArray[np.int64] = np.concatenate((costly, others))
+    return found
 
 
 def _states(profile: Profile, plan: Plan | None, which: NDArray[np.int64]) -> NDArray[np.int8]:

@@ -33,8 +33,8 @@ _PAINT = {
 }
 
 
-def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId]) -> str:
-    """A typical step of those that ran as planned."""
+def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable[[int], str] = lambda _: "") -> str:
+    """A typical step of those that ran as planned. `keys(block)`: what a click on a move of it marks."""
     step = typical_step(run)
     if step is None:
         return ""
@@ -55,7 +55,7 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId]) -> str:
     body, y = "", frame.top
     for pair in pairs:
         rows = shown[(shown["source"] == pair[0]) & (shown["target"] == pair[1])]
-        depth, drawn = _lane(rows, x, y, plan)
+        depth, drawn = _lane(rows, x, y, plan, keys)
         title = "promote" if pair[1] < pair[0] else "demote"
         body += text(frame.left - 8, y + 11, title, class_="label", text_anchor="end")
         names = f"{run.tier_names[pair[0]]} → {run.tier_names[pair[1]]}"
@@ -108,7 +108,7 @@ def _bands(bands: NDArray[Any], x: Place, top: float, height: float, layers: Seq
     return "".join(parts)
 
 
-def _lane(rows: NDArray[Any], x: Place, top: float, plan: Plan | None) -> tuple[int, str]:
+def _lane(rows: NDArray[Any], x: Place, top: float, plan: Plan | None, keys: Callable[[int], str]) -> tuple[int, str]:
     """(rows used, marks) of the migrations of one direction."""
     free_at = [-1 << 62] * MAX_ROWS
     parts, depth = [], 0
@@ -127,6 +127,6 @@ def _lane(rows: NDArray[Any], x: Place, top: float, plan: Plan | None) -> tuple[
         x0 = x(start)
         parts.append(
             f'<rect x="{x0:.1f}" y="{top + place * _ROW:.0f}" width="{max(x(stop) - x0, 1.5):.1f}"'
-            f' height="{_ROW - 3}" {_PAINT[outcome]} data-t="{words}"/>'
+            f' height="{_ROW - 3}" {_PAINT[outcome]} data-k="{keys(block)}" data-t="{words}"/>'
         )
     return depth, "".join(parts)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from sentinel.reports.html.shell import caveat_list, document, section
+from sentinel.reports.html.shell import caveat_list, document, graded_caveats, section
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.section import Document, Heading
 
 _SHOWN_CAVEATS = 5
-"""Of the caveats; those after the most important ones are a click away."""
+"""Of caveats that have no grades; those after the most important ones are a click away."""
 
 
 def page(report: Document[Any]) -> str:
     """The whole document."""
     heading = report.heading
     title = f"Sentinel report · {heading.subject}" if heading.subject else "Sentinel report"
-    caveats = [caveat for caveat in report.caveats if caveat != heading.done]  # which the header says already
-    parts = [_header(heading), caveat_list(caveats, _SHOWN_CAVEATS)]
+    parts = [_header(heading), _caveats(report, heading)]
     parts += [section(part.title, part.html(report)) for part in report.sections]
     return document(title, "".join(parts))
+
+
+def _caveats(report: Document[Any], heading: Heading) -> str:
+    """All but what the header says already."""
+    if heading.grades is not None:
+        return graded_caveats(*([each for each in grade if each != heading.done] for grade in heading.grades))
+    return caveat_list([each for each in report.caveats if each != heading.done], _SHOWN_CAVEATS)
 
 
 def _header(heading: Heading) -> str:
@@ -28,7 +34,8 @@ def _header(heading: Heading) -> str:
     done = tag("p", escape(heading.done), class_="done-sentence")
     rows = "".join(f"{tag('dt', escape(what))}{tag('dd', _coded(said))}" for what, said in heading.summary)
     short = f'<dl class="short">{rows}</dl>' if rows else ""
-    return f"<header><h1>{escape(heading.name.capitalize())} {badge}</h1>{subject}{done}{short}</header>"
+    files = "".join(tag("p", _coded(said), class_="done-sentence") for said in heading.files)
+    return f"<header><h1>{escape(heading.name.capitalize())} {badge}</h1>{subject}{done}{short}{files}</header>"
 
 
 def _coded(sentence: str) -> str:

@@ -9,7 +9,7 @@ from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, 
 from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, of_share, pairs, table
-from sentinel.reports.policy_comparison import WORSE, about, amount, answer, knee_of, knee_rule, refusals
+from sentinel.reports.policy_comparison import EXCHANGE, WORSE, about, amount, answer, knee_of, knee_rule, refusals
 
 _FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
 _APART = 64
@@ -30,7 +30,7 @@ def comparison_page(found: Comparison) -> str:
     )
     caveats = (
         f"Every number is simulated on the described machine {found.machine}: a prediction; nothing was run.",
-        "The bound is below every plan's time, and perhaps below what any plan can reach.",
+        f"The bound is below every plan's time, perhaps below what any can reach. {EXCHANGE[0].upper()}{EXCHANGE[1:]}.",
         f"The knee is {knee_rule()}. It is no finer than the amounts tried.",
     )
     parts = [_profile(found, subject) for subject in found.profiles]
@@ -131,6 +131,7 @@ def _shares(cells: list[Cell], column: str, name: str) -> str:
     amounts = {cell.fast: amount(cell.fast, cell.fast_bytes) for cell in cells}
     if column == "speed":
         rows["(the bound)"] = {cell.fast: cell.bound_speed for cell in cells}
+        rows["(exchange bound)"] = {cell.fast: cell.exchange_speed for cell in cells}
     frame = pd.DataFrame({fast: [row[fast] for row in rows.values()] for fast in amounts}, dtype="Float64")
     frame.insert(0, "policy", list(rows))
     shown: list[Column] = [("policy", "policy", str), *((fast, title, of_share) for fast, title in amounts.items())]

@@ -11,7 +11,28 @@ document.addEventListener("pointermove", event => {
   tip.style.left = Math.max(4, Math.min(left, innerWidth - box.width - 8)) + "px";
   tip.style.top = (top + box.height > innerHeight ? event.clientY - box.height - 10 : top) + "px";
 });
-document.addEventListener("keydown", event => { if (event.key === "Escape") tip.hidden = true; });
+document.addEventListener("keydown", event => { if (event.key === "Escape") { tip.hidden = true; mark(""); } });
+
+// A click on tensors marks them wherever they are shown; a second one, or Escape, ends that.
+const marked = document.getElementById("marked");
+function mark(key, name) {
+  for (const old of document.querySelectorAll(".lit")) old.classList.remove("lit");
+  const found = key ? document.querySelectorAll(`[data-k~="${key}"]`) : [];
+  for (const place of found) place.classList.add("lit");
+  document.body.dataset.marked = key;
+  marked.hidden = !found.length;
+  marked.querySelector("span").textContent = found.length ? `${name}: marked in ${found.length} places` : "";
+}
+marked.querySelector("button").addEventListener("click", () => mark(""));
+document.addEventListener("click", event => {
+  const place = event.target.closest("[data-k]");
+  if (!place || (place.matches("tr, li") && !event.target.closest(".pick, .bar"))) return;
+  const key = place.dataset.k.split(" ")[0];
+  const pick = place.querySelector(".pick");
+  const told = event.target.closest("[data-t]");
+  const name = pick ? pick.textContent : told ? told.dataset.t.split("\n")[0] : place.textContent;
+  mark(document.body.dataset.marked === key ? "" : key, name);
+});
 
 // A click on a heading sorts by that column, a second one turns the order round. Unknown values come last.
 for (const table of document.querySelectorAll("table.sorts")) {

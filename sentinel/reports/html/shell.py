@@ -14,6 +14,9 @@ BEGINS = (
     f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 )
 """By this a page of Sentinel is known, and may be overwritten by another one."""
+SERIOUS_SHOWN = 3
+_MARKED = '<div id="marked" role="status" hidden><span></span> <button type="button">clear</button></div>'
+"""Says which tensors a click has marked."""
 
 
 def document(title: str, body: str) -> str:
@@ -23,7 +26,8 @@ def document(title: str, body: str) -> str:
     return (
         f'{BEGINS}<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head><body>{PATTERNS}"
-        f'<main>{body}</main><div id="tip" role="status" hidden></div><script>\n{script}</script></body></html>\n'
+        f'<main>{body}</main>{_MARKED}<div id="tip" role="status" hidden></div>'
+        f"<script>\n{script}</script></body></html>\n"
     )
 
 
@@ -47,3 +51,21 @@ def caveat_list(caveats: Sequence[str], shown: int | None = None) -> str:
         '<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2>'
         f"<ul>{first}</ul>{more}</section>"
     )
+
+
+def graded_caveats(serious: Sequence[str], notes: Sequence[str], method: Sequence[str]) -> str:
+    """At most three serious ones to see; the others, what is good to know and how it was found a click away."""
+    first, rest = serious[:SERIOUS_SHOWN], [*serious[SERIOUS_SHOWN:], *notes]
+    folded = _folded("more that is good to know", rest) + _folded("on how the numbers came about", method)
+    if first:
+        items = "".join(tag("li", escape(caveat)) for caveat in first)
+        return (
+            '<section class="caveats" aria-label="Caveats"><h2>Before you read the numbers</h2>'
+            f"<ul>{items}</ul>{folded}</section>"
+        )
+    return f'<section class="caveats calm" aria-label="Caveats">{folded}</section>' if folded else ""
+
+
+def _folded(what: str, caveats: Sequence[str]) -> str:
+    items = "".join(tag("li", escape(caveat)) for caveat in dict.fromkeys(caveats))
+    return f"<details><summary>{len(caveats)} {what}</summary><ul>{items}</ul></details>" if items else ""

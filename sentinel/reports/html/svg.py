@@ -38,10 +38,11 @@ def text(x: float, y: float, content: str, **attributes: object) -> str:
     return tag("text", escape(content), x=x, y=y, **attributes)
 
 
-def figure(title: str, description: str, body: str, height: float, legend: str = "") -> str:
-    """A picture with its text alternative; it scrolls sideways where the page is narrow."""
+def figure(title: str, description: str, body: str, height: float, legend: str = "", width: int = WIDTH) -> str:
+    """A picture with its text alternative; it scrolls sideways where the page is narrow, unless its own `width` is."""
+    small = "" if width == WIDTH else ' class="small"'
     picture = (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f'<svg{small} viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{body}</svg>"
     )
     caption = tag("figcaption", escape(description))

@@ -34,8 +34,11 @@ def of_share(value: Any) -> str:
     return f"{value:.1%}"
 
 
-def table(frame: pd.DataFrame, columns: Sequence[Column], name: str, *, total: int | None = None) -> str:
-    """The first MAX_ROWS rows of `frame`; `total` is what it was before it was cut elsewhere."""
+def table(
+    frame: pd.DataFrame, columns: Sequence[Column], name: str, *, total: int | None = None, keys: Sequence[str] = ()
+) -> str:
+    """The first MAX_ROWS rows of `frame`; `total` is what it was before it was cut elsewhere. `keys`: of each row, what
+    a click on its first cell marks."""
     shown = frame.head(MAX_ROWS)
     numeric = [str(shown[column].dtype) in ("Int64", "Float64") for column, _, _ in columns]
     head = "".join(
@@ -45,9 +48,11 @@ def table(frame: pd.DataFrame, columns: Sequence[Column], name: str, *, total: i
     values = [shown[column].astype(object).where(shown[column].notna(), None).tolist() for column, _, _ in columns]
     shows = [show for _, _, show in columns]
     lines = []
-    for row in zip(*values, strict=True):
-        cells = (_cell(v, show, number) for v, show, number in zip(row, shows, numeric, strict=True))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+    for index, row in enumerate(zip(*values, strict=True)):
+        cells = [_cell(v, show, number) for v, show, number in zip(row, shows, numeric, strict=True)]
+        if keys:
+            cells[0] = f'<td><button type="button" class="pick">{escape(shows[0](row[0]))}</button></td>'
+        lines.append(f"<tr{_key(keys[index]) if keys else ''}>{''.join(cells)}</tr>")
     count = len(frame) if total is None else total
     more = tag(
         "p", escape(f"The first {len(shown)} of {count} rows; all are in the JSON and CSV forms."), class_="note"
@@ -78,6 +83,10 @@ def pairs(rows: Sequence[Sequence[str]], name: str) -> str:
 def text_as_pairs(text: Callable[[Document[Any]], TextTable], name: str) -> Callable[[Document[Any]], str]:
     """The markup of a section that shows on the page what `text` shows in the text; nothing without rows."""
     return lambda report: pairs(rows, name) if (rows := text(report).rows) else ""
+
+
+def _key(key: str) -> str:
+    return f' data-k="{key}"' if key else ""
 
 
 def _class(number: bool) -> str:

@@ -33,7 +33,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
     cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
     rows: list[tuple[str, str | None, str]] = [
-        ("what was done", h["kind"] or "profiled and planned only", _in_words(h["kind"])),
+        ("what was done", h["kind"] or "profiled and planned only", in_words(h["kind"])),
         ("slow tier", h["slow"], ""),
         ("policy", h["policy"], f"MIL {h['mil']}" if h["mil"] is not None else ""),
         ("tracker", h["tracker"], _counted_by(h["quality"])),
@@ -80,11 +80,11 @@ def _by_load(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [("host busy", ", ".join(told), "the thread waited for a processor, or it was stolen")] if told else []
 
 
-def _in_words(kind: str | None) -> str:
+def in_words(kind: str | None) -> str:
     """The kind in a few words."""
     return {
         "executed": "on this host's memory",
-        "emulated": "executed with injected delays, not on slower memory",
+        "emulated": "executed; copies are real, delays of slow accesses are injected",
         "simulated": "computed; nothing was applied",
         "passive": "executed under a budget, without a plan",
         "declared": "this host has no slower memory: computed; nothing was applied",

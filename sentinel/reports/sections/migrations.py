@@ -20,6 +20,8 @@ from sentinel.reports.html.tables import Column, plain, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "Migrations"
+MAX_KEYS = 8
+"""Of one move of a block of many tensors."""
 _KEYS = ["source", "target", "reason", "outcome"]
 
 
@@ -121,7 +123,17 @@ def _html(report: Document[Facts]) -> str:
 
 def _timeline(report: Document[Facts]) -> str:
     facts = report.facts
-    return lanes(facts.run, facts.plan, facts.layers) if facts.run is not None and facts.layers else ""
+    if facts.run is None or not facts.layers:
+        return ""
+    return lanes(facts.run, facts.plan, facts.layers, lambda block: keys_of(facts, block))
+
+
+def keys_of(facts: Facts, block: int) -> str:
+    """The groups of like tensors that lie in a block, as what a click marks; "" where that is not known."""
+    if facts.plan is None or facts.profile is None:
+        return ""
+    groups = facts.alike.of[list(facts.plan.blocks[block].tensors)]
+    return " ".join(str(group) for group in np.unique(groups).tolist()[:MAX_KEYS])
 
 
 MIGRATIONS = Section[Facts](TITLE, "migrations", _frame, _text, _html)

@@ -29,6 +29,14 @@ def _text(report: Document[Facts]) -> TextTable:
     least, most = format_bytes(told.least_pool_bytes), format_bytes(told.most_pool_bytes)
     beside, spare = format_bytes(told.most_taken_bytes), format_bytes(told.spare_bytes)
     cap = [("cap", format_bytes(told.cap_bytes), f"{least} to {most} for tensors, up to {beside} beside, {spare} free")]
+    before, after = format_ns(told.wait_before_ns), format_ns(told.wait_after_ns)
+    ahead = [
+        ("read ahead", format_bytes(told.hit_bytes), f"there in time; {format_bytes(told.late_bytes)} came late"),
+        ("read on demand", format_bytes(told.demanded_bytes), "an operator waited for all of it"),
+        ("read in vain", format_bytes(told.vain_bytes), "it left again, or died, before it was needed"),
+        ("recorded steps", f"{told.recorded:,}", f"{told.matched:,} operators followed one, {told.missed:,} did not"),
+        ("waits of a step", after, f"{before} without reading ahead"),
+    ]
     return TextTable(
         TITLE,
         [
@@ -41,6 +49,7 @@ def _text(report: Document[Facts]) -> TextTable:
             ("tensors in it, peak", format_bytes(told.tensor_peak_bytes), "resident and away, of 1 MiB and more"),
             ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
             ("read", format_bytes(told.read_bytes), "from the file"),
+            *(ahead if told.recorded else []),
             ("written", format_bytes(told.written_bytes), f"to it, {format_bytes(told.fork_bytes)} for forks"),
             ("left unwritten", format_bytes(told.dropped_granules * HUGE_PAGE_BYTES), "the file held the same"),
             ("came unread", format_bytes(told.unread_bytes), "an operator was about to make it zero"),

@@ -137,16 +137,19 @@ def _html(report: Document[Facts]) -> str:
         ("managed", "managed", yes_no),
     ]
     largest = frame.sort_values(["nbytes", "tensor"], ascending=[False, True]).head(MAX_ROWS)
-    return table(largest, columns, "Tensors, largest first", total=len(frame))
+    keys = [str(key) for key in report.facts.alike.of[largest.index.to_numpy()]]
+    return table(largest, columns, "Tensors, largest first", total=len(frame), keys=keys)
 
 
 def _heat(report: Document[Facts]) -> str:
     profile = report.facts.profile
     if profile is None or not len(profile.tensors) or not profile.layers:
         return ""
-    return heat(profile, report.facts.plan, Columns(profile.layers))
+    slow = report.facts.slow_accesses
+    costs = np.zeros(len(profile.names)) if slow is None else slow.nbytes if slow.ns is None else slow.ns
+    return heat(profile, report.facts.plan, Columns(profile.layers), costs, report.facts.alike.of)
 
 
 TENSORS = Section[Facts]("Tensors", "tensors", _tensors, _text, _html)
 ACCESSES = Section[Facts]("Accesses", "accesses", _accesses)
-HEAT = Section[Facts]("The largest tensors over the layers", html=_heat)
+HEAT = Section[Facts]("Tensors over the layers", html=_heat)

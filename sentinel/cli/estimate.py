@@ -1,0 +1,206 @@
+"""`sentinel estimate`: how much memory a step takes, how fast it is, and what to buy, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sentinel.cli.common import (
+    MACHINES,
+    OK,
+    add_json,
+    add_verb,
+    amount,
+    check_outputs,
+    machine_named,
+    print_json,
+    print_table,
+    telling,
+    whole_number,
+)
+from sentinel.cli.script import function_named
+from sentinel.core.errors import UsageError
+from sentinel.core.units import counted, format_bytes, format_ns, parse_budget
+
+if TYPE_CHECKING:
+    from sentinel.core.machine import Machine
+    from sentinel.core.profile import Profile
+    from sentinel.planner.sweep import Comparison, Knee, Point
+
+CURVE = ("5%", "10%", "20%", "40%", "60%", "80%", "100%")
+ELSEWHERE = "cxl-m5"
+"""The machine that is meant where none is named and this host's memory was not calibrated."""
+
+_EXAMPLES = """\
+examples:
+  sentinel estimate models:gpt2 --batch 8
+  sentinel estimate models:gpt2 --batch 8 --fast 8GiB --machine optane-m10
+  sentinel estimate models:gpt2 -o estimated.safetensors
+      keeps the profile; `sentinel plan`, `simulate` and `compare` take it as they take a recorded one
+
+FACTORY is package.module:function. The function is called with batch=N, where that is given, and returns (model,
+inputs), (model, inputs, loss) or (model, inputs, loss, optimizer): loss(output) gives a scalar, optimizer(parameters)
+an optimizer (default: AdamW). Or it returns a dict with model, optimizer and step, a function that trains one step.
+It runs on tensors that have shapes and no memory: it must not load weights, and no value decides anything.
+
+Nothing is trained. Bytes follow from shapes. Memory that a kernel takes while it runs is not in them. Times are a
+model: of each layer the larger of its floating-point operations and its bytes, over what the machine does of either.
+"""
+
+
+def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    text = "say how much memory a step would take, how fast it would be, and what to buy"
+    parser = add_verb(verbs, "estimate", text, f"{_EXAMPLES}\n{MACHINES}")
+    parser.add_argument("factory", metavar="FACTORY", help="package.module:function that makes the job")
+    parser.add_argument("--batch", type=whole_number, metavar="N", help="passed to the function as batch=N")
+    parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory: another point of the curve")
+    parser.add_argument(
+        "--machine",
+        metavar="PRESET|FILE",
+        help=f"the machine to estimate for (default: this host where it was calibrated, else {ELSEWHERE})",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the estimated profile here")
+    add_json(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Estimate, write the profile, print what it says."""
+    from sentinel import files, need_torch
+    from sentinel.profiler.estimate.memory_needs import needs_of
+    from sentinel.reports.policy_comparison import as_object
+
+    need_torch()
+    check_outputs(arguments.output)
+    machine, why = _machine(arguments.machine)
+    make = function_named(arguments.factory)
+    profile, flops_per_s = estimated_profile(make, arguments, machine)
+    if arguments.output:
+        files.save(profile, arguments.output)
+    with telling("simulating the curve of fast memory"):
+        found = _curve(arguments.factory, profile, machine, arguments.fast)
+    needs = needs_of(profile)
+    here = point_at(found, arguments.fast)
+    if arguments.json:
+        told = {"kind": "estimated", "flops_per_s": flops_per_s, "needs": needs, "curve": as_object(found)}
+        print_json({**told, "at_fast": None if here is None else vars(here)})
+        return OK
+    print("estimated from shapes: nothing was run, no weights were made; times are a model\n")
+    print_table(rows_of(needs, profile, found))
+    print(f"\n{_times_are(machine, flops_per_s, why)}\n")
+    print(_points(found))
+    print(f"\n{to_buy(found, machine, here, arguments.fast)}")
+    print(f"profile written to {arguments.output}" if arguments.output else "-o FILE keeps the profile")
+    return OK
+
+
+def estimated_profile(make: Any, arguments: argparse.Namespace, machine: Machine) -> tuple[Profile, float]:
+    """The profile, with the times of `machine`, and the floating-point operations a second that these are made with."""
+    from sentinel.profiler.estimate.fake_step import estimated
+    from sentinel.profiler.estimate.time_model import measured_flops_per_s, timed
+    from sentinel.system.versions import require_tested
+
+    import_name, batch = arguments.factory, arguments.batch
+    require_tested(_torch_version())
+    flops_per_s = machine.flops_per_s or measured_flops_per_s()
+    with telling(f"estimating {import_name}"):
+        profile = estimated(make if batch is None else lambda: make(batch=batch), import_name)
+    origin = {"estimated from": import_name, "torch": _torch_version()}
+    if batch is not None:
+        origin["batch"] = str(batch)
+    return replace(timed(profile, machine.fast, flops_per_s), origin={**profile.origin, **origin}), flops_per_s
+
+
+def _torch_version() -> str:
+    from importlib.metadata import version
+
+    return version("torch")
+
+
+def _machine(named: str | None) -> tuple[Machine, str]:
+    """The machine, and why it is that one where the user named none."""
+    if named is not None:
+        return machine_named(named), ""
+    try:
+        return machine_named(None), "this host, as it was calibrated"
+    except UsageError:
+        return machine_named(ELSEWHERE), "no machine is named, and this host's slower memory is not calibrated"
+
+
+def rows_of(needs: dict[str, int], profile: Profile, found: Comparison) -> list[tuple[str, str, str]]:
+    """(what, amount, remark)."""
+    words = {
+        "param": "parameters",
+        "grad": "gradients",
+        "optimizer": "optimizer state",
+        "buffer": "buffers",
+        "activation": "kept for backward",
+        "workspace": "other memory of operators",
+    }
+    rows = [
+        (word, format_bytes(needs[f"{role}_bytes"]), "" if role in ("param", "optimizer", "buffer") else "at most")
+        for role, word in words.items()
+        if needs[f"{role}_bytes"]
+    ]
+    step = found.profiles[0].all_fast_step_ns
+    return [
+        *rows,
+        ("memory of a step", format_bytes(needs["live_peak_bytes"]), "alive at once, at most"),
+        ("  packed", format_bytes(needs["footprint_bytes"]), "the memory that a plan needs to keep all of it fast"),
+        ("a step computes", f"{needs['flops'] / 1e12:.3g} TFLOP", f"in {counted(profile.n_layers, 'layer')}"),
+        ("step, all fast", format_ns(step), f"model, on {found.machine}"),
+    ]
+
+
+def _times_are(machine: Machine, flops_per_s: float, why: str) -> str:
+    source = "declared" if machine.flops_per_s else "measured here just now"
+    what = f"Times are those of {machine.name} at {flops_per_s / 1e12:.3g} TFLOP/s ({source})"
+    return f"{what}: {why}." if why else f"{what}."
+
+
+def _curve(label: str, profile: Profile, machine: Machine, asked: str | None) -> Comparison:
+    from sentinel.planner.sweep import Comparison, curve, knee, make_subject
+
+    subject = make_subject(label, profile, machine)
+    amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*CURVE, *filter(None, [asked]))}
+    points = list(curve(subject, profile, machine, amounts))
+    at = knee(points)
+    return Comparison(machine.name, (), (subject,), (), tuple(points), () if at is None else (at,))
+
+
+def point_at(found: Comparison, asked: str | None) -> Point | None:
+    """The point of the curve that was asked for."""
+    if asked is None:
+        return None
+    nbytes = parse_budget(asked, found.profiles[0].footprint_bytes)
+    return next((point for point in found.curve if point.fast_bytes == nbytes), None)
+
+
+def _points(found: Comparison) -> str:
+    from sentinel.reports.policy_comparison import text
+
+    return text(found).partition("\n\n")[2].partition("\n\n")[2]
+
+
+def to_buy(found: Comparison, machine: Machine, here: Point | None, asked: str | None) -> str:
+    """What to buy, in sentences."""
+    subject, slow = found.profiles[0], machine.tiers[machine.slower[0]].name
+    footprint = subject.footprint_bytes
+    parts = []
+    if here is not None and here.speed is not None and here.step_ns is not None:
+        said = f"With {asked} of fast memory ({format_bytes(here.fast_bytes)}) a step takes {format_ns(here.step_ns)}"
+        parts.append(f"{said}, {here.speed:.3f} of all-fast speed.")
+    knee: Knee | None = found.knees[0] if found.knees else None
+    if knee is None:
+        parts.append(f"To buy: {format_bytes(footprint)} of fast memory; less was too slow at every amount tried.")
+    elif knee.fast_bytes >= footprint:
+        parts.append(f"To buy: {format_bytes(footprint)} of fast memory; {slow} gains nothing here.")
+    else:
+        rest = format_bytes(footprint - knee.fast_bytes)
+        parts.append(
+            f"To buy: {format_bytes(knee.fast_bytes)} of fast memory and {rest} of {slow}, for {knee.speed:.1%} of"
+            f" all-fast speed; or {format_bytes(footprint)} of fast memory. The system and the program come on top."
+        )
+    return " ".join(parts)

@@ -1,0 +1,122 @@
+"""Pins: tensors whose tier a user has fixed, by patterns of names and by size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.core.errors import UsageError
+from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes, parse_bytes
+
+FREE, FAST, SLOW = -1, 0, 1
+"""Of a tensor's home: a policy chooses, fast memory, slow memory."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """`fast`, `slow`: patterns of names, as a shell has them (`embed.*`); also the name itself. They hold for what
+    lives across steps: parameters, buffers, optimizer state. `smallest_bytes`: what is smaller stays in fast memory,
+    unless `slow` names it.
+    """
+
+    fast: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    smallest_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.fast or self.slow or self.smallest_bytes)
+
+    def homes(self, profile: Profile) -> NDArray[np.int8]:
+        """(n,) FAST, SLOW or FREE of each tensor. Raises UsageError for one that is to be in both."""
+        t = profile.tensors
+        out = np.full(len(t), FREE, np.int8)
+        rows = np.flatnonzero(t["managed"] & t["persistent"])
+        if self.smallest_bytes:
+            out[rows[t["nbytes"][rows] < self.smallest_bytes]] = FAST
+        named_fast, named_slow = Names(self.fast), Names(self.slow)
+        for row in rows.tolist() if self.fast or self.slow else ():
+            name = profile.names[row]
+            fast, slow = named_fast.naming(name), named_slow.naming(name)
+            if fast and slow:
+                raise UsageError(
+                    f"{name} is to be kept fast by {fast!r} and slow by {slow!r}", "leave one of the two out"
+                )
+            out[row] = FAST if fast else SLOW if slow else out[row]
+        return out
+
+    def idle(self, profile: Profile) -> tuple[str, ...]:
+        """Patterns that name nothing that lives across steps and can be placed."""
+        t = profile.tensors
+        there = [profile.names[row] for row in np.flatnonzero(t["managed"] & t["persistent"]).tolist()]
+        exact = set(there)
+        rest = [pattern for pattern in dict.fromkeys((*self.fast, *self.slow)) if pattern not in exact]
+        return tuple(pattern for pattern in rest if not any(fnmatchcase(name, pattern) for name in there))
+
+    def with_names(self, fast: Iterable[str] = (), slow: Iterable[str] = ()) -> Pins:
+        """These pins, and those of further names."""
+        return Pins(
+            tuple(dict.fromkeys((*self.fast, *fast))), tuple(dict.fromkeys((*self.slow, *slow))), self.smallest_bytes
+        )
+
+    def told(self) -> dict[str, Any]:
+        """As a plan's `details["pins"]` has them."""
+        return {"fast": list(self.fast), "slow": list(self.slow), "smallest_bytes": self.smallest_bytes}
+
+
+class Names:
+    """Patterns of names. A job may have thousands that are names themselves: these are looked up, not tried in turn."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        every = tuple(patterns)
+        self._exact = frozenset(every)
+        self._wild = tuple(pattern for pattern in every if any(sign in pattern for sign in "*?["))
+
+    def naming(self, name: str) -> str:
+        """`name` itself if it is one of them, else the first that matches it; "" if none does."""
+        if name in self._exact:
+            return name
+        return next((pattern for pattern in self._wild if fnmatchcase(name, pattern)), "")
+
+
+def pins_of(details: Mapping[str, Any]) -> Pins:
+    """The pins that a plan was made with, from its `details`; none where it tells of none, or of no such thing."""
+    told = details.get("pins")
+    if not isinstance(told, Mapping):
+        return Pins()
+    fast, slow, smallest = told.get("fast"), told.get("slow"), told.get("smallest_bytes")
+    return Pins(
+        tuple(map(str, fast)) if isinstance(fast, list) else (),
+        tuple(map(str, slow)) if isinstance(slow, list) else (),
+        smallest if isinstance(smallest, int) and smallest > 0 else 0,
+    )
+
+
+def patterns_in(text: object, what: str) -> tuple[str, ...]:
+    """The patterns of an argument: one, several with commas between them, or a list. Raises UsageError for others."""
+    if text is None:
+        return ()
+    words = text.split(",") if isinstance(text, str) else text
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        raise UsageError(f"{what}={text!r} is no pattern of names", f'give {what}="embed.*", or a list of patterns')
+    return tuple(word.strip() for word in words if word.strip())
+
+
+def smallest_in(text: str | int | None) -> int:
+    """The bytes of `smallest`, 0 for None. Raises UsageError for what is no amount."""
+    return 0 if text is None else parse_bytes(text)
+
+
+def too_large(nbytes: int, budget_bytes: int, names: Iterable[str]) -> str:
+    """Says that what is kept fast does not fit."""
+    named = list(names)
+    most = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return (
+        f"what is to be kept fast takes {format_bytes(nbytes)}, the budget of fast memory is"
+        f" {format_bytes(budget_bytes)}: {most}"
+    )

@@ -1,0 +1,1 @@
+"""Estimates: the profile of a step that never ran, from shapes alone (torch's fake tensors)."""

@@ -1,0 +1,223 @@
+"""AllRanks: one report over the ranks of a job, drawn from what each of them has written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from sentinel.core.units import counted, format_bytes, format_ns
+from sentinel.reports import forms
+from sentinel.reports.html.tables import Column, of_share, pairs, plain, table
+from sentinel.reports.rank_rows import RankRow, absent
+from sentinel.reports.section import Document, Frames, Heading, Section, TextTable, tables_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows = tuple[RankRow, ...]
+_MOST_NAMED = 8
+"""Ranks that a sentence names; of more it says how many."""
+_MEMORY: tuple[tuple[str, str], ...] = (
+    ("fast_capacity_bytes", "fast budget"),
+    ("fast_peak_bytes", "fast peak"),
+    ("peak_bytes", "footprint"),
+    ("unmanaged_bytes", "unmanaged"),
+    ("migrated_bytes_per_step", "moved a step"),
+)
+_TIMES: tuple[tuple[str, str], ...] = (
+    ("step_ns_applied", "step, applied"),
+    ("step_ns_plain", "step, plain"),
+    ("stall_ns_per_step", "stall a step"),
+)
+_STEP = "step_ns_applied"
+
+
+class AllRanks:
+    """See Document. `rows`: of the ranks that left something; the others are named. Sums are over those alone. `size`:
+    how many ranks there are at least."""
+
+    def __init__(self, rows: Sequence[RankRow], size: int = 0) -> None:
+        by_rank = {row.rank: row for row in rows}
+        self.size = max([size, *(row.told["size"] for row in rows), *(row.rank + 1 for row in rows)])
+        self.facts: Rows = tuple(by_rank.get(rank) or absent(rank) for rank in range(self.size))
+
+    @property
+    def headline(self) -> dict[str, Any]:
+        """Sums of bytes, the slowest rank, and how many ranks there are; unknown is None."""
+        slowest = max(
+            (row for row in self.facts if _number(row, _STEP)), key=lambda row: row.headline[_STEP], default=None
+        )
+        kinds = {row.headline.get("kind") for row in self.facts if row.headline}
+        steps = [row.headline[_STEP] for row in self.facts if _number(row, _STEP)]
+        return {
+            "kind": kinds.pop() if len(kinds) == 1 else None,
+            "ranks": self.size,
+            "ranks_ended": sum(row.state == "ended" for row in self.facts),
+            **{name: _sum(self.facts, name) for name, _ in _MEMORY},
+            "slowest_rank": None if slowest is None else slowest.rank,
+            "slowest_step_ns_applied": None if slowest is None else slowest.headline[_STEP],
+            "median_step_ns_applied": int(median(steps)) if steps else None,
+            "plans": len({row.told["placement"] for row in self.facts if row.told.get("placement")}) or None,
+        }
+
+    @cached_property
+    def heading(self) -> Heading:
+        """What stands on top."""
+        h = self.headline
+        badge = h["kind"] or "of unlike kinds"
+        done = f"{counted(self.size, 'rank')}, {h['ranks_ended']} of them ended as scripts do. {_in_words(h['kind'])}"
+        scripts = [str(row.told["script"]) for row in self.facts if row.told.get("script")]
+        summary = [("memory", _memory(h)), ("speed", _speed(h)), ("plans", _plans(h))]
+        return Heading(
+            "report of all ranks", badge, done, scripts[0] if scripts else "", [each for each in summary if each[1]]
+        )
+
+    @cached_property
+    def caveats(self) -> list[str]:
+        """Sentences to read before the numbers."""
+        states: dict[str, list[int]] = {}
+        for row in self.facts:
+            if row.state != "ended":
+                states.setdefault(row.state, []).append(row.rank)
+        found = [f"{_named(ranks)}: {state}." for state, ranks in states.items()]
+        if len({row.told["job"] for row in self.facts if row.told.get("job")}) > 1:
+            found.append("These are reports of several jobs: sums over them mean nothing.")
+        alike: dict[str, list[int]] = {}
+        for row in self.facts:
+            for caveat in row.caveats:
+                alike.setdefault(caveat, []).append(row.rank)
+        return found + [f"{_named(ranks)}: {caveat}" for caveat, ranks in alike.items()]
+
+    @property
+    def sections(self) -> tuple[Section[Rows], ...]:
+        """Its parts."""
+        return SECTIONS
+
+    @cached_property
+    def tables(self) -> Frames:
+        """The tables of its sections."""
+        return tables_of(SECTIONS, self.facts)
+
+    def values(self) -> dict[str, Any]:
+        """See Document."""
+        return {"headline": self.headline, "caveats": self.caveats}
+
+    def timeline(self) -> None:
+        """See Document: each rank has its own."""
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        from sentinel.reports.text import text_of
+
+        return text_of(self)
+
+    def write(self, path: str | os.PathLike[str]) -> list[Path]:
+        """See `Report.write`."""
+        return forms.write(self, path)
+
+
+def _in_words(kind: str | None) -> str:
+    from sentinel.reports.sections.key_figures import in_words
+
+    return f"What was done: {in_words(kind)}." if kind else "They did unlike things: see the table."
+
+
+def _number(row: RankRow, name: str) -> bool:
+    value = row.headline.get(name)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _sum(rows: Rows, name: str) -> int | None:
+    values = [row.headline[name] for row in rows if _number(row, name)]
+    return sum(values) if values else None
+
+
+def _memory(h: dict[str, Any]) -> str:
+    if h["fast_capacity_bytes"] is None:
+        return ""
+    of = "" if h["peak_bytes"] is None else f" instead of {format_bytes(h['peak_bytes'])}"
+    held = "" if h["fast_peak_bytes"] is None else f"; at most {format_bytes(h['fast_peak_bytes'])} were held"
+    return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{of}{held}"
+
+
+def _speed(h: dict[str, Any]) -> str:
+    step, typical = h["slowest_step_ns_applied"], h["median_step_ns_applied"]
+    if step is None:
+        return ""
+    slowest = f"rank {h['slowest_rank']} is the slowest: {format_ns(step)} a step"
+    alike = "where ranks reduce gradients together, all take as long, and the others wait"
+    return f"{slowest}, {step / max(typical, 1):.2f} times the median over ranks; {alike}"
+
+
+def _plans(h: dict[str, Any]) -> str:
+    if h["plans"] is None:
+        return ""
+    return "the same on all ranks" if h["plans"] == 1 else f"{h['plans']} that differ, each from its rank's own step"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) > _MOST_NAMED:
+        return f"{len(ranks)} ranks from {ranks[0]} on"
+    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _frame(rows: Rows) -> pd.DataFrame:
+    import pandas as pd
+
+    columns: dict[str, Any] = {
+        "rank": pd.array([row.rank for row in rows], "Int64"),
+        "node": pd.array([row.told.get("node") for row in rows], "string"),
+        "state": pd.array([row.state for row in rows], "string"),
+        "steps": pd.array([_value(row, "steps") for row in rows], "Int64"),
+        **{name: pd.array([_value(row, name) for row in rows], "Int64") for name, _ in (*_MEMORY, *_TIMES)},
+        "fast_served_fraction": pd.array([row.headline.get("fast_served_fraction") for row in rows], "Float64"),
+        "placement": pd.array([row.told.get("placement") for row in rows], "string"),
+    }
+    return pd.DataFrame(columns)
+
+
+def _value(row: RankRow, name: str) -> int | None:
+    return row.headline[name] if _number(row, name) else None
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("rank", "rank", plain),
+    ("node", "node", str),
+    ("steps", "steps", plain),
+    *((name, title, format_bytes) for name, title in _MEMORY),
+    *((name, title, format_ns) for name, title in _TIMES),
+    ("fast_served_fraction", "from fast", of_share),
+    ("state", "what became of it", str),
+)
+
+
+def _text(report: Document[Rows]) -> TextTable:
+    frame = report.tables["ranks"]
+    shown = [[_cell(value, show) for value in frame[name]] for name, _, show in _COLUMNS]
+    return TextTable("Ranks", [[title for _, title, _ in _COLUMNS], *zip(*shown, strict=True)])
+
+
+def _cell(value: Any, show: Callable[[Any], str]) -> str:
+    import pandas as pd
+
+    return "" if pd.isna(value) else show(value)
+
+
+def _together(report: Document[Rows]) -> TextTable:
+    values = report.values()["headline"]
+    rows = [(title, format_bytes(values[name])) for name, title in _MEMORY if values[name] is not None]
+    return TextTable("Over all ranks", rows)
+
+
+SECTIONS: tuple[Section[Rows], ...] = (
+    Section(
+        "Over all ranks",
+        text=_together,
+        html=lambda report: pairs(rows, "Sums") if (rows := _together(report).rows) else "",
+    ),
+    Section("Ranks", "ranks", _frame, _text, lambda report: table(report.tables["ranks"], _COLUMNS, "Ranks")),
+)

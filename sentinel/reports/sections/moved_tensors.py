@@ -1,0 +1,209 @@
+"""What moved and why: of each tensor that migrates, how often, how far hidden, and for which layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sentinel.core.plan import Plan
+from sentinel.core.profile import Profile
+from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.facts import Facts
+from sentinel.reports.frame_columns import of_names, whole, words
+from sentinel.reports.html.part_bars import Ranked, ranked_bars
+from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.tables import Column, table
+from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+from sentinel.reports.text import printable
+
+TITLE = "What moved, and why"
+TOP, BARS, ROWS = 10, 6, 200
+"""Groups of like tensors in the text, as bars of the page, and in its table."""
+
+
+def _frame(facts: Facts) -> pd.DataFrame | None:
+    """One row a tensor that moves, in the mean of a step, the one of most bytes first."""
+    moves, profile, plan = facts.moves, facts.profile, facts.plan
+    if moves is None or profile is None or plan is None:
+        return None
+    some = np.flatnonzero(moves.out + moves.back > 0)
+    order = some[np.lexsort((some, -moves.nbytes[some]))]
+    why = _reasons(profile, plan, order)
+    ran = moves.ns is not None
+    times = {"moving_ns": moves.ns, "waited_ns": moves.waited_ns}
+    return pd.DataFrame(
+        {
+            "tensor": of_names(profile.names, order),
+            "alike": of_names(facts.alike.names, facts.alike.of[order]),
+            "out": pd.array(moves.out[order].round(3), "Float64"),
+            "back": pd.array(moves.back[order].round(3), "Float64"),
+            "moved_bytes": whole(np.rint(moves.nbytes[order])),
+            **{name: whole(np.rint(order if ns is None else ns[order]), ran) for name, ns in times.items()},
+            "late": pd.array([None] * len(order) if moves.late is None else moves.late[order].round(3), "Float64"),
+            "why": words(why),
+        }
+    )
+
+
+def _reasons(profile: Profile, plan: Plan, tensors: NDArray[np.int64]) -> list[str]:
+    """Of each tensor: for which layer it is brought, and after which one it makes room, of its first such moves."""
+    blocks, moves = plan.block_columns, plan.move_columns
+    names = [str(layer) for layer in plan.layers]
+    block_of = np.full(len(profile.names), -1, np.int64)
+    movable = np.isin(blocks.owner, moves.block)
+    block_of[blocks.tensors[movable][::-1]] = blocks.owner[movable][::-1]
+    brought: dict[int, int] = {}
+    left: dict[int, int] = {}
+    for block, source, target, start, due in zip(
+        *(column.tolist() for column in (moves.block, moves.source, moves.target, moves.start, moves.due)), strict=True
+    ):
+        if target < source:
+            brought.setdefault(block, due % plan.n_layers)
+        else:
+            left.setdefault(block, start)
+    found = []
+    for block in block_of[tensors].tolist():
+        told = [f"back for {names[brought[block]]}"] if block in brought else []
+        told += [f"out from {names[left[block]]} on, to make room"] if block in left else []
+        found.append("; ".join(told))
+    return found
+
+
+class MovedGroup(NamedTuple):
+    """Tensors alike, in a step. `count`: how many of them move."""
+
+    key: int
+    name: str
+    out: float
+    back: float
+    nbytes: int
+    ns: int | None
+    waited_ns: int | None
+    late: float | None
+    why: str
+
+
+def moved_groups(facts: Facts, frame: pd.DataFrame) -> list[MovedGroup]:
+    """The rows of `frame` by like tensors, those of most bytes first."""
+    alike, profile = facts.alike, facts.profile
+    if profile is None or not len(frame):
+        return []
+    number = {name: index for index, name in enumerate(profile.names)}
+    of = alike.of[[number[name] for name in frame["tensor"]]]
+    ran = bool(frame["moving_ns"].notna().all())
+    columns = ("out", "back", "moved_bytes", "moving_ns", "waited_ns", "late")
+    sums = {
+        name: np.bincount(of, frame[name].fillna(0).to_numpy(np.float64), len(alike.names)).tolist() for name in columns
+    }
+    ones = np.bincount(of, minlength=len(alike.names))
+    first = np.full(len(alike.names), -1)
+    first[of[::-1]] = np.arange(len(of))[::-1]
+    whys = frame["why"].astype(object).where(frame["why"].notna(), "").tolist()
+    keys = sorted(np.flatnonzero(first >= 0).tolist(), key=lambda key: (-sums["moved_bytes"][key], first[key]))
+    return [
+        MovedGroup(
+            key,
+            alike.label(key, int(ones[key]), str(frame["tensor"].iloc[int(first[key])])),
+            sums["out"][key],
+            sums["back"][key],
+            int(sums["moved_bytes"][key]),
+            int(sums["moving_ns"][key]) if ran else None,
+            int(sums["waited_ns"][key]) if ran else None,
+            sums["late"][key] if ran else None,
+            whys[first[key]],
+        )
+        for key in keys
+    ]
+
+
+def _hidden(group: MovedGroup) -> str:
+    if group.ns is None or group.waited_ns is None:
+        return "unknown"
+    if not group.ns:
+        return "took no time"
+    told = f"{1 - min(group.waited_ns / group.ns, 1):.0%} hidden"
+    return told if not group.waited_ns else f"{told}, {format_ns(group.waited_ns)} waited"
+
+
+def _times(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _answer(found: list[MovedGroup], planned: bool) -> str:
+    nbytes, waited = sum(group.nbytes for group in found), sum(group.waited_ns or 0 for group in found)
+    late = sum(group.late or 0 for group in found)
+    most = found[0]
+    verb = "are to move" if planned else "move"
+    told = f"{format_bytes(nbytes)} {verb} in a step, most of all {most.name}: {format_bytes(most.nbytes)}"
+    told += f" ({most.why})." if most.why else "."
+    if planned:
+        return told
+    cost = f"layers waited {format_ns(waited)} a step for them" if waited else "no layer waited for them"
+    return f"{told} {_times(late) if late else 'None'} of these moves came late; {cost}."
+
+
+def _text(report: Document[Facts]) -> TextTable:
+    frame = report.tables.get("moved_tensors")
+    found = [] if frame is None else moved_groups(report.facts, frame)
+    if not found:
+        return NO_TEXT
+    rows = [("bytes a step", "out", "back", "late", "behind the layers", "tensor", "why")]
+    for group in found[:TOP]:
+        late = "unknown" if group.late is None else _times(group.late)
+        rows.append(
+            (
+                *(format_bytes(group.nbytes), _times(group.out), _times(group.back), late, _hidden(group)),
+                *(printable(group.name), printable(group.why)),
+            )
+        )
+    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, those alike as one)", rows)
+
+
+def _html(report: Document[Facts]) -> str:
+    frame = report.tables.get("moved_tensors")
+    if frame is None:
+        return ""
+    found = moved_groups(report.facts, frame)
+    if not found:
+        return tag("p", "Nothing: the plan moves no tensor within a step.", class_="answer")
+    bars = [
+        Ranked(str(group.key), group.name, group.nbytes, f"{format_bytes(group.nbytes)}, {_hidden(group)}", group.why)
+        for group in found[:BARS]
+    ]
+    top = found[:ROWS]
+    ran = top[0].ns is not None
+    shown = pd.DataFrame(
+        {
+            "name": words(group.name for group in top),
+            "nbytes": whole([group.nbytes for group in top]),
+            "out": pd.array([round(group.out, 1) for group in top], "Float64"),
+            "back": pd.array([round(group.back, 1) for group in top], "Float64"),
+            "late": pd.array([None if group.late is None else round(group.late, 1) for group in top], "Float64"),
+            "ns": whole([group.ns or 0 for group in top], ran),
+            "waited": whole([group.waited_ns or 0 for group in top], ran),
+            "why": words(group.why for group in top),
+        }
+    )
+    columns: list[Column] = [
+        ("name", "tensors", str),
+        ("nbytes", "bytes a step", format_bytes),
+        ("out", "out a step", _times),
+        ("back", "back a step", _times),
+        ("late", "late a step", _times),
+        ("ns", "moving a step", format_ns),
+        ("waited", "waited for", format_ns),
+        ("why", "why (of the first)", str),
+    ]
+    keys = [str(group.key) for group in top]
+    whole_table = table(shown, columns, "Tensors by bytes moved", total=len(found), keys=keys)
+    return (
+        tag("p", escape(_answer(found, not ran)), class_="answer")
+        + ranked_bars(bars, "hidden", "Tensors by bytes moved a step")
+        + f"<details><summary>All {len(found):,} as a table</summary>{whole_table}</details>"
+    )
+
+
+MOVED_TENSORS = Section[Facts](TITLE, "moved_tensors", _frame, _text, _html)

@@ -1,0 +1,69 @@
+"""Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|sharded ROWS, of which rank 0 has 8
+times as many where it ends in +. With LATE_RANK=1 rank 1 takes 2 s for each plan, with KILL_RANK=1 it is killed."""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, LAYERS, STEPS = 192, 4, 14
+
+
+def watch_late(rank: int) -> None:
+    if os.environ.get("LATE_RANK") == str(rank):
+        import sentinel
+
+        class Late(sentinel.Observer):
+            def plan_made(self, plan: object) -> None:
+                time.sleep(2)
+
+        sentinel.observe(Late())
+
+
+def wrapped(kind: str, net: nn.Module) -> nn.Module:
+    if kind != "sharded":
+        return DistributedDataParallel(net, gradient_as_bucket_view=kind == "view", bucket_cap_mb=0.3)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for layer in net.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net
+
+
+def here(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor).detach()
+
+
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    watch_late(rank)
+    kind, told = sys.argv[1:3]
+    rows = int(told.rstrip("+")) * (8 if told.endswith("+") and rank == 0 else 1)
+    torch.manual_seed(0)
+    net = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+    model = wrapped(kind, net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(rank)
+    losses = []
+    for step in range(STEPS):
+        loss = model(torch.randn(rows, WIDTH)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+        if os.environ.get("KILL_RANK") == str(rank) and step == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+    digest = hashlib.sha256(b"".join(here(param).numpy().tobytes() for param in net.parameters())).hexdigest()
+    print(f"{rank} {' '.join(losses)} {digest}\n", end="", flush=True)  # in one piece: ranks print side by side
+    torch.distributed.destroy_process_group()
