@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--budget", help="memory of tensors, with the rest in a file, from before the model is built")
     parser.add_argument("--cap", help="of the whole process, likewise")
     parser.add_argument("--file", help="directory of that file")
+    parser.add_argument("--overlap", action="store_true", help="updates within backward, likewise")
     parser.add_argument("--cgroup", type=Path, help="folder of the cgroup that this process joins first")
     chosen = parser.parse_args()
     if chosen.cgroup is not None:
@@ -81,7 +82,9 @@ def main() -> None:
     if chosen.file:
         import sentinel
 
-        sentinel.start_profile(fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}")
+        sentinel.start_profile(
+            fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}", overlap_optimizer=chosen.overlap
+        )
     if chosen.model:
         job = _models.JOBS[chosen.model]()
         model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
@@ -99,17 +102,18 @@ def main() -> None:
     def end() -> None:
         sentinel.end_profile()
 
+    def stored() -> dict[str, Any]:
+        return {"storage": sentinel.report().setup.storage._asdict() if chosen.file else None}
+
     actions: dict[str, Callable[[], Any]] = {"step": step, "start": start, "end": end, "forget-peak": forget_peak}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         word = line.strip()
         if word == "stop":
             break
-        print(json.dumps(spent(actions[word])), flush=True)
+        print(json.dumps(stored() if word == "storage" else spent(actions[word])), flush=True)
     told = {"headline": dict(sentinel.report().headline) if chosen.sentinel else None}
-    if chosen.file:
-        told["storage"] = sentinel.report().setup.storage._asdict()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(told | stored()), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     blind_validation_page,
+    cap_page,
     costs_page,
     data,
     data_orders_page,
@@ -54,6 +55,15 @@ def test_the_validation_pages_are_made_from_their_results() -> None:
         made = validation_page.page(told(results.name), results.stem)
         assert results.with_suffix(".md").read_text() == made
     assert (DOCS / "validation.md").read_text() == blind_validation_page.made(DOCS)
+
+
+def test_the_page_of_training_under_a_budget_is_made_from_its_results() -> None:
+    results = told("cap.json")
+    assert (DOCS / "cap.md").read_text() == cap_page.page(results)
+    over = results["results"][1]["over_stock"]
+    file, swap = (over[name] for name in ("sentinel", "swap"))
+    assert f"{file['median']:.2f} times as long ({file['least']:.2f} to {file['most']:.2f}) in 41 %" in README
+    assert f"swap {swap['median']:.1f} times ({swap['least']:.1f} to {swap['most']:.1f};" in README
 
 
 def test_the_profiling_page_is_made_from_its_results() -> None:

@@ -1,0 +1,104 @@
+"""docs/cap.md from the results of benchmarks/cap.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_HEAD = """# Training in less memory than the tensors need
+
+`python -m benchmarks.cap --directory DIR{swap} --into docs/cap.json`, {when}: {cores} cores of an {cpu}, {memory:.0f}
+GiB, Linux {kernel}, torch {torch}. A GPT-2 of {layers}×{width}, batch {rows}×{columns}, AdamW; its tensors take
+{peak:,.0f} MiB at their peak. The disk alone, {disk_how}:
+{read:.1f} GB/s read, {write:.1f} GB/s written.
+Processes take turns of {turn} steps, of which the last counts, {rounds} turns each; medians, least and most in
+brackets. Figures in [cap.json](cap.json).
+
+- *file*: `start_profile(fast=..., slow="file:DIR")` before the model is built, nothing else changed.
+- *file, updates in backward*: the same with `overlap_optimizer=True`.
+- *swap*: stock PyTorch in a memory cgroup that allows it what the *file* process took at its peak, page cache
+  included, and the kernel's own swap in a file on the same disk.
+- *over stock*: a step over one of stock PyTorch with all the memory it wants, in the same round.
+- *read*, *written*: by the file tier, a step. *Waited*: what operators of a step waited for the disk.
+
+| memory of tensors | share of the peak | | step s | over stock | read MiB | written MiB | waited s |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+_TAIL = """
+{losses} While this ran, others had {others} of the processors. Where the
+ratio is below 1: frames are huge pages that stay, while stock PyTorch gives memory back and takes it anew each step.
+
+The time that the budget adds to a step, over what swap adds:
+
+{against}
+
+Not measured: other models, a disk that is slower, and a process beside it that uses the disk too. The first steps are
+slower: until a step was recorded, each operator waits for what it needs."""
+
+_NAMES = {"stock": "stock", "sentinel": "file", "overlap": "file, updates in backward", "swap": "swap"}
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """The page as Markdown. `told`: what the benchmark says."""
+    return "\n".join(_lines(told)) + "\n"
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    results, machine = told["results"], told["machine"]
+    layers, width, rows, columns = told["shape"]
+    yield _HEAD.format(
+        swap=" --swap" if any("swap" in found["step_s"] for found in results) else "",
+        when=told["when"],
+        cores=machine["cores"],
+        cpu=" ".join((machine["cpu"] or "unknown processor").split()[:2]),
+        memory=(machine["memory_bytes"] or 0) / 2**30,
+        kernel=machine["kernel"].split("-")[0],
+        torch=told["versions"]["torch"],
+        layers=layers,
+        width=width,
+        rows=rows,
+        columns=columns,
+        peak=results[0]["tensor_peak_bytes"] / 2**20,
+        disk_how=told["disk"]["how"],
+        read=told["disk"]["read_bytes_per_s"] / 1e9,
+        write=told["disk"]["write_bytes_per_s"] / 1e9,
+        turn=told["turn"],
+        rounds=told["rounds"],
+    )
+    for found in results:
+        for name, label in _NAMES.items():
+            if name in found["step_s"]:
+                yield f"| {' | '.join(_row(told, found, name, label))} |"
+    yield _TAIL.format(
+        losses="All losses of all processes are the same."
+        if all(found["same_losses"] for found in results)
+        else "**Losses differ.**",
+        others=f"at most {max(found['others_share'] for found in results):.0%}",
+        against="\n".join(_against(found) for found in results),
+    )
+
+
+def _row(told: Mapping[str, Any], found: Mapping[str, Any], name: str, label: str) -> list[str]:
+    ratio = found["over_stock"].get(name)
+    over = "1" if ratio is None else f"{ratio['median']:.2f} [{ratio['least']:.2f}–{ratio['most']:.2f}]"
+    one = found["processes"][name]
+    moved = ["", "", ""]
+    if one["storage"]:
+        steps = told["rounds"] * told["turn"]
+        read, written, waited = (
+            (one["storage"][key] - one["born"][key]) / steps for key in ("read_bytes", "written_bytes", "waited_ns")
+        )
+        moved = [f"{read / 2**20:,.0f}", f"{written / 2**20:,.0f}", f"{waited / 1e9:.2f}"]
+    share = found["budget_bytes"] / found["tensor_peak_bytes"]
+    where = ["all it wants", ""] if name == "stock" else [found["budget"], f"{share:.0%}"]
+    if name == "swap":
+        where = [f"{found['sentinel_peak_bytes'] / 2**20:,.0f} MiB in all", ""]
+    return [*where, label, f"{found['step_s'][name]:.2f}", over, *moved]
+
+
+def _against(found: Mapping[str, Any]) -> str:
+    shares = found.get("added_over_what_swap_adds")
+    if shares is None:
+        return f"- {found['budget']}: no swap, {found['no_swap']}"
+    plain, overlap = (f"{share:.3f}" if share > 0 else "nothing is added" for share in shares.values())
+    return f"- {found['budget']}: {plain}; with updates in backward {overlap}"
