@@ -48,7 +48,7 @@ RANKS = (
     Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
     Rank(
         "session, training data",
-        {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL", "valkey")},
+        {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL")},
     ),
     Rank("package, comparison, proof", {"__init__": ("torch",), "executed": ("numpy", "torch"), "proving": ("torch",)}),
     Rank(

@@ -60,10 +60,6 @@ class _Read(NamedTuple):
     pages: NDArray[np.int32]
 
 
-Bring = Callable[[int, NDArray[np.int64], NDArray[np.int32], int], NDArray[np.uint64]]
-"""(chunk, samples, their pages, number of the read) -> their entries, where samples come from elsewhere."""
-
-
 class ChunkReader:
     """Carries stagings out, one after the other. All calls are for one thread, and not for a forked child."""
 
@@ -80,10 +76,6 @@ class ChunkReader:
         self._in_flight = in_flight
         self._threads: list[threading.Thread] = []
         self._ended = weakref.finalize(self, self._state.stopping.set)  # threads end with the job's last use of it
-
-    def bring_by(self, bring: Bring) -> None:
-        """From now on `bring` puts samples into the arena, and no chunk is read here."""
-        self._state.bring = bring
 
     def begin(self, staging: Staging, *, goes_on: bool, mark: int = 0, copied: int = 0) -> None:
         """`staging` is what is carried out from now on. `goes_on`: it was planned from the one before, all positions of
@@ -152,7 +144,6 @@ class _Reading:
         """By jobs that share the arena for one another, in this epoch."""
         self.under_way: set[int] = set()
         """Reads that were begun and are not done."""
-        self.bring: Bring | None = None
         self.stopping = threading.Event()
         self.error: BaseException | None = None
         self.failure: BaseException | None = None
@@ -328,9 +319,7 @@ class _Reading:
         if not len(read.stays):
             return  # who needed its samples has read them
         number, samples = self.reads_before + read.number + 1, staging.stay_sample[read.stays]
-        if self.bring is not None:
-            entries = self.bring(read.chunk, samples, read.pages, number)
-        elif (found := self._read(read.chunk, samples)) is None:
+        if (found := self._read(read.chunk, samples)) is None:
             entries = arena.lost(samples, number)
         else:
             entries = arena.put(*found, layout.sample_nbytes[samples], samples, read.pages, number)

@@ -31,7 +31,7 @@ from sentinel.data.sample_arena import (
 )
 from sentinel.data.share_names import Job, ShareName
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles, Held
 from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan, simulate
 from sentinel.system.numa import nodes_of
 
@@ -46,12 +46,12 @@ NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is n
 @dataclass(frozen=True)
 class EpochOrder:
     """`samples`: (m,) in the order of delivery. `first`: (m,) whether a chunk is read for it; `direct`: whether it is
-    read alone, as planned; `remote`: whether the server of another machine has it, where there are peers."""
+    read alone, as planned; `held`: where peers hold it, if there are peers."""
 
     samples: NDArray[np.int64]
     first: NDArray[np.bool_]
     direct: NDArray[np.bool_]
-    remote: NDArray[np.bool_] | None = None
+    held: Held | None = None
 
     @classmethod
     def of_nothing(cls) -> EpochOrder:
@@ -142,16 +142,13 @@ class FileFeeding:
         in_flight: int = IN_FLIGHT,
         why: str = "",
         share: ShareName | None = None,
-        *,
-        room: Room | None = None,
     ) -> None:
         """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
         many chunks are read at once. `why`: samples are staged, where that was a choice. `share`: in which other jobs
-        may read for this one, and this one for others. `room`: in which epochs are planned, where that is not the arena
-        alone."""
+        may read for this one, and this one for others."""
         self._why, self._share = why, share
         self._layout, self._digest = layout, data.layout.digest
-        self._room = room or Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
+        self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         files = SourceFiles(layout, data.root, data.source)
         if share is None:
             self._arena = SampleArena(shape)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -367,17 +368,21 @@ def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
     size, m = asked.batch_size, len(planned.samples)
     stop = m // size * size if asked.drop_last else m
     cuts = [slice(begin, min(begin + size, stop)) for begin in range(0, stop, size)]
-    remote = planned.remote
-    return [
+    held = planned.held
+    requests = [
         Request(
             cut.start,
             planned.samples[cut],
             planned.first[cut],
             planned.direct[cut],
-            None if remote is None else remote[cut],
+            None if held is None else held.cut(cut),
         )
         for cut in cuts
     ]
+    if held is None:
+        return requests
+    followed = zip_longest(requests, requests[max(asked.workers, 1) :])  # torch asks its workers in turn
+    return [request._replace(following=following) for request, following in followed]
 
 
 def _lost(batches: Any, within_s: float) -> bool:

@@ -6,28 +6,29 @@ import weakref
 from threading import Event
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.data_index import DataFiles
-from sentinel.data.feeding import EpochOrder, FileFeeding, cut_within, permutation
-from sentinel.data.peer_exchange import ChunkProvider, Progress, SampleFetcher
-from sentinel.data.peers import Peer
+from sentinel.data.feeding import EpochOrder, cut_within, permutation
+from sentinel.data.peer_exchange import ChunkProvider, Progress
+from sentinel.data.peer_samples import FromPeers
+from sentinel.data.peers import Peer, RankHash
 from sentinel.data.ranks import check_ranks_agree
-from sentinel.data.room_here import lead_for
-from sentinel.data.sample_arena import ArenaShape, page_bytes_for, shape_within
+from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
 from sentinel.data.source_files import SourceFiles
-from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
+from sentinel.data.staged_samples import BytesOfSamples, Held
+from sentinel.samples import Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
 
-_SHARE = 64
-"""Of a rank's memory, the part that its own samples are on their way to workers in."""
-_LEAST, _MOST_GROUP, _GROUPS = 16, 64, 4
-"""Samples in that part at least; samples that are asked for at once, at most; and how often they fit there."""
+_LEAD, _MOST_LEAD = 16, 4096
+"""Chunks are read so long before their first use as a 16th of what all ranks hold takes, and samples of each rank at
+most: twice as long as without peers, for samples go to a server and from there."""
 
 
-class PeerFeeding(FileFeeding):
-    """Samples that all ranks keep together: each rank reads the chunks that are its own, and has in its own arena only
-    what its workers need next."""
+class PeerFeeding:
+    """Samples that all ranks keep together: each rank reads the chunks that are its own, and has samples in its own
+    memory only on their way."""
 
     def __init__(
         self,
@@ -41,91 +42,126 @@ class PeerFeeding(FileFeeding):
         """`layout`: that of `data`, cut in chunks. `rooms`: `rooms_within`. `peers`: of each machine, in the order of
         ranks. `in_flight`: how many chunks are read at once."""
         shape, room = rooms
-        super().__init__(data, layout, shape, room.lead, room=room)
-        self._own = Room(shape.n_pages * shape.page_bytes, shape.page_bytes)
-        self._in_flight, self._group = in_flight, group_within(layout, shape)
-        self._peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
-        self._keys = [f"sentinel:{self._digest[-32:]}:{order.seed}:{rank}".encode() for rank in range(order.world)]
-        progress, self._stopping = Progress(self._arena), Event()
-        files, mine = SourceFiles(layout, data.root, data.source), self._peers[order.rank]
-        self._provider = ChunkProvider(files, self._arena, mine, progress, self._stopping)
-        self._fetcher = SampleFetcher(self._arena, layout.sample_nbytes, progress, self._stopping)
-        self._reader.bring_by(self._fetcher.bring)
-        self._progress = progress
-        self._planned_world: tuple[Order, int, WorldPlan] | None = None
+        self._layout, self._digest, self._room = layout, data.layout.digest, room.checked(layout)
+        self._in_flight, self._board = in_flight, SampleArena(shape)
+        peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
+        self._ranks = [
+            RankHash(peer, f"sentinel:{self._digest[-32:]}:{order.seed}:{rank}".encode())
+            for rank, peer in enumerate(peers)
+        ]
+        files = SourceFiles(layout, data.root, data.source)
+        self._progress, self._stopping = Progress(self._board), Event()
+        own = self._ranks[order.rank]
+        self._provider = ChunkProvider(files, self._board, own, self._progress, self._stopping)
+        self._source = FromPeers(files, self._board, self._ranks, data.source)
+        self._planned: tuple[Order, int, WorldPlan] | None = None
         self._finished = self._agreed = False
         self._ended = weakref.finalize(self, self._stopping.set)  # threads end with the job's last use of it
+
+    @property
+    def digest(self) -> str:
+        """Of what lies where in the data set."""
+        return self._digest
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of the data set."""
+        return self._layout.n_samples
+
+    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of `samples` (k,) together, as the index tells."""
+        return int(self._layout.sample_nbytes[samples].sum())
+
+    @property
+    def room(self) -> Room:
+        """In which epochs are planned: that of all ranks."""
+        return self._room
+
+    @property
+    def source(self) -> BytesOfSamples:
+        """What workers ask."""
+        return self._source
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch of all ranks, from what the one before kept if that was delivered to its end. Raises UsageError
         where ranks were given unlike peers or memory."""
         if not self._agreed:
-            self._provider.forget(self._keys[order.rank])  # on all ranks before any of them takes a sample
-            said = {"peers": [peer.address for peer in self._peers], "memory": self._room.nbytes}
+            self._provider.forget()  # on all ranks before any of them takes a sample
+            said = {"peers": [rank.peer.address for rank in self._ranks], "memory": self._room.nbytes}
             check_ranks_agree(order.world, said)
             self._agreed = True
         self.pause()
-        done, n = self._planned_world, self._layout.n_samples
+        done, n = self._planned, self._layout.n_samples
         before = None
         if begun is None and self._finished and done is not None and done[:2] == (order, epoch - 1):
             before = done[2]
         now, following = permutation(n, order, epoch), permutation(n, order, epoch + 1)
         plan = plan_world(self._layout, order, self._room, epoch, Epoch(now, following, begun), before)
-        share = plan.share(self._layout, order.rank, self._own, self._group)
-        self._planned_world, self._finished = (order, epoch, plan), False
-        self._progress.n_positions = share.staging.n_positions
-        self._reader.begin(share.staging, goes_on=False)
-        self._fetcher.begin(share, self._group, self._peers, self._keys)
-        self._provider.begin(plan, share.reads, self._keys[order.rank], before)
-        elsewhere = np.array([peer is not self._peers[order.rank] for peer in self._peers], np.bool_)
-        direct = share.staging.stay_at == DIRECT
-        return EpochOrder(share.staging.order, share.first, direct, elsewhere[share.reader])
+        share = plan.share(self._layout, order.rank)
+        self._planned, self._finished = (order, epoch, plan), False
+        self._board.taken[:] = 0
+        self._board.counters[RUNNING] = 1
+        self._progress.begin(len(share.order))
+        self._provider.begin(plan, share.reads, before)
+        mine = self._ranks[order.rank].peer
+        elsewhere = np.array([rank.peer is not mine for rank in self._ranks], np.bool_)
+        held = Held(share.reader, share.name, share.last, elsewhere[share.reader])
+        return EpochOrder(share.order, share.first, share.direct, held)
 
     def start(self) -> None:
-        """Read and fetch, in threads of this process."""
+        """Read, in threads of this process."""
         self._stopping.clear()
         self._provider.start(self._in_flight)
-        self._reader.start()
+
+    def tend(self, delivered: int, ahead: int) -> None:
+        """There is nothing to be done."""
 
     def pause(self) -> None:
-        """No thread reads or fetches."""
+        """No thread reads."""
         self._stopping.set()
-        self._reader.pause()
+        self._board.wake()
         self._provider.finish()
 
     def give_up(self) -> None:
         """Nobody waits for this rank's samples any more."""
-        self._stopping.set()
-        super().give_up()
-        self._provider.finish()
+        self._board.counters[RUNNING] = 0
+        self.pause()
+        self._source.hang_up()
 
     def finish(self) -> None:
         """All was delivered: what other ranks and the next epoch need is read to its end."""
-        super().finish()
+        self._board.taken[:] = 1
+        self._board.wake()
         self._provider.finish()
-        self._finished = self._reader.error is None
+        self._source.settle()
+        self._finished = True
 
     def counts(self) -> Feed:
-        """What this rank has read since the loader was made, and the most memory in use here."""
+        """What this rank has read since the loader was made. Samples have no memory here."""
         provider = self._provider
         return Feed(
             kind="executed",
             n_chunks=self._layout.n_chunks,
             source_reads=provider.reads,
             source_bytes=provider.read_bytes,
-            peak_bytes=self._reader.counts.peak_pages * self._arena.shape.page_bytes,
         )
 
     def predicted(self) -> Feed | None:
         """What a rank reads is not what it delivers: there is a plan of all ranks only."""
         return None
 
+    def node_pages(self) -> dict[int, int]:
+        """Servers have the memory."""
+        return {}
+
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found, provider = super().caveats(), self._provider
+        found, provider = [], self._provider
+        if int(self._layout.chunk_samples.max()) == 1:
+            found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
         if provider.failed:
             found.append(f"{provider.failed} chunks were not provided to other ranks (the last: {provider.failure})")
-        for peer in dict.fromkeys(self._peers):
+        for peer in dict.fromkeys(rank.peer for rank in self._ranks):
             if peer.silences:
                 found.append(
                     f"the peer {peer.address} did not answer {peer.silences} times, and was left alone for a while"
@@ -133,35 +169,29 @@ class PeerFeeding(FileFeeding):
             if peer.refusals:
                 said = f"the peer {peer.address} refused {peer.refusals} times"
                 found.append(f"{said}: where it is full, start it with more memory")
-        if self._fetcher.late:
-            found.append(f"samples of other ranks came too late {self._fetcher.late} times, and were read alone")
+        late = sum(rank.late for rank in self._ranks)
+        if late:
+            found.append(f"samples of other ranks came too late {late} times, and were read alone")
         return found
 
 
 def rooms_within(memory_bytes: int, layout: Layout, world: int) -> tuple[ArenaShape, Room]:
-    """The arena of a rank, and the room of all `world` ranks in servers, where each rank has `memory_bytes` for both.
+    """The tables of a rank, and the room of all `world` ranks in servers, where each rank has `memory_bytes` for both.
     Raises UsageError where that is too little."""
-    sizes = layout.sample_nbytes
-    page = page_bytes_for(sizes)
-    tables = ArenaShape(layout.n_samples, 0, page).nbytes + 2 * PAGE_BYTES
-    own = tables + max(memory_bytes // _SHARE, _LEAST * -(-int(sizes.max()) // page) * (page + 4))
-    if 2 * own > memory_bytes:
+    page = page_bytes_for(layout.sample_nbytes)
+    shape = ArenaShape(layout.n_samples, 0, page)
+    if 2 * shape.nbytes > memory_bytes:
+        least = 2 * shape.nbytes + PAGE_BYTES + int(layout.sample_nbytes.max())
         raise UsageError(
             f"memory={format_bytes(memory_bytes)} is too little to keep samples with peers",
-            f"give at least {format_bytes(2 * own)}",
+            f"give at least {format_bytes(least)}",
         )
-    shape = shape_within(own, sizes)
     pages = world * (memory_bytes - shape.nbytes) // page
-    lead = max(lead_for(layout, ArenaShape(layout.n_samples, pages, page)), 2 * group_within(layout, shape) * world)
+    held = pages * page * layout.n_samples // max(layout.nbytes, 1)
+    lead = max(2 * world, min(held // _LEAD, _MOST_LEAD * world))
     return shape, Room(pages * page, page, lead)
 
 
 def cut_for_peers(layout: Layout, room: Room, unit: int) -> tuple[Layout, int]:
     """The layout in chunks that suit the room of all ranks, and the samples of one. Raises what `cut_within` raises."""
     return cut_within(layout, ArenaShape(layout.n_samples, room.n_pages, room.page_bytes), unit)
-
-
-def group_within(layout: Layout, shape: ArenaShape) -> int:
-    """How many samples are asked for at once."""
-    largest = -(-int(layout.sample_nbytes.max()) // shape.page_bytes)
-    return max(1, min(_MOST_GROUP, shape.n_pages // (_GROUPS * largest)))

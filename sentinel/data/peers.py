@@ -1,87 +1,204 @@
-"""Peers: the servers that hold the samples of a job's machines, as one process reaches them."""
+"""Peers: the servers that hold the samples of a job's machines, as the processes of one rank know them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from threading import Lock
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
-from sentinel.core.errors import CapabilityError, UsageError
+import torch
+
+from sentinel.core.errors import UsageError
+from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection
 from sentinel.system.peer_server import PORT, password_in
 from sentinel.system.progress import say
 
-T = TypeVar("T")
-
-TIMEOUT_S = 0.5
+TIMEOUT_S = 0.1
 """For each part of an answer."""
-LEFT_ALONE_S = 30.0
-"""For so long a peer that did not answer is not asked again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""For so long a peer that did not answer is not asked again; twice as long if it does not answer then either."""
+UNWAITED_S = 30.0
+"""For so long nothing is waited for that a rank has not put yet, where it came too late, or its server is full."""
+_GREETING_S = 2.0
+_ALONE_UNTIL, _PAUSE, _SILENCES, _REFUSALS = range(4)
+_UNWAITED_UNTIL, _LATE, _SEEN_OPEN = range(3)
 
 
-class Peer:
-    """One server, which speaks the protocol of Valkey and Redis (RESP). For several threads."""
+class _Told:
+    """Numbers that a process and its workers share, be they forked or spawned. Two that count at once may count one."""
+
+    def __init__(self, count: int) -> None:
+        self._shared = torch.zeros(count, dtype=torch.int64).share_memory_()
+        self._told = self._shared.numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_told"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._told = self._shared.numpy()
+
+
+class Peer(_Told):
+    """One server, which speaks the protocol of Valkey and Redis (RESP). For several threads and processes."""
 
     def __init__(self, address: str, password: str | None = None) -> None:
-        """Does not connect yet. Raises UsageError for what is no `host:port`, CapabilityError without the client."""
-        try:
-            import valkey
-        except ImportError as error:
-            raise CapabilityError(
-                "peers=", "the package valkey is missing", "pip install 'sentinel-hm[data]'"
-            ) from error
-        self.address = address
-        host, port = _host_and_port(address)
-        self._client = valkey.Valkey(
-            host=host,
-            port=port,
-            password=password,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-        )
-        errors = valkey.exceptions
-        self._silent = (errors.ConnectionError, errors.TimeoutError, OSError)
-        self._unwelcome = errors.AuthenticationError
-        self._refused = errors.ValkeyError
-        self._lock = Lock()
-        self._alone_until = 0.0
-        self.silences = self.refusals = 0
-        """How often it did not answer, and how often it answered that it does not do what it was asked for."""
+        """Does not connect yet. Raises UsageError for what is no `host:port`."""
+        super().__init__(4)
+        self.address, self._password = address, password
+        self._host, self._port = _host_and_port(address)
 
     @property
     def left_alone(self) -> bool:
         """Whether it is not asked now, for it did not answer."""
-        return time.monotonic() < self._alone_until
+        return time.monotonic_ns() < int(self._told[_ALONE_UNTIL])
 
-    def ask(self, what: Callable[[Any], T]) -> T | None:
-        """What `what` makes of the client; None where the peer is left alone, does not answer or refuses, as one does
-        that is full."""
-        if self.left_alone:
-            return None
-        try:
-            return what(self._client)
-        except self._silent:
-            with self._lock:
-                self.silences += not self.left_alone  # several threads may have waited for it
-                self._alone_until = time.monotonic() + LEFT_ALONE_S
-        except self._refused:
-            with self._lock:
-                self.refusals += 1
-        return None
+    @property
+    def silences(self) -> int:
+        """How often it did not answer."""
+        return int(self._told[_SILENCES])
+
+    @property
+    def refusals(self) -> int:
+        """How often it answered that it does not do what it was asked for, as one does that is full."""
+        return int(self._told[_REFUSALS])
+
+    def answered(self) -> None:
+        """If it is silent again, it is a first time."""
+        self._told[_PAUSE] = 0
+
+    def silent(self) -> None:
+        """It did not answer: it is left alone for a while."""
+        if not self.left_alone:  # several may have waited for it
+            pause = max(round(FIRST_PAUSE_S * 1e9), min(2 * int(self._told[_PAUSE]), round(LONGEST_PAUSE_S * 1e9)))
+            self._told[_SILENCES] += 1
+            self._told[_PAUSE], self._told[_ALONE_UNTIL] = pause, time.monotonic_ns() + pause
+
+    def refused(self) -> None:
+        """It does not do what it was asked for."""
+        self._told[_REFUSALS] += 1
+
+    def connect(self, timeout_s: float | None = None) -> RespConnection:
+        """A connection of its own. Raises what RespConnection raises."""
+        return RespConnection(self._host, self._port, self._password, timeout_s or TIMEOUT_S)
 
     def greet(self) -> None:
         """Asks whether it is there, and says so if it is not: training goes on without it. Raises UsageError where it
         wants another password."""
         try:
-            self._client.ping()
-        except self._unwelcome as error:
+            connection = self.connect(_GREETING_S)
+            try:
+                connection.send((b"PING",))
+                said = connection.reply()
+            finally:
+                connection.close()
+            if isinstance(said, Refusal):
+                raise NotLetInError(said.said) if said.said.startswith(("NOAUTH", "NOPERM")) else OSError(said.said)
+        except NotLetInError as error:
             raise UsageError(
                 f"the peer {self.address} does not let this process in ({error})",
                 "give the password that it was started with, in a file: peers_password_file=",
             ) from error
-        except (*self._silent, self._refused) as error:
+        except OSError as error:
             said = f"the peer {self.address} does not answer ({error}): its samples are read alone until it does"
             say(said, wrong=True)
+
+
+class RankHash(_Told):
+    """The hash in which a rank puts its samples, in the server of its machine, as another rank knows it."""
+
+    def __init__(self, peer: Peer, key: bytes) -> None:
+        super().__init__(3)
+        self.peer, self.key = peer, key
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether samples that are not there may come soon."""
+        return not self.peer.left_alone and time.monotonic_ns() >= int(self._told[_UNWAITED_UNTIL])
+
+    @property
+    def late(self) -> int:
+        """How often its samples did not come in time."""
+        return int(self._told[_LATE])
+
+    def came_late(self) -> None:
+        """Its samples are not waited for, for a while."""
+        self._told[_LATE] += self.waited_for
+        self._told[_UNWAITED_UNTIL] = time.monotonic_ns() + round(UNWAITED_S * 1e9)
+
+    def looked_at(self, is_open: bool) -> None:
+        """Whether the rank says that it puts there what it reads. If it did once and does not any more, the server is
+        full, or has lost all."""
+        if is_open:
+            self._told[_SEEN_OPEN] = 1
+        elif self._told[_SEEN_OPEN]:
+            self._told[_UNWAITED_UNTIL] = time.monotonic_ns() + round(UNWAITED_S * 1e9)
+
+
+class Line:
+    """A connection to a peer that is made when it is needed, and again after it was lost. For one thread."""
+
+    def __init__(self, peer: Peer, timeout_s: float | None = None) -> None:
+        """`timeout_s`: where answers may take long."""
+        self.peer, self._timeout_s = peer, timeout_s
+        self._connection: RespConnection | None = None
+        self._wanted: deque[bool] = deque()
+        """Whether somebody reads the replies that are to come, in their order."""
+
+    def send(self, *commands: tuple[bytes, ...], unread: int = 0) -> RespConnection | None:
+        """What `reply` is to be given; None where the peer is left alone, or does not take them. Nobody reads the
+        replies of the first `unread` commands."""
+        if self.peer.left_alone:
+            return None
+        try:
+            if self._connection is None:
+                self._connection = self.peer.connect(self._timeout_s)
+            self._connection.send(*commands)
+        except OSError:
+            self._lost()
+            return None
+        self._wanted.extend(number >= unread for number in range(len(commands)))
+        return self._connection
+
+    def reply(self, sent: RespConnection | None) -> Any:
+        """The next reply; None where it does not come."""
+        if sent is None or sent is not self._connection:
+            return None
+        try:
+            while not self._wanted.popleft():
+                sent.reply()
+            said = sent.reply()
+        except OSError:
+            self._lost()
+            return None
+        self.peer.answered()
+        return said
+
+    def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """The replies; None in place of those that do not come."""
+        sent = self.send(*commands)
+        return [self.reply(sent) for _ in commands]
+
+    def settle(self) -> None:
+        """Waits until the server has done what it was sent, and nobody reads the reply of."""
+        while self._connection is not None and self._wanted and not self._wanted[0]:
+            try:
+                self._connection.reply()
+                self._wanted.popleft()
+            except OSError:
+                self._lost()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._wanted.clear()
+
+    def _lost(self) -> None:
+        self.close()
+        self.peer.silent()
 
 
 def peers_named(peers: Sequence[str], world: int, password_file: str | None = None) -> list[Peer]:

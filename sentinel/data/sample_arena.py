@@ -254,9 +254,11 @@ class SampleArena:
         copied = sliding_window_view(data, page_bytes)[np.minimum(at, whole)]
         for row in np.flatnonzero(at > whole).tolist():  # the last page of the last sample
             copied[row, : len(data) - at[row]] = data[at[row] :]
-        beyond = np.arange(page_bytes) >= (nbytes - (counts - 1) * page_bytes)[:, None]
-        last = np.cumsum(counts) - 1
-        copied[last] = np.where(beyond, 0, copied[last])
+        of_last = nbytes - (counts - 1) * page_bytes
+        part = of_last < page_bytes
+        if part.any():
+            last = (np.cumsum(counts) - 1)[part]
+            copied[last] = np.where(np.arange(page_bytes) >= of_last[part, None], 0, copied[last])
         return copied, counts
 
     def lost(self, samples: NDArray[np.int64], read: int) -> NDArray[np.uint64]:

@@ -36,18 +36,33 @@ PATIENCE_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 20e-6, 1e-3
 
 
+class Held(NamedTuple):
+    """Of each sample of an epoch or a batch, where peers hold what is kept: the rank that reads its chunk, the NAME of
+    its stay, whether nobody needs that afterwards, and whether it is in the memory of another machine."""
+
+    reader: NDArray[np.int64]
+    name: NDArray[np.void]
+    last: NDArray[np.bool_]
+    remote: NDArray[np.bool_]
+
+    def cut(self, of: slice) -> Held:
+        """Of some of the samples."""
+        return Held(self.reader[of], self.name[of], self.last[of], self.remote[of])
+
+
 class Request(NamedTuple):
     """A batch: `samples` of the data set at positions [position, position + batch) of the epoch.
 
     `first`: where a sample is the one that its chunk is read for. `direct`: where it is read alone, as planned.
-    `remote`: where it is in the memory of a peer, if there are peers.
+    `held`: where peers hold it, if there are peers; `following`: what the same worker is asked for next, then.
     """
 
     position: int
     samples: NDArray[np.int64]
     first: NDArray[np.bool_]
     direct: NDArray[np.bool_]
-    remote: NDArray[np.bool_] | None = None
+    held: Held | None = None
+    following: Request | None = None
 
 
 @dataclass
@@ -124,7 +139,7 @@ class FromArena:
         raws = self._staged(arena, request, nbytes, served)
         numbers = np.arange(len(raws))
         there = np.array([raw is not None for raw in raws], np.bool_)
-        remote = np.zeros(len(raws), np.bool_) if request.remote is None else there & request.remote
+        remote = np.zeros(len(raws), np.bool_) if request.held is None else there & request.held.remote
         hit, brought = there & ~request.first & ~remote, there & request.first & ~remote
         served.hits, served.brought, served.direct_reads = int(hit.sum()), int(brought.sum()), int((~there).sum())
         served.hit_bytes, served.brought_bytes = int(nbytes[hit].sum()), int(nbytes[brought].sum())
@@ -135,10 +150,14 @@ class FromArena:
             arena.take(request.position + numbers[~there])
         planned = ~there & request.direct if self._files.layout.encoded else ~there
         served.direct_bytes = int(self._files.layout.alone_nbytes[request.samples[planned]].sum())
-        for number, raw in zip(numbers[planned].tolist(), self._files.alone(request.samples[planned]), strict=True):
+        for number, raw in zip(numbers[planned].tolist(), self._alone(request.samples[planned]), strict=True):
             raws[number] = raw
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
+
+    def _alone(self, samples: NDArray[np.int64]) -> Iterable[memoryview]:
+        """The bytes of each of `samples` (k,), read alone."""
+        return self._files.alone(samples)
 
     def _arena_of_reader(self) -> SampleArena:
         """The arena of this job, or of the one that reads for it. If that one has ended, this job's, in which nobody

@@ -23,11 +23,12 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(
 class RankShare:
     """What one rank does of a WorldPlan. Columns of (m,) by position of this rank.
 
-    `staging`: its own order; what is staged comes in groups, which stand for chunks there, and stays for one use.
-    `reads`: the reads of the world's staging that are this rank's.
+    `order`: the samples that it delivers. `reads`: the reads of the world's staging that are this rank's.
     """
 
-    staging: Staging
+    order: NDArray[np.int64]
+    direct: NDArray[np.bool_]
+    """(m,) Whether the sample is read alone."""
     reads: NDArray[np.int64]
     reader: NDArray[np.int64]
     """(m,) The rank that reads the sample's chunk."""
@@ -50,30 +51,17 @@ class WorldPlan:
     reader: NDArray[np.int64]
     names: NDArray[np.void]
 
-    def share(self, layout: Layout, rank: int, room: Room, group: int) -> RankShare:
-        """That of `rank`, which takes so many samples at once into its own `room`."""
+    def share(self, layout: Layout, rank: int) -> RankShare:
+        """That of `rank`."""
         whole = self.staging
         order, stay = whole.order[rank :: self.world], whole.stay_at[rank :: self.world]
-        staged = np.flatnonzero(stay != DIRECT)
         first = np.zeros(whole.n_positions, np.bool_)
         first[whole.read_due[whole.read_due < whole.n_positions]] = True
-        stay_at = np.full(len(order), DIRECT)
-        stay_at[staged] = np.arange(len(staged))
-        groups = staged[::group]
         names = np.zeros(len(self.names) + 1, NAME)  # DIRECT is the last index
         names[:-1] = self.names
-        taken = Staging(
-            room,
-            order,
-            np.arange(len(groups)),
-            groups,
-            order[staged],
-            np.arange(len(staged)) // group,
-            staged,
-            stay_at,
-        )
         return RankShare(
-            taken,
+            order,
+            stay == DIRECT,
             np.flatnonzero(self.reader[whole.read_chunk] == rank),
             self.reader[layout.chunk_of[order]],
             names[stay],

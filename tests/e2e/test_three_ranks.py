@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.needs("torch", "scikit-learn", "valkey")
+pytestmark = pytest.mark.needs("torch", "scikit-learn")
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
-from sentinel.data.peer_exchange import ChunkProvider, Progress, SampleFetcher, names_of  # noqa: E402
-from sentinel.data.peer_feeding import cut_for_peers, group_within, rooms_within  # noqa: E402
-from sentinel.data.peers import Peer  # noqa: E402
-from sentinel.data.sample_arena import SampleArena  # noqa: E402
+from sentinel.data.peer_exchange import OPEN, ChunkProvider, Progress, names_of  # noqa: E402
+from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
+from sentinel.data.peer_samples import FromPeers  # noqa: E402
+from sentinel.data.peers import Peer, RankHash  # noqa: E402
+from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
+from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.samples import Epoch, Order, Room, WorldPlan, plan_world  # noqa: E402
-from sentinel.samples.world_plan import NAME  # noqa: E402
+from sentinel.data.staged_samples import Held, Request, Served  # noqa: E402
+from sentinel.samples import Epoch, Order, WorldPlan, plan_world  # noqa: E402
+from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 from tests.resp_servers import Server, servers  # noqa: E402
 
@@ -41,7 +46,7 @@ WORLD = 3
 def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
-    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 300.0)
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 300.0)
     monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 300.0)
 
 
@@ -114,8 +119,8 @@ def test_three_ranks_with_a_fifth_each_read_a_chunk_less_than_once(tmp_path: Pat
         assert 0.5 < feed.remote_hits / feed.samples < 0.8
         assert any(f"{feed.remote_hits:,}" in line for line in loader.report().text().splitlines() if "peers" in line)
         loader.close()
-    kept = sum(valkey.Valkey(port=server.port).hlen(key) for server in three for key in _keys(server))
-    assert kept == len(plan.staging.kept), "what was delivered for the last time was deleted"
+    fields = [name for server in three for key in _keys(server) for name in valkey.Valkey(port=server.port).hkeys(key)]
+    assert sum(name != OPEN for name in fields) == len(plan.staging.kept), "what was used last was deleted"
 
 
 def _keys(server: Server) -> list[bytes]:
@@ -126,7 +131,7 @@ def _keys(server: Server) -> list[bytes]:
 def test_a_server_killed_one_stopped_and_one_full_cost_time_only(
     tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 0.2)
+    """None of them is waited for: a sample that was would be waited for as long as a test may take."""
     monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 3.0)  # a server that goes on answers, however busy the host is
     tars = shards(tmp_path, [400, 200], nbytes=16000)
     with servers(1, memory_bytes=2 << 20) as full:
@@ -138,6 +143,7 @@ def test_a_server_killed_one_stopped_and_one_full_cost_time_only(
     said = "\n".join(line for loader in loaders for line in loader.report().caveats)
     for server, what in ((peers[0], "did not answer"), (peers[1], "did not answer"), (peers[2], "refused")):
         assert f"the peer {server.address} {what}" in said
+    assert "too late" not in said
     for loader in loaders:
         loader.close()
 
@@ -213,46 +219,143 @@ def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
             sentinel.data.loader(asked.pop("source"), rank=0, world=3, **asked)
 
 
-def test_wrong_bytes_in_a_server_are_no_samples(
-    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sentinel.data.peer_exchange.LATE_S", 0.0)
-    data = open_data(shards(tmp_path, [96]))
-    shape, room = rooms_within(1 << 20, data.layout, 1)
-    layout, _ = cut_for_peers(data.layout, room, 16)
-    arena, files, stopping = SampleArena(shape), SourceFiles(layout, data.root), threading.Event()
-    progress, peer, key = Progress(arena), Peer(three[0].address), b"sentinel:test"
-    plan = plan_world(layout, Order(), room, 0, Epoch(permutation(96, Order(), 0), permutation(96, Order(), 1)))
-    share = plan.share(layout, 0, Room(shape.n_pages * shape.page_bytes, shape.page_bytes), 8)
-    progress.n_positions = 96
-    arena.taken[:] = 1  # so all reads are due
-    provider = ChunkProvider(files, arena, peer, progress, stopping)
-    provider.begin(plan, share.reads, key, None)
-    provider.start(2)
-    provider.finish()
-    assert (provider.reads, provider.failed) == (len(plan.staging.read_chunk), 0)
-    client = valkey.Valkey(port=three[0].port)
-    assert client.hlen(key) == len(plan.names)
-    names = names_of(share.name[:8])
+class One:
+    """A rank that is alone with a server, which has all samples that it needs."""
+
+    def __init__(self, tmp_path: Path, server: Server, n: int) -> None:
+        data = open_data(shards(tmp_path, [n]))
+        shape, room = rooms_within(1 << 20, data.layout, 1)
+        self.layout, _ = cut_for_peers(data.layout, room, 16)
+        self.files, self.board = SourceFiles(self.layout, data.root), SampleArena(shape)
+        self.rank, progress = RankHash(Peer(server.address), b"sentinel:test"), Progress(self.board)
+        now = Epoch(permutation(n, Order(), 0), permutation(n, Order(), 1))
+        self.plan = plan_world(self.layout, Order(), room, 0, now)
+        self.share: RankShare = self.plan.share(self.layout, 0)
+        progress.begin(n)
+        self.board.taken[:] = 1  # so all reads are due
+        self.provider = ChunkProvider(self.files, self.board, self.rank, progress, threading.Event())
+        self.provider.begin(self.plan, self.share.reads, None)
+        self.provider.start(2)
+        self.provider.finish()
+        self.board.taken[:] = 0
+        self.board.counters[RUNNING] = 1
+        self.source = FromPeers(self.files, self.board, [self.rank], data.source)
+
+    def request(self, begin: int, stop: int, following: Request | None = None) -> Request:
+        share, cut = self.share, slice(begin, stop)
+        held = Held(share.reader, share.name, share.last, np.zeros(len(share.order), np.bool_)).cut(cut)
+        return Request(begin, share.order[cut], share.first[cut], share.direct[cut], held, following)
+
+
+def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, three: list[Server]) -> None:
+    one = One(tmp_path, three[0], 96)
+    assert (one.provider.reads, one.provider.failed) == (len(one.plan.staging.read_chunk), 0)
+    client, key = valkey.Valkey(port=three[0].port), one.rank.key
+    assert client.hlen(key) == 1 + len(one.plan.names)
+    names = names_of(one.share.name[:8])
     values = client.hmget(key, names)
     flipped = bytearray(values[0])
     flipped[10] ^= 1
     client.hset(key, mapping={names[0]: bytes(flipped), names[1]: values[2], names[3]: values[3][:-1], names[4]: b""})
-    fetcher = SampleFetcher(arena, layout.sample_nbytes, progress, stopping)
-    fetcher.begin(share, group_within(layout, shape), [peer], [key])
-    samples = share.staging.order[:8]
-    counts = -(-layout.sample_nbytes[samples] // shape.page_bytes)
-    entries = fetcher.bring(0, samples, np.arange(int(counts.sum()), dtype=np.int32), 1)
-    arena.publish(samples, entries)
-    found = arena.copy(samples, layout.sample_nbytes[samples])
-    for number, sample in enumerate(samples.tolist()):
-        if number in (0, 1, 3, 4):
-            assert not isinstance(found[number], memoryview)
-        else:
-            assert bytes(found[number]) == files.sample(sample).tobytes()
-    stale = np.array([(5, 0, 77)], NAME).tobytes()
+    served = Served(samples=8)
+    found = [number_of(sample) for sample in one.source.fetch(one.request(0, 8), served)]
+    assert found == one.share.order[:8].tolist()
+    assert (served.direct_reads, served.lost) == (4, 4), "what is no sample is read from its file"
+    stale = np.array([(5, 0, 77)], one.share.name.dtype).tobytes()
     client.hset(key, stale, b"left by a rank that was lost")
-    later = WorldPlan(plan.staging, 1, 1, plan.reader, plan.names)
-    provider.begin(later, share.reads[:0], key, later)
+    later = WorldPlan(one.plan.staging, 1, 1, one.plan.reader, one.plan.names)
+    one.provider.begin(later, one.share.reads[:0], later)
     assert not client.hexists(key, stale)
     client.close()
+
+
+def test_a_server_is_asked_once_for_each_batch(tmp_path: Path, three: list[Server]) -> None:
+    one = One(tmp_path, three[0], 128)
+    requests: list[Request] = []
+    for begin in range(96, -1, -32):
+        requests.insert(0, one.request(begin, begin + 32, requests[0]._replace(following=None) if requests else None))
+    found, served = [], [Served() for _ in requests]
+    for number in (0, 1, 2):
+        found += [number_of(sample) for sample in one.source.fetch(requests[number], served[number])]
+    client = valkey.Valkey(port=three[0].port)
+    one.source.settle()
+    assert client.info("commandstats")["cmdstat_hmget"]["calls"] == 3 + 1, "for each batch, and the next one"
+    again = Served()  # a worker that was lost is asked once more, and nobody wants what this one was asked for
+    assert [number_of(sample) for sample in one.source.fetch(requests[0], again)] == requests[0].samples.tolist()
+    assert again.again == int((one.share.last & ~one.share.direct)[:32].sum()), "what was deleted is not waited for"
+    assert found == one.share.order[:96].tolist()
+    assert sum(each.direct_reads for each in served) == sum(int(each.direct.sum()) for each in requests[:3])
+    assert one.board.taken[:96].all()
+    one.source.hang_up()
+    client.close()
+
+
+def test_what_a_full_server_refused_is_not_waited_for(tmp_path: Path, three: list[Server]) -> None:
+    one = One(tmp_path, three[0], 64)
+    client, key = valkey.Valkey(port=three[0].port), one.rank.key
+    request = one.request(0, 8, one.request(8, 16))
+    assert [number_of(sample) for sample in one.source.fetch(request, Served())] == request.samples.tolist()
+    client.hdel(key, OPEN, *names_of(one.share.name[8:24]))
+    one.source.hang_up()
+    served = Served()
+    request = one.request(16, 24)
+    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
+    assert served.lost == served.direct_reads == 8
+    assert not one.rank.waited_for
+    client.close()
+
+
+def test_a_silent_server_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr("sentinel.data.peers.time.monotonic_ns", lambda: now[0])
+    peer, pauses = Peer("127.0.0.1:1"), []
+    for _ in range(9):
+        peer.silent()
+        peer.silent()  # another thread waited too
+        before = now[0]
+        while peer.left_alone:
+            now[0] += 10**8
+        pauses.append((now[0] - before) / 1e9)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert peer.silences == 9
+    peer.answered()
+    peer.silent()
+    now[0] += 5 * 10**8
+    assert not peer.left_alone
+
+
+def answering(said: bytes) -> tuple[socket.socket, int]:
+    """A server that says this to whoever connects, and its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1 << 16)  # to close before would lose what was said
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listening, int(listening.getsockname()[1])
+
+
+def test_replies_are_read_as_the_protocol_has_them() -> None:
+    said = b"*3\r\n$3\r\na\r\n\r\n$-1\r\n:12\r\n+OK\r\n-OOM no room\r\n$0\r\n\r\n"
+    listening, port = answering(said)
+    with listening:
+        connection = RespConnection("127.0.0.1", port, None, 300.0)
+        read = [connection.reply() for _ in range(4)]
+        assert read == [[b"a\r\n", None, 12], b"OK", Refusal("OOM no room"), b""]
+        with pytest.raises(ConnectionError, match="has ended"):
+            connection.reply()
+        connection.close()
+    for wrong in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$9999999999\r\n", b"$x\r\n", b"*2\r\n" * 5_000):
+        listening, port = answering(wrong)
+        with listening:
+            connection = RespConnection("127.0.0.1", port, None, 300.0)
+            with pytest.raises(ConnectionError, match="no server of samples"):
+                connection.reply()
+            connection.close()
+    listening, port = answering(b"-WRONGPASS no\r\n")
+    with listening, pytest.raises(NotLetInError, match="WRONGPASS"):
+        RespConnection("127.0.0.1", port, "secret", 300.0)

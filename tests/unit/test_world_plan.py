@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, WorldPlan, plan_world
+from sentinel.samples import Begun, Epoch, Order, Room, WorldPlan, plan_world
 from sentinel.samples.world_plan import readers
 from tests.sample_layouts import even, layout_of, permutation
 
@@ -35,9 +35,9 @@ def test_each_rank_has_torchs_order_and_finds_what_another_one_put(drop_last: bo
         shares = []
         for rank in range(world):
             order = Order(world=world, rank=rank, drop_last=drop_last)
-            share = plan.share(layout, rank, Room(40 * 16, 40), 4)
+            share = plan.share(layout, rank)
             expected = order.of_rank(permutation(layout.n_samples, plan.epoch))
-            assert np.array_equal(share.staging.order, expected)
+            assert np.array_equal(share.order, expected)
             assert np.array_equal(share.reader, plan.reader[layout.chunk_of[expected]])
             assert np.array_equal(plan.reader[staging.read_chunk[share.reads]], np.full(len(share.reads), rank))
             shares.append(share)
@@ -47,9 +47,9 @@ def test_each_rank_has_torchs_order_and_finds_what_another_one_put(drop_last: bo
                 held |= put[due[position]]
             share, at = shares[position % world], position // world
             assert bool(share.first[at]) == (position in due)
-            if share.staging.stay_at[at] == DIRECT:
+            if share.direct[at]:
                 continue
-            assert share.name["sample"][at] == share.staging.order[at]
+            assert share.name["sample"][at] == share.order[at]
             assert share.name[at].tobytes() in held, "it was put before, and nobody has deleted it"
             if share.last[at]:
                 held.remove(share.name[at].tobytes())
