@@ -21,6 +21,7 @@ from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS, Placement, 
 from sentinel.executed.shared_imports import import_shared, pin_present_pages
 from sentinel.executed.touches import NOWHERE
 from sentinel.reports.placement_comparison import Ours, Row
+from sentinel.system.parent_end import end_with_parent
 
 _LAST_LINES = 30
 _LOOK_EVERY_S = 0.05
@@ -108,6 +109,7 @@ def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast
         same_parameters=told["parameters"] == reference["parameters"],
         ours=_ours(told) if told["ours"] else None,
         unwatched_steps_ns=tuple(told["unwatched_steps_ns"]),
+        busy_share=told["busy_share"],
     )
 
 
@@ -140,11 +142,12 @@ def _child(
     Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError for the ballast.
     """
     with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as name:
-        folder, line = Path(name), Line()
+        folder, line, parent = Path(name), Line(), os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
+                end_with_parent(parent, signal.SIGKILL)  # who is killed cannot end it
                 code = run_child(job, placement, folder, line, group)
             finally:
                 os._exit(code)

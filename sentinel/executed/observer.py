@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ from sentinel.executed.audit import Audit, Ranges
 from sentinel.executed.node_memory import node_free_bytes
 from sentinel.executed.touches import Touches
 from sentinel.runtime import Observer
+from sentinel.system import host_load
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class Observation:
     """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
-    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first.
+    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`: how busy
+    the host was in these steps; see HostLoad.
     """
 
     steps: int = 0
     unwatched_steps_ns: list[int] = field(default_factory=list)
+    busy_share: float | None = None
     measured_steps: int = 0
     by_node: dict[int, int] = field(default_factory=dict)
     least_free_bytes: int | None = None
@@ -54,6 +58,7 @@ class StepObserver(Observer):
         self._plan: tuple[Plan, Machine, Ranges] | None = None
         self._audit: Audit | None = None
         self._ended_ns: int | None = None  # when the step before ended
+        self._first_load: host_load.Reading | None = None  # when the first step ended
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         """See Observer."""
@@ -95,8 +100,12 @@ class StepObserver(Observer):
     def _note_time(self) -> None:
         now, before = time.perf_counter_ns(), self._ended_ns
         self._ended_ns = now
-        if before is not None and self.seen.steps < self._window.warm_up - 1:
+        if self._first_load is None or before is None:
+            self._first_load = host_load.read(threading.get_native_id())
+        elif self.seen.steps < self._window.warm_up - 1:
             self.seen.unwatched_steps_ns.append(now - before)
+            load = host_load.read(threading.get_native_id())
+            self.seen.busy_share = host_load.between(self._first_load, load).busy_share
 
     def _end_layer(self) -> None:
         if self._layer is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -18,10 +17,10 @@ from typing import Any, NoReturn
 
 from sentinel.core.errors import Infeasible, SentinelError
 from sentinel.files.disk import write_whole
+from sentinel.system.parent_end import end_with_parent
 
 _GOES_AFTER_S = 30.0
 """A process that was asked to end has so long to put back what it changed."""
-_PR_SET_PDEATHSIG = 1
 
 
 class CellFailed(SentinelError):
@@ -81,7 +80,7 @@ def _ended(process: BaseProcess) -> None:
 def _inside(call: str, order: Any, result: str, log: str) -> None:
     """In the process. It ends with its parent."""
     signal.signal(signal.SIGTERM, _end)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(os.getppid(), signal.SIGTERM)
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -21,7 +21,10 @@ MEASURED = 2
 
 
 def compared(order: KernelOrder) -> dict[str, Any]:
-    """Run them; returns how many there are. Raises what `comparing.rows` raises."""
+    """Run them; returns how many there are. Raises what `comparing.rows` raises.
+
+    With the first one, those of a comparison that was cut short go: all are held against ours and all-fast of one run.
+    """
     training = order.training
     overrides = Overrides(**(training.said or {}))
     overrides.check()
@@ -29,8 +32,14 @@ def compared(order: KernelOrder) -> dict[str, Any]:
     job = compared_job(training.script, training.arguments, machine, overrides, Window(order.warm_up, MEASURED))
     done = 0
     for row, (fast_bytes, beside_bytes) in comparing.rows(job, order.names, telling):
+        if not done:
+            for name in order.names:
+                _path(order, name).unlink(missing_ok=True)
         told = {"row": asdict(row), "fast_bytes": fast_bytes, "beside_bytes": beside_bytes}
-        path = Path(order.folder) / f"{order.workload}.kernel.{row.name}.json"
-        write_whole(path, json.dumps(told).encode())
+        write_whole(_path(order, row.name), json.dumps(told).encode())
         done += 1
     return {"placements": done}
+
+
+def _path(order: KernelOrder, name: str) -> Path:
+    return Path(order.folder) / f"{order.workload}.kernel.{name}.json"

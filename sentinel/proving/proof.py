@@ -187,7 +187,7 @@ class Proof:
                 if cell.workload is workload and cell.kind != "stock":
                     self.not_run[cell.name] = f"no step could be watched: {error}"
             return False
-        told = {**told, "written": now()}
+        told = {**told, "number": self._folder.next_number(), "written": now()}
         self._folder.save(name, {**told, "digest": digest_of(told)})
         return True
 
@@ -216,6 +216,7 @@ class Proof:
             "workload": cell.workload.name,
             "kind": cell.kind,
             "placement": cell.placement,
+            "number": self._folder.next_number(),
             "began": now(),
             "prediction": prediction.get("digest"),
         }
@@ -254,21 +255,14 @@ class Proof:
             said["fast"] = prediction["of"][cell.placement]["budget_bytes"]  # whatever the script asks for
             return trained, _training(workload, steps.steps, steps.judged, said)
         warm_up = WARM_UP[asked.quick]
-        done = self._kernel_rows(workload)
-        names = tuple(name for name in (OURS, CONTROL, *KERNEL) if name not in done)
         order = KernelOrder(
             _training(workload, warm_up + 10, 2, {**said, "fast": FAST}),
             workload.name,
             str(self._folder.work / "cells"),
-            names,
+            (OURS, CONTROL, *KERNEL),
             warm_up,
         )
         return "sentinel.proving.kernel_cell:compared", order
-
-    def _kernel_rows(self, workload: Workload) -> list[str]:
-        """The placements of the kernel that were compared already."""
-        names = (OURS, CONTROL, *KERNEL)
-        return [name for name in names if self._folder.load(f"cells/{workload.name}.kernel.{name}") is not None]
 
     def _run(self, call: str, order: Any, name: str, expected_s: float) -> dict[str, Any]:
         """Raises CellFailed as `CellProcesses.run`, OutOfTime where no time is left to begin."""

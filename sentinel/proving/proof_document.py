@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sentinel import files
@@ -89,8 +89,13 @@ def _without_private_words(found: dict[str, Any], folder: ProofFolder) -> dict[s
 
 
 def _all(folder: ProofFolder, kind: str) -> list[dict[str, Any]]:
-    paths = sorted((folder.work / kind).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return [folder.load(f"{kind}/{path.stem}") for path in paths]
+    found = [folder.load(f"{kind}/{path.stem}") for path in sorted((folder.work / kind).glob("*.json"))]
+    return sorted(found, key=_number)
+
+
+def _number(told: Mapping[str, Any]) -> int:
+    """The place in the order in which all was written; 0 for what has none."""
+    return int(told.get("number", 0))
 
 
 def _require_unchanged(cell: dict[str, Any], prediction: dict[str, Any] | None) -> None:
@@ -102,7 +107,7 @@ def _require_unchanged(cell: dict[str, Any], prediction: dict[str, Any] | None) 
     told = {name: value for name, value in prediction.items() if name != "digest"}
     if digest_of(told) != prediction["digest"]:
         raise PredictionChanged(f"{where}: what was predicted does not have its digest; begin in another folder")
-    if prediction["written"] > cell["began"]:
+    if _number(prediction) > _number(cell):  # clocks may be set back meanwhile
         raise PredictionChanged(f"{where}: what was predicted is later than the run; begin in another folder")
 
 
@@ -143,4 +148,5 @@ def _between(began: str | None, ended: str) -> float | None:
     if began is None:
         return None
     form = "%Y-%m-%dT%H:%M:%SZ"
-    return float(calendar.timegm(time.strptime(ended, form)) - calendar.timegm(time.strptime(began, form)))
+    took = float(calendar.timegm(time.strptime(ended, form)) - calendar.timegm(time.strptime(began, form)))
+    return took if took >= 0 else None  # the clock was set back

@@ -83,6 +83,12 @@ class ProofFolder:
         except ValueError as error:
             raise FormatError(path, "file", f"is no JSON: {error}; remove it, and go on with --resume") from error
 
+    def next_number(self) -> int:
+        """1, then 2, and so on as long as the folder is there: what came first, whatever a clock says."""
+        number = int(self.load("numbers") or 0) + 1
+        self.save("numbers", number)
+        return number
+
     def remove(self, name: str) -> None:
         """Forget it."""
         (self.work / f"{name}.json").unlink(missing_ok=True)

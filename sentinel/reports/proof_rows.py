@@ -108,6 +108,8 @@ def _kernel_rows(workload: str, proof: Proof) -> Iterator[ProvedRow]:
         step = median(times) if times else None
         all_fast = control["unwatched_steps_ns"][-LAST_STEPS:] if control else []
         steps = row["measured_steps"]
+        shares = [each.get("busy_share") or 0 for each in (row, control or {})]
+        quiet = max(shares) <= BUSY_SHARE
         yield ProvedRow(
             workload,
             "kernel",
@@ -115,9 +117,10 @@ def _kernel_rows(workload: str, proof: Proof) -> Iterator[ProvedRow]:
             step_ns=step,
             least_ns=min(times, default=None),
             most_ns=max(times, default=None),
-            over_control=step / median(all_fast) if step is not None and all_fast else None,
+            over_control=step / median(all_fast) if step is not None and all_fast and quiet else None,
             served_share=row["served_share"],
             moved_bytes=None,
             same_bits=None if name == CONTROL else bool(row["same_losses"] and row["same_parameters"]),
+            busy_share=row.get("busy_share"),
             said="" if steps else "no step was measured",
         )

@@ -79,6 +79,11 @@ def notes(proof: Proof) -> list[str]:
     )
     if proof["settings"]["file"]:
         found.append("file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there")
+    if _clock_set_back(proof):
+        found.append(
+            "the clock was set back meanwhile: a prediction has a later time than a run that it was written before. Which"
+            " came first is told by their numbers, and each run names the digest of its prediction"
+        )
     busy = [row.busy_share for row in rows(proof) if row.busy_share is not None]
     if loud := [share for share in busy if share > BUSY_SHARE]:
         found.append(
@@ -89,6 +94,13 @@ def notes(proof: Proof) -> list[str]:
     found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
     found += [f"put back: {sentence}" for sentence in proof["put_back"]]
     return found
+
+
+def _clock_set_back(proof: Proof) -> bool:
+    written = {name: told["written"] for name, told in proof["predictions"].items()}
+    return any(
+        cell.get("began", "") < written.get(cell["workload"], "") for cell in proof["cells"] if cell["prediction"]
+    )
 
 
 def summary(proof: Proof) -> list[tuple[str, str]]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import gc
 import mmap
 import os
+import select
+import signal
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,6 +72,35 @@ def test_parent_and_child_wait_for_each_other(ready: bool) -> None:
     assert line.ended_within(30)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     line.close()
+
+
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory runs out: who is killed cannot end its child, which would train on beside later runs."""
+    reading, writing = os.pipe()
+
+    def kills_its_parent(*_: object) -> int:
+        os.write(writing, str(os.getpid()).encode())
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+        return 0
+
+    monkeypatch.setattr(comparing, "run_child", kills_its_parent)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job: Any = SimpleNamespace(script="train.py")
+    parent = os.fork()
+    if not parent:
+        try:
+            comparing._child(job, comparing.PLACEMENTS[0], lambda *_: contextlib.nullcontext(), None)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    child = int(os.read(reading, 32))
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
+    gone = select.select([reading], [], [], 60)[0]  # the pipe's end was the child's alone
+    if not gone:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    assert gone
 
 
 def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 from sentinel.executed import observer
 from sentinel.executed.observer import StepObserver, Window
+from sentinel.system.host_load import Reading
 
 LAYERS = 3
 
@@ -50,6 +51,23 @@ def takes_over(watched: StepObserver, plan: str) -> None:
 
 def of(plan: str) -> list[str]:
     return [f"{plan}:{layer}" for layer in range(LAYERS)]
+
+
+def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 1_000_000
+    readings = iter(
+        [Reading(0, 0, 10 * ms, 0, 0, 0), Reading(0, 0, 30 * ms, 0, 0, 0), Reading(0, 0, 70 * ms, 40 * ms, 0, 0)]
+    )
+    monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
+    monkeypatch.setattr(observer.host_load, "read", lambda _: next(readings))
+    made = StepObserver(Window(4, 1), 0, lambda: None)
+    shares = []
+    for _ in range(4):
+        step(made)
+        shares.append(made.seen.busy_share)
+    made._entered.close()
+    assert len(made.seen.unwatched_steps_ns) == 2
+    assert shares == [None, 0.0, 0.4, 0.4]
 
 
 def test_the_last_step_of_warm_up_and_the_measured_ones_are_audited(watched: StepObserver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sentinel.proving.cell_process import CellFailed, CellProcesses  # noqa: E40
 from sentinel.proving.orders import CalibrationOrder, KernelOrder, TrainingOrder, WatchOrder  # noqa: E402
 from sentinel.proving.trained_cell import StepClock, trained  # noqa: E402
 from sentinel.proving.watched_step import calibrated, watched  # noqa: E402
+from sentinel.reports.placement_comparison import Row  # noqa: E402
 
 SLOW = "emulated:cxl-asic-x8"
 STEPS, JUDGED = 10, 3
@@ -94,6 +96,29 @@ def test_without_two_nodes_the_kernel_is_not_compared(tmp_path: Path, processes:
     call = KernelOrder(order(str(small_perceptron.__file__), {"slow": SLOW}), "a", str(tmp_path), ("all-slow",), 2)
     with pytest.raises(CellFailed, match="no NUMA node"):
         processes.run(name_of(kernel_cell.compared), call, tmp_path / "log", 300)
+
+
+@pytest.mark.needs("torch")
+def test_rows_of_a_comparison_that_was_cut_short_go_with_the_first_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*_: object) -> Iterator[tuple[Row, tuple[int, int]]]:
+        assert left() == ["all-fast", "all-slow", "sentinel"]  # nothing is lost before there is something else
+        for name in ("sentinel", "all-fast"):
+            yield Row(name, "how"), (1, 2)
+
+    def left() -> list[str]:
+        return sorted(path.name.split(".")[2] for path in tmp_path.glob("a.kernel.*.json"))
+
+    for name in ("sentinel", "all-fast", "all-slow"):
+        (tmp_path / f"a.kernel.{name}.json").write_text("{}")
+    monkeypatch.setattr(kernel_cell, "machine_for", lambda _: None)
+    monkeypatch.setattr(kernel_cell, "compared_job", lambda *_: None)
+    monkeypatch.setattr(kernel_cell.comparing, "rows", rows)
+    names = ("sentinel", "all-fast", "all-slow")
+    call = KernelOrder(order(str(small_perceptron.__file__), {"slow": SLOW}), "a", str(tmp_path), names, 2)
+    assert kernel_cell.compared(call) == {"placements": 2}
+    assert left() == ["all-fast", "sentinel"]
 
 
 @pytest.mark.needs("torch")

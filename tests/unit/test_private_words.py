@@ -6,9 +6,11 @@ import getpass
 import os
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
+from sentinel.system import private_words as module
 from sentinel.system.private_words import private_words, without_private_words
 
 WORDS = {"/home/ada/work": "<folder>", "/home/ada": "<home>", "babbage": "<host>", "ada": "<user>"}
@@ -62,6 +64,41 @@ def test_this_host_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lovelace" not in told
     assert "engine" not in told
     assert os.getcwd() not in told
+
+
+@pytest.fixture
+def names_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
+    hosts.write_text("127.0.0.1 localhost\n10.1.1.1 engine.example.org engine mill-3 # of engine\n10.1.1.2 loom\n")
+    resolver.write_text("nameserver 10.1.1.9\nsearch lab.difference.net local.\n")
+    monkeypatch.setattr(module, "_HOSTS", hosts)
+    monkeypatch.setattr(module, "_RESOLVER", resolver)
+    monkeypatch.setattr(getpass, "getuser", lambda: "root")
+
+
+@pytest.mark.usefixtures("names_of_hosts")
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("engine is busy. engine", "<host> is busy. <host>"),
+        ("no route to engine.analytical.net:80", "no route to <host>:80"),
+        ("no route to mill-3.example.org", "no route to <domain>"),
+        ("mill-3, and loom.example.org.", "<host>, and <domain>."),
+        ("asked ns.lab.difference.net", "asked <domain>"),
+        ("a local file, counterexample.org, loom", "a local file, counterexample.org, loom"),
+    ],
+)
+def test_a_hosts_full_name_its_other_names_and_its_domains_are_private(
+    said: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "engine")
+    assert without_private_words(said, private_words()) == expected
+
+
+@pytest.mark.usefixtures("names_of_hosts")
+def test_the_domain_of_a_host_that_knows_its_full_name_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Loom.Jacquard.fr")
+    assert without_private_words("Loom and peer.Jacquard.fr", private_words()) == "<host> and <domain>"
 
 
 @pytest.mark.parametrize(("host", "user"), [("localhost", "root"), ("machine", "file"), ("Kernel", "slow")])

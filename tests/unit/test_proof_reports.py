@@ -124,6 +124,21 @@ def test_placements_of_the_kernel_are_a_ratio_to_all_fast_in_the_same_comparison
     assert rows["first-touch"].same_bits is False
 
 
+@pytest.mark.parametrize("busy", ["all-fast", "interleave"])
+def test_a_host_that_was_busy_while_placements_were_compared_tells_no_ratio(busy: str) -> None:
+    def row(name: str) -> dict[str, Any]:
+        told = {"skipped": "", "unwatched_steps_ns": [9], "measured_steps": 2, "served_share": 0.4}
+        told |= {"busy_share": 0.5 if name == busy else None, "same_losses": True, "same_parameters": True}
+        return {"workload": "gpt", "row": {"name": name, **told}}
+
+    found = proof(kernel_placements=[row("all-fast"), row("interleave"), row("first-touch")])
+    rows = {each.placement: each for each in proof_rows.rows(found) if each.kind == "kernel"}
+    assert rows["interleave"].step_ns == 9
+    assert rows["interleave"].over_control is None
+    assert (rows["first-touch"].over_control is None) == (busy == "all-fast")
+    assert any("busy in 1 of 5 runs" in note and "50%" in note for note in proof_tables.notes(found))
+
+
 def test_the_page_and_the_text_say_what_was_injected_what_was_not_run_and_what_is_missing() -> None:
     found = proof(partial="it was interrupted")
     for told in (proof_page(found), proof_tables.text(found)):
@@ -181,10 +196,41 @@ def test_a_prediction_that_was_edited_is_refused(tmp_path: Path) -> None:
             document(folder, SETTINGS, not_run={}, put_back=[], partial="")
 
 
+def predicted_and_ran(folder: ProofFolder, prediction: int, run: int) -> None:
+    """With these numbers, and a clock that was set back between."""
+    told = {"workload": "gpt", "number": prediction, "written": "2026-01-01T09:00:00Z", "of": {}}
+    folder.save("predictions/gpt", {**told, "digest": digest_of(told)})
+    ran = cell("policy", "sentinel", 5, prediction=digest_of(told), number=run)
+    folder.save("cells/gpt.policy.sentinel", ran)
+
+
+def test_a_clock_that_was_set_back_is_said_and_refuses_nothing(tmp_path: Path) -> None:
+    with in_folder(tmp_path) as folder:
+        folder.save("settings", {**folder.load("settings"), "began": "2999-01-01T00:00:00Z"})
+        predicted_and_ran(folder, 1, 2)
+        found = document(folder, SETTINGS, not_run={}, put_back=[], partial="")
+    assert found["took_s"] is None
+    assert any("the clock was set back" in note for note in proof_tables.notes(found))
+    assert not any("the clock was set back" in note for note in proof_tables.notes(proof()))
+
+
+def test_cells_are_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
+    with in_folder(tmp_path) as folder:
+        predicted_and_ran(folder, 1, 3)
+        folder.save("cells/gpt.policy.lru", cell("policy", "lru", 5, number=2))
+        found = document(folder, SETTINGS, not_run={}, put_back=[], partial="")
+    assert [each["placement"] for each in found["cells"]] == ["lru", "sentinel"]
+
+
+def test_numbers_go_on_when_a_proof_does(tmp_path: Path) -> None:
+    with ProofFolder.begin(tmp_path, SETTINGS) as folder:
+        assert [folder.next_number(), folder.next_number()] == [1, 2]
+    with ProofFolder.resume(tmp_path, SETTINGS) as folder:
+        assert folder.next_number() == 3
+
+
 def test_a_prediction_that_is_later_than_the_run_is_refused(tmp_path: Path) -> None:
     with in_folder(tmp_path) as folder:
-        told = {"workload": "gpt", "written": "2026-01-01T09:00:00Z", "of": {}}
-        folder.save("predictions/gpt", {**told, "digest": digest_of(told)})
-        folder.save("cells/gpt.policy.sentinel", cell("policy", "sentinel", 5, prediction=digest_of(told)))
+        predicted_and_ran(folder, 2, 1)
         with pytest.raises(PredictionChanged, match="later"):
             document(folder, SETTINGS, not_run={}, put_back=[], partial="")

@@ -13,7 +13,7 @@ from sentinel.cli.prove import asked_for, execute
 from sentinel.core.errors import UsageError
 from sentinel.proving import host_facts, left_as_it_was, orders
 from sentinel.proving.cell_process import CellFailed, CellProcesses
-from sentinel.proving.cells import CONTROL, KERNEL, OURS, cells_in_order, policies, steps_of
+from sentinel.proving.cells import CONTROL, KERNEL, OURS, Cell, cells_in_order, policies, steps_of
 from sentinel.proving.proof import Asked, Proof, ahead_s
 from sentinel.proving.proof_folder import ProofFolder
 from sentinel.proving.workloads import Workload, examples, small_workloads
@@ -122,6 +122,16 @@ def test_settings_are_left_alone_where_the_kernel_is_not_compared(
             folder.save(known, {})
         Proof(Asked((), None, None, quick=True), folder, 60.0, lambda _: None).run()
         assert folder.load("before") is None
+
+
+def test_a_comparison_that_was_cut_short_is_run_whole_again(tmp_path: Path) -> None:
+    """Room and bits of each placement are held against ours and all-fast of the same comparison."""
+    with ProofFolder.begin(tmp_path, SETTINGS) as folder:
+        for name in (OURS, CONTROL):
+            folder.save(f"cells/a.kernel.{name}", {"row": {"name": name}})
+        proof = Proof(Asked(TWO[:1], "numa:1", None, quick=True), folder, 60.0, lambda _: None)
+        _, order = proof._order(Cell(TWO[0], "kernel", "kernel"), {})
+    assert order.names == (OURS, CONTROL, *KERNEL)
 
 
 def test_what_cannot_be_put_back_is_said(kernel: Path) -> None:
