@@ -36,19 +36,44 @@ class Live:
 
 
 def live_line(run: Run, machine: Machine) -> str:
-    """The steps that are in the run's tables, 68 at most: median and spread, the latest one's bytes, link and waits."""
-    from sentinel.reports.headline import migrated_by_step
-
+    """The steps that are in the run's tables (68 at most): median and spread; of the latest one what each tier held,
+    what each link moved, and waits; of all steps how often promotions came in time."""
     times, last = sorted(run.steps["duration_ns"].tolist()), run.steps[-1]
     low, middle, high = (times[len(times) * tenths // 10] for tenths in (1, 5, 9))
-    layers = run.layers[run.layers["step"] == last["step"]]
-    moved = migrated_by_step(run)[int(last["step"])]
-    room = sum(link.bandwidth_bytes_per_s for link in machine.links) * int(last["duration_ns"]) / 1e9
-    slow = int(layers["slow_bytes"].max(initial=0))
-    return (
-        f"live    {counted(run.counters.steps, 'applied step')}: {format_ns(middle)}"
-        f" ({format_ns(low)} to {format_ns(high)});"
-        f" {format_bytes(int(last['fast_peak_bytes']))} of {format_bytes(run.fast_capacity_bytes)} fast,"
-        f" {format_bytes(slow)} slow; {format_bytes(moved)} moved, {moved / max(room, 1):.0%} of what the links can;"
-        f" waits {format_ns(int(last['stall_ns']))}"
-    )
+    spread = f"({format_ns(low)} to {format_ns(high)})"
+    fast = f"{format_bytes(int(last['fast_peak_bytes']))} of {format_bytes(run.fast_capacity_bytes)} fast"
+    told = [
+        f"live    {counted(run.counters.steps, 'applied step')}: {format_ns(middle)} {spread}",
+        fast + _slower(run, int(last["step"])),
+        _moved(run, machine),
+        f"waits {format_ns(int(last['stall_ns']))}",
+    ]
+    if any(run.counters.cases.values()):
+        in_time, for_room, for_time = run.counters.cases.values()
+        told.append(f"promotions in time {in_time:,} ×, late for room {for_room:,} ×, late for time {for_time:,} ×")
+    return "; ".join(told)
+
+
+def _slower(run: Run, step: int) -> str:
+    """The most that each slower tier held in that step."""
+    here, found = run.layers["step"] == step, ""
+    for tier, name in enumerate(run.tier_names[1:], 1):
+        held = run.held_bytes(tier)
+        if held is not None:
+            found += f", {format_bytes(int(held[here].max(initial=0)))} in {name}"
+    return found
+
+
+def _moved(run: Run, machine: Machine) -> str:
+    """What moved in the latest step, and how much of each link's time that takes."""
+    from sentinel.reports.headline import moves_of_steps
+
+    last, rows, found = run.steps[-1], moves_of_steps(run), []
+    rows = rows[rows["step"] == last["step"]]
+    for link in machine.links:
+        mine = (rows["source"] == link.source) & (rows["target"] == link.target)
+        if moved := int(rows["moved_bytes"][mine].sum()):
+            use = moved / link.bandwidth_bytes_per_s / max(int(last["duration_ns"]) / 1e9, 1e-9)
+            names = f"{machine.tiers[link.source].name} to {machine.tiers[link.target].name}"
+            found.append(f"{format_bytes(moved)} {names} ({use:.0%} of the link)")
+    return f"moved {', '.join(found) or 'nothing'}"

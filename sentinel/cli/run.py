@@ -122,7 +122,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument("--save-run", metavar="FILE", help="write the run here, for `sentinel report --run`")
     parser.add_argument("--dry-run", action="store_true", help="watch a step, print how much is enough, and stop")
     parser.add_argument("--steps", type=whole_number, metavar="N", help="the same after N steps of an optimizer")
-    parser.add_argument("--live", action="store_true", help="every 5 s a line: step time, bytes by tier, link, waits")
+    parser.add_argument("--live", action="store_true", help="every 5 s a line: steps, tiers, links, waits, lateness")
     parser.add_argument("--quiet", action="store_true", help="say nothing but what went wrong")
     parser.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)  # what is done anyway
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, not a path")

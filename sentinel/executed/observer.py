@@ -32,8 +32,8 @@ class Observation:
     """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
-    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`: how busy
-    the host was in these steps; see HostLoad.
+    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`: how
+    busy the host was in these steps; see HostLoad.
     """
 
     steps: int = 0

@@ -165,9 +165,15 @@ def median_by_layer(run: Run, values: NDArray[Any], length: int) -> tuple[NDArra
     return medians, known
 
 
+def moves_of_steps(run: Run) -> NDArray[Any]:
+    """The migrations of the run but those that are done once only."""
+    rows: NDArray[Any] = run.migrations[~np.isin(run.migrations["reason"], _ONCE)]
+    return rows
+
+
 def migrated_by_step(run: Run) -> dict[int, int]:
     """Bytes moved in each step of the run, without what is moved once only."""
-    rows = run.migrations[~np.isin(run.migrations["reason"], _ONCE)]
+    rows = moves_of_steps(run)
     found = dict.fromkeys(run.steps["step"].tolist(), 0)
     for step, moved in zip(rows["step"].tolist(), rows["moved_bytes"].tolist(), strict=True):
         if step in found:  # not of a step that is still under way

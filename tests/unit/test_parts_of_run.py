@@ -10,16 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sentinel import files
 from sentinel.cli import early_end, fast_memory_curve, kept_files, live
 from sentinel.cli.early_end import Enough, StepLimit
 from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
+from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.core.run import MIGRATION_DTYPE
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.shell import document
 from sentinel.system.launched import of_this_rank
+from tests.builders import MIB
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed, full_report
 
 
@@ -200,7 +204,26 @@ def test_a_line_tells_how_steps_go() -> None:
     times = sorted(run.steps["duration_ns"].tolist())
     assert f"{run.counters.steps} applied steps: {format_ns(times[len(times) // 2])} ({format_ns(times[0])} to" in line
     assert f" of {format_bytes(run.fast_capacity_bytes)} fast" in line
-    assert line.endswith(f"waits {format_ns(int(run.steps['stall_ns'][-1]))}")
+    assert f"; waits {format_ns(int(run.steps['stall_ns'][-1]))}" in line
+
+
+def test_a_line_tells_what_each_tier_holds_each_link_moved_and_how_often_promotions_were_late() -> None:
+    step = executed().steps["step"][-1]
+    moves = np.zeros(3, MIGRATION_DTYPE)
+    moves["step"], moves["target"], moves["moved_bytes"] = [step, step, step - 1], [1, 1, 1], [MIB, 2 * MIB, 9 * MIB]
+    run = executed(migrations=moves, counters=Counters(steps=3, case1=7, case2=1, case3=2))
+    slow = int(run.layers["slow_bytes"][run.layers["step"] == step].max())
+    share = 3 * MIB / MACHINE.links[0].bandwidth_bytes_per_s / (int(run.steps["duration_ns"][-1]) / 1e9)
+    assert live.live_line(run, MACHINE).split("; ")[1:] == [
+        f"{format_bytes(int(run.steps['fast_peak_bytes'][-1]))} of 8.00 MiB fast, {format_bytes(slow)} in slow",
+        f"moved 3.00 MiB fast to slow ({share:.0%} of the link)",
+        f"waits {format_ns(int(run.steps['stall_ns'][-1]))}",
+        "promotions in time 7 ×, late for room 1 ×, late for time 2 ×",
+    ]
+    nothing = live.live_line(executed(migrations=moves[:0], counters=Counters(steps=1)), MACHINE)
+    assert nothing.startswith("live    1 applied step: ")
+    assert "; moved nothing; waits " in nothing
+    assert "promotions" not in nothing
 
 
 HEAVY = {"numpy", "torch", "pandas", "highspy", "scipy"}
