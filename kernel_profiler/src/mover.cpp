@@ -20,7 +20,10 @@ using sn::Lock;
 
 std::atomic<uint64_t> forks{0};  // of this process, seen from the parent
 
-void note_fork() { sn::generation.fetch_add(1, std::memory_order_relaxed); }
+void note_fork() {
+  sn::generation.fetch_add(1, std::memory_order_relaxed);
+  sn::scratch::forget();
+}
 void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 int watch_forks() {
@@ -79,6 +82,7 @@ extern "C" int sn_mover_destroy(sn_mover *m) {
   }
   for (int direction = 0; direction < 2; ++direction)
     if (m->started[direction]) pthread_join(m->threads[direction], nullptr);
+  m->let_scratch_go();
   pthread_cond_destroy(&m->changed);
   pthread_mutex_destroy(&m->mutex);
   delete m;
@@ -101,9 +105,10 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
     order.spec.spans = nullptr;
     Lock lock(&m->mutex);
     if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
-    if (job->kind == SN_MOVE_EMULATED && job->span_count != 0) {
-      const int mapped = m->scratch[order.direction()].map();
-      if (mapped != 0) return mapped;
+    if (job->kind == SN_MOVE_EMULATED && job->span_count != 0 && !m->holds_scratch) {
+      const int held = sn::scratch::hold();
+      if (held != 0) return held;
+      m->holds_scratch = true;
     }
     if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
       for (const Job &ended : m->ended_jobs)

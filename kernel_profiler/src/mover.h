@@ -81,7 +81,7 @@ struct sn_mover {
   uint64_t last_id = 0;
   sn::Jobs queue[2];
   sn::Workbench bench[2];  // of the worker of each direction
-  sn::Scratch scratch[2];  // the same; mapped once a job has something to copy
+  bool holds_scratch = false;  // from the first job with something to copy until there was no job for a second
   sn_copied copied{};
   bool running[2] = {false, false};
   bool link_busy = false;            // half duplex: one emulated job at a time
@@ -95,6 +95,11 @@ struct sn_mover {
   bool started[2] = {false, false};
 
   bool inert() const { return born_in != sn::generation.load(std::memory_order_relaxed); }
+  bool idle() const { return queue[0].empty() && queue[1].empty() && !running[0] && !running[1]; }
+  void let_scratch_go() {
+    if (holds_scratch) sn::scratch::let_go();
+    holds_scratch = false;
+  }
   bool freeing() const { return running[SN_DEMOTE] || !queue[SN_DEMOTE].empty(); }
   // False when time is up.
   bool wait_until(uint64_t deadline_ns) {

@@ -14,6 +14,7 @@ using sn::Lock;
 
 constexpr uint64_t kSliceNs = 50000000;  // how long a sleeping worker overlooks that it is to stop
 constexpr uint64_t kAheadNs = 100000;    // a copier that is so far ahead of its link sleeps
+constexpr uint64_t kIdleNs = 1000000000;  // a mover without a job for so long needs no scratch memory
 constexpr uint64_t kTogether = 2 << 20;  // bytes: jobs on nodes below this share system calls
 
 bool link_is_free(const sn_mover &m, const Job &job) {
@@ -38,14 +39,14 @@ uint64_t spent_ns() {
 }
 
 // Copies the pages of `job` piece by piece, none earlier than its link would have brought it. 0 or a positive errno.
-int copy_along(const sn_mover &m, const Job &job, uint64_t start_ns, sn::Scratch &scratch, sn_copied &told) {
+int copy_along(const sn_mover &m, const Job &job, uint64_t start_ns, sn_copied &told) {
   uint64_t total = 0, done = 0;
   for (const sn_span &span : job.order.spans) total += span.nbytes;
   for (const sn_span &span : job.order.spans) {
     for (uint64_t at = 0; at < span.nbytes; at += sn::kCopyPiece) {
       if (m.stopping.load(std::memory_order_relaxed)) return ECANCELED;
       const uint64_t nbytes = std::min(span.nbytes - at, sn::kCopyPiece);
-      sn::copy_piece(span.address + at, nbytes, scratch.next_piece(), told);
+      sn::copy_piece(span.address + at, nbytes, sn::scratch::next_piece(), told);
       done += nbytes;
       const double share = static_cast<double>(done) / static_cast<double>(total);
       const uint64_t due_ns = start_ns + static_cast<uint64_t>(share * static_cast<double>(job.spec.duration_ns));
@@ -58,13 +59,13 @@ int copy_along(const sn_mover &m, const Job &job, uint64_t start_ns, sn::Scratch
 }
 
 // A job with pages ends when its link would have ended it, or when they are copied if that takes longer.
-sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns, sn::Scratch &scratch, sn_copied &told) {
+sn_moved run_emulated(sn_mover &m, const Job &job, uint64_t start_ns, sn_copied &told) {
   sn_moved moved{};
   moved.start_ns = start_ns;
   moved.stop_ns = start_ns + job.spec.duration_ns;
   if (!job.order.spans.empty()) {
     const uint64_t before_ns = spent_ns();
-    moved.error = copy_along(m, job, start_ns, scratch, told);
+    moved.error = copy_along(m, job, start_ns, told);
     told.cpu_ns = spent_ns() - before_ns;
     moved.stop_ns = std::max(moved.stop_ns, sn_now_ns());
   }
@@ -132,7 +133,7 @@ void run_emulated_head(sn_mover &m, int direction) {
   m.running[direction] = m.link_busy = true;
   pthread_mutex_unlock(&m.mutex);
   sn_copied told{};
-  const sn_moved moved = job.moved = run_emulated(m, job, start_ns, m.scratch[direction], told);
+  const sn_moved moved = job.moved = run_emulated(m, job, start_ns, told);
   pthread_mutex_lock(&m.mutex);
   add(m.copied, told);
   if (moved.error != 0 && moved.error < SN_ERRNO_COUNT) m.errors[moved.error] += 1;
@@ -170,6 +171,12 @@ void run_head(sn_mover &m, int direction) {
   }
 }
 
+// Until something has changed.
+void rest(sn_mover &m) {
+  if (!m.holds_scratch) pthread_cond_wait(&m.changed, &m.mutex);
+  else if (!m.wait_until(sn_now_ns() + kIdleNs) && m.idle()) m.let_scratch_go();
+}
+
 void work(sn_mover &m, int direction) {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   pthread_mutex_lock(&m.mutex);
@@ -181,7 +188,7 @@ void work(sn_mover &m, int direction) {
       continue;
     }
     const uint64_t unready = queue.empty() || is_ready ? 0 : queue.front().id;
-    pthread_cond_wait(&m.changed, &m.mutex);
+    rest(m);
     // Its time on the link counts from when it was ready for it.
     if (!queue.empty() && queue.front().id == unready) queue.front().ready_ns = sn_now_ns();
   }

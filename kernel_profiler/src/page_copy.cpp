@@ -1,13 +1,16 @@
 #include "page_copy.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
+#include "lock.h"
 #include "system.h"
 
 namespace {
@@ -15,6 +18,11 @@ namespace {
 constexpr uint64_t kScratch = 32 << 20;
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kPages = sn::kCopyPiece / kPage;
+
+pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // of what follows, but `turn`
+uint64_t base = 0;
+uint64_t holders = 0;
+std::atomic<uint64_t> turn{0};
 
 void refuse(sn_copied &told, uint64_t nbytes, int error) {
   told.refused_bytes += nbytes;
@@ -25,24 +33,33 @@ void refuse(sn_copied &told, uint64_t nbytes, int error) {
 
 namespace sn {
 
-Scratch::~Scratch() {
-  if (base_ != 0) unmap(base_, kScratch);
-}
-
-int Scratch::map() {
-  if (base_ != 0) return 0;
-  const long mapped =
-      sn::map(0, kScratch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
-  if (mapped < 0) return -ENOMEM;
-  base_ = static_cast<uint64_t>(mapped);
-  advise(base_, kScratch, MADV_DONTFORK);  // refused: a child has a copy that it never touches
+int scratch::hold() {
+  Lock lock(&mutex);
+  if (holders == 0) {
+    const long mapped =
+        sn::map(0, kScratch, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+    if (mapped < 0) return -ENOMEM;
+    base = static_cast<uint64_t>(mapped);
+    advise(base, kScratch, MADV_DONTFORK);  // refused: a child has a copy that it never touches
+  }
+  holders += 1;
   return 0;
 }
 
-void *Scratch::next_piece() {
-  void *piece = reinterpret_cast<void *>(base_ + at_);
-  at_ = (at_ + kCopyPiece) % kScratch;
-  return piece;
+void scratch::let_go() {
+  Lock lock(&mutex);
+  holders -= 1;
+  if (holders == 0) unmap(base, kScratch);
+}
+
+void *scratch::next_piece() {
+  const uint64_t at = turn.fetch_add(kCopyPiece, std::memory_order_relaxed) % kScratch;
+  return reinterpret_cast<void *>(base + at);
+}
+
+void scratch::forget() {
+  pthread_mutex_init(&mutex, nullptr);  // a thread that is not here may have held it
+  holders = 0;
 }
 
 // By system calls, which find out what is mapped and what is not: a load would end the process where a page is gone.

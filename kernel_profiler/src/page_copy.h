@@ -10,21 +10,16 @@ namespace sn {
 
 constexpr uint64_t kCopyPiece = 256 << 10;  // bytes between two looks at the clock
 
-// Where copies go: as large as a last cache, and gone through in turn, so that most of what is written reaches memory.
-class Scratch {
- public:
-  Scratch() = default;
-  ~Scratch();
-  Scratch(const Scratch &) = delete;
-  Scratch &operator=(const Scratch &) = delete;
+// Where copies go: one piece of memory for all movers of the process, as large as a last cache, and gone through in turn,
+// so that most of what is written reaches memory. Nobody reads it, so it does not matter who writes where.
+namespace scratch {
 
-  int map();          // once; 0 or a negative errno. Forked children do not get it
-  void *next_piece();  // kCopyPiece bytes; `map` has succeeded
+int hold();          // 0 or a negative errno: it is there until whoever holds it has let go. Forked children do not get it
+void let_go();       // the last one frees it
+void *next_piece();  // kCopyPiece bytes; the caller holds it
+void forget();       // in a forked child, where nobody holds any
 
- private:
-  uint64_t base_ = 0;
-  uint64_t at_ = 0;
-};
+}  // namespace scratch
 
 // Copies what there is of [address, address + nbytes), at most kCopyPiece bytes in whole pages, and adds to `told`.
 // Pages that were never touched are left so; what cannot be read (no longer mapped, refused) is counted.

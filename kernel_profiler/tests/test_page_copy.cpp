@@ -169,6 +169,72 @@ void without_memory_for_copies_a_job_is_refused_and_the_next_is_not() {
   munmap(memory, kPage);
 }
 
+// Of all mappings only scratch memory has both: it is not for forked children, and it is private.
+uint64_t scratch_bytes() {
+  FILE *file = fopen("/proc/self/smaps", "r");
+  CHECK(file != nullptr);
+  char line[4096];
+  unsigned long begin = 0, end = 0, from = 0, to = 0;
+  char mode[8] = "", found[8] = "";
+  uint64_t nbytes = 0;
+  while (fgets(line, sizeof line, file) != nullptr) {
+    if (sscanf(line, "%lx-%lx %7s", &from, &to, found) == 3) {
+      begin = from;
+      end = to;
+      memcpy(mode, found, sizeof mode);
+    } else if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " dc") != nullptr && strcmp(mode, "rw-p") == 0) {
+      nbytes += end - begin;
+    }
+  }
+  fclose(file);
+  return nbytes;
+}
+
+constexpr uint64_t kScratch = 32 << 20;
+
+void movers_share_one_scratch_memory_and_free_it_when_they_rest() {
+  const uint64_t before = scratch_bytes();
+  uint8_t *memory = pages(kBytes);
+  memset(memory, 1, kBytes);
+  std::vector<sn_mover *> movers(10);
+  for (sn_mover *&mover : movers) {
+    mover = make();
+    CHECK(moved(mover, submit(mover, 1, {span(memory, kBytes)}, 0)).moved_bytes == kBytes);
+    CHECK(moved(mover, submit(mover, 0, {span(memory, kBytes)}, 0)).moved_bytes == kBytes);
+  }
+  submit(movers[0], 1, {span(memory, kBytes)}, kHour);
+  CHECK(scratch_bytes() == before + kScratch);
+  sn_mover_destroy(movers[0]);
+  for (int tenths = 0; tenths < 600 && scratch_bytes() != before; ++tenths) usleep(100000);
+  CHECK(scratch_bytes() == before);
+  CHECK(moved(movers[1], submit(movers[1], 1, {span(memory, kBytes)}, 0)).outcome == SN_MOVE_DONE);
+  CHECK(copied(movers[1]).copied_bytes == 3 * kBytes && copied(movers[1]).refused_bytes == 0);
+  for (size_t i = 1; i < movers.size(); ++i) sn_mover_destroy(movers[i]);
+  CHECK(scratch_bytes() == before);
+  munmap(memory, kBytes);
+}
+
+#ifndef __SANITIZE_THREAD__  // which lets no child of several threads have threads
+void a_child_copies_by_movers_of_its_own() {
+  uint8_t *memory = pages(kBytes);
+  memset(memory, 1, kBytes);
+  sn_mover *mover = make();
+  submit(mover, 1, {span(memory, kBytes)}, kHour);
+  const pid_t child = fork();
+  if (child == 0) {
+    sn_mover *own = make();
+    moved(own, submit(own, 1, {span(memory, kBytes)}, 0));
+    const bool right = copied(own).copied_bytes == kBytes && copied(own).refused_bytes == 0;
+    sn_mover_destroy(own);
+    _exit(right ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  sn_mover_destroy(mover);
+  munmap(memory, kBytes);
+}
+#endif
+
 void a_sleep_that_fails_between_two_pieces_fails_the_job() {
   uint8_t *memory = pages(kBytes);
   memset(memory, 1, kBytes);
@@ -237,6 +303,10 @@ int main() {
   what_is_gone_or_closed_is_refused_and_the_move_goes_on();
   a_system_that_lets_nobody_copy_costs_the_copies_only();
   without_memory_for_copies_a_job_is_refused_and_the_next_is_not();
+  movers_share_one_scratch_memory_and_free_it_when_they_rest();
+#ifndef __SANITIZE_THREAD__
+  a_child_copies_by_movers_of_its_own();
+#endif
   a_sleep_that_fails_between_two_pieces_fails_the_job();
   a_mover_ends_in_the_middle_of_its_copies();
   children_and_writers_find_their_own_bytes();
