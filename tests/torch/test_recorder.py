@@ -326,6 +326,47 @@ def test_a_recording_that_finds_no_memory_breaks_off_and_the_operators_run_on():
     assert said[1:] == [str([40_002.0] * 4), "True 0"]
 
 
+STOPPED_ELSEWHERE = """
+import threading, time
+import torch
+from sentinel.profiler import operators
+
+torch.set_num_threads(1)
+ROUNDS, began, ended = 300, threading.Semaphore(0), threading.Semaphore(0)
+many = [torch.ones(4) for _ in range(300)]  # it is within the recorder for most of the time
+
+def train():
+    for _ in range(ROUNDS):
+        operators.start()
+        began.release()
+        while operators.recording():
+            torch._foreach_add_(many, 1)
+        ended.acquire()
+
+thread = threading.Thread(target=train)
+thread.start()
+for number in range(ROUNDS):
+    began.acquire()
+    while not operators.events_so_far():
+        time.sleep(0)
+    operators.stop()
+    if number % 2:
+        operators.forget()
+    else:
+        assert len(operators.log().events) > 0
+    ended.release()
+thread.join()
+print("all rounds")
+"""
+
+
+def test_a_recording_is_stopped_by_another_thread_while_operators_run():
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_ELSEWHERE], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "all rounds"), done.stderr
+
+
 def test_an_operator_on_many_tensors_counts_each_once():
     many = [torch.ones(7) for _ in range(101)]
     with Seen() as seen:

@@ -4,6 +4,7 @@
 
 #include <ATen/record_function.h>
 #include <errno.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +18,12 @@
 #include "guarded.h"
 #include "lines.h"
 #include "operators.h"
+
+// Python's stable C interface, as in lines.cpp.
+extern "C" {
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+}
 
 // As in torch/csrc/autograd/graph_task.h, which takes longer to compile than all of this.
 namespace torch::autograd {
@@ -101,12 +108,14 @@ struct Recording {
 
 Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
 std::atomic<const char *> owner{nullptr};
+std::atomic<int> recorders{0};  // threads that are in `record`
+pid_t begun_in = 0;
 std::atomic<uint64_t> lost{0};
 std::atomic<int> broken{0};  // errno of what broke the recording off; 0: nothing did
 sn_shim::Lines *const lines = new sn_shim::Lines;  // immortal: operators run while the program ends
 thread_local char thread_mark;
 thread_local int foreign_depth = 0;
-at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+std::atomic<at::CallbackHandle> handle{at::INVALID_CALLBACK_HANDLE};
 
 bool mine() { return owner.load(std::memory_order_relaxed) == &thread_mark; }
 
@@ -210,10 +219,28 @@ void take_inputs(const at::RecordFunction &fn, Frame &frame) {
   }
 }
 
+class Recorder {
+ public:
+  Recorder() { recorders.fetch_add(1); }
+  ~Recorder() { recorders.fetch_sub(1); }
+  Recorder(const Recorder &) = delete;
+  Recorder &operator=(const Recorder &) = delete;
+};
+
+// There is no owner any more: whoever is in `record` has found one before, and leaves. It may want the GIL for that.
+void wait_for_recorders() {
+  if (recorders.load() == 0 || getpid() != begun_in) return;  // a forked child has no such threads
+  void *const state = PyEval_SaveThread();
+  while (recorders.load() != 0) sn_nap_until(sn_now_ns() + 20000);
+  PyEval_RestoreThread(state);
+}
+
 // Nothing may be thrown into an operator of the program's. A recording with a gap would be a wrong one: it ends here, its
 // memory goes back, and sn_recorder_error tells why.
 template <typename Body>
 void record(Body body) {
+  const Recorder within;
+  if (owner.load() != &thread_mark) return;  // sn_recorder_stop was called, and does not wait for this one
   if (broken.load(std::memory_order_relaxed) != 0) return;
   const int error = sn::guarded([&] {
     body(*recording);
@@ -244,7 +271,7 @@ void begin(Recording &r, const at::RecordFunction &fn) {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction &fn) {
   if (mine()) {
     record([&](Recording &r) { begin(r, fn); });
-  } else if (foreign_depth++ == 0) {
+  } else if (foreign_depth++ == 0 && owner.load(std::memory_order_relaxed) != nullptr) {
     lost.fetch_add(1, std::memory_order_relaxed);
   }
   return nullptr;
@@ -361,6 +388,8 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
     *recording = std::move(fresh);
     lost = 0;
     broken = 0;
+    if (begun_in != getpid()) recorders = 0;  // a parent's
+    begun_in = getpid();
     handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
                                        .needsInputs(true)
                                        .needsOutputs(true)
@@ -371,10 +400,9 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
 }
 
 int sn_recorder_stop(void) {
-  if (handle == at::INVALID_CALLBACK_HANDLE) return 0;
-  at::removeCallback(handle);
-  handle = at::INVALID_CALLBACK_HANDLE;
-  owner = nullptr;
+  if (owner.exchange(nullptr) != &thread_mark) wait_for_recorders();
+  const at::CallbackHandle ended = handle.exchange(at::INVALID_CALLBACK_HANDLE);  // last: until then none may start
+  if (ended != at::INVALID_CALLBACK_HANDLE) at::removeCallback(ended);
   return 0;
 }
 

@@ -1,7 +1,8 @@
 // Which operators of the owner's thread read and wrote which bytes of which storages.
 //
-// Calls return 0 or -errno unless they say otherwise. One recording at a time; start, stop and copy on the
-// thread that trains, between operators.
+// Calls return 0 or -errno unless they say otherwise. All with the GIL. One recording at a time; start on the thread that
+// trains, between operators. Any thread may stop it: sn_recorder_stop lets go of the GIL until the thread that trains has
+// left the recorder, and only then it is to be read or forgotten.
 #pragma once
 
 #include <stdint.h>
