@@ -12,16 +12,22 @@ from torch.utils.hooks import RemovableHandle
 
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 
+LEAST_IN_A_ROW = 8
+"""Another thread trains now if it took so many optimizer steps, or those of two training steps, with none of the thread
+that trained before among them: two that train side by side take turns sooner."""
+
 
 class StepEnds:
-    """Between `watch` and `leave`, `ended` is called after each training step, on the thread whose optimizer was the
-    first to step. A training step is a period of optimizer steps (step_period.py): what is not known yet, or is broken
-    by an optimizer that steps out of turn, is found anew, and nothing is told meanwhile. Both may be called again."""
+    """Between `watch` and `leave`, `ended` is called after each training step, on the thread that trains: the first
+    whose optimizer steps, until another one steps in its place. A training step is a period of optimizer steps
+    (step_period.py): what is not known yet, or is broken by an optimizer that steps out of turn, is found anew, and
+    nothing is told meanwhile. Both may be called again."""
 
     def __init__(self, ended: Callable[[], object]) -> None:
         self._ended = ended
         self._hook: RemovableHandle | None = None
         self._thread = 0
+        self._other, self._in_a_row = 0, 0  # a thread that does not train, and its steps since the last of another
         self._steps: list[OptimizerStep] = []
         self._period: list[int] = []
         self._done = 0
@@ -36,12 +42,10 @@ class StepEnds:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
-        self._steps, self._period = [], []
+        self._follow(0)
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        thread = threading.get_ident()
-        self._thread = self._thread or thread
-        if thread != self._thread or self._hook is None:  # an interrupt came before the hook was known
+        if self._hook is None or not self._trains(threading.get_ident()):  # an interrupt came before the hook was known
             return
         if not self._expected(optimizer):
             self._look(optimizer)
@@ -49,6 +53,22 @@ class StepEnds:
         self._done = (self._done + 1) % len(self._period)
         if self._done == 0:
             self._ended()
+
+    def _trains(self, thread: int) -> bool:
+        """Whether `thread`, whose optimizer has stepped, is the one that trains."""
+        if self._thread in (0, thread):
+            self._thread, self._in_a_row = thread, 0
+            return True
+        self._in_a_row = self._in_a_row + 1 if thread == self._other else 1
+        self._other = thread
+        if self._in_a_row < max(LEAST_IN_A_ROW, 2 * len(self._period or self._steps)):
+            return False
+        self._follow(thread)
+        return True
+
+    def _follow(self, thread: int) -> None:
+        self._thread, self._in_a_row = thread, 0
+        self._steps, self._period = [], []
 
     def _expected(self, optimizer: Optimizer) -> bool:
         return bool(self._period) and self._period[self._done] == id(optimizer)

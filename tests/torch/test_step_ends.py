@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.profiler.step_ends import StepEnds  # noqa: E402
+from sentinel.profiler.step_ends import LEAST_IN_A_ROW, StepEnds  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -28,6 +28,14 @@ class Job:
 
     def steps(self, letters: str) -> list[int]:
         return [self._step(letter) for letter in letters]
+
+    def steps_elsewhere(self, letters: str) -> list[int]:
+        """The same, by another thread."""
+        told: list[int] = []
+        thread = threading.Thread(target=lambda: told.extend(self.steps(letters)))
+        thread.start()
+        thread.join()
+        return told
 
     def _step(self, letter: str) -> int:
         if letter not in self._optimizers:
@@ -78,3 +86,24 @@ def test_other_threads_and_what_comes_after_the_end_do_not_count(job: Job) -> No
     assert job.steps("aaa") == [0, 0, 0]
     job.ends.watch()
     assert job.steps("aaa") == [0, 1, 1]
+
+
+def test_a_thread_that_trains_on_in_place_of_another_is_followed(job: Job) -> None:
+    assert job.steps("aaa") == [0, 1, 1]
+    told = job.steps_elsewhere("a" * (LEAST_IN_A_ROW + 3))
+    assert told == [0] * LEAST_IN_A_ROW + [1, 1, 1]
+    assert job.steps("a" * (LEAST_IN_A_ROW + 2)) == [0] * LEAST_IN_A_ROW + [1, 1]  # and back
+
+
+def test_threads_that_train_side_by_side_do_not_take_turns_in_telling(job: Job) -> None:
+    job.steps("dgdg")
+    for _ in range(4 * LEAST_IN_A_ROW):
+        assert job.steps_elsewhere("abc") == [0, 0, 0]
+        assert job.steps("dg") == [0, 1]
+
+
+def test_a_thread_that_begins_anew_after_the_end_is_the_one_that_trains(job: Job) -> None:
+    job.steps("aa")
+    job.ends.leave()
+    job.ends.watch()
+    assert job.steps_elsewhere("aaa") == [0, 1, 1]
