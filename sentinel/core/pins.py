@@ -21,8 +21,8 @@ FREE, FAST, SLOW = -1, 0, 1
 @dataclass(frozen=True)
 class Pins:
     """`fast`, `slow`: patterns of names, as a shell has them (`embed.*`); also the name itself. They hold for what
-    lives across steps: parameters, buffers, optimizer state. `smallest_bytes`: what is smaller stays in fast memory,
-    unless `slow` names it.
+    lives across steps: parameters, buffers, optimizer state. A name itself counts more than a pattern that matches it.
+    `smallest_bytes`: what is smaller stays in fast memory, unless `slow` names it.
     """
 
     fast: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Pins:
         return bool(self.fast or self.slow or self.smallest_bytes)
 
     def homes(self, profile: Profile) -> NDArray[np.int8]:
-        """(n,) FAST, SLOW or FREE of each tensor. Raises UsageError for one that is to be in both."""
+        """(n,) FAST, SLOW or FREE of each tensor. Raises UsageError where words of one kind want one in both."""
         t = profile.tensors
         out = np.full(len(t), FREE, np.int8)
         rows = np.flatnonzero(t["managed"] & t["persistent"])
@@ -44,11 +44,26 @@ class Pins:
             name = profile.names[row]
             fast, slow = named_fast.naming(name), named_slow.naming(name)
             if fast and slow:
-                raise UsageError(
-                    f"{name} is to be kept fast by {fast!r} and slow by {slow!r}", "leave one of the two out"
-                )
+                if (fast == name) == (slow == name):
+                    raise UsageError(
+                        f"{name} is to be kept fast by {fast!r} and slow by {slow!r}", "leave one of the two out"
+                    )
+                fast, slow = (fast, "") if fast == name else ("", slow)
             out[row] = FAST if fast else SLOW if slow else out[row]
         return out
+
+    def overruled(self, profile: Profile) -> str:
+        """A sentence where tensors are named themselves and a pattern says otherwise, else ""."""
+        t = profile.tensors
+        fast, slow = Names(self.fast), Names(self.slow)
+        found = []
+        for row in np.flatnonzero(t["managed"] & t["persistent"]).tolist() if self.fast and self.slow else ():
+            name = profile.names[row]
+            by_fast, by_slow = fast.naming(name), slow.naming(name)
+            if by_fast and by_slow:
+                where, against = ("fast", by_slow) if by_fast == name else ("slow", by_fast)
+                found.append(f"{name} {where}, not as {against!r}")
+        return f"keep_fast and keep_slow: who is named itself is kept so: {_some(found)}" if found else ""
 
     def idle(self, profile: Profile) -> tuple[str, ...]:
         """Patterns that name nothing that lives across steps and can be placed."""
@@ -114,9 +129,11 @@ def smallest_in(text: str | int | None) -> int:
 
 def too_large(nbytes: int, budget_bytes: int, names: Iterable[str]) -> str:
     """Says that what is kept fast does not fit."""
-    named = list(names)
-    most = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
     return (
         f"what is to be kept fast takes {format_bytes(nbytes)}, the budget of fast memory is"
-        f" {format_bytes(budget_bytes)}: {most}"
+        f" {format_bytes(budget_bytes)}: {_some(list(names))}"
     )
+
+
+def _some(named: list[str]) -> str:
+    return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")

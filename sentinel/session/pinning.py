@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import ref
 
 import torch
@@ -35,7 +36,7 @@ def keep(where: str, kept: Sequence[torch.Tensor | nn.Module | str]) -> None:
 def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
     """What is asked for, and what was told by objects, as names of the job's tensors; and what to say of the rest.
 
-    A pattern names a tensor by any of its names; a plan knows it by the first.
+    A pattern names a tensor by any of its names; a plan knows it by the first. An object counts more than any name.
     """
     models, optimizers = job.with_annotated()
     names = {storage_address(tensor): name for name, tensor, _ in persistent_tensors(models, optimizers)}
@@ -51,19 +52,26 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
             known = [names.get(storage_address(tensor)) for tensor in held]
             told |= {name: where for name in known if name is not None}
             strangers += known.count(None)
-    for name, where in told.items():
-        found[where].append(name)
+    for where, other in (("fast", "slow"), ("slow", "fast")):
+        own = [name for name, home in told.items() if home == where]
+        found[where] += own
+        found[other] = [pattern for pattern in found[other] if pattern not in own]
     others = aliases(models, optimizers)
     for patterns in found.values():
         named = Names(patterns)
-        patterns += [first for first, also in others.items() if any(named.naming(name) for name in also)]
+        patterns += [first for first, also in others.items() if first not in told and any(map(named.naming, also))]
     said = f"{strangers} tensors that are to be kept fast or slow belong to no model or optimizer of this job"
-    return asked.with_names(found["fast"], found["slow"]), (said,) if strangers else ()
+    fast, slow = (tuple(dict.fromkeys(found[where])) for where in ("fast", "slow"))
+    return replace(asked, fast=fast, slow=slow), (said,) if strangers else ()
 
 
 def fast_bytes_of(pins: Pins, job: TrainingJob) -> dict[str, int]:
     """Bytes of what is kept fast by name and there now, by name."""
     models, optimizers = job.with_annotated()
-    named = Names(pins.fast)
+    fast, slow = Names(pins.fast), Names(pins.slow)
     held = persistent_tensors(models, optimizers)
-    return {name: tensor.untyped_storage().nbytes() for name, tensor, _ in held if named.naming(name)}
+    return {
+        name: tensor.untyped_storage().nbytes()
+        for name, tensor, _ in held
+        if (by := fast.naming(name)) and (by == name or not slow.naming(name))
+    }

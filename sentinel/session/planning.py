@@ -21,7 +21,6 @@ from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
 from sentinel.planner import plan as make_plan
-from sentinel.planner.pinned_tensors import rest_of
 from sentinel.runtime import tell
 from sentinel.session.request import Request
 from sentinel.simulator import plain_layer_ns, simulate_lawful
@@ -188,32 +187,32 @@ class Planning:
 
     def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
         with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            pins = self._fitting(profile, machine, budget)
-            plan = make_plan(profile, machine, self._request.policy, budget=budget, pins=pins)  # checked, with its uses
+            plan = self._with_pins(profile, machine, budget)  # checked, with its uses
         plan = files.with_origin(plan.told(provisional=profile.provisional), profile=profile, machine=machine)
         tell(lambda each: each.plan_made(plan))
         return plan
 
-    def _fitting(self, profile: Profile, machine: Machine, budget: Budget) -> Pins:
-        """The pins that can be kept. One that cannot costs a sentence, never the plan: a job is training."""
-        saved = self._saved_pins
-        pins = self._pins().with_names(saved.fast, saved.slow)
-        if not pins:
-            return pins
+    def _with_pins(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
+        """A plan with those pins that can be kept. Others cost a sentence, never the plan: a job is training."""
+        now, saved = self._pins(), self._saved_pins
+        pins = now.with_names(
+            (name for name in saved.fast if name not in now.slow), (name for name in saved.slow if name not in now.fast)
+        )
         for pattern in pins.idle(profile):
             self._note(f"keep_fast or keep_slow: {pattern!r} names nothing that lives across steps and can be placed")
-        for kept in (pins, Pins(slow=pins.slow)):
+        self._note(pins.overruled(profile))
+        for kept in filter(None, dict.fromkeys((pins, replace(pins, slow=()), Pins(slow=pins.slow)))):
             try:
-                rest_of(profile, budget.reach(machine), kept)
+                return make_plan(profile, machine, self._request.policy, budget=budget, pins=kept)
             except UsageError as error:
                 self._note(f"{error.what}; so that is not done")
-            else:
-                return kept
-        return Pins()
+            except PlanError as error:
+                self._note(f"with what is to be kept fast or slow there is no plan ({error}); so that is not done")
+        return make_plan(profile, machine, self._request.policy, budget=budget)
 
     def _note(self, sentence: str) -> None:
-        """Said once, and in the report."""
-        if sentence not in self._said:
+        """Said once, and in the report; nothing where there is nothing to say."""
+        if sentence and sentence not in self._said:
             self._said.append(sentence)
             say(sentence, wrong=True)
 

@@ -20,8 +20,11 @@ from sentinel.core.pins import Pins, pins_of
 from sentinel.core.plan import Plan
 from sentinel.runtime import RUNTIME
 from sentinel.session.pinning import fast_bytes_of, pins_of_job
+from sentinel.session.planning import Dataflow, Planning
+from sentinel.session.request import Request
 from sentinel.session.training_job import TrainingJob
 from sentinel.system.configuration import NAMES
+from tests.builders import MIB, make_machine, make_profile, param
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -112,6 +115,47 @@ def test_too_much_of_a_share_is_one_sentence_and_nothing_is_kept(capsys: pytest.
     assert capsys.readouterr().err.count("so that is not done") == 1
     assert "so that is not done" in " ".join(sentinel.report().caveats)
     assert len(job.losses) == 5
+
+
+def test_an_object_counts_more_than_a_pattern_and_the_rest_of_that_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job()
+    sentinel.keep_slow(job.model[0].weight)
+    plan = job.placed(fast="80%", keep_fast="[06].weight")
+    assert (tiers_of(plan, "0.weight"), tiers_of(plan, "6.weight")) == ({1}, {0})
+    said = capsys.readouterr().err
+    assert said.count("0.weight slow, not as '[06].weight'") == 1
+    assert "so that is not done" not in said
+
+
+def test_an_object_counts_more_than_its_name() -> None:
+    job = Job()
+    sentinel.keep_slow(job.model[0].weight)
+    pins, _ = pins_of_job(Pins(fast=("0.weight", "6.*")), TrainingJob([job.model], [job.optimizer]))
+    assert pins == Pins(fast=("6.*",), slow=("0.weight",))
+    kept = fast_bytes_of(Pins(fast=("?.weight",), slow=pins.slow), TrainingJob([job.model], [job.optimizer]))
+    assert sorted(kept) == ["2.weight", "4.weight", "6.weight"]
+
+
+SWAPPED = make_profile([param(name, 8 * MIB, layers) for name, layers in (("p", [0]), ("a", [2, 3]), ("b", [3, 4]))], 8)
+
+
+@pytest.mark.parametrize(
+    ("pins", "told", "left"),
+    [
+        (Pins(fast=("p",)), "with what is to be kept fast or slow there is no plan", Pins()),
+        (Pins(slow=("p",)), "none of the slower tiers of built can be used in place", Pins()),
+        (Pins(fast=("a",), slow=("p",)), "can be used in place", Pins(fast=("a",))),
+    ],
+)
+def test_what_leaves_no_plan_where_slow_memory_cannot_be_used_in_place_is_left_out(
+    pins: Pins, told: str, left: Pins
+) -> None:
+    planning = Planning(Request(fast=20 * MIB), make_machine(20 * MIB, addressable=False), 20 * MIB, lambda: pins)
+    plan = planning.planned(Dataflow(profile=SWAPPED)).plan
+    assert plan is not None
+    assert pins_of(plan.details) == left
+    assert len(planning.notes()) == 1
+    assert told in planning.notes()[0]
 
 
 def test_a_pattern_that_names_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,9 +115,22 @@ def test_too_much_to_keep_fast_is_an_error_that_names_sizes():
         plan(profile, machine, pins=Pins(fast=("embed.*",)))
 
 
-def test_one_tensor_in_both_is_an_error():
-    with pytest.raises(UsageError, match=r"embed\.a is to be kept fast by 'embed\.a' and slow by 'embed\.\*'"):
-        plan(job(), make_machine(24 * MIB), pins=Pins(fast=("embed.a",), slow=("embed.*",)))
+@pytest.mark.parametrize(("fast", "slow"), [("embed.[ab]", "embed.*"), ("embed.a", "embed.a")])
+def test_one_tensor_in_both_by_words_of_one_kind_is_an_error(fast, slow):
+    with pytest.raises(UsageError, match=r"embed\.a is to be kept fast by 'embed\..*' and slow by 'embed\..*'"):
+        plan(job(), make_machine(24 * MIB), pins=Pins(fast=(fast,), slow=(slow,)))
+
+
+def test_a_name_itself_counts_more_than_a_pattern_and_the_rest_of_that_stays():
+    profile = job()
+    made = plan(profile, make_machine(24 * MIB), pins=Pins(fast=("embed.*",), slow=("embed.a",)))
+    assert (tiers_of(made, profile, "embed.a"), tiers_of(made, profile, "embed.b")) == ({1}, {0})
+    assert "embed.a slow, not as 'embed.*'" in pins_of(made.details).overruled(profile)
+    other = Pins(fast=("embed.a",), slow=("embed.*", "c"))
+    homes = other.homes(profile)
+    assert [homes[profile.names.index(name)] for name in ("embed.a", "embed.b", "c")] == [FAST, SLOW, SLOW]
+    assert "embed.a fast, not as 'embed.*'" in other.overruled(profile)
+    assert Pins(fast=("c",), slow=("embed.*",)).overruled(profile) == ""
 
 
 def test_small_ones_are_kept_fast_and_a_name_wins_over_size():
