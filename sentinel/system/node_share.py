@@ -1,8 +1,10 @@
 """NodeShare: what this process has of a budget that all processes of its job on this node share, by need.
 
-Each process has a record in a small file in memory, mode 0600: what it needs, once it knows, and what it has. It is
-read and written under a lock that is held for that alone, so none waits for another's planning. One that has said
-nothing, or that has ended, counts as having an equal part: whatever becomes of it, the sum stays within the budget.
+Each process has a record in a small file of its own in memory, mode 0600: what it needs, once it knows, and what it
+has. It holds a lock on that file as long as it lives, and so do forked children, which share its memory: so others see
+that it lives from wherever they see the file, also from another container. Records are read and written under the lock
+of one more file, which is held for that alone, so none waits for another's planning. One that has said nothing, or that
+has ended, counts as having an equal part: whatever becomes of it, the sum stays within the budget.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ from typing import NamedTuple
 
 from sentinel.core.budget import Budget, parts_by_need
 from sentinel.system.launched import Launched, launched
-from sentinel.system.process_start import started_at
 
 FOLDER = "/dev/shm"
 _RECORD_BYTES = 128
-"""Of the file, for each process: one write, which lies in one page and so is never cut short."""
+"""One write, which lies in one page and so is never cut short."""
 _LOOKS = 100
 """In a second, for a lock that another process has."""
 _TRIES = 16
@@ -34,10 +35,8 @@ _TRIES = 16
 
 
 class _Record(NamedTuple):
-    """`started`: see process_start. `token`: of the NodeShare that wrote it. `need_bytes`: -1 where it is not known."""
+    """`token`: of the NodeShare that wrote it. `need_bytes`: -1 where it is not known."""
 
-    pid: int
-    started: int
     token: int
     need_bytes: int
     nbytes: int
@@ -55,9 +54,10 @@ class NodeShare:
         self.nbytes, self.alone = self._equal_bytes, ""
         self._token = secrets.randbits(48)
         self._told = False  # whether others know what this process needs
+        self._own: list[int] = []  # the descriptor of its record, which is locked
         if self.who.local_size > 1:
+            weakref.finalize(self, _leave, self._path, self.who, self._token, self._own, os.getpid())
             self._settle(None)
-            weakref.finalize(self, _leave, self._path, self.who, self._token)
 
     def of_need(self, need_bytes: int) -> int:
         """What this process may use where its tensors take so many bytes. It never falls, but for the first call: what
@@ -70,15 +70,23 @@ class NodeShare:
     def _settle(self, need_bytes: int | None) -> None:
         """Say what is needed, and take what the others leave of it."""
         try:
-            with _opened(self._path) as descriptor:
-                rows = _records(descriptor, self.who)
-                part = self._part(rows, need_bytes)
+            with _locked(self._path):
+                self._keep_record()
+                part = self._part(_records(self._path, self.who), need_bytes)
                 self.nbytes = max(part, self.nbytes) if self._told else part
-                need = -1 if need_bytes is None else need_bytes
-                pid, self.alone = os.getpid(), ""
-                _write(descriptor, self.who, _Record(pid, started_at(pid), self._token, need, self.nbytes))
+                record = _Record(self._token, -1 if need_bytes is None else need_bytes, self.nbytes)
+                os.pwrite(self._own[0], json.dumps(record).encode().ljust(_RECORD_BYTES), 0)
+                self.alone = ""
         except OSError as error:
             self.alone = f"{self._path}: {error.strerror or error}"
+
+    def _keep_record(self) -> None:
+        """Have the file of this process open and locked: another one where somebody has removed it."""
+        if self._own and not os.fstat(self._own[0]).st_nlink:
+            os.close(self._own.pop())
+        if not self._own:
+            self._own.append(_opened(_record_of(self._path, self.who.local_rank)))
+            fcntl.flock(self._own[0], fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that this process made before may have it
 
     def _part(self, rows: dict[int, _Record], need_bytes: int | None) -> int:
         needs = {rank: row.need_bytes for rank, row in rows.items() if row.need_bytes >= 0}
@@ -88,31 +96,60 @@ class NodeShare:
         return min(wanted[here], max(self.total_bytes - held, 0))
 
 
-def _leave(path: str, who: Launched, token: int) -> None:
-    """The process has ended, or has another NodeShare by now. With the last one the file goes."""
-    with contextlib.suppress(OSError), _opened(path) as descriptor:
-        rows = _records(descriptor, who)
-        own = rows.get(who.local_rank)
-        if own is not None and (own.token, own.pid) == (token, os.getpid()):  # and this is no forked child
-            os.pwrite(descriptor, b" " * _RECORD_BYTES, who.local_rank * _RECORD_BYTES)
-            if len(rows) == 1:
-                os.unlink(path)
+def _leave(path: str, who: Launched, token: int, own: list[int], process: int) -> None:
+    """The process has ended, or has another NodeShare by now. With the last one the files go."""
+    with contextlib.suppress(OSError):
+        if own and os.getpid() == process:  # and this is no forked child
+            with _locked(path):
+                if (record := _read(own[0])) is not None and record.token == token:
+                    os.unlink(_record_of(path, who.local_rank))
+                os.close(own.pop())
+                if not _records(path, who):
+                    for rank in range(who.local_size):  # of those that were killed
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(_record_of(path, rank))
+                    os.unlink(path)
+    for descriptor in own:
+        os.close(descriptor)
 
 
-def _records(descriptor: int, who: Launched) -> dict[int, _Record]:
+def _record_of(path: str, rank: int) -> str:
+    return f"{path}.{rank}"
+
+
+def _records(path: str, who: Launched) -> dict[int, _Record]:
     """Those of the processes that live, by their rank on this node."""
-    data = os.pread(descriptor, who.local_size * _RECORD_BYTES, 0)
     found = {}
     for rank in range(who.local_size):
-        with contextlib.suppress(ValueError, TypeError):  # nothing was written there
-            record = _Record(*json.loads(data[rank * _RECORD_BYTES : (rank + 1) * _RECORD_BYTES]))
-            if record.started == started_at(record.pid):
-                found[rank] = record
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _opened(_record_of(path, rank), create=False)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it: it has ended
+            except BlockingIOError:
+                if (record := _read(descriptor)) is not None:
+                    found[rank] = record
+            finally:
+                os.close(descriptor)
     return found
 
 
-def _write(descriptor: int, who: Launched, record: _Record) -> None:
-    os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES), who.local_rank * _RECORD_BYTES)
+def _read(descriptor: int) -> _Record | None:
+    """None where nothing was written there."""
+    try:
+        return _Record(*map(int, json.loads(os.pread(descriptor, _RECORD_BYTES, 0))))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _opened(path: str, *, create: bool = True) -> int:
+    """Raises OSError for a file that is not this user's own."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o600)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, "is not this user's own file")
 
 
 def _lock(descriptor: int) -> None:
@@ -126,18 +163,14 @@ def _lock(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    """The file, locked. Raises OSError for one that is not this user's own."""
+def _locked(path: str) -> Iterator[None]:
+    """While it is entered, this process alone looks at records."""
     for _ in range(_TRIES):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = _opened(path)
         try:
             _lock(descriptor)
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-                raise PermissionError(errno.EPERM, "is not this user's own file")
-            if found.st_nlink:
-                yield descriptor
+            if os.fstat(descriptor).st_nlink:
+                yield
                 return
         finally:
             os.close(descriptor)

@@ -86,9 +86,68 @@ def test_a_process_that_ended_counts_as_one_that_has_not_spoken(tmp_path: Path) 
         "import os; os._exit(0)"
     )
     first = NodeShare(8 * PAGE, rank(0), str(tmp_path))
-    subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=True)
-    assert len(next(tmp_path.iterdir()).read_bytes().split()) > 5  # its record is there still
+    subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=True, timeout=300)
+    assert len(Path(f"{first._path}.1").read_bytes().split()) == 3  # its record is there still
     assert first.of_need(100 * PAGE) == 4 * PAGE
+
+
+ELSEWHERE = f"""
+import ctypes, os, sys
+CLONE_NEWPID = 0x20000000
+if ctypes.CDLL(None).unshare(CLONE_NEWPID):
+    print("refused", flush=True)
+    sys.exit()
+if os.fork():
+    os.wait()
+    sys.exit()
+from sentinel.system.launched import Launched
+from sentinel.system.node_share import NodeShare
+share = NodeShare({8 * PAGE}, Launched(1, 2, 1, 2, "a"), sys.argv[1])
+share.of_need({PAGE})
+print(os.getpid(), flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_processes_of_other_containers_live_until_they_end(tmp_path: Path) -> None:
+    """They have numbers of their own: here the other one is number 1, as is some process of this host."""
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        said = other.stdout.readline().strip()
+        if said == "refused":
+            pytest.skip("this user may make no namespace of processes")
+        assert said == "1"
+        assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).of_need(100 * PAGE) == 7 * PAGE
+        other.communicate(timeout=300)
+    assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).of_need(100 * PAGE) == 4 * PAGE
+
+
+def test_one_whose_record_was_removed_writes_another(tmp_path: Path) -> None:
+    first, second = (NodeShare(8 * PAGE, rank(number), str(tmp_path)) for number in (0, 1))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert second.of_need(2 * PAGE) == 2 * PAGE
+    assert first.of_need(100 * PAGE) == 6 * PAGE
+
+
+def test_a_forked_child_keeps_what_its_parent_had_and_leaves_the_files(tmp_path: Path) -> None:
+    """It shares the memory of its parent, so that is in use still."""
+    first, second = (NodeShare(8 * PAGE, rank(number), str(tmp_path)) for number in (0, 1))
+    second.of_need(PAGE)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        os.read(told, 1)  # until the parent has closed it
+        os._exit(0)
+    os.close(told)
+    os.close(second._own.pop())  # as if the parent had been killed
+    assert first.of_need(100 * PAGE) == 7 * PAGE
+    os.close(tell)
+    assert os.waitpid(child, 0)[1] == 0
+    assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).of_need(100 * PAGE) == 4 * PAGE
 
 
 def test_what_grew_by_what_one_left_is_not_taken_again_by_its_successor(tmp_path: Path) -> None:
@@ -103,14 +162,14 @@ def test_what_grew_by_what_one_left_is_not_taken_again_by_its_successor(tmp_path
 
 def test_the_file_goes_with_the_last_one_and_is_nobody_elses_before(tmp_path: Path) -> None:
     first, second = (NodeShare(8 * PAGE, rank(number), str(tmp_path)) for number in (0, 1))
-    path = next(tmp_path.iterdir())
-    assert path.stat().st_mode & 0o777 == 0o600
+    path = Path(first._path)
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
     del first
     gc.collect()
     assert path.exists()
     del second
     gc.collect()
-    assert not path.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_one_that_is_made_anew_is_not_undone_by_the_end_of_the_one_before(tmp_path: Path) -> None:
@@ -125,7 +184,10 @@ def test_one_that_is_made_anew_is_not_undone_by_the_end_of_the_one_before(tmp_pa
 @pytest.mark.parametrize("there", [b"", b"\0" * 300, b"[1, 2]" + b" " * 200, b"x" * 64])
 def test_a_damaged_file_is_one_in_which_nobody_has_spoken(there: bytes, tmp_path: Path) -> None:
     first = NodeShare(8 * PAGE, rank(0), str(tmp_path))
-    next(tmp_path.iterdir()).write_bytes(there)
+    before = NodeShare(8 * PAGE, rank(1), str(tmp_path))
+    before.of_need(PAGE)
+    for path in tmp_path.iterdir():
+        path.write_bytes(there)
     assert first.of_need(100 * PAGE) == 4 * PAGE
     second = NodeShare(8 * PAGE, rank(1), str(tmp_path))
     assert second.of_need(PAGE) == PAGE
@@ -147,7 +209,7 @@ def test_without_a_file_of_its_own_each_has_an_equal_part(tmp_path: Path) -> Non
 def test_a_process_that_was_stopped_with_the_lock_is_not_waited_for(tmp_path: Path) -> None:
     first, second = (NodeShare(8 * PAGE, rank(number), str(tmp_path)) for number in (0, 1))
     second.of_need(PAGE)
-    with open(next(tmp_path.iterdir()), "rb") as held:
+    with open(first._path, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert first.of_need(100 * PAGE) == 4 * PAGE
     assert "locked" in first.alone
