@@ -109,7 +109,13 @@ class OverlappedOptimizer:
         optimizer = self._optimizer()
         for table in _TABLES if optimizer is not None else ():
             hooks.remove_all_of(self, getattr(optimizer, table))
-        self._hooked, self._stand_ins, self._spent = {}, {}, {}
+        self.drop_spent()
+        self._hooked, self._stand_ins = {}, {}
+
+    def drop_spent(self) -> None:
+        """No step comes after the updates of this backward pass."""
+        self._guard.drop([parameter for parameter, _ in self._spent.values()])
+        self._spent = {}
 
     def _alive(self) -> Optimizer:
         optimizer = self._optimizer()
@@ -251,8 +257,8 @@ class OverlappedOptimizer:
         """Another state is taken: what the broken step has done no longer counts."""
         for parameter, _options in self._spent.values():
             parameter.grad = None
-        self._spent, self._in_step = {}, False
-        self._guard.end()
+        self._in_step = False
+        self.drop_spent()
 
     def _misused(self, what: str) -> UsageError:
         return UsageError(f"overlap_optimizer: {self.name}: {what}", AGAIN)

@@ -90,6 +90,7 @@ class OverlappedSteps:
             return
         if not each.refused and not any(other.watching for other in self._found.values()):
             self._of_others = 0
+            self._guard.pause()
             try:
                 each.watch()
             except SentinelError as error:
@@ -99,8 +100,10 @@ class OverlappedSteps:
     def _end_what_is_watched_in_vain(self, stepped: OverlappedOptimizer | None) -> None:
         """The watch of an optimizer that is gone, or that steps no more."""
         for each in self._told:
-            if each.watching and each.gone:
-                each.leave()
+            if each.gone:
+                each.drop_spent()
+                if each.watching:
+                    each.leave()
             elif each.watching and each is not stepped:
                 self._of_others += 1
                 if self._of_others >= MOST_OF_OTHERS:

@@ -630,6 +630,57 @@ def test_a_guard_runs_from_the_end_of_backward_to_the_step() -> None:
     assert guard.touched([parameter]) == ""
 
 
+def test_a_guard_runs_until_the_last_optimizer_has_stepped() -> None:
+    guard = SpentGuard()
+    first, second = (nn.Parameter(torch.ones(300)) for _ in range(2))
+
+    def updated(parameter: Any) -> None:
+        guard.after_backward()
+        guard.spent(parameter)
+
+    for parameter in (first, second):
+        parameter.register_post_accumulate_grad_hook(updated)
+    for where in ("before", "after", "nowhere"):
+        (first + second).sum().backward()
+        for moment in ("before", "after"):
+            if moment == where:
+                second.detach().mul(2)
+            if moment == "before":
+                assert guard.touched([first]) == ""
+                assert operators.recording()
+        assert guard.touched([second]) == ("" if where == "nowhere" else "mul reads a parameter")
+        assert not operators.recording()
+    (first + second).sum().backward()
+    assert guard.touched([first]) == ""
+    guard.drop([second])
+    assert not operators.recording()
+
+
+def test_several_optimizers_train_to_the_same_bits_and_the_last_is_guarded_until_it_steps() -> None:
+    def run(late: Callable[[Any], object] = lambda _: None) -> str:
+        model, tokens = network()
+        parts = [[*model.block.parameters()], [model.words.weight], [*model.last.parameters()]]
+        optimizers = [torch.optim.AdamW(part, lr=0.01) for part in parts]
+        for number, batch in enumerate(tokens):
+            cases.loss_of(model, batch).backward()
+            optimizers[0].step()
+            if number == len(tokens) - 1:
+                late(model)
+            for optimizer in optimizers[1:]:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        return digest(model.parameters())
+
+    stock = run()
+    with overlapped() as steps:
+        assert run() == stock
+        assert ["within backward" in told for told in steps.notes()] == [True] * 3
+        assert not operators.recording()
+    with overlapped(), pytest.raises(UsageError, match="mul reads a parameter between backward"):
+        run(lambda model: model.last.weight.detach().mul(2))
+
+
 def test_an_optimizer_left_before_a_step_was_watched_says_so() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(300))], lr=0.1)
     found = OverlappedOptimizer(optimizer, 256, SpentGuard())
