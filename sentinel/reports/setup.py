@@ -61,8 +61,8 @@ class StorageFigures(NamedTuple):
     found in pages beside the promised memory, where stores that nobody announced had made them.
     `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
-    together, the largest of `too_large_bytes`, the first `too_large_by`. `refused`, `refused_bytes`: allocations beyond
-    the budget. `failed`: operands that could not be read.
+    together, the largest of `too_large_bytes`, the first `too_large_by`; `sliced`: elementwise ones that ran slice by
+    slice instead. `refused`, `refused_bytes`: allocations beyond the budget. `failed`: operands that could not be read.
 
     `recorded`: whole steps, by the last of which what later ones need is read ahead; 0: none was. `matched`: operators
     that were found in the record, `missed`: others. `hit_bytes`: read ahead and there when needed, `late_bytes`: still
@@ -112,6 +112,7 @@ class StorageFigures(NamedTuple):
     wait_before_ns: int = 0
     wait_after_ns: int = 0
     record_too_long: bool = False
+    sliced: int = 0
 
 
 @dataclass(frozen=True)

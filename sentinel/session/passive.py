@@ -75,7 +75,7 @@ class PassiveSession:
         self._models, self._optimizers = list(models), list(optimizers)
         self._framed: FramedTensors | None = None
         self._memory: ManagedMemory | None = None
-        self._fused = FusedSteps()
+        self._fused = FusedSteps(lambda: pool_now().frames * FRAME_BYTES)
         self._step_ends = StepEnds(self._step_ended)
         self._overlapped = OverlappedSteps(LEAST_BYTES) if request.overlap_optimizer else None
         if self._overlapped is not None:
@@ -84,6 +84,7 @@ class PassiveSession:
         self._unnamed_bytes = 0
         self._process = os.getpid()
         self._setup_ns = 0
+        self._told_too_large = False
         self._resident_bytes = 0  # at the end
         self._began = 0.0
 
@@ -184,8 +185,12 @@ class PassiveSession:
             self._overlapped.end()
 
     def _step_ended(self) -> None:
-        if self._framed is not None:
-            self._framed.step()
+        if self._framed is None:
+            return
+        self._framed.step()
+        if not self._told_too_large and self._framed.counters().too_large:
+            self._told_too_large = True
+            say(self._about_too_large(self._figures(self._framed)), wrong=True)
 
     def _end_frames(self) -> None:
         if RUNTIME.sink is self:  # an interrupt may have come before `_framed` was known; a forked child has no sink
@@ -246,6 +251,7 @@ class PassiveSession:
             too_large=told.too_large,
             too_large_bytes=told.too_large_bytes,
             too_large_by=told.too_large_by,
+            sliced=told.sliced,
             refused=told.refused,
             refused_bytes=told.refused_bytes,
             failed=told.failed,
@@ -263,9 +269,7 @@ class PassiveSession:
 
     def _notes(self, told: StorageFigures) -> list[str]:
         budget, there = format_bytes(told.pool_bytes), format_bytes(self._unnamed_bytes)
-        least = format_bytes(told.least_pool_bytes)  # under a cap the budget may have been less then than it is now
-        operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
-        most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
+        allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
         more = "raise fast" if self._tier.cap is None else "raise cap (and fast, if given)"
         hour = told.written_bytes * 3600 / max(time.monotonic() - self._began, 1)
         return holding(
@@ -287,14 +291,7 @@ class PassiveSession:
                 self._unnamed_bytes > 0,
                 f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
             ),
-            (
-                told.too_large,
-                (
-                    f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {least}: such a one"
-                    " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
-                    f" until it is taken in, a few milliseconds later; {more}"
-                ),
-            ),
+            (told.too_large, self._about_too_large(told)),
             (
                 told.refused,
                 f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
@@ -302,6 +299,20 @@ class PassiveSession:
             (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
             (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
             (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),
+        )
+
+    def _about_too_large(self, told: StorageFigures) -> str:
+        # Under a cap the budget may have been less then than it is now.
+        missing = max(told.too_large_bytes - told.least_pool_bytes, FRAME_BYTES)
+        if self._tier.cap is None:
+            enough = f'fast="{told.too_large_bytes >> 20}MiB" would do'
+        else:
+            enough = f"a cap higher by {format_bytes(missing)} would do (and as much fast, if given)"
+        return (
+            f"{counted(told.too_large, 'operator')}, first {told.too_large_by}, used up to"
+            f" {format_bytes(told.too_large_bytes)} at once, more than {format_bytes(told.least_pool_bytes)}: such a"
+            " one runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget until"
+            f" it is taken in, a few milliseconds later; {enough}"
         )
 
     def _about_cap(self, told: StorageFigures) -> str:
