@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.peers import Line, RankHash
+from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.resp_client import Refusal
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import SampleArena
@@ -69,7 +70,7 @@ class ChunkProvider:
         self._reads: NDArray[np.int64] = np.zeros(0, np.int64)
         self._next, self._full_until = 0, 0.0
         self._turn, self._lock = Lock(), Lock()
-        self._threads: list[Thread] = []
+        self._threads: list[ReadingThread] = []
         self.reads = self.read_bytes = self.failed = 0
         self.failure: BaseException | None = None
 
@@ -98,7 +99,7 @@ class ChunkProvider:
 
     def start(self, in_flight: int) -> None:
         """Reads in threads of this process, from where it was paused."""
-        self._threads = [Thread(target=self._work, name="sentinel provider", daemon=True) for _ in range(in_flight)]
+        self._threads = [ReadingThread("sentinel provider", self._stopping, self._work) for _ in range(in_flight)]
         for thread in self._threads:
             thread.start()
 

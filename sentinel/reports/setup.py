@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sentinel.system.host_load import HostLoad
+
+if TYPE_CHECKING:
+    from sentinel.reports.fast_memory_points import KnownPoints
 
 Done = Literal["executed", "emulated", "simulated", "declared", "passive"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed; copies are real, delays of slow accesses are
@@ -127,6 +130,7 @@ class Setup:
     shapes that steps came in, where there were several. `storage`: where the slow tier is a file. `profiled_load`,
     `applied_load`: how busy the host was in the profiled step, and from the first applied step on.
     `more_plans_s`: so long the report may make plans for other amounts of fast memory; 0 while the job trains.
+    `known_points`: what such plans came to in an earlier report of the session.
     """
 
     tracker: str | None = None
@@ -144,4 +148,5 @@ class Setup:
     profiled_load: HostLoad | None = None
     applied_load: HostLoad | None = None
     more_plans_s: float = 0.0
+    known_points: KnownPoints | None = None
     cap: str | None = None
