@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.needs("torch", "scikit-learn")
+pytestmark = [pytest.mark.needs("torch", "scikit-learn"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,6 +26,7 @@ def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.needs("redis-server")
 def test_training_is_the_same_and_chunks_are_read_less_often(tmp_path: Path) -> None:
     done = run(tmp_path)
