@@ -496,7 +496,6 @@ typedef struct sn_framed_counters {
   uint64_t refused, refused_bytes;     /* found no frames, no addresses or no file */
   uint64_t needs, need_ns;             /* operators with operands here, and what they waited for them */
   uint64_t too_large, too_large_bytes; /* operators whose operands do not fit in all frames together; the most */
-  uint64_t sliced;                     /* elementwise operators that ran slice by slice instead */
   uint64_t failed;                     /* operands that could not be brought in */
   int32_t refused_error, failure;      /* positive errno of the last of each */
   char too_large_by[128];              /* the first such operator */
@@ -516,10 +515,6 @@ SN_API int sn_framed_contains(uint64_t address);
 SN_API int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
 SN_API void sn_framed_done(void);
 SN_API void sn_framed_ran(void);
-/* An elementwise operator is about to use so many operands, new ones among them, which lie in so many granules: how many
- * bytes of each it should use at a time, `unit` times a power of two, so that all take about an eighth of the frames. 0: all
- * at once, since they take no more than half of the frames, or since there are too few frames even for `unit` of each. */
-SN_API uint64_t sn_framed_slice(uint64_t granules, uint32_t operands, uint64_t unit);
 SN_API int sn_framed_count(sn_framed_counters *out);
 
 /* ---- framed_steps.cpp: a recorded step, by which what later steps need is read ahead ----------------------------- */
@@ -535,6 +530,8 @@ typedef struct sn_framed_ahead {
   uint32_t follows;           /* 1: the job is where the record says */
   uint32_t too_long;          /* 1: a step has too many uses, so none is recorded */
   uint64_t under_way;         /* granules whose transfer is not over */
+  uint64_t read_alone_bytes, read_alone_ns;   /* the fastest 16 MiB of reads with no write under way; 0: never so many */
+  uint64_t write_alone_bytes, write_alone_ns; /* the same of writes */
 } sn_framed_ahead;
 
 /* A training step begins. The first one that is whole is recorded, and again one after a step that was another. Later

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 
+#include "frame_pool.h"
 #include "lock.h"
 #include "naps.h"
 #include "sentinel.h"
@@ -110,6 +111,30 @@ void Lanes::drain() {
   while (queue_[0] != nullptr || queue_[1] != nullptr || running_ != 0) pthread_cond_wait(&changed_, &mutex_);
 }
 
+Pace Lanes::fastest(bool writes) {
+  Lock lock(&mutex_);
+  return fastest_[writes];
+}
+
+void Lanes::count(bool writes, int change) {
+  const bool reads_were = under_way_[0] != 0, writes_were = under_way_[1] != 0;
+  under_way_[writes] += change;
+  if (reads_were == (under_way_[0] != 0) && writes_were == (under_way_[1] != 0)) return;
+  const uint64_t took_ns = sn_now_ns() - stretch_since_ns_;
+  if (reads_were != writes_were && stretch_bytes_ != 0) {
+    Pace &sum = alone_[writes_were], &best = fastest_[writes_were];
+    sum.nbytes += stretch_bytes_;
+    sum.ns += took_ns;
+    if (sum.nbytes >= kLeastAlone) {
+      if (sum.rate() >= best.rate()) best = sum;
+      sum = {};
+    }
+  }
+  stretch_++;
+  stretch_since_ns_ += took_ns;
+  stretch_bytes_ = 0;
+}
+
 void *Lanes::work_of(void *lane) {
   const Lane &own = *static_cast<Lane *>(lane);
   own.lanes->work(own);
@@ -128,10 +153,14 @@ void Lanes::work(const Lane &lane) {
     if (transfer->next == transfer->pieces.size()) queue_[lane.writes] = transfer->behind;
     transfer->running++;
     running_++;
+    count(lane.writes, 1);
+    const uint64_t stretch = stretch_;
     pthread_mutex_unlock(&mutex_);
     const int error = piece.error != 0 ? piece.error : file_->transfer(piece, lane.writes, lane.number);
     pthread_mutex_lock(&mutex_);
     piece.error = error;
+    if (error == 0 && stretch == stretch_) stretch_bytes_ += piece.count * kFrameBytes;
+    count(lane.writes, -1);
     transfer->running--;
     running_--;
     if (transfer->over()) {

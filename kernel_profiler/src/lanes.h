@@ -22,6 +22,14 @@ struct Transfer {
   bool over() const { return next == pieces.size() && running == 0; }
 };
 
+// Bytes that were moved one way while nothing was the other way, and how long that took.
+struct Pace {
+  uint64_t nbytes = 0, ns = 0;
+  double rate() const { return ns == 0 ? 0 : static_cast<double>(nbytes) / static_cast<double>(ns); }
+};
+
+constexpr uint64_t kLeastAlone = uint64_t{16} << 20;  // bytes: less says more of one call than of the disk
+
 class Lanes {
  public:
   Lanes();
@@ -43,6 +51,7 @@ class Lanes {
   // Until the count of transfers that are over, or of calls of `wake`, is another than `seen`: what it is then.
   uint64_t wait_for_ends(uint64_t seen);
   void wake();
+  Pace fastest(bool writes);  // of kLeastAlone bytes and more one after the other; 0 bytes: there were not so many
   void drain();  // until all are over; nobody submits meanwhile
 
  private:
@@ -54,6 +63,7 @@ class Lanes {
   };
   static void *work_of(void *lane);
   void work(const Lane &lane);
+  void count(bool writes, int change);  // of pieces under way
   int start_one(uint32_t number, bool writes);
 
   const AwayFile *file_ = nullptr;
@@ -61,6 +71,11 @@ class Lanes {
   pthread_cond_t changed_;
   Transfer *queue_[2] = {nullptr, nullptr};
   uint32_t running_ = 0;
+  int under_way_[2] = {0, 0};  // pieces, by direction
+  // A stretch begins when the first piece of a direction does, or the last one ends. Its bytes are of pieces within it.
+  // `alone_`: of stretches of one direction, since the last kLeastAlone bytes.
+  uint64_t stretch_ = 0, stretch_since_ns_ = 0, stretch_bytes_ = 0;
+  Pace alone_[2], fastest_[2];
   uint64_t ends_ = 0;
   bool stopping_ = false;
   Lane lanes_[2 * kMostLanes];

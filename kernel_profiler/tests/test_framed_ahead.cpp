@@ -110,6 +110,20 @@ void what_comes_next_is_there_before_it_is_needed() {
   end_with(tensors);
 }
 
+// 24 tensors leave as they are made; once all have been written, they are only read.
+void what_goes_one_way_alone_tells_how_fast_that_is() {
+  begin(16, 64);
+  CHECK(ahead().read_alone_bytes == 0 && ahead().write_alone_bytes == 0);
+  std::vector<Tensor> tensors = tensors_of(40);
+  const sn_framed_ahead written = ahead();
+  CHECK(written.write_alone_bytes >= 16 * kMiB && written.write_alone_ns > 0 && written.read_alone_bytes == 0);
+  for (int pass = 0; pass < 3; pass++)
+    for (Tensor &tensor : tensors) use(tensor, false);
+  const sn_framed_ahead read = ahead();
+  CHECK(read.read_alone_bytes >= 16 * kMiB && read.read_alone_ns > 0 && read.read_alone_bytes < 64 * kMiB);
+  end_with(tensors);
+}
+
 void what_dies_is_not_written() {
   constexpr uint32_t kSteps = 4;
   begin(12, 64);
@@ -268,6 +282,7 @@ void bytes_hold_whatever_comes() {
 
 int main() {
   what_comes_next_is_there_before_it_is_needed();
+  what_goes_one_way_alone_tells_how_fast_that_is();
   what_dies_is_not_written();
   the_record_can_be_had();
   another_step_is_recorded_anew();

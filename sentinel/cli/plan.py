@@ -75,6 +75,9 @@ def execute(arguments: argparse.Namespace) -> int:
     with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
         budget = None if arguments.fast is None else Budget(parse_budget(arguments.fast, footprint))
         plan = planner.plan(profile, machine, arguments.policy, budget=budget, forgiving=arguments.forgiving, pins=pins)
+        if planner.needs_windows(machine):
+            within = machine if budget is None else budget.reach(machine)
+            plan = plan.told(bound_step_ns=planner.profile_window_bound_ns(profile, within))
         mean = simulate(plan, profile, machine).fast_mean_bytes
         all_fast = planner.plan(profile, machine, "all-fast", budget=Budget(footprint)).predicted_step_ns
     if arguments.output:
@@ -157,7 +160,7 @@ def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | 
     from sentinel.core.pins import pins_of
 
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
-    idle = pins_of(plan.details).idle(profile)
+    pins = pins_of(plan.details)
     return holding(
         (profile.is_estimated, "The profile is an estimate: it was made from shapes, and its times are a model."),
         (
@@ -165,6 +168,7 @@ def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | 
             f"{format_bytes(budget)} hold all {format_bytes(footprint)}: nothing moves; `--fast 20%` leaves less.",
         ),
         *((True, sentence) for sentence in about_pins(plan)),
-        *((True, f"{pattern!r} names nothing that lives across steps: no effect.") for pattern in idle),
+        *((True, f"{pattern!r} names nothing that lives across steps: no effect.") for pattern in pins.idle(profile)),
+        (told := pins.overruled(profile), f"{told}."),
         (told := about_compute(machine, all_fast_ns, profile.step_ns_plain), told),
     )

@@ -60,6 +60,6 @@ class StockSession:
             RUNTIME.sink = None
         return nothing_ran(None)
 
-    def report(self) -> Report:
+    def report(self, *, bounded: bool = True) -> Report:  # noqa: ARG002 - a BegunSession is asked so
         """A report of nothing, for scripts that ask for one."""
         return build_report()

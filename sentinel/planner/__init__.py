@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sentinel.planner.make_plan import not_slower as not_slower
     from sentinel.planner.make_plan import plan as plan
     from sentinel.planner.make_plan import plan_curve as plan_curve
+    from sentinel.planner.profile_windows import needs_windows as needs_windows
+    from sentinel.planner.profile_windows import profile_window_bound_ns as profile_window_bound_ns
 
 POLICIES = {
     "sentinel": "portfolio:Sentinel",
@@ -45,9 +47,11 @@ _LAZY = {
     "bound": "lower_bound",
     "exchange_bound": "lower_bound",
     "footprint_bytes": "fixed_placement",
+    "needs_windows": "profile_windows",
     "not_slower": "make_plan",
     "plan": "make_plan",
     "plan_curve": "make_plan",
+    "profile_window_bound_ns": "profile_windows",
 }
 
 

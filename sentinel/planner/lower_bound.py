@@ -39,6 +39,7 @@ from sentinel.planner.bound_program import ExchangeProgram, Program, least_extra
 from sentinel.planner.column_generation import efforts_for, start_column_generation
 from sentinel.planner.lagrangian_bound import Certifier
 from sentinel.planner.pinned_tensors import rest_of
+from sentinel.planner.profile_windows import profile_window_bound_ns
 from sentinel.planner.relaxation import make_groups
 from sentinel.planner.workload import make_workload
 
@@ -79,6 +80,7 @@ def bound(profile: Profile, machine: Machine, *, time_limit_s: float = 60.0, pin
         profile, machine = rest.profile, rest.machine
     profile = extents_as_tensors(profile)
     least, certifier = _certifier(profile, machine, Program)
+    least = max(least, profile_window_bound_ns(profile, machine))
     if certifier is None:
         return Bound(least)
     proof = by_prices(certifier, profile, machine, time_limit_s)

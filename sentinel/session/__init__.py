@@ -55,8 +55,8 @@ class BegunSession(TickSink, Protocol):
     def stop(self) -> Run:
         """See `sentinel.stop`."""
 
-    def report(self) -> Report:
-        """See `sentinel.report`."""
+    def report(self, *, bounded: bool = True) -> Report:
+        """See `sentinel.report`; not `bounded`: without what takes seconds to find."""
 
 
 def set_overrides(
@@ -163,13 +163,13 @@ def end_applying() -> None:
         last.stop()
 
 
-def report() -> Report:
-    """See `sentinel.report`."""
+def report(*, bounded: bool = True) -> Report:
+    """See `sentinel.report`; not `bounded`: without what takes seconds to find."""
     _end_what_was_cut_short()
     last = _last()
     if last is None:
         raise UsageError("report(): nothing was profiled yet", "call sentinel.start_profile() and end_profile() first")
-    return last.report()
+    return last.report(bounded=bounded)
 
 
 def _end_what_was_cut_short() -> None:

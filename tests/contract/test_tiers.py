@@ -17,7 +17,6 @@ from sentinel.system import numa
 from sentinel.system.topology import topology
 from sentinel.tiers import EmulatedTier, HeldBlock, Tier, open_tiers
 from tests.builders import GB, MIB, make_machine
-from tests.processes import until
 
 pytestmark = pytest.mark.needs("native")
 
@@ -158,7 +157,8 @@ def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
 def test_transfers_go_one_after_the_other_where_asked(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
     down = case.tier.admit(case.block())
-    until(lambda: case.mover.held().in_flight_bytes or case.mover.ended())
+    while not case.mover.held().in_flight_bytes and not case.mover.ended():
+        pass
     up = case.tier.recall(case.block(0), down)
     assert case.mover.wait(up)
     first, second = case.mover.results()

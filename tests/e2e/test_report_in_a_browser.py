@@ -62,92 +62,65 @@ def written(folder: Path) -> str:
     return (folder / "r.html").read_text()
 
 
-CLICKS = """
-const pick = document.querySelectorAll(".ranked")[1].querySelector(".pick");
-const key = pick.closest("[data-k]").dataset.k;
-const part = e => e.closest("section").querySelector("h2").textContent;
-const lit = () => [...document.querySelectorAll(".lit")].map(part);
-const before = lit();
-pick.click();
-const after = [...new Set(lit())], all = lit().length;
-const same = [...document.querySelectorAll(".lit")].every(e => e.dataset.k.split(" ").includes(key));
-const said = document.getElementById("marked").hidden ? "" : document.getElementById("marked").textContent;
-pick.click();
-const again = lit();
-pick.click();
-document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
-const escaped = lit();
-document.querySelector("svg g[data-k]").dispatchEvent(new MouseEvent("click", {bubbles: true}));
-return {name: pick.textContent, before, after, all, same, said, again, escaped, picture: lit().length};
-"""
-SORTS = """
-const title = [...document.querySelectorAll("section h2")].find(h => h.textContent === "Tensors");
-const section = title.closest("section"), body = section.querySelector("tbody");
-const column = name => [...section.querySelectorAll("thead th")].findIndex(h => h.textContent === name);
-const value = cell => cell.dataset.v ?? cell.textContent;
-const values = name => [...body.rows].filter(r => !r.hidden).map(r => value(r.cells[column(name)]));
-const head = section.querySelectorAll("thead button")[column("bytes")];
-head.click();
-const up = values("bytes").map(Number);
-head.click();
-const down = values("bytes").map(Number);
-const input = section.querySelector("input");
-input.value = "MLP";
-input.dispatchEvent(new Event("input"));
-const left = values("tensor");
-input.value = "";
-input.dispatchEvent(new Event("input"));
-return {up, down, left, all: values("tensor").length};
-"""
-WIDTHS = (390, 1440)
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What scripts find in the page, shown in frames of two widths. One start of the browser is for all of them."""
-    folder = tmp_path_factory.mktemp("page")
-    page = escape(written(folder), quote=True)
-    frames = [f'<iframe srcdoc="{page}" style="width:{width}px;height:900px;border:0"></iframe>' for width in WIDTHS]
-    script = f"""
-      const pages = [...window.document.querySelectorAll("iframe")].map(frame => frame.contentDocument);
-      const measure = ({{documentElement: page}}) => ({{inner: page.clientWidth, whole: page.scrollWidth}});
-      const widths = pages.map(measure);
-      const clicks = (document => {{{CLICKS}}})(pages[1]);
-      const sorts = (document => {{{SORTS}}})(pages[1]);
-      return {{widths, clicks, sorts}};
+def test_a_click_marks_tensors_in_every_picture_until_it_comes_again(tmp_path: Path) -> None:
+    script = """
+      const pick = document.querySelectorAll(".ranked")[1].querySelector(".pick");
+      const key = pick.closest("[data-k]").dataset.k;
+      const part = e => e.closest("section").querySelector("h2").textContent;
+      const lit = () => [...document.querySelectorAll(".lit")].map(part);
+      const before = lit();
+      pick.click();
+      const after = [...new Set(lit())], all = lit().length;
+      const same = [...document.querySelectorAll(".lit")].every(e => e.dataset.k.split(" ").includes(key));
+      const said = document.getElementById("marked").hidden ? "" : document.getElementById("marked").textContent;
+      pick.click();
+      const again = lit();
+      pick.click();
+      document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+      const escaped = lit();
+      document.querySelector("svg g[data-k]").dispatchEvent(new MouseEvent("click", {bubbles: true}));
+      return {name: pick.textContent, before, after, all, same, said, again, escaped, picture: lit().length};
     """
-    found: dict[str, Any] = browsed(f"<!doctype html><title></title><body>{''.join(frames)}</body>", script, folder)
-    return found
-
-
-def test_a_click_marks_tensors_in_every_picture_until_it_comes_again(told: dict[str, Any]) -> None:
-    found = told["clicks"]
-    assert found["before"] == found["again"] == found["escaped"] == []
-    assert found["same"]
+    told = browsed(written(tmp_path), script, tmp_path)
+    assert told["before"] == told["again"] == told["escaped"] == []
+    assert told["same"]
     assert {
         "Which tensors hurt",
         "What moved, and why",
         "Tensors over the layers",
         "Tensors",
         "Migrations on a timeline",
-    } <= set(found["after"])
-    assert f"{found['name']}: marked in {found['all']} places" in found["said"]
-    assert found["picture"] > 0
+    } <= set(told["after"])
+    assert f"{told['name']}: marked in {told['all']} places" in told["said"]
+    assert told["picture"] > 0
 
 
-def test_a_heading_sorts_and_a_word_filters(told: dict[str, Any]) -> None:
-    found = told["sorts"]
-    assert found["up"] == sorted(found["up"])
-    assert found["down"] == sorted(found["down"], reverse=True)
-    assert found["up"] != found["down"]
-    assert sorted(found["left"]) == [f"h.{k}.mlp" for k in range(8)]
-    assert found["all"] == 16
-
-
-def test_no_page_is_wider_than_the_window(told: dict[str, Any]) -> None:
-    for width, page in zip(WIDTHS, told["widths"], strict=True):
-        assert page["whole"] <= page["inner"] <= width
-        assert page["inner"] > width - 30, "but for a scroll bar"
+def test_a_heading_sorts_and_a_word_filters(tmp_path: Path) -> None:
+    script = """
+      const title = [...document.querySelectorAll("section h2")].find(h => h.textContent === "Tensors");
+      const section = title.closest("section"), body = section.querySelector("tbody");
+      const column = name => [...section.querySelectorAll("thead th")].findIndex(h => h.textContent === name);
+      const value = cell => cell.dataset.v ?? cell.textContent;
+      const values = name => [...body.rows].filter(r => !r.hidden).map(r => value(r.cells[column(name)]));
+      const head = section.querySelectorAll("thead button")[column("bytes")];
+      head.click();
+      const up = values("bytes").map(Number);
+      head.click();
+      const down = values("bytes").map(Number);
+      const input = section.querySelector("input");
+      input.value = "MLP";
+      input.dispatchEvent(new Event("input"));
+      const left = values("tensor");
+      input.value = "";
+      input.dispatchEvent(new Event("input"));
+      return {up, down, left, all: values("tensor").length};
+    """
+    told = browsed(written(tmp_path), script, tmp_path)
+    assert told["up"] == sorted(told["up"])
+    assert told["down"] == sorted(told["down"], reverse=True)
+    assert told["up"] != told["down"]
+    assert sorted(told["left"]) == [f"h.{k}.mlp" for k in range(8)]
+    assert told["all"] == 16
 
 
 class _Server(ThreadingHTTPServer):
@@ -190,3 +163,18 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
     assert asked_for(page, tmp_path) == {"/page.html"}
     free = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("<main>", '<main><img src="picture.svg">')
     assert asked_for(free, tmp_path) == {"/page.html", "/picture.svg"}, "the control: what is fetched is seen"
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_page_is_wider_than_the_window(width: int, tmp_path: Path) -> None:
+    page = escape(written(tmp_path), quote=True)
+    outer = (
+        f'<!doctype html><title></title><body><iframe srcdoc="{page}" style="width:{width}px;height:900px;border:0">'
+    )
+    script = """
+      const page = document.querySelector("iframe").contentDocument.documentElement;
+      return {inner: page.clientWidth, whole: page.scrollWidth};
+    """
+    told = browsed(outer + "</iframe></body>", script, tmp_path)
+    assert told["whole"] <= told["inner"] <= width
+    assert told["inner"] > width - 30, "but for a scroll bar"

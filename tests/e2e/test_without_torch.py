@@ -35,7 +35,6 @@ def python(code: str, *arguments: str, blocked: str = BLOCKED) -> subprocess.Com
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
     )
 
 

@@ -16,7 +16,7 @@ from sentinel.core.granule_contents import NEVER, granule_contents
 from sentinel.core.granule_uses import BORN, DIED, READS, WRITES, GranuleUses, granule_uses
 from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.planner.window_bound import window_bound
-from sentinel.simulator.read_ahead import read_ahead_step
+from tests.read_ahead import read_ahead_step
 
 KINDS = (READS, READS | WRITES, WRITES, BORN | WRITES, READS | DIED, BORN | WRITES | DIED, BORN | READS, DIED)
 

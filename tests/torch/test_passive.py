@@ -21,14 +21,17 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sentinel  # noqa: E402
+from sentinel.core.granule_uses import READS, granule_uses  # noqa: E402
 from sentinel.core.units import parse_bytes  # noqa: E402
 from sentinel.reports.sections.storage_table import TITLE  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session.fused_steps import FUSED  # noqa: E402
 from sentinel.session.passive import PassiveSession  # noqa: E402
+from sentinel.session.storage_figures import bound_of  # noqa: E402
 from sentinel.system import limits, native, scratch_disk  # noqa: E402
 from sentinel.system.disks import Mount, disk_of  # noqa: E402
 from sentinel.system.limits import LimitedGroup  # noqa: E402
+from sentinel.tiers.ahead import AheadCounters  # noqa: E402
 from sentinel.tiers.file_tier import FileTier, FramedTensors, is_file  # noqa: E402
 from sentinel.tiers.frames import FRAME_BYTES, Frames  # noqa: E402
 from sentinel.tiers.pool_cap import LEAST_POOL_BYTES, taken_bytes  # noqa: E402
@@ -108,6 +111,41 @@ def begin(folder: Path, fast: str | None = "16MiB", **more: Any) -> PassiveSessi
 def frames_of(session: PassiveSession) -> Any:
     assert session._framed is not None
     return session._framed.counters()
+
+
+def test_a_report_says_what_a_step_takes_at_least(folder: Path) -> None:
+    session = begin(folder)
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)])  # 32 MiB in 16
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(torch.ones(4, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    running = session.report().facts.setup.storage
+    sentinel.stop()
+    told = session.report().facts.setup.storage
+    assert running is not None
+    assert told is not None
+    assert running.bound_ns > 0
+    assert told.recorded > 0
+    assert 0 < told.bound_compute_ns <= told.bound_ns
+    assert told.bound_read_bytes >= 8 << 20  # backward needs again what forward has brought, and what it changed
+    assert told.read_alone_bytes_per_s + told.write_alone_bytes_per_s > 0
+    assert told.step_ns > 0
+    assert "at least" in session.report().text()
+
+
+def test_without_a_record_or_a_rate_there_is_no_bound() -> None:
+    uses = granule_uses([1000, 1000], [{0: READS}, {1: READS}])
+    known = AheadCounters(read_alone_bytes=1 << 24, read_alone_ns=1 << 24)
+    assert bound_of(None, FRAME_BYTES, known) is None
+    assert bound_of(uses, FRAME_BYTES, AheadCounters()) is None
+    found = bound_of(uses, FRAME_BYTES, known)
+    assert found is not None
+    assert found.step_ns == pytest.approx(2 * FRAME_BYTES, rel=1e-6)  # at a byte a ns
+    written = bound_of(uses, FRAME_BYTES, AheadCounters(write_alone_bytes=1 << 24, write_alone_ns=1 << 24))
+    assert written is not None
+    assert written.step_ns == written.compute_ns == 2000
 
 
 def test_what_dies_gives_its_frames_back(folder: Path) -> None:

@@ -8,6 +8,7 @@ from sentinel.core.units import HUGE_PAGE_BYTES, format_bytes, format_ns
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+from sentinel.reports.setup import StorageFigures
 
 TITLE = "Memory budget, and the file"
 
@@ -37,6 +38,10 @@ def _text(report: Document[Facts]) -> TextTable:
         ("recorded steps", f"{told.recorded:,}", f"{told.matched:,} operators followed one, {told.missed:,} did not"),
         ("waits of a step", after, f"{before} without reading ahead"),
     ]
+    bound = [
+        ("a step", format_ns(told.step_ns), f"{format_ns(told.bound_compute_ns)} of the recorded one was no wait"),
+        ("  at least", format_ns(told.bound_ns), _bounded(told)),
+    ]
     return TextTable(
         TITLE,
         [
@@ -50,17 +55,26 @@ def _text(report: Document[Facts]) -> TextTable:
             ("other tensors, peak", format_bytes(told.elsewhere_peak_bytes), "ordinary memory, beside the budget"),
             ("read", format_bytes(told.read_bytes), "from the file"),
             *(ahead if told.recorded else []),
+            *(bound if told.bound_ns else []),
             ("written", format_bytes(told.written_bytes), f"to it, {format_bytes(told.fork_bytes)} for forks"),
             ("left unwritten", format_bytes(told.dropped_granules * HUGE_PAGE_BYTES), "the file held the same"),
             ("came unread", format_bytes(told.unread_bytes), "an operator was about to make it zero"),
             ("beside it, peak", format_bytes(told.beside_peak_bytes), "pages of stores that nobody announced"),
             ("carried", f"{told.carried_pages:,} pages", "written to unforeseen"),
             ("operators", f"{told.operators:,}", f"waited {format_ns(told.waited_ns)}, {format_ns(wait)} each"),
-            ("in slices", f"{told.sliced:,} operators", "elementwise, of operands beyond half of the memory"),
             ("stores that waited", f"{told.waited_stores:,}", "some microseconds each"),
             ("beyond the budget", format_bytes(told.refused_bytes), f"{told.refused:,} allocations"),
         ],
     )
+
+
+def _bounded(told: StorageFigures) -> str:
+    ways = (
+        (told.bound_read_bytes, "read", told.read_alone_bytes_per_s),
+        (told.bound_written_bytes, "written", told.write_alone_bytes_per_s),
+    )
+    moved = [f"{format_bytes(nbytes)} {verb} at {format_bytes(rate)}/s" for nbytes, verb, rate in ways if rate]
+    return f"in whatever order: {' beside '.join(moved)}"
 
 
 STORAGE = Section[Facts](TITLE, "storage", _frame, _text, text_as_pairs(_text, TITLE))

@@ -1,0 +1,201 @@
+"""What a session on a file tells: figures of its frames and its file, and the sentences that follow from them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+
+from sentinel.core.disk_rates import DiskRates
+from sentinel.core.granule_uses import GranuleUses
+from sentinel.core.rules import holding
+from sentinel.core.units import PAGE_BYTES, counted, format_bytes
+from sentinel.migration.memory import MemoryCounters
+from sentinel.planner.window_bound import WindowBound, window_bound
+from sentinel.reports import StorageFigures
+from sentinel.system.progress import telling
+from sentinel.tiers.ahead import AheadCounters
+from sentinel.tiers.file_tier import FileTier, FramedTensors
+from sentinel.tiers.frames import FRAME_BYTES
+from sentinel.tiers.pool_cap import pool_now
+
+NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
+
+_NO_STEP = (
+    "No step was recorded, so what an operator needs is read before it runs, and nothing ahead: that begins after three"
+    " steps of torch.optim optimizers."
+)
+_TOO_LONG = "A step uses more than 4 million pieces of 2 MiB: it is not recorded, and nothing is read ahead."
+_OTHERS = (
+    "Most operators were not those of the recorded step, as with batches of many shapes: nothing is read ahead there."
+)
+_NO_RATES = (
+    "How fast a step could be on this disk is not known: not even 16 MiB were read, or written, while nothing went the"
+    " other way."
+)
+_STEPS = 64
+"""So many of the last steps are timed."""
+
+
+@dataclass
+class StepTimes:
+    """How long training steps take, from the end of one to that of the next."""
+
+    _ended_ns: int = 0
+    _took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_STEPS))
+
+    def ended(self) -> None:
+        """A step has."""
+        now = time.perf_counter_ns()
+        if self._ended_ns:
+            self._took_ns.append(now - self._ended_ns)
+        self._ended_ns = now
+
+    @property
+    def median_ns(self) -> int:
+        """Of the last 64; 0 where there was none."""
+        return int(statistics.median(self._took_ns)) if self._took_ns else 0
+
+
+def bound_of(recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCounters) -> WindowBound | None:
+    """The window bound of the recorded step in the most frames that there were, at the fastest rates that transfers had
+    while nothing went the other way. Each direction is bound by itself: a disk may do both at once. None where there is
+    no recorded step, or no rate."""
+    rates = []
+    if told.read_alone_ns:
+        rates.append(DiskRates(told.read_alone_bytes * 1e9 / told.read_alone_ns, inf))
+    if told.write_alone_ns:
+        rates.append(DiskRates(inf, told.write_alone_bytes * 1e9 / told.write_alone_ns))
+    if recorded is None or not rates:
+        return None
+    with telling("looking for the bound"):
+        found = [window_bound(recorded, most_pool_bytes // FRAME_BYTES, each) for each in rates]
+    return max(found, key=lambda each: each.step_ns)
+
+
+def figures_of(
+    framed: FramedTensors,
+    tier: FileTier,
+    ordinary: MemoryCounters,
+    resident_bytes: int,
+    recorded: GranuleUses | None,
+    step_ns: int,
+) -> StorageFigures:
+    """`ordinary`: of memory beside frames. `recorded`: the step that later ones were followed by, of which a bound is
+    looked for, which takes seconds where it is long. `step_ns`: what steps take."""
+    told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
+    ahead = framed.ahead()
+    bound = bound_of(recorded, pool.most_frames * FRAME_BYTES, ahead)
+    return StorageFigures(
+        pool_bytes=pool.frames * FRAME_BYTES,
+        least_pool_bytes=pool.least_frames * FRAME_BYTES,
+        most_pool_bytes=pool.most_frames * FRAME_BYTES,
+        cap_bytes=0 if cap is None else cap.cap_bytes,
+        taken_bytes=0 if cap is None else cap.taken_bytes,
+        most_taken_bytes=0 if cap is None else max(cap.taken_bytes, pool.most_taken_bytes),
+        spare_bytes=0 if cap is None else cap.spare_bytes,
+        over_bytes=pool.over_bytes,
+        looks=pool.looks,
+        resident_bytes=resident_bytes,
+        huge_bytes=pool.huge_frames * FRAME_BYTES,
+        file_bytes=tier.file_bytes,
+        direct=facts.direct,
+        tensor_peak_bytes=told.peak_live_bytes,
+        elsewhere_peak_bytes=ordinary.unmanaged_peak_bytes,
+        read_bytes=told.frames.read_bytes,
+        written_bytes=told.frames.written_bytes,
+        dropped_granules=told.frames.dropped,
+        unread_bytes=told.frames.unread_bytes,
+        beside_peak_bytes=told.frames.most_own_pages * PAGE_BYTES,
+        carried_pages=told.frames.carried_pages,
+        waited_stores=told.frames.waited,
+        fork_bytes=told.frames.fork_bytes,
+        operators=told.needs,
+        waited_ns=told.need_ns,
+        too_large=told.too_large,
+        too_large_bytes=told.too_large_bytes,
+        too_large_by=told.too_large_by,
+        refused=told.refused,
+        refused_bytes=told.refused_bytes,
+        failed=told.failed,
+        recorded=ahead.recorded,
+        matched=ahead.matched,
+        missed=ahead.missed,
+        hit_bytes=ahead.hit_bytes,
+        late_bytes=ahead.late_bytes,
+        vain_bytes=ahead.vain_bytes,
+        demanded_bytes=ahead.demanded_bytes,
+        wait_before_ns=ahead.wait_before_ns,
+        wait_after_ns=ahead.wait_after_ns,
+        record_too_long=bool(ahead.too_long),
+        step_ns=step_ns,
+        bound_ns=0 if bound is None else bound.step_ns,
+        bound_compute_ns=0 if bound is None else bound.compute_ns,
+        bound_read_bytes=0 if bound is None else bound.read_bytes,
+        bound_written_bytes=0 if bound is None else bound.written_bytes,
+        read_alone_bytes_per_s=ahead.read_alone_bytes * 10**9 // max(ahead.read_alone_ns, 1),
+        write_alone_bytes_per_s=ahead.write_alone_bytes * 10**9 // max(ahead.write_alone_ns, 1),
+    )
+
+
+def notes_on(
+    told: StorageFigures, tier: FileTier, unnamed_bytes: int, ran_s: float, beside: tuple[str, ...]
+) -> list[str]:
+    """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `ran_s`: how long the session
+    has lasted; `beside`: what else is to be said."""
+    budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
+    least = format_bytes(told.least_pool_bytes)  # under a cap the budget may have been less then than it is now
+    operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
+    most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
+    more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
+    hour = told.written_bytes * 3600 / max(ran_s, 1)
+    return holding(
+        (not told.recorded and not told.record_too_long, _NO_STEP),
+        (told.record_too_long and not told.recorded, _TOO_LONG),
+        (told.missed > told.matched, _OTHERS),
+        *((True, note) for note in beside),
+        (told.recorded and not (told.read_alone_bytes_per_s or told.write_alone_bytes_per_s), _NO_RATES),
+        (tier.chosen, tier.chosen),
+        (told.cap_bytes, _about_cap(told, tier)),
+        (
+            told.over_bytes,
+            (
+                f"The cap was missed by up to {format_bytes(told.over_bytes)}: the rest of the process left too"
+                f" little; allow at least {format_bytes(told.cap_bytes + told.over_bytes)}"
+            ),
+        ),
+        (told.written_bytes, f"{format_bytes(hour)} an hour are written to the disk, which wears."),
+        (
+            unnamed_bytes > 0,
+            f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
+        ),
+        (
+            told.too_large,
+            (
+                f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {least}: such a one"
+                " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
+                f" until it is taken in, a few milliseconds later; {more}"
+            ),
+        ),
+        (
+            told.refused,
+            f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
+        ),
+        (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
+        (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
+        (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),
+    )
+
+
+def _about_cap(told: StorageFigures, tier: FileTier) -> str:
+    cap = tier.cap
+    if cap is None:
+        return ""
+    least, most = format_bytes(told.least_pool_bytes), format_bytes(told.most_pool_bytes)
+    return (
+        f"{format_bytes(cap.cap_bytes)} is the cap on {cap.whose}: {format_bytes(cap.taken_bytes)} were taken"
+        f" before, {format_bytes(cap.spare_bytes)} stay free, and tensors got {format_bytes(cap.pool_bytes)}; as"
+        f" the rest took up to {format_bytes(told.most_taken_bytes)}, they had {least} to {most}."
+    )
