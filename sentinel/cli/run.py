@@ -6,12 +6,10 @@ import argparse
 import contextlib
 import os
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
     MACHINES,
-    PINS,
     POLICIES,
     PRESETS,
     add_pins,
@@ -26,17 +24,15 @@ from sentinel.cli.kept_files import DEFAULT_REPORT, KeptFiles
 from sentinel.cli.launchers import require_no_launcher
 from sentinel.cli.live import Live
 from sentinel.cli.script import module_named, run_as_main, script_at
+from sentinel.cli.script_session import prepare_session, said, settings_wherever_the_script_goes
 from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
-from sentinel.system.launched import of_this_rank
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
-    from sentinel.session import Overrides
     from sentinel.session.auto import Follower
-    from sentinel.system.configuration import Setting
 
 _EXAMPLES = """\
 examples:
@@ -163,22 +159,6 @@ def execute(arguments: argparse.Namespace) -> int:
     return status
 
 
-def settings_wherever_the_script_goes() -> dict[str, Setting]:
-    """What environment and file say, with absolute paths. Raises what `configuration` raises."""
-    from sentinel.system.configuration import configuration
-
-    found = configuration()
-    for name in {"machine", "plan"} & set(found):
-        found[name] = replace(found[name], value=_path_from_here(str(found[name].value)))
-    return found
-
-
-def said(arguments: argparse.Namespace, name: str) -> Any:
-    """The command line's word, else what is configured; None where neither says anything."""
-    given, configured = getattr(arguments, name), RUNTIME.configured or {}
-    return configured[name].value if given is None and name in configured else given
-
-
 def require_a_watched_step(arguments: argparse.Namespace) -> None:
     """Raises UsageError for a dry run that would watch no step, and so never stop."""
     if not arguments.dry_run:
@@ -218,11 +198,10 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
 def write_what_is_known(kept: KeptFiles) -> None:
     """Plan, profile, run and report as they stand, while the session goes on, and without the search for the bound:
     whoever ends the process may not wait for it."""
-    import sentinel
     from sentinel import session
 
     last = session.current()
-    report = sentinel.report() if last is None else last.report(bounded=False)
+    report = session.report(bounded=False) if last is None else last.report(bounded=False)
     kept.write_nouns(report.run)
     if kept.write_report(report, failed=True):
         say(f"ended by SIGTERM; report  {kept.written}")
@@ -238,56 +217,6 @@ def bind_cpus(cpus: str | None) -> None:
     said = spanning(topology())
     if said:
         print(f"sentinel: {said}", file=sys.stderr)
-
-
-def prepare_session(arguments: argparse.Namespace) -> Follower:
-    """Hand the overrides to the session that begins with the script's loop. Returns who finds that.
-
-    Raises what that session would raise for the overrides.
-    """
-    from sentinel import need_torch
-
-    need_torch()
-    from sentinel.session import Overrides, Request, set_overrides, start_profile
-    from sentinel.session.request import settled
-    from sentinel.tiers.file_tier import is_file
-
-    names = ("fast", "slow", "tracker", "policy", "machine", "plan", "rate_limit", "cap", "overlap_optimizer", *PINS)
-    overrides = Overrides(**{name: getattr(arguments, name) for name in names})
-    if overrides.plan is not None and os.path.exists(own := of_this_rank(overrides.plan)):
-        overrides = replace(overrides, plan=own)  # as --save-plan wrote it
-    asked = settled(overrides.over(Request()), overrides.said)
-    asked.check()
-    require_tracker(asked.tracker)
-    if is_file(asked.slow):  # also by a setting: what begins before the script holds whatever the script asks for
-        overrides = replace(overrides, slow=asked.slow)
-    set_overrides(wherever_the_script_goes(overrides))
-    from sentinel.session.auto import Follower
-
-    follower = Follower()
-    if is_file(asked.slow):
-        start_profile()  # before the script builds its model, and without a loop to be found
-        follower.give_way()
-    return follower
-
-
-def wherever_the_script_goes(overrides: Overrides) -> Overrides:
-    """`overrides` with absolute paths: a session begins in the folder that the script is in by then."""
-    plan, machine = overrides.plan, overrides.machine
-    return replace(overrides, plan=plan and os.path.abspath(plan), machine=machine and _path_from_here(machine))
-
-
-def _path_from_here(text: str) -> str:
-    """An absolute path; a name, as of a described machine, stays."""
-    return os.path.abspath(text) if os.sep in text or os.path.splitext(text)[1] else text
-
-
-def require_tracker(name: str) -> None:
-    """Raises CapabilityError where the page tracker that is asked for does not work here."""
-    from sentinel.profiler.pages import obstacle
-
-    if name != "ops" and not name.startswith("auto") and (refused := obstacle(name)) is not None:
-        raise refused
 
 
 def finish(

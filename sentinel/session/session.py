@@ -29,17 +29,17 @@ from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import MemoryCounters
 from sentinel.profiler import annotate, backward
 from sentinel.reports import Report, Setup, build_report
-from sentinel.reports.fast_memory_points import KnownPoints
 from sentinel.reports.setup import MORE_PLANS_S
 from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
 from sentinel.session.applying_plans import ApplyingPlans
+from sentinel.session.asked_machine import available_bytes, machine_of, notes_on
 from sentinel.session.context import SessionContext
 from sentinel.session.owner_thread import OwnerThread
 from sentinel.session.pinning import fast_bytes_of, pins_of_job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.profiling import Profiling
-from sentinel.session.request import Request, available_bytes, load_plan, machine_of, notes_on
+from sentinel.session.request import Request, load_plan
 from sentinel.session.saved_plan import CheckingSavedPlan
 from sentinel.session.shapes import rows_of
 from sentinel.session.state import Over, State
@@ -73,7 +73,6 @@ class Session:
         self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
         self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
-        self._known_points = KnownPoints()
         self._counters: MemoryCounters | None = None  # at the end
         self._annotation_notes: Sequence[str] = ()  # then
 
@@ -281,9 +280,7 @@ class Session:
             executed=executed and files.with_origin(executed, plan=flow.plan or ""),
             simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
             setup=replace(
-                self._setup(),
-                more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0,
-                known_points=self._known_points,
+                self._setup(), more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0
             ),
         )
 

@@ -40,7 +40,6 @@ def confined(*arguments: str, within: tuple[str, ...] = ()) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -142,7 +141,7 @@ def _sandbox() -> tuple[str, ...]:
 def _require(sandbox: tuple[str, ...]) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare: apt-get install util-linux")
-    tried = subprocess.run([*sandbox, "true"], capture_output=True, text=True, check=False, timeout=600)
+    tried = subprocess.run([*sandbox, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"needs user namespaces: {tried.stderr.strip()}")
 
@@ -164,7 +163,8 @@ def test_a_slow_node_needs_memory_policies_and_says_so_before_anything_is_change
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from sentinel.core.errors import CapabilityError, NativeError
-    from sentinel.session.request import Request, machine_of
+    from sentinel.session.asked_machine import machine_of
+    from sentinel.session.request import Request
     from sentinel.system import probes
     from tests.builders import MIB, make_machine
 

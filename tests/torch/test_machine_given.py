@@ -12,8 +12,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.files import save
-from sentinel.session import request
-from sentinel.session.request import Request, available_bytes, machine_of, notes_on
+from sentinel.session import asked_machine
+from sentinel.session.asked_machine import available_bytes, machine_of, notes_on
+from sentinel.session.request import Request
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology
 from sentinel.tiers import choice
@@ -37,7 +38,7 @@ TWO = Topology(
 def host(monkeypatch: pytest.MonkeyPatch) -> list[Topology]:
     """What machine_of sees; replace its only item."""
     held = [TWO]
-    for module in (request, choice):
+    for module in (asked_machine, choice):
         monkeypatch.setattr(module, "topology", lambda: held[0])
     monkeypatch.setattr(choice, "kept", lambda nodes, fast: None)
     return held

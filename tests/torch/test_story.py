@@ -17,7 +17,8 @@ import sentinel
 from sentinel import files
 from sentinel.cli.early_end import StepLimit
 from sentinel.cli.kept_files import KeptFiles
-from sentinel.cli.run import finish, wherever_the_script_goes
+from sentinel.cli.run import finish
+from sentinel.cli.script_session import wherever_the_script_goes
 from sentinel.cli.story import Story, planned, tell_end
 from sentinel.reports import Setup
 from sentinel.runtime import RUNTIME

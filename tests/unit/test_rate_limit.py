@@ -10,7 +10,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 from sentinel.core.errors import UsageError
 from sentinel.core.run import OUTCOMES
-from sentinel.session.request import Overrides, Request, machine_of, notes_on
+from sentinel.session.asked_machine import machine_of, notes_on
+from sentinel.session.request import Overrides, Request
 from sentinel.system.topology import topology
 from sentinel.tiers import NodeTier, limited, parse_rate
 from tests.builders import MIB, make_profile, param, persistent_plan
