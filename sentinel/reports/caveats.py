@@ -73,8 +73,11 @@ def caveats_of(
 
 def busy(headline: dict[str, Any]) -> list[str]:
     """One sentence if the host was so busy that times of this session say little, and ratios of them nothing."""
-    shares = {"profiled step": headline["busy_profiled_share"], "applied steps": headline["busy_applied_share"]}
-    told = [f"{share:.0%} of the {name}" for name, share in shares.items() if share and share > BUSY_SHARE]
+    shares = {"profiled step": headline.get("busy_profiled_share"), "applied steps": headline.get("busy_applied_share")}
+    numbers = {
+        name: share for name, share in shares.items() if isinstance(share, int | float)
+    }  # a file may have others
+    told = [f"{share:.0%} of the {name}" for name, share in numbers.items() if share > BUSY_SHARE]
     if not told:
         return []
     why = "the training thread waited for a processor, or a hypervisor had given it to others"

@@ -36,22 +36,22 @@ def report() -> Report:
     )
 
 
-def browsed(page: str, script: str, folder: Path) -> Any:
+def browsed(page: str, script: str, folder: Path, *flags: str) -> Any:
     """What `script`, the body of a function, returns in that page, opened from a file, as JSON."""
     asked = f"const told = (() => {{ {script} }})(); document.title = JSON.stringify(told);"
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"<script>addEventListener('load', () => {{ {asked} }})</script></body>"))
-    title = re.search(r"<title>(.*?)</title>", _dom(path.as_uri(), folder), re.S)
+    title = re.search(r"<title>(.*?)</title>", _dom(path.as_uri(), folder, *flags), re.S)
     assert title
     return json.loads(unescape(title[1]))
 
 
-def _dom(url: str, folder: Path) -> str:
+def _dom(url: str, folder: Path, *more: str) -> str:
     """The document after its scripts have run."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={folder}/user"]
     done = subprocess.run(
-        [program, *flags, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=False
+        [program, *flags, *more, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout, done.stderr[-2000:]
     return done.stdout
@@ -123,6 +123,72 @@ def test_a_heading_sorts_and_a_word_filters(tmp_path: Path) -> None:
     assert told["all"] == 16
 
 
+def test_a_pointer_is_told_what_it_is_on_and_what_is_folded_is_printed(tmp_path: Path) -> None:
+    script = """
+      const tip = document.getElementById("tip"), told = [];
+      const move = (mark, clientX, clientY) =>
+        mark.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX, clientY}));
+      for (const mark of document.querySelectorAll("[data-t]")) {
+        move(mark, innerWidth - 2, innerHeight - 2);
+        const box = tip.getBoundingClientRect();
+        told.push(!tip.hidden && tip.textContent === mark.dataset.t && box.width > 0
+                  && box.left >= 0 && box.right <= innerWidth && box.top >= 0 && box.bottom <= innerHeight);
+      }
+      move(document.querySelector("h1"), 5, 5);
+      const away = tip.hidden, folded = () => document.querySelectorAll("details:not([open])").length;
+      const before = folded();
+      dispatchEvent(new Event("beforeprint"));
+      const printed = folded();
+      dispatchEvent(new Event("afterprint"));
+      return {marks: told.length, wrong: told.filter(each => !each).length, away, before, printed, after: folded()};
+    """
+    told = browsed(written(tmp_path), script, tmp_path)
+    assert told["marks"] > 20
+    assert told["wrong"] == 0
+    assert told["away"]
+    assert told["printed"] == 0 < told["before"] == told["after"]
+
+
+CONTRAST = """
+  const context = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const parts = colour => {
+    context.clearRect(0, 0, 1, 1); context.fillStyle = colour; context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data];
+  };
+  const light = colour => {
+    const [r, g, b] = parts(colour).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const behind = element => {
+    for (; element; element = element.parentElement) {
+      const colour = getComputedStyle(element).backgroundColor;
+      if (parts(colour)[3] === 255) return colour;
+    }
+    return "white";
+  };
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  const found = {};
+  for (const element of document.querySelectorAll("main *")) {
+    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.getClientRects().length || element.closest("caption")) continue;
+    const style = getComputedStyle(element), [a, b] = [
+      light(element instanceof SVGElement ? style.fill : style.color), light(behind(element))].sort((a, b) => b - a);
+    const ratio = (a + .05) / (b + .05), name = element.tagName + "." + (element.getAttribute("class") || "");
+    found[name] = Math.min(found[name] ?? 99, ratio);
+  }
+  return {dark: matchMedia("(prefers-color-scheme:dark)").matches, found};
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_words_stand_out_from_what_is_behind_them(dark: bool, tmp_path: Path) -> None:
+    """By 4.5 to 1, as WCAG 2.1 has it (AA, 1.4.3)."""
+    told = browsed(written(tmp_path), CONTRAST, tmp_path, f"--blink-settings=preferredColorScheme={int(not dark)}")
+    assert told["dark"] == dark
+    assert len(told["found"]) > 10
+    assert {name: ratio for name, ratio in told["found"].items() if ratio < 4.5} == {}
+
+
 class _Server(ThreadingHTTPServer):
     """Serves `page` as /page.html, and keeps what it is asked for."""
 
@@ -163,6 +229,19 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
     assert asked_for(page, tmp_path) == {"/page.html"}
     free = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("<main>", '<main><img src="picture.svg">')
     assert asked_for(free, tmp_path) == {"/page.html", "/picture.svg"}, "the control: what is fetched is seen"
+
+
+def test_nothing_is_cut_off_where_it_is_printed(tmp_path: Path) -> None:
+    """On A4, whose width within Chromium's margins is 718 pixels."""
+    page = escape(written(tmp_path).replace("@media print", "@media screen"), quote=True)
+    outer = f'<!doctype html><title></title><body><iframe srcdoc="{page}" style="width:718px;height:900px;border:0">'
+    script = """
+      const page = document.querySelector("iframe").contentDocument;
+      for (const folded of page.querySelectorAll("details")) folded.open = true;
+      const parts = [page.documentElement, ...page.querySelectorAll(".wide, section")];
+      return parts.filter(each => each.scrollWidth > each.clientWidth).map(each => each.textContent.slice(0, 60));
+    """
+    assert browsed(outer + "</iframe></body>", script, tmp_path) == []
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -14,8 +14,9 @@ from sentinel.cli.compare_reports import are_reports
 from sentinel.core.errors import FormatError
 from sentinel.core.profile import Profile
 from sentinel.reports import build_report
+from sentinel.reports.html.page import page
 from sentinel.reports.report_difference import Difference, DifferenceReport
-from sentinel.reports.saved_report import load_report
+from sentinel.reports.saved_report import SavedReport, load_report
 from sentinel.reports.text import text_of
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
@@ -55,6 +56,24 @@ def test_what_went_to_fast_memory_gains_what_it_lost(tmp_path: Path) -> None:
     assert "h.*.w ×2" in text
     assert "cost 754.98 µs less" in text
     assert "a step takes" in found.answer().lower()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "badge"),
+    [
+        (("executed", "executed"), '<span class="badge">executed</span>'),
+        (("executed", "emulated"), '<span class="badge dashed">executed, emulated</span>'),
+        (("emulated", "emulated"), '<span class="badge dashed">emulated</span>'),
+        ((None, None), '<span class="badge dashed">profiled only</span>'),
+        ((" ", " "), '<span class="badge dashed"> </span>'),
+    ],
+)
+def test_a_comparison_is_not_marked_as_executed_unless_both_reports_are(kinds: tuple[str, str], badge: str) -> None:
+    """Whatever else their headlines have: files may be of anybody."""
+    a, b = (
+        SavedReport(name, {"kind": kind, "busy_applied_share": "x"}, {}) for name, kind in zip("ab", kinds, strict=True)
+    )
+    assert badge in page(DifferenceReport(Difference(a, b)))
 
 
 def test_equal_reports_differ_in_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sentinel.reports.html.shell import caveat_list, document, graded_caveats, section
+from sentinel.reports.html.shell import badge, caveat_list, document, graded_caveats, section
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.section import Document, Heading
 
@@ -29,13 +29,13 @@ def _caveats(report: Document[Any], heading: Heading) -> str:
 
 
 def _header(heading: Heading) -> str:
-    badge = tag("span", escape(heading.badge), class_=f"badge {heading.badge.split()[0]}")
     subject = tag("p", escape(heading.subject), class_="script") if heading.subject else ""
     done = tag("p", escape(heading.done), class_="done-sentence")
     rows = "".join(f"{tag('dt', escape(what))}{tag('dd', _coded(said))}" for what, said in heading.summary)
     short = f'<dl class="short">{rows}</dl>' if rows else ""
     files = "".join(tag("p", _coded(said), class_="done-sentence") for said in heading.files)
-    return f"<header><h1>{escape(heading.name.capitalize())} {badge}</h1>{subject}{done}{short}{files}</header>"
+    name = f"<h1>{escape(heading.name.capitalize())} {badge(heading.badge)}</h1>"
+    return f"<header>{name}{subject}{done}{short}{files}</header>"
 
 
 def _coded(sentence: str) -> str:

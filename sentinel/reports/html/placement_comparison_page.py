@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from sentinel.reports.html.shell import caveat_list, document, section
+from sentinel.reports.html.shell import badge, caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, escape, figure, tag, text
 from sentinel.reports.html.tables import pairs, table
 from sentinel.reports.placement_comparison import HEADS, PlacementComparison, cells, notes, title
@@ -15,8 +15,9 @@ _LEFT, _BAR, _GAP = 170, 20, 10
 def executed_page(found: PlacementComparison) -> str:
     """The whole document."""
     kind = "executed, emulated machine" if found.emulated else "executed"
-    badge = tag("span", kind, class_=f"badge {'emulated' if found.emulated else 'executed'}")
-    head = f"<header><h1>Placements compared {badge}</h1>{tag('p', escape(title(found)), class_='script')}</header>"
+    head = (
+        f"<header><h1>Placements compared {badge(kind)}</h1>{tag('p', escape(title(found)), class_='script')}</header>"
+    )
     frame = pd.DataFrame([dict(zip(HEADS, cells(row), strict=True)) for row in found.rows], columns=list(HEADS))
     parts = (
         head,

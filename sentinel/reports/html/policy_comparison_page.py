@@ -6,7 +6,7 @@ import pandas as pd
 
 from sentinel.core.units import format_bytes
 from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, Subject
-from sentinel.reports.html.shell import caveat_list, document, section
+from sentinel.reports.html.shell import badge, caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, of_share, pairs, table
 from sentinel.reports.policy_comparison import EXCHANGE, WORSE, about, amount, answer, knee_of, knee_rule, refusals
@@ -18,13 +18,12 @@ _APART = 64
 
 def comparison_page(found: Comparison) -> str:
     """The whole document."""
-    badge = tag("span", "simulated", class_="badge simulated")
     answers = "".join(
         f"{tag('dt', escape(subject.profile))}{tag('dd', escape(answer(knee_of(found, subject))))}"
         for subject in found.profiles
     )
     head = (
-        f"<header><h1>Policies compared {badge}</h1>{tag('p', escape(found.machine), class_='script')}"
+        f"<header><h1>Policies compared {badge('simulated')}</h1>{tag('p', escape(found.machine), class_='script')}"
         f"{tag('p', 'How much fast memory is enough?', class_='done-sentence')}"
         f'<dl class="short">{answers}</dl></header>'
     )

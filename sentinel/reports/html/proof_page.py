@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.html.shell import caveat_list, document, section
+from sentinel.reports.html.shell import badge, caveat_list, document, section
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs, table
 from sentinel.reports.proof_rows import Proof, rows
@@ -24,12 +24,11 @@ def proof_page(proof: Proof) -> str:
     """The whole document."""
     kind = "injected delays" if proof["injected_delays"] else "executed"
     kind = "emulated machine" if proof["emulated_machine"] else kind
-    badge = tag("span", kind, class_=f"badge {'executed' if kind == 'executed' else 'emulated'}")
-    partial = tag("span", "partial", class_="badge emulated") if proof["partial"] else ""
+    partial = badge("partial") if proof["partial"] else ""
     frame = pd.DataFrame([dict(zip(HEADS, cells_of(row), strict=True)) for row in rows(proof)], columns=list(HEADS))
     said = "".join(tag("li", escape(sentence)) for sentence in needs(proof))
     parts = (
-        f"<header><h1>Proof {badge}{partial}</h1>{tag('p', escape(title(proof)), class_='script')}</header>",
+        f"<header><h1>Proof {badge(kind)}{partial}</h1>{tag('p', escape(title(proof)), class_='script')}</header>",
         section("In short", pairs(summary(proof), "In short")),
         caveat_list(notes(proof), shown=8),
         section("All runs", table(frame, [(name, name, str) for name in HEADS], "All runs")) if len(frame) else "",

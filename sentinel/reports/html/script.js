@@ -6,10 +6,12 @@ document.addEventListener("pointermove", event => {
   tip.hidden = !mark;
   if (!mark) return;
   tip.textContent = mark.dataset.t;
+  tip.style.left = tip.style.top = "0";  // else it is as narrow as what was left of the window beside it
   const box = tip.getBoundingClientRect();
+  const {clientWidth: width, clientHeight: height} = document.documentElement;  // without scroll bars
   const left = event.clientX + 14, top = event.clientY + 14;
-  tip.style.left = Math.max(4, Math.min(left, innerWidth - box.width - 8)) + "px";
-  tip.style.top = (top + box.height > innerHeight ? event.clientY - box.height - 10 : top) + "px";
+  tip.style.left = Math.max(4, Math.min(left, width - box.width - 8)) + "px";
+  tip.style.top = Math.max(4, top + box.height > height ? event.clientY - box.height - 10 : top) + "px";
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape") { tip.hidden = true; mark(""); } });
 
@@ -65,4 +67,10 @@ for (const input of document.querySelectorAll(".filter input")) {
   });
 }
 
-addEventListener("beforeprint", () => { for (const folded of document.querySelectorAll("details")) folded.open = true; });
+// What is folded is printed too, and folded again then.
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll("details:not([open])")];
+  for (const folded of opened) folded.open = true;
+});
+addEventListener("afterprint", () => { for (const folded of opened) folded.open = false; });

@@ -31,6 +31,11 @@ def document(title: str, body: str) -> str:
     )
 
 
+def badge(words: str) -> str:
+    """What was done, in few words; with a dashed line unless all of it was executed."""
+    return tag("span", escape(words), class_="badge" if words == "executed" else "badge dashed")
+
+
 def section(title: str, *parts: str, note: str = "") -> str:
     """A titled section of `parts`, which are markup already; nothing where they are empty."""
     content = "".join(parts)
