@@ -42,7 +42,7 @@ void count(sn_frames &f, sn_framed_ahead *out) {
   out->wait_before_ns = ahead.wait_before_ns;
   out->wait_after_ns = ahead.wait_after_ns;
   out->follows = ahead.follows() ? 1 : 0;
-  out->too_long = ahead.record.too_long() ? 1 : 0;
+  out->too_long = ahead.too_long || ahead.record.too_long() ? 1 : 0;
   const sn::Pace reads = f.lanes.fastest(false), writes = f.lanes.fastest(true);
   out->read_alone_bytes = reads.nbytes;
   out->read_alone_ns = reads.ns;

@@ -106,13 +106,17 @@ int finish(sn_frames &f, Order &order) {
 // What is under way in [first, end) ends: what arrives arrives, what has not left stays. While it waits, other threads may
 // begin orders for granules that it has looked at, so it looks at all of them again.
 void calm(sn_frames &f, uint32_t first, uint32_t end) {
+  // All of it goes before what was asked for earlier: up to 2 GiB may be on their way for later operators.
+  for (uint32_t i = end; i-- > first;)  // the first one comes first
+    if (Order *order = f.granules[i].order; order != nullptr && order->arrives) f.lanes.hasten(order->transfer);
   for (uint32_t i = first; i < end;) {
     Order *order = f.granules[i].order;
     if (order == nullptr) {
       i++;
       continue;
     }
-    if (!order->arrives) f.lanes.cancel(order->transfer);
+    if (order->arrives) f.lanes.hasten(order->transfer);
+    else f.lanes.cancel(order->transfer);
     finish(f, *order);
     i = first;
   }
@@ -199,6 +203,7 @@ int attach_one(sn_frames &f, uint32_t granule) {
   }
   g.used = f.needs;
   g.gate.store(sn::kOpen);
+  sn::note_change(f, granule);
   return 0;
 }
 
@@ -222,9 +227,10 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
     Order &order = sn::open_order(f, true, writes, missing);
     order.wanted = false;
     for (uint32_t i = first; i < end; i++) {
-      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_zeros(f, i) == 0)
+      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_zeros(f, i) == 0) {
         f.unread_bytes += sn::kFrameBytes;
-      else if (sn::add_arrival(f, order, i) == 0)
+        sn::note_change(f, i);
+      } else if (sn::add_arrival(f, order, i) == 0)
         f.ahead.demanded_bytes += sn::kFrameBytes;
     }
     f.lanes.submit(order.transfer, true);
@@ -286,8 +292,11 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
 
 // Of fewer frames fewer stay: else all others would take turns in what is left, and operands push out one another.
 void keep_at_most(sn_frames &f, uint32_t most) {
-  for (uint32_t i = f.count; f.kept > most && i-- > 0;)
-    if (std::exchange(f.granules[i].kept, false)) f.kept--;
+  for (uint32_t i = f.count; f.kept > most && i-- > 0;) {
+    if (!std::exchange(f.granules[i].kept, false)) continue;
+    f.kept--;
+    sn::note_change(f, i);
+  }
 }
 
 // Memory goes back, or comes, frame by frame; what has left, or come, stays so where the next one cannot.
@@ -414,6 +423,7 @@ extern "C" int sn_frames_release(sn_frames *f, uint32_t first, uint32_t count) {
   for (uint32_t i = first; i < first + count; i++) {
     while (Order *order = f->granules[i].order) {
       cut(*f, *order, first, first + count);
+      f->lanes.hasten(order->transfer);
       finish(*f, *order);
     }
     if (f->granules[i].view == View::kNothing) continue;

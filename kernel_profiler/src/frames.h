@@ -37,6 +37,7 @@ struct Granule {
   bool was_shared = false;  // before the fork that is under way
   bool kept = false;        // it leaves only where nobody else can
   bool ahead = false;       // read ahead, or being so, and not needed since
+  bool changed = false;     // is in the list of that name
   uint8_t unforeseen = 0;   // times that stores nobody had announced were found
   uint32_t frame = kNone, region = kNone;
   uint64_t used = 0;  // by the count of needs
@@ -163,7 +164,7 @@ struct Leaver {
   uint32_t granule;
   uint64_t next;
 };
-std::vector<Leaver> leavers(const sn_frames &f, size_t most);
+std::vector<Leaver> leavers(sn_frames &f, size_t most);
 
 // frames_guard.cpp: handlers of SIGSEGV and SIGBUS.
 int guard_signals();

@@ -10,6 +10,7 @@
 
 namespace {
 
+using sn::Ahead;
 using sn::Granule;
 using sn::Order;
 using sn::StepPlan;
@@ -22,6 +23,7 @@ constexpr uint32_t kWindow = 4;  // one frame in so many holds what was read ahe
 constexpr uint32_t kMostRounds = 4;
 constexpr uint64_t kMostLooked = 4096;  // uses, in one round
 constexpr uint64_t kMostTurns = 256;    // births and deaths before them
+constexpr uint32_t kMostPause = 1023;   // steps
 
 // What transfers have moved is turned over; what others wait for is theirs.
 void settle_what_is_over(sn_frames &f) {
@@ -143,6 +145,41 @@ bool make_frames(sn_frames &f, const std::vector<uint64_t> &later, size_t leavin
   return !clean.empty();
 }
 
+// All that is resident may leave, by the plan that is about to be followed.
+void index_all(sn_frames &f) {
+  Ahead &ahead = f.ahead;
+  sn::LastNeeded last(f.count);
+  ahead.changed.reserve(f.count);
+  ahead.last = std::move(last);
+  ahead.changed.clear();
+  for (uint32_t i = 0; i < f.count; i++) {
+    f.granules[i].changed = true;
+    ahead.changed.push_back(i);
+  }
+}
+
+// The place in the plan changes: what was used until there is needed at another time.
+template <typename Step>
+void move_on(sn_frames &f, Step step) {
+  if (f.ahead.plan == nullptr) return;
+  const StepPlan &plan = *f.ahead.plan;
+  const uint64_t before = plan.now();
+  step();
+  // Of each granule the uses of one step are enough.
+  for (uint64_t at = before, end = std::min(plan.now(), before + plan.uses()); at < end; at++) sn::note_change(f, plan.granule(at));
+}
+
+// A step that was too long is followed by a pause, each twice as long as the one before: recording in vain takes time too.
+bool may_record_again(Ahead &ahead) {
+  if (ahead.record.too_long()) {
+    ahead.record.give_up();
+    ahead.too_long = true;
+    ahead.pause = std::min(2 * ahead.pause + 1, kMostPause);
+    ahead.paused = 0;
+  }
+  return !ahead.too_long || ahead.paused++ >= ahead.pause;
+}
+
 bool begin_transfers(sn_frames &f) {
   const size_t most = std::clamp<size_t>(f.pool.count() / 4, 1, kMostLeaving);
   // Frames of what waits for its use are missed by what is used again soon: the more is read ahead, the more is read.
@@ -165,6 +202,11 @@ void note_use(sn_frames &f, uint32_t granule, uint8_t kind) {
     return 0;
   });
   if (error != 0) f.ahead.record.give_up();
+}
+
+void note_change(sn_frames &f, uint32_t granule) {
+  if (f.ahead.plan == nullptr || std::exchange(f.granules[granule].changed, true)) return;
+  f.ahead.changed.push_back(granule);  // there is room for each
 }
 
 void has_left(sn_frames &f, uint32_t granule) {
@@ -191,7 +233,7 @@ void step_begins(sn_frames &f, uint64_t waited_ns) {
   const uint64_t now_ns = sn_now_ns();
   if (ahead.steps++ != 0) (ahead.planned ? ahead.wait_after_ns : ahead.wait_before_ns) = waited_ns - ahead.waited_ns;
   ahead.waited_ns = waited_ns;
-  if (ahead.plan != nullptr) ahead.plan->begin_step();
+  move_on(f, [&] { ahead.plan->begin_step(); });
   bool again = ahead.plan == nullptr || ahead.plan->was_another();
   const int error = guarded([&] {
     if (ahead.record.recording()) {
@@ -202,13 +244,16 @@ void step_begins(sn_frames &f, uint64_t waited_ns) {
           ahead.matched += ahead.plan->matched();
           ahead.missed += ahead.plan->missed();
         }
+        index_all(f);
         ahead.plan = std::move(plan);
         ahead.recorded++;
+        ahead.too_long = false;
+        ahead.pause = 0;
         ahead.sure = 0;
         again = false;
       }
     }
-    if (again && !ahead.record.too_long()) ahead.record.begin(f.count, now_ns);
+    if (again && may_record_again(ahead)) ahead.record.begin(f.count, now_ns);
     return 0;
   });
   if (error != 0) ahead.record.give_up();
@@ -223,7 +268,7 @@ void operator_begins(sn_frames &f, uint64_t signature) {
     return 0;
   });
   if (error != 0) ahead.record.give_up();
-  if (ahead.plan != nullptr) ahead.plan->follow(signature);
+  move_on(f, [&] { ahead.plan->follow(signature); });
   settle_what_is_over(f);
 }
 

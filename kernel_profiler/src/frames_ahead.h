@@ -4,7 +4,9 @@
 #include <stdint.h>
 
 #include <memory>
+#include <vector>
 
+#include "last_needed.h"
 #include "step_plan.h"
 #include "step_record.h"
 
@@ -18,11 +20,15 @@ struct Granule;
 struct Ahead {
   StepRecord record;
   std::unique_ptr<StepPlan> plan;
+  LastNeeded last;                  // of granules that may leave, and some that may not, but for those in `changed`
+  std::vector<uint32_t> changed;    // granules that are needed at another time than before, or may leave only now
   uint64_t sure = 0;  // index up to which all that the plan needs is there, on its way, or about to be born
   uint64_t recents[2] = {};  // the count of needs as the latest operators began, a ring
   uint64_t operators = 0;
   uint32_t unused = 0;  // granules read ahead, or being so, and not used yet
   uint64_t steps = 0, recorded = 0;
+  bool too_long = false;             // the last step that was to be recorded had too many uses
+  uint32_t pause = 0, paused = 0;    // steps until another one is tried then, and how many of these are over
   uint64_t hit_bytes = 0, late_bytes = 0, vain_bytes = 0, demanded_bytes = 0;
   uint64_t matched = 0, missed = 0;  // by plans before
   uint64_t waited_ns = 0;            // at the begin of this step
@@ -43,7 +49,9 @@ void read_ahead(sn_frames &f);
 bool operator_runs(sn_frames &f);
 void operator_ended(sn_frames &f);
 
-// A granule has left for the file.
+// It may leave now, or is needed at another time.
+void note_change(sn_frames &f, uint32_t granule);
+// A granule has left for the file, or has not come from there.
 void has_left(sn_frames &f, uint32_t granule);
 // Whether it was read ahead and is not used yet; what it was before.
 bool set_ahead(sn_frames &f, Granule &g, bool ahead);

@@ -73,7 +73,14 @@ void hold_regions(sn_frames &f) {
   f.held = true;
 }
 
+// What nobody waits for need not come before the child can be there: of reads ahead that may be 2 GiB. What leaves has to.
+void call_off(sn_frames &f) {
+  for (const auto &[id, order] : f.orders)
+    if (order->arrives && !order->wanted && order->waiting == 0) f.lanes.cancel(order->transfer);
+}
+
 void prepare(sn_frames &f) {
+  call_off(f);
   f.lanes.drain();
   for (auto &[id, order] : f.orders) sn::note_transferred(f, *order);
   make_private(f);

@@ -64,6 +64,7 @@ int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
   if (error != 0) {
     f.pool.give(item.frame);
     set_ahead(f, f.granules[item.granule], false);
+    if (error == ECANCELED) sn::has_left(f, item.granule);  // a fork called it off: it is read ahead once more
   }
   return error;
 }
@@ -156,6 +157,7 @@ void settle(sn_frames &f, Order &order) {
     order.result.moved += error == 0 ? 1 : 0;
     order.result.stayed += error != 0 ? 1 : 0;
     if (order.result.error == 0) order.result.error = error;
+    note_change(f, item.granule);
   }
   order.result.start_ns = order.transfer.start_ns;
   order.result.stop_ns = order.transfer.stop_ns;

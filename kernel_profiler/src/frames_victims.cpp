@@ -67,21 +67,24 @@ std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t firs
   return leaving;
 }
 
-std::vector<Leaver> leavers(const sn_frames &f, size_t most) {
+std::vector<Leaver> leavers(sn_frames &f, size_t most) {
   const StepPlan &plan = *f.ahead.plan;
-  std::vector<::Order> found;
-  for (uint32_t i = 0; i < f.count; i++) {
-    const Granule &g = f.granules[i];
-    if (!may_leave(g) || g.kept || is_recent(f, g)) continue;
-    const uint64_t next = next_use(plan, i), turn = plan.next(i);
-    // It dies before there is a use for its frame: what has died is not written.
-    if (next == StepPlan::kNever && turn < f.ahead.sure && !is_clean(g)) continue;
-    found.push_back({false, next, g.used, i});
+  for (const uint32_t granule : f.ahead.changed) {
+    Granule &g = f.granules[granule];
+    g.changed = false;
+    if (may_leave(g) && !g.kept) f.ahead.last.put(granule, next_use(plan, granule));
   }
-  const size_t count = std::min(found.size(), most);
-  std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(count), found.end());
+  f.ahead.changed.clear();
   std::vector<Leaver> leaving;
-  for (size_t i = 0; i < count; i++) leaving.push_back({found[i].granule, found[i].next});
+  leaving.reserve(most);
+  f.ahead.last.each([&](uint32_t granule, uint64_t next) {
+    const Granule &g = f.granules[granule];
+    if (!may_leave(g) || g.kept) return LastNeeded::kGoes;  // until that changes
+    // It dies before there is a use for its frame: what has died is not written.
+    const bool dies = next == StepPlan::kNever && plan.next(granule) < f.ahead.sure && !is_clean(g);
+    if (!dies && !is_recent(f, g)) leaving.push_back({granule, next});
+    return leaving.size() < most ? LastNeeded::kStays : LastNeeded::kEnough;
+  });
   return leaving;
 }
 

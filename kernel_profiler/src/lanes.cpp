@@ -65,13 +65,25 @@ void Lanes::submit(Transfer &transfer, bool first) {
   pthread_cond_broadcast(&changed_);
 }
 
-void Lanes::cancel(Transfer &transfer) {
-  Lock lock(&mutex_);
+bool Lanes::take_out(Transfer &transfer) {
   for (Transfer **at = &queue_[transfer.writes]; *at != nullptr; at = &(*at)->behind)
     if (*at == &transfer) {
       *at = transfer.behind;
-      break;
+      return true;
     }
+  return false;
+}
+
+void Lanes::hasten(Transfer &transfer) {
+  Lock lock(&mutex_);
+  if (!take_out(transfer)) return;
+  transfer.behind = queue_[transfer.writes];
+  queue_[transfer.writes] = &transfer;
+}
+
+void Lanes::cancel(Transfer &transfer) {
+  Lock lock(&mutex_);
+  take_out(transfer);
   for (; transfer.next < transfer.pieces.size(); transfer.next++) transfer.pieces[transfer.next].error = ECANCELED;
   pthread_cond_broadcast(&changed_);
 }

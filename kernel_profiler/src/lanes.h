@@ -43,6 +43,7 @@ class Lanes {
 
   // `first`: before all that wait, since a thread is about to wait for it.
   void submit(Transfer &transfer, bool first = false);
+  void hasten(Transfer &transfer);  // before all that wait, what of it no lane has begun
   void cancel(Transfer &transfer);  // pieces that no lane has begun end with ECANCELED
   void cut(Transfer &transfer, size_t piece);  // this one, likewise
   bool over(const Transfer &transfer);
@@ -55,6 +56,7 @@ class Lanes {
   void drain();  // until all are over; nobody submits meanwhile
 
  private:
+  bool take_out(Transfer &transfer);  // of the queue: whether it was there
   struct Lane {
     Lanes *lanes;
     uint32_t number;  // among those of its direction

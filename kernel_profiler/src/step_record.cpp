@@ -6,7 +6,6 @@ namespace sn {
 
 void StepRecord::begin(uint32_t granules, uint64_t now_ns) {
   give_up();
-  too_long_ = false;
   latest_.assign(granules, kNone);
   open(0);
   since_ns_ = now_ns;
@@ -54,7 +53,7 @@ StepUses StepRecord::end(uint64_t now_ns) {
 }
 
 void StepRecord::give_up() {
-  recording_ = false;
+  recording_ = too_long_ = false;
   uses_ = {};
   latest_ = {};
 }

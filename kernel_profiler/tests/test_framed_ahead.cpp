@@ -199,6 +199,27 @@ void another_step_is_recorded_anew() {
   end_with(tensors);
 }
 
+// A step that is too long, once: later ones are recorded all the same.
+void a_step_that_is_too_long_is_not_the_last_one() {
+  constexpr uint32_t kGranules = 64, kOperators = (4u << 20) / kGranules + 1;
+  begin(kGranules, kGranules);
+  Tensor all = made(kGranules * 2 * kMiB, 3);
+  const sn_framed_operand operand = all.operand(SN_READS);
+  const auto step = [&](uint32_t operators) {
+    CHECK(sn_framed_step() == 0);
+    for (uint32_t i = 0; i < operators; i++)
+      if (sn_framed_need(&operand, 1, "aten::test") == 2) sn_framed_ran();
+  };
+  step(kOperators);
+  CHECK(ahead().too_long == 1);
+  for (uint32_t i = 0; i < 4; i++) step(10);
+  CHECK(ahead().recorded == 1 && ahead().too_long == 0);
+  step(10);
+  CHECK(ahead().follows == 1 && ahead().missed == 0);
+  sn_free(all.bytes);
+  end();
+}
+
 // The disk fails now and then, and so does the kernel: what was to come ahead comes later.
 void what_is_refused_costs_time_only() {
   begin(8, 64);
@@ -286,6 +307,7 @@ int main() {
   what_dies_is_not_written();
   the_record_can_be_had();
   another_step_is_recorded_anew();
+  a_step_that_is_too_long_is_not_the_last_one();
   what_is_refused_costs_time_only();
   bytes_hold_whatever_comes();
 }
