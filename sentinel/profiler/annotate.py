@@ -110,7 +110,7 @@ def notes() -> list[str]:
     if RUNTIME.models.alive() and _compiled_something():
         found.append(
             "torch.compile was used: what it compiles is one layer, of whose operators and tensors only some are seen;"
-            " train in eager mode to have them all placed"
+            " train in eager mode to have them all placed, or compile block by block (docs/loops.md)"
         )
     for optimizer in RUNTIME.optimizers.alive():
         if not slices.sliceable(optimizer):
