@@ -34,7 +34,7 @@ test: $(VENV)/.native ## in ten minutes: the tests that this host can run, but s
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
 
 test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
-	$(PYTHON) tools/checks.py tests machines
+	$(PYTHON) tools/checks.py tests "without torch" "source distribution" machines
 
 lint: $(VENV)/.packages ## ruff and mypy
 	$(VENV)/bin/ruff check .

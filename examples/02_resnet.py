@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import common
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import sentinel
 
 
-def train(options: common.Options) -> tuple[list[float], nn.Module]:
-    """Losses of `options.steps` steps, and the trained model."""
+def job(batch: int = 48, *, small: bool = False) -> common.Job:
+    """What trains a step of `batch` images, as `sentinel estimate examples/02_resnet.py:job` takes it."""
     torch.manual_seed(0)
-    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 2, 32) if options.small else ([64, 128, 256, 512], 2, 48, 64)
+    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 2, 32) if small else ([64, 128, 256, 512], 2, batch, 64)
     config = ResNetConfig(
         num_channels=1,
         hidden_sizes=widths,
@@ -24,19 +24,29 @@ def train(options: common.Options) -> tuple[list[float], nn.Module]:
     model = ResNetForImageClassification(config).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     batches = common.digit_batches(rows, pixels)
-    losses = []
+
+    def step() -> Tensor:
+        images, labels = next(batches)
+        loss = nn.functional.cross_entropy(model(images).logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return {"model": model, "optimizer": optimizer, "step": step}
+
+
+def train(options: common.Options) -> tuple[list[float], nn.Module]:
+    """Losses of `options.steps` steps, and the trained model."""
+    made = job(small=options.small)
+    model, optimizer, losses = made["model"], made["optimizer"], []
 
     if not options.stock:
         sentinel.annotate(model, optimizer)
     for step in range(options.steps):
         if options.begins(step):
             sentinel.start_profile(model, optimizer, fast=options.fast, slow=options.slow)
-        images, labels = next(batches)
-        loss = nn.functional.cross_entropy(model(images).logits, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(common.show(step, loss))
+        losses.append(common.show(step, made["step"]()))
         if options.begins(step):
             sentinel.end_profile()
     return losses, model

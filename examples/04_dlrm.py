@@ -59,18 +59,15 @@ def clicks(batch: int, bag: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield dense, rows, (rows[0, :, 0] % 2).float()
 
 
-def train(options: common.Options) -> tuple[list[float], nn.Module]:
-    """Losses of `options.steps` steps, and the trained model."""
+def job(batch: int = 2048) -> common.Job:
+    """What trains a step of `batch` clicks, as `sentinel estimate examples/04_dlrm.py:job` takes it."""
     torch.manual_seed(0)
     torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns until it is told: checks cost, and find nothing
     model = Dlrm().train()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-    batches = clicks(batch=64 if options.small else 2048, bag=4)
-    losses = []
+    batches = clicks(batch, bag=4)
 
-    for step in range(options.steps):
-        if options.begins(step):
-            sentinel.start_profile(model, optimizer, fast=options.fast, slow=options.slow)
+    def step() -> Tensor:
         dense, rows, labels = next(batches)
         loss = nn.functional.binary_cross_entropy_with_logits(model(dense, rows), labels)
         optimizer.zero_grad()
@@ -78,7 +75,20 @@ def train(options: common.Options) -> tuple[list[float], nn.Module]:
         sentinel.add_layer("backward")
         optimizer.step()
         sentinel.add_layer("optimizer")
-        losses.append(common.show(step, loss))
+        return loss
+
+    return {"model": model, "optimizer": optimizer, "step": step}
+
+
+def train(options: common.Options) -> tuple[list[float], nn.Module]:
+    """Losses of `options.steps` steps, and the trained model."""
+    made = job(64 if options.small else 2048)
+    model, optimizer, losses = made["model"], made["optimizer"], []
+
+    for step in range(options.steps):
+        if options.begins(step):
+            sentinel.start_profile(model, optimizer, fast=options.fast, slow=options.slow)
+        losses.append(common.show(step, made["step"]()))
         if options.begins(step):
             sentinel.end_profile()
     return losses, model

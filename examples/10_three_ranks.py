@@ -19,6 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Before there is a process group: Adam imports it otherwise, and the defaults of its functions would keep the group,
+# and gloo's threads, after destroy_process_group(). One that drops a tensor as the interpreter ends aborts the process.
+import torch.distributed.nn
 from torch import nn
 
 import sentinel.data
@@ -73,17 +77,18 @@ def run_rank(rank: int, folder: str, peers: tuple[str, ...]) -> None:
 
 def start_server() -> tuple[subprocess.Popen[bytes], str]:
     """A server of samples on loopback that listens, and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "sentinel", "data", "serve", "--memory", "16MiB", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return process, f"127.0.0.1:{port}"
-        except OSError:
-            time.sleep(0.05)
+    with socket.socket() as held:  # until the server listens nobody else is given this port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        command = [sys.executable, "-m", "sentinel", "data", "serve", "--memory", "16MiB", "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                return process, f"127.0.0.1:{port}"
+            except OSError:
+                time.sleep(0.05)
     raise SystemExit(f"the server of samples ended with exit code {process.returncode}")
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sentinel
 
 PROFILED_STEP = 1
 """The second step: the first one creates the optimizer's state."""
+
+
+class Job(TypedDict):
+    """What `sentinel estimate` asks for. `step()` trains one step, and gives its loss."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from sentinel.system import peer_server
+from tests.processes import LONGEST_S
 
 
 @dataclass
@@ -25,10 +26,14 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of loopback that nobody else is given within the block: who asks for it by name may listen there, as
+    servers do, which set SO_REUSEADDR."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def answered(port: int, words: bytes) -> bytes:
@@ -40,7 +45,7 @@ def answered(port: int, words: bytes) -> bytes:
                 connection.sendall(words + b"\r\n")
                 return connection.makefile("rb").readline()
         except OSError:
-            assert time.monotonic() - began < 60, "no server listens"
+            assert time.monotonic() - began < LONGEST_S, "no server listens"
             time.sleep(0.02)
 
 
@@ -48,20 +53,21 @@ def answered(port: int, words: bytes) -> bytes:
 def servers(count: int, memory_bytes: int = 64 << 20, password: str | None = None) -> Iterator[list[Server]]:
     """So many servers, which end with the block."""
     found: list[Server] = []
-    try:
-        for _ in range(count):
-            port = free_port()
-            process = subprocess.Popen(
-                [peer_server.program(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
-            )
-            found.append(Server(process, port))
-            assert process.stdin is not None
-            process.stdin.write(peer_server.configuration(memory_bytes, port=port, password=password).encode())
-            process.stdin.close()
-        for server in found:
-            answered(server.port, b"PING")
-        yield found
-    finally:
-        for server in found:
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait()
+    with ExitStack() as ports:
+        try:
+            for _ in range(count):
+                port = ports.enter_context(free_port())
+                process = subprocess.Popen(
+                    [peer_server.program(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/"
+                )
+                found.append(Server(process, port))
+                assert process.stdin is not None
+                process.stdin.write(peer_server.configuration(memory_bytes, port=port, password=password).encode())
+                process.stdin.close()
+            for server in found:
+                answered(server.port, b"PING")
+            yield found
+        finally:
+            for server in found:
+                server.process.send_signal(signal.SIGKILL)
+                server.process.wait(LONGEST_S)

@@ -98,7 +98,7 @@ def fork_in_each_forward(model: nn.Module, by: str, ended: list[int | None]) -> 
         else:
             process = multiprocessing.get_context("fork").Process(target=_compare, args=(model, expected))
             process.start()
-            process.join()
+            process.join(timeout=600)
             ended.append(process.exitcode)
 
     return model.get_submodule("4").register_forward_hook(fork)

@@ -74,15 +74,15 @@ def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
 
 
 def jobs() -> list[Job]:
-    """All of them, in the order of their lanes."""
+    """All of them, in the order of their lanes, which take about as long as each other."""
     own = [f"--ignore={file}" for file in OWN_MACHINES]
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
         Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own), NO_SPINNING),
+        Job("without torch", "host", (".ci/without-torch",)),
+        Job("source distribution", "host", (".ci/source-distribution",)),
         Job("native", "machines", ("make", "native-test")),
-        Job("without torch", "machines", (".ci/without-torch",)),
-        Job("source distribution", "machines", (".ci/source-distribution",)),
         Job(
             "machines that tests boot",
             "machines",

@@ -496,6 +496,7 @@ typedef struct sn_framed_counters {
   uint64_t refused, refused_bytes;     /* found no frames, no addresses or no file */
   uint64_t needs, need_ns;             /* operators with operands here, and what they waited for them */
   uint64_t too_large, too_large_bytes; /* operators whose operands do not fit in all frames together; the most */
+  uint64_t sliced;                     /* elementwise operators that ran slice by slice instead */
   uint64_t failed;                     /* operands that could not be brought in */
   int32_t refused_error, failure;      /* positive errno of the last of each */
   char too_large_by[128];              /* the first such operator */
@@ -515,6 +516,10 @@ SN_API int sn_framed_contains(uint64_t address);
 SN_API int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name);
 SN_API void sn_framed_done(void);
 SN_API void sn_framed_ran(void);
+/* An elementwise operator is about to use so many operands, new ones among them, which lie in so many granules: how many
+ * bytes of each it should use at a time, `unit` times a power of two, so that all take about an eighth of the frames. 0: all
+ * at once, since they take no more than half of the frames, or since there are too few frames even for `unit` of each. */
+SN_API uint64_t sn_framed_slice(uint64_t granules, uint32_t operands, uint64_t unit);
 SN_API int sn_framed_count(sn_framed_counters *out);
 
 /* ---- framed_steps.cpp: a recorded step, by which what later steps need is read ahead ----------------------------- */

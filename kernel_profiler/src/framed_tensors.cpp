@@ -28,6 +28,7 @@ using sn::Lock;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kNowhere = UINT64_MAX;
+constexpr uint64_t kMostSlice = 16 << 20;  // a larger transfer is no faster
 
 // Offsets that no tensor has. The lowest hole that is large enough is taken, so that few granules are in use.
 class Holes {
@@ -92,7 +93,7 @@ std::atomic<uint64_t> base{0}, extent{0};
 std::atomic<uint32_t> pool{0};  // frames
 std::atomic<bool> serving{false}, in_child{false};
 std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
-std::atomic<uint64_t> needs{0}, need_ns{0}, birth_ns{0}, too_large{0}, too_large_bytes{0}, failed{0};
+std::atomic<uint64_t> needs{0}, need_ns{0}, birth_ns{0}, too_large{0}, too_large_bytes{0}, sliced{0}, failed{0};
 std::atomic<int32_t> failure{0};
 
 // Frames become fewer or more, if it is time to look. Without `mutex`.
@@ -316,7 +317,7 @@ extern "C" int sn_framed_begin(sn_frames **with) {
     framed = new Framed(facts.granules);
     pool = facts.frames;
     told = {};
-    needs = need_ns = birth_ns = too_large = too_large_bytes = failed = 0;
+    needs = need_ns = birth_ns = too_large = too_large_bytes = sliced = failed = 0;
     failure = 0;
     too_large_by[0] = 0;
     sn::cap_forget(facts);
@@ -356,6 +357,18 @@ extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count,
   return found;
 }
 
+extern "C" uint64_t sn_framed_slice(uint64_t granules, uint32_t operands, uint64_t unit) {
+  if (sn_framed_any() == 0) return 0;
+  const uint64_t there = pool, most = there * sn::kFrameBytes;
+  // Both ends of each may lie in granules of others.
+  const uint64_t least = operands * (unit / sn::kFrameBytes + 2);
+  if (granules <= there / 2 || least > there) return 0;
+  uint64_t slice = unit;
+  while (slice < kMostSlice && 2 * operands * slice <= most / 8) slice *= 2;
+  sliced++;
+  return slice;
+}
+
 extern "C" void sn_framed_ran(void) {
   const sn::FramedInUse used;
   if (used.frames() != nullptr) sn::framed_operator_ended(used.frames());
@@ -377,6 +390,7 @@ extern "C" int sn_framed_count(sn_framed_counters *out) {
   out->need_ns = need_ns;
   out->too_large = too_large;
   out->too_large_bytes = too_large_bytes;
+  out->sliced = sliced;
   out->failed = failed;
   out->failure = failure;
   Lock words_lock(&words);

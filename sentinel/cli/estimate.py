@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +36,21 @@ ELSEWHERE = "cxl-m5"
 _EXAMPLES = """\
 examples:
   sentinel estimate models:gpt2 --batch 8
+  sentinel estimate examples/01_gpt2.py:job
   sentinel estimate models:gpt2 --batch 8 --fast 8GiB --machine optane-m10
   sentinel estimate models:gpt2 -o estimated.safetensors
       keeps the profile; `sentinel plan`, `simulate` and `compare` take it as they take a recorded one
 
-FACTORY is package.module:function. The function is called with batch=N, where that is given, and returns (model,
-inputs), (model, inputs, loss) or (model, inputs, loss, optimizer): loss(output) gives a scalar, optimizer(parameters)
-an optimizer (default: AdamW). Or it returns a dict with model, optimizer and step, a function that trains one step.
-It runs on tensors that have shapes and no memory: it must not load weights, and no value decides anything.
+FACTORY is package.module:function or path/to/script.py:function. The function is called with batch=N, where that is
+given, and returns (model, inputs), (model, inputs, loss) or (model, inputs, loss, optimizer): loss(output) gives a
+scalar, optimizer(parameters) an optimizer (default: AdamW). Or it returns a dict with model, optimizer and step, a
+function that trains one step. It runs on tensors that have shapes and no memory, on the CPU: it must not load weights,
+and no value decides anything. Importing it must not train. Where there is no such function, `sentinel run --dry-run
+train.py` records one step of the script instead.
 
-Nothing is trained. Bytes follow from shapes. Memory that a kernel takes while it runs is not in them. Times are a
-model: of each layer the larger of its floating-point operations and its bytes, over what the machine does of either.
+Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions alone.
+How far both are off: docs/estimate.md. Times are a model: of each layer the larger of its floating-point operations
+and its bytes, over what the machine does of either.
 """
 
 
@@ -53,7 +58,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     text = "say how much memory a step would take, how fast it would be, and what to buy"
     parser = add_verb(verbs, "estimate", text, f"{_EXAMPLES}\n{MACHINES}")
-    parser.add_argument("factory", metavar="FACTORY", help="package.module:function that makes the job")
+    parser.add_argument(
+        "factory", metavar="FACTORY", help="package.module:function or script.py:function that makes the job"
+    )
     parser.add_argument("--batch", type=whole_number, metavar="N", help="passed to the function as batch=N")
     parser.add_argument("--fast", type=amount, metavar="AMOUNT", help="fast memory: another point of the curve")
     parser.add_argument(
@@ -76,6 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     check_outputs(arguments.output)
     machine, why = _machine(arguments.machine)
     make = function_named(arguments.factory)
+    _check_call(make, arguments.factory, arguments.batch)
     profile, flops_per_s = estimated_profile(make, arguments, machine)
     if arguments.output:
         files.save(profile, arguments.output)
@@ -127,6 +135,19 @@ def _machine(named: str | None) -> tuple[Machine, str]:
         return machine_named(None), "this host, as it was calibrated"
     except UsageError:
         return machine_named(ELSEWHERE), "no machine is named, and this host's slower memory is not calibrated"
+
+
+def _check_call(make: Any, name: str, batch: int | None) -> None:
+    """Raises UsageError where the function does not take what it is called with."""
+    given = {} if batch is None else {"batch": batch}
+    try:
+        inspect.signature(make).bind(**given)
+    except ValueError:  # it is not known what a built-in takes
+        return
+    except TypeError as error:
+        called = f"{name}(batch={batch})" if given else f"{name}()"
+        remedy = "leave --batch out, or give it a parameter batch" if given else "give its parameters defaults"
+        raise UsageError(f"{called} cannot be called: {error}", remedy) from error
 
 
 def rows_of(needs: dict[str, int], profile: Profile, found: Comparison) -> list[tuple[str, str, str]]:

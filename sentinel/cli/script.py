@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from sentinel.cli.common import INTERRUPTED
@@ -64,25 +64,60 @@ def module_named(name: str) -> Script:
 
 
 def function_named(text: str) -> Callable[..., object]:
-    """What `package.module:function` names, found from this folder first. Raises UsageError where there is none."""
-    import importlib
+    """What `package.module:function`, found from this folder first, or `path/to/script.py:function` names.
 
-    module, colon, name = text.partition(":")
-    if not (colon and module and name):
-        raise UsageError(f"{text!r} names no function", "write it as package.module:function")
-    sys.path[0] = folder = os.getcwd()
+    Raises UsageError where there is none.
+    """
+    module, _, name = text.partition(":")
+    if not (module and name):
+        form = f"{module}:function" if module else "package.module:function or path/to/script.py:function"
+        remedy = f"write {form}, a function that makes the job"
+        if _is_path(module):
+            remedy += f"; a script as it is: sentinel run --dry-run {module}"
+        raise UsageError(f"{text!r} names no function", remedy)
     try:
-        found = importlib.import_module(module)
-    except Exception as error:
+        found = _imported(module)
+    except (Exception, SystemExit) as error:  # a script that is not guarded runs, and may leave
+        remedy = _UNGUARDED if isinstance(error, SystemExit) else _AS_PATH if _is_path(module) else _AS_PYTHON
+        told = str(error) or "no message"
         raise UsageError(
-            f"module {module!r} cannot be imported from {folder}: {type(error).__name__}: {error}", _AS_PYTHON
-        ) from error
+            f"{module!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {told}", remedy
+        ) from (error)
     made: object = getattr(found, name, None)
-    if not callable(made):
-        raise UsageError(f"module {module!r} has no function {name!r}", "write it as package.module:function")
-    return made
+    if callable(made):
+        return made
+    there = [key for key, value in vars(found).items() if _is_function_of(value, found.__name__)]
+    has = f"it has {', '.join(there)}" if there else "it has none"
+    raise UsageError(f"{module!r} has no function {name!r}", f"name one that makes the job: {has}")
 
 
+def _imported(module: str) -> ModuleType:
+    import importlib
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    if not _is_path(module):
+        sys.path[0] = os.getcwd()
+        return importlib.import_module(module)
+    sys.path[0] = os.path.dirname(os.path.realpath(module))
+    name = os.path.basename(module).removesuffix(".py")
+    spec = spec_from_file_location(name, module)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(module)
+    found = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def _is_path(module: str) -> bool:
+    return module.endswith(".py")
+
+
+def _is_function_of(value: object, module: str) -> bool:
+    return isinstance(value, FunctionType) and value.__module__ == module and not value.__name__.startswith("_")
+
+
+_AS_PATH = "name the file by its path from this folder"
+_UNGUARDED = "importing it must not train: put what runs below `if __name__ == '__main__':`"
 _AS_PYTHON = "name it as `python -m` takes it"
 
 

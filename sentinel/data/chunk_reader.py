@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
 from sentinel.data.source_files import SourceFiles
@@ -74,7 +75,7 @@ class ChunkReader:
         """`alive`: whether another job that shares the arena, by its slot, has not ended."""
         self._state = _Reading(arena, files, alive)
         self._in_flight = in_flight
-        self._threads: list[threading.Thread] = []
+        self._threads: list[ReadingThread] = []
         self._ended = weakref.finalize(self, self._state.stopping.set)  # threads end with the job's last use of it
 
     def begin(self, staging: Staging, *, goes_on: bool, mark: int = 0, copied: int = 0) -> None:
@@ -97,13 +98,11 @@ class ChunkReader:
         state.stopping.clear()
         queue: SimpleQueue[_Read | None] = SimpleQueue()
         slots = threading.Semaphore(self._in_flight)
-        threads = [threading.Thread(target=state.decide, args=(queue, slots, self._in_flight), daemon=True)]
-        threads += [
-            threading.Thread(target=state.read, args=(queue, slots), daemon=True) for _ in range(self._in_flight)
-        ]
+        threads = [ReadingThread("sentinel reader", state.stopping, state.decide, queue, slots, self._in_flight)]
+        for _ in range(self._in_flight):
+            threads.append(ReadingThread("sentinel reader", state.stopping, state.read, queue, slots))
         self._threads = threads
         for thread in threads:
-            thread.name = "sentinel reader"
             thread.start()
 
     def pause(self) -> None:

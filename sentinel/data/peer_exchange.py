@@ -2,19 +2,21 @@
 
 A rank has a hash there. A field of it is a sample that the plan of all ranks keeps; its value is a checksum of the
 sample, then its bytes. Whoever needs a sample last deletes it. One more field says that the rank puts there what it
-reads: it is taken away where the server is full, so that nobody waits for what does not come.
+reads, but for reads that it names; it is taken away where the server is full. So nobody waits for what does not come.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import closing
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.peers import Line, RankHash
+from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.resp_client import Refusal
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import SampleArena
@@ -31,6 +33,8 @@ _LONGEST_WAIT_S = 0.1
 """For samples to be copied, before it is looked whether the provider is to end."""
 _PATIENT_S = 10.0
 """For answers at the begin of an epoch: a list of all fields takes long."""
+_MOST_NOT_PUT = 4096
+"""Reads that are named; older ones are waited for like any other."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
 """Samples and bytes in a command: the server holds it beside what it keeps."""
 
@@ -68,8 +72,11 @@ class ChunkProvider:
         self._plan: WorldPlan | None = None
         self._reads: NDArray[np.int64] = np.zeros(0, np.int64)
         self._next, self._full_until = 0, 0.0
-        self._turn, self._lock = Lock(), Lock()
-        self._threads: list[Thread] = []
+        self._not_put: deque[tuple[int, int]] = deque(maxlen=_MOST_NOT_PUT)
+        """Epoch and number of reads whose samples will not come."""
+        self._untold = False
+        self._turn, self._lock, self._putting = Lock(), Lock(), Lock()
+        self._threads: list[ReadingThread] = []
         self.reads = self.read_bytes = self.failed = 0
         self.failure: BaseException | None = None
 
@@ -83,8 +90,11 @@ class ChunkProvider:
         the server still; what an earlier one left there is deleted, and without it everything."""
         self._plan, self._reads, self._next = plan, reads, 0
         if before is None:
+            self._not_put.clear()
             self.forget()
             return
+        while self._not_put and self._not_put[0][0] < before.epoch:
+            self._not_put.popleft()
         key = self._own.key
         with closing(Line(self._own.peer, _PATIENT_S)) as line:
             (there,) = line.ask((b"HKEYS", key))
@@ -98,7 +108,7 @@ class ChunkProvider:
 
     def start(self, in_flight: int) -> None:
         """Reads in threads of this process, from where it was paused."""
-        self._threads = [Thread(target=self._work, name="sentinel provider", daemon=True) for _ in range(in_flight)]
+        self._threads = [ReadingThread("sentinel provider", self._stopping, self._work) for _ in range(in_flight)]
         for thread in self._threads:
             thread.start()
 
@@ -110,14 +120,25 @@ class ChunkProvider:
 
     def _work(self) -> None:
         with closing(Line(self._own.peer)) as line:
-            while (read := self._next_due()) is not None:
+            while (read := self._next_due(line)) is not None:
+                whole = False
                 try:
-                    self._provide(read, line)
+                    whole = self._provide(read, line)
                 except Exception as error:  # of a source or a library: others read these samples alone
                     with self._lock:
                         self.failed, self.failure = self.failed + 1, error
+                if not whole and self._plan is not None:
+                    with self._putting:
+                        self._not_put.append((self._plan.epoch, read))
+                        self._untold = True
+                self._tell(line)
 
-    def _next_due(self) -> int | None:
+    def _tell(self, line: Line) -> None:
+        """Says which reads were not put, where that was not said yet and the server takes it."""
+        if self._untold and time.monotonic() >= self._full_until:
+            self._put([], line)
+
+    def _next_due(self, line: Line) -> int | None:
         plan = self._plan
         assert plan is not None
         with self._turn:
@@ -127,14 +148,16 @@ class ChunkProvider:
                 if due <= self._progress.delivered * plan.world:
                     self._next += 1
                     return read
+                self._tell(line)  # others may wait for what was not put, and nothing is due before
                 self._board.wait(_LONGEST_WAIT_S)
         return None
 
-    def _provide(self, read: int, line: Line) -> None:
+    def _provide(self, read: int, line: Line) -> bool:
+        """Whether the server has all samples of a chunk."""
         plan, layout = self._plan, self._files.layout
         assert plan is not None
         if line.peer.left_alone or time.monotonic() < self._full_until:
-            return  # nobody could get its samples
+            return False  # nobody could get its samples
         staging = plan.staging
         stays = slice(int(staging.first_stay[read]), int(staging.first_stay[read + 1]))
         samples, chunk = staging.stay_sample[stays], int(staging.read_chunk[read])
@@ -151,24 +174,24 @@ class ChunkProvider:
         ]
         count = max(-(-len(fields) // _AT_ONCE), -(-int(nbytes.sum()) // _BYTES_AT_ONCE), 1)
         each = -(-len(fields) // count) or 1
-        for at in range(0, len(fields), each):
-            if not self._put(fields[at : at + each], line):
-                return
+        return all(self._put(fields[at : at + each], line) for at in range(0, len(fields), each))
 
     def _put(self, fields: list[tuple[bytes, bytes]], line: Line) -> bool:
-        """Whether the server has taken them."""
-        key = self._own.key
-        said, _ = line.ask(*self._opened(*(part for field in fields for part in field)))
-        if isinstance(said, Refusal):
-            line.peer.refused()
-            self._full_until = time.monotonic() + FULL_S
-            line.ask((b"HDEL", key, OPEN))
+        """Whether the server has taken them. One at a time: what is said last of reads that were not put is the last
+        that is known."""
+        with self._putting:
+            said, _ = line.ask(*self._opened(*(part for field in fields for part in field)))
+            if isinstance(said, Refusal):
+                line.peer.refused()
+                self._full_until = time.monotonic() + FULL_S
+                line.ask((b"HDEL", self._own.key, OPEN))
+            self._untold &= not isinstance(said, int)
         return isinstance(said, int)
 
     def _opened(self, *fields: bytes) -> tuple[tuple[bytes, ...], ...]:
-        """The commands that put names and values, and say that more may follow."""
-        key = self._own.key
-        return (b"HSET", key, OPEN, b"1", *fields), (b"EXPIRE", key, _FORGOTTEN_S)
+        """The commands that put names and values, and say that more may follow, and what does not."""
+        not_put = np.array(self._not_put, ">u4").tobytes()
+        return (b"HSET", self._own.key, OPEN, not_put, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
 
 
 def names_of(names: NDArray[np.void]) -> list[bytes]:

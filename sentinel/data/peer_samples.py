@@ -30,7 +30,7 @@ LATE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 5e-3
 _LOOKED_AT = 1 << 16
 """Positions before a batch; workers are never further ahead."""
-_OF_PROCESS = ("_lines", "_asked", "_asked_for", "_due", "_ahead", "_pool")
+_OF_PROCESS = ("_lines", "_asked", "_asked_for", "_due", "_ahead", "_not_put", "_pool")
 
 
 class _Asked(NamedTuple):
@@ -49,6 +49,9 @@ class _Batch:
         self.there = np.zeros(len(nbytes), np.bool_)
         self.wrong = np.zeros(len(nbytes), np.bool_)
         """(k,) Whether the server has something else in place of the sample."""
+        name = self.held.name
+        self.reads: NDArray[np.uint64] = name["epoch"].astype(np.uint64) << np.uint64(32) | name["read"]
+        """(k,) The read that brings each: its epoch, then its number."""
 
 
 class FromPeers(FromArena):
@@ -69,6 +72,8 @@ class FromPeers(FromArena):
         self._due: dict[int, Future[memoryview]] = {}
         self._ahead: dict[int, Future[memoryview]] = {}
         """Samples of this batch and of the next one that are read alone."""
+        self._not_put: dict[int, NDArray[np.uint64]] = {}
+        """Rank -> reads whose samples it has not put, and will not."""
         self._pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,7 +145,10 @@ class FromPeers(FromArena):
             served.ended += len(absent)
             return np.zeros(0, np.int64)
         waited_for = np.array([rank.waited_for for rank in self._ranks], np.bool_)
-        may_come = waited_for[batch.held.reader[absent]] & ~batch.wrong[absent]
+        readers = batch.held.reader[absent]
+        may_come = waited_for[readers] & ~batch.wrong[absent]
+        for rank, not_put in self._not_put.items():
+            may_come &= (readers != rank) | ~np.isin(batch.reads[absent], not_put)
         served.lost += int((~may_come).sum())
         left: NDArray[np.int64] = absent[may_come]
         return left
@@ -176,6 +184,8 @@ class FromPeers(FromArena):
                 self._ranks[rank].peer.refused()
             if isinstance(said, list) and len(said) == 1 + len(numbers):
                 self._ranks[rank].looked_at(said[0] is not None)
+                named = said[0] or b""
+                self._not_put[rank] = np.frombuffer(named[: len(named) // 8 * 8], ">u8").astype(np.uint64)
                 self._check(batch, numbers, said[1:])
 
     def _check(self, batch: _Batch, numbers: NDArray[np.int64], values: list[bytes | None]) -> None:

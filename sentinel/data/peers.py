@@ -14,15 +14,15 @@ from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection
 from sentinel.system.peer_server import PORT, password_in
 from sentinel.system.progress import say
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = 0.2
 """For each part of an answer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """For so long a peer that did not answer is not asked again; twice as long if it does not answer then either."""
 UNWAITED_S = 30.0
-"""For so long nothing is waited for that a rank has not put yet, where it came too late, or its server is full."""
+"""For so long nothing is waited for that a rank has not put yet, where it came too late."""
 _GREETING_S = 2.0
 _ALONE_UNTIL, _PAUSE, _SILENCES, _REFUSALS = range(4)
-_UNWAITED_UNTIL, _LATE, _SEEN_OPEN = range(3)
+_UNWAITED_UNTIL, _LATE, _SEEN_OPEN, _CLOSED = range(4)
 
 
 class _Told:
@@ -109,13 +109,14 @@ class RankHash(_Told):
     """The hash in which a rank puts its samples, in the server of its machine, as another rank knows it."""
 
     def __init__(self, peer: Peer, key: bytes) -> None:
-        super().__init__(3)
+        super().__init__(4)
         self.peer, self.key = peer, key
 
     @property
     def waited_for(self) -> bool:
         """Whether samples that are not there may come soon."""
-        return not self.peer.left_alone and time.monotonic_ns() >= int(self._told[_UNWAITED_UNTIL])
+        closed = self.peer.left_alone or bool(self._told[_CLOSED])
+        return not closed and time.monotonic_ns() >= int(self._told[_UNWAITED_UNTIL])
 
     @property
     def late(self) -> int:
@@ -130,10 +131,8 @@ class RankHash(_Told):
     def looked_at(self, is_open: bool) -> None:
         """Whether the rank says that it puts there what it reads. If it did once and does not any more, the server is
         full, or has lost all."""
-        if is_open:
-            self._told[_SEEN_OPEN] = 1
-        elif self._told[_SEEN_OPEN]:
-            self._told[_UNWAITED_UNTIL] = time.monotonic_ns() + round(UNWAITED_S * 1e9)
+        self._told[_SEEN_OPEN] |= is_open
+        self._told[_CLOSED] = self._told[_SEEN_OPEN] and not is_open
 
 
 class Line:

@@ -78,7 +78,9 @@ class Facts:
             return None
         from sentinel.reports.fast_memory_points import fast_memory_points  # and with it the planner
 
-        return fast_memory_points(profile, plan, machine, step_ns, limit_s, expected_s)
+        known = self.setup.known_points
+        planned = fast_memory_points if known is None else known.points
+        return planned(profile, plan, machine, step_ns, limit_s, expected_s)
 
     @cached_property
     def headline(self) -> dict[str, Any]:

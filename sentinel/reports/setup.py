@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sentinel.system.host_load import HostLoad
+
+if TYPE_CHECKING:
+    from sentinel.reports.fast_memory_points import KnownPoints
 
 Done = Literal["executed", "emulated", "simulated", "declared", "passive"]
 """What was done. `executed`: on this host's tiers. `emulated`: executed; copies are real, delays of slow accesses are
@@ -61,8 +64,8 @@ class StorageFigures(NamedTuple):
     found in pages beside the promised memory, where stores that nobody announced had made them.
     `carried_pages`: written to unforeseen while on their way; `waited_stores`: of other threads. `operators`: with
     operands in frames; `waited_ns`: what they waited for these. `too_large`: operators whose operands do not fit
-    together, the largest of `too_large_bytes`, the first `too_large_by`. `refused`, `refused_bytes`: allocations beyond
-    the budget. `failed`: operands that could not be read.
+    together, the largest of `too_large_bytes`, the first `too_large_by`; `sliced`: elementwise ones that ran slice by
+    slice instead. `refused`, `refused_bytes`: allocations beyond the budget. `failed`: operands that could not be read.
 
     `recorded`: whole steps, by the last of which what later ones need is read ahead; 0: none was. `matched`: operators
     that were found in the record, `missed`: others. `hit_bytes`: read ahead and there when needed, `late_bytes`: still
@@ -117,6 +120,7 @@ class StorageFigures(NamedTuple):
     wait_before_ns: int = 0
     wait_after_ns: int = 0
     record_too_long: bool = False
+    sliced: int = 0
     step_ns: int = 0
     bound_ns: int = 0
     bound_compute_ns: int = 0
@@ -138,6 +142,7 @@ class Setup:
     shapes that steps came in, where there were several. `storage`: where the slow tier is a file. `profiled_load`,
     `applied_load`: how busy the host was in the profiled step, and from the first applied step on.
     `more_plans_s`: so long the report may make plans for other amounts of fast memory; 0 while the job trains.
+    `known_points`: what such plans came to in an earlier report of the session.
     """
 
     tracker: str | None = None
@@ -155,4 +160,5 @@ class Setup:
     profiled_load: HostLoad | None = None
     applied_load: HostLoad | None = None
     more_plans_s: float = 0.0
+    known_points: KnownPoints | None = None
     cap: str | None = None

@@ -1,7 +1,10 @@
-"""Fused optimizers under a memory budget: a call for each tensor.
+"""Fused optimizers under a memory budget: a call for each tensor, and for each slice of a large one.
 
 A fused step names all parameters, gradients and states at once, which may exceed the budget. On a CPU its kernels take
-one tensor after the other, so that a call for each gives the same bits, and needs one tensor's memory.
+one tensor after the other, so that a call for each gives the same bits, and needs one tensor's memory. They give
+threads whole cache lines, so that of a float32 tensor all elements but those after its last whole vector are computed
+alike: slices of whole cache lines give the same bits, too. That of bfloat16 SGD does not: its bits depend on the number
+of threads.
 """
 
 from __future__ import annotations
@@ -16,12 +19,19 @@ FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 """What torch.optim calls, by name, in the module `torch`."""
 
 Step = Callable[..., None]
+_LEAST_ELEMENTS = 1 << 16
+_MOST_BYTES = 16 << 20  # of a tensor at a time: a larger transfer is no faster
 
 
 class FusedSteps:
-    """Between `split` and `restore` the functions of `torch` named in FUSED are ours. Both may be called again."""
+    """Between `split` and `restore` the functions of `torch` named in FUSED are ours. Both may be called again.
 
-    def __init__(self) -> None:
+    `budget_bytes()`: what all tensors may take of memory now. A tensor of which a step needs more than half of that,
+    with its gradient and state, is stepped in slices that take about an eighth.
+    """
+
+    def __init__(self, budget_bytes: Callable[[], int]) -> None:
+        self._budget_bytes = budget_bytes
         self._whole: dict[str, Step] = {}
         self._ours: dict[str, Step] = {}
 
@@ -30,7 +40,7 @@ class FusedSteps:
         for name in FUSED:
             if hasattr(torch, name) and name not in self._ours:
                 self._whole[name] = getattr(torch, name)
-                self._ours[name] = one_by_one(self._whole[name])
+                self._ours[name] = one_by_one(self._whole[name], self._budget_bytes)
                 setattr(torch, name, self._ours[name])
 
     def restore(self) -> None:
@@ -40,9 +50,9 @@ class FusedSteps:
                 setattr(torch, name, self._whole[name])
 
 
-def one_by_one(whole: Step) -> Step:
-    """`whole`, called for each place of the lists that it takes; at once where these are on a device, or are neither
-    empty nor all of one length, so that what is wrong is told in PyTorch's words."""
+def one_by_one(whole: Step, budget_bytes: Callable[[], int]) -> Step:
+    """`whole`, called for each place of the lists that it takes, and each slice; at once where these are on a device,
+    or are neither empty nor all of one length, so that what is wrong is told in PyTorch's words."""
 
     @functools.wraps(whole)
     def step(*given: Any, **named: Any) -> None:
@@ -53,9 +63,32 @@ def one_by_one(whole: Step) -> Step:
             return
         for place in range(lengths.pop()):
             part = functools.partial(_at, place)
-            whole(*map(part, given), **{name: part(value) for name, value in named.items()})
+            _in_slices(whole, [*map(part, given)], {name: part(value) for name, value in named.items()}, budget_bytes())
 
     return step
+
+
+def _in_slices(whole: Step, given: list[Any], named: dict[str, Any], budget_bytes: int) -> None:
+    """`whole`, of lists of one tensor each, at once or for slices of those as long as the first one."""
+    held = [value[0] for value in (*given, *named.values()) if isinstance(value, list | tuple) and value]
+    first = held[0]
+    alike = [tensor for tensor in held if tensor.dim() and tensor.numel() == first.numel()]
+    fits = first.nbytes * len(alike) <= budget_bytes // 2
+    if fits or not all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in alike):
+        whole(*given, **named)
+        return
+    length = _LEAST_ELEMENTS
+    while 2 * length * first.itemsize <= min(_MOST_BYTES, budget_bytes // 8 // len(alike)):
+        length *= 2
+    for begin in range(0, first.numel(), length):
+        part = functools.partial(_slice, first.numel(), begin, begin + length)
+        whole(*map(part, given), **{name: part(value) for name, value in named.items()})
+
+
+def _slice(elements: int, begin: int, end: int, value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    return [each.view(-1)[begin:end] if each.dim() and each.numel() == elements else each for each in value]
 
 
 def _at(place: int, value: Any) -> Any:

@@ -34,10 +34,12 @@ from sentinel.session.applying import nothing_ran
 from sentinel.session.fused_steps import FusedSteps
 from sentinel.session.overlapped_steps import OverlappedSteps
 from sentinel.session.request import Request
-from sentinel.session.storage_figures import StepTimes, figures_of, notes_on
+from sentinel.session.storage_figures import StepTimes, about_too_large, figures_of, notes_on
 from sentinel.system import native
 from sentinel.system.progress import say
 from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
+from sentinel.tiers.frames import FRAME_BYTES
+from sentinel.tiers.pool_cap import pool_now
 
 
 class PassiveSession:
@@ -63,7 +65,7 @@ class PassiveSession:
         self._models, self._optimizers = list(models), list(optimizers)
         self._framed: FramedTensors | None = None
         self._memory: ManagedMemory | None = None
-        self._fused = FusedSteps()
+        self._fused = FusedSteps(lambda: pool_now().frames * FRAME_BYTES)
         self._step_ends = StepEnds(self._step_ended)
         self._overlapped = OverlappedSteps(LEAST_BYTES) if request.overlap_optimizer else None
         if self._overlapped is not None:
@@ -72,6 +74,7 @@ class PassiveSession:
         self._unnamed_bytes = 0
         self._process = os.getpid()
         self._setup_ns = 0
+        self._told_too_large = False
         self._resident_bytes = 0  # at the end
         self._recorded: GranuleUses | None = None  # then
         self._times = StepTimes()
@@ -188,8 +191,15 @@ class PassiveSession:
 
     def _step_ended(self) -> None:
         self._times.ended()
-        if self._framed is not None:
-            self._framed.step()
+        if self._framed is None:
+            return
+        self._framed.step()
+        if not self._told_too_large and self._framed.counters().too_large:
+            self._told_too_large = True
+            assert self._memory is not None
+            # without the record no bound is looked for, which takes time
+            told = figures_of(self._framed, self._tier, self._memory.counters(), self._framed.resident_bytes(), None, 0)
+            say(about_too_large(told, self._tier), wrong=True)
 
     def _end_frames(self) -> None:
         if RUNTIME.sink is self:  # an interrupt may have come before `_framed` was known; a forked child has no sink

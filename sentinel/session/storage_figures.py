@@ -117,6 +117,7 @@ def figures_of(
         too_large=told.too_large,
         too_large_bytes=told.too_large_bytes,
         too_large_by=told.too_large_by,
+        sliced=told.sliced,
         refused=told.refused,
         refused_bytes=told.refused_bytes,
         failed=told.failed,
@@ -146,9 +147,7 @@ def notes_on(
     """Sentences for the report. `unnamed_bytes`: of parameters that were there before; `ran_s`: how long the session
     has lasted; `beside`: what else is to be said."""
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
-    least = format_bytes(told.least_pool_bytes)  # under a cap the budget may have been less then than it is now
-    operators, allocations = counted(told.too_large, "operator"), counted(told.refused, "allocation")
-    most, refused = format_bytes(told.too_large_bytes), format_bytes(told.refused_bytes)
+    allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
     hour = told.written_bytes * 3600 / max(ran_s, 1)
     return holding(
@@ -171,14 +170,7 @@ def notes_on(
             unnamed_bytes > 0,
             f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
         ),
-        (
-            told.too_large,
-            (
-                f"{operators}, first {told.too_large_by}, used up to {most} at once, more than {least}: such a one"
-                " runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget"
-                f" until it is taken in, a few milliseconds later; {more}"
-            ),
-        ),
+        (told.too_large, about_too_large(told, tier)),
         (
             told.refused,
             f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
@@ -186,6 +178,21 @@ def notes_on(
         (told.failed, f"{counted(told.failed, 'operand')} could not be read ahead of use; the kernel read them"),
         (not told.direct, "The disk is read and written through the page cache only, which takes memory too."),
         (told.huge_bytes < told.pool_bytes, f"Only {format_bytes(told.huge_bytes)} of {budget} are huge pages."),
+    )
+
+
+def about_too_large(told: StorageFigures, tier: FileTier) -> str:
+    """What operators cost whose operands do not fit together, and what would do for them."""
+    missing = max(told.too_large_bytes - told.least_pool_bytes, FRAME_BYTES)  # under a cap there may be more by now
+    if tier.cap is None:
+        enough = f'fast="{told.too_large_bytes >> 20}MiB" would do'
+    else:
+        enough = f"a cap higher by {format_bytes(missing)} would do (and as much fast, if given)"
+    return (
+        f"{counted(told.too_large, 'operator')}, first {told.too_large_by}, used up to"
+        f" {format_bytes(told.too_large_bytes)} at once, more than {format_bytes(told.least_pool_bytes)}: such a"
+        " one runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget until"
+        f" it is taken in, a few milliseconds later; {enough}"
     )
 
 

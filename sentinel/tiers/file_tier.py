@@ -129,8 +129,9 @@ class FramedCounters(NamedTuple):
 
     `refused`, `refused_bytes`: allocations that found no room, and came from ordinary memory. `needs`: operators with
     operands here; `need_ns`: what they waited for them. `too_large`: operators whose operands do not fit in all frames
-    together; `too_large_bytes`: of the largest; `too_large_by`: the first one's name. `failed`: operands that could not
-    be brought in. `refused_errno`, `failed_errno`: of the last of each, 0 if there was none.
+    together; `too_large_bytes`: of the largest; `too_large_by`: the first one's name. `sliced`: elementwise operators
+    that ran slice by slice instead. `failed`: operands that could not be brought in. `refused_errno`, `failed_errno`:
+    of the last of each, 0 if there was none.
     """
 
     frames: Counters
@@ -143,6 +144,7 @@ class FramedCounters(NamedTuple):
     need_ns: int
     too_large: int
     too_large_bytes: int
+    sliced: int
     failed: int
     refused_errno: int
     failed_errno: int
@@ -150,7 +152,7 @@ class FramedCounters(NamedTuple):
 
 
 _FRAMES_WORDS = len(Counters._fields) - 1 + len(State)
-_OWN = FramedCounters._fields[1:11]
+_OWN = FramedCounters._fields[1:12]
 
 
 class _Counters(ctypes.Structure):

@@ -26,7 +26,9 @@ sys.exit(run.main())
 
 def _answer(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False, timeout=600
+    )
 
 
 @pytest.mark.needs("compiler")

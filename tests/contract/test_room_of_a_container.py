@@ -49,6 +49,7 @@ def test_a_quarter_of_the_container_at_most_is_prepared(room: int) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=600,
         )
     if "pagemap" in done.stderr and done.returncode == 1 and not done.stdout:
         pytest.skip(f"needs tracker pagemap: {done.stderr}")

@@ -17,6 +17,7 @@ from sentinel.system import numa
 from sentinel.system.topology import topology
 from sentinel.tiers import EmulatedTier, HeldBlock, Tier, open_tiers
 from tests.builders import GB, MIB, make_machine
+from tests.processes import until
 
 pytestmark = pytest.mark.needs("native")
 
@@ -157,8 +158,7 @@ def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
 def test_transfers_go_one_after_the_other_where_asked(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
     down = case.tier.admit(case.block())
-    while not case.mover.held().in_flight_bytes and not case.mover.ended():
-        pass
+    until(lambda: case.mover.held().in_flight_bytes or case.mover.ended())
     up = case.tier.recall(case.block(0), down)
     assert case.mover.wait(up)
     first, second = case.mover.results()

@@ -211,7 +211,7 @@ def test_a_forked_child_has_a_copy_of_its_own(watched: Memory) -> None:
     child.start()
     ctypes.memset(owned.start + PAGE_BYTES, 8, PAGE_BYTES)
     os.write(tell, b"x")
-    child.join()
+    child.join(timeout=600)
     watched.tracker.mark(-1)
     assert child.exitcode == 0
     assert ctypes.string_at(owned.start, 1) == b"\x07"

@@ -54,7 +54,7 @@ def _sysctl(name: str) -> int:
 def test_a_plain_user_is_told_what_works_and_what_not() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -50,7 +50,7 @@ def _named(blind_to: tuple[str, ...], word: str) -> bool:
 
 
 def test_direct_io_is_seen_or_named(memory: Memory, source: Path) -> None:
-    stat = subprocess.run(["stat", "-f", "-c", "%T", source], capture_output=True, text=True, check=True)
+    stat = subprocess.run(["stat", "-f", "-c", "%T", source], capture_output=True, text=True, check=True, timeout=600)
     if stat.stdout.strip() not in ("ext2/ext3", "xfs", "btrfs"):
         pytest.skip(f"needs a file system with O_DIRECT: {stat.stdout.strip()} may accept it and copy as ever")
     try:
@@ -117,7 +117,7 @@ def test_what_a_forked_child_touches_is_not_ours_and_named(memory: Memory) -> No
         target=_touch_and_leave, args=(memory.owned.start + 5 * PAGE_BYTES,)
     )
     child.start()
-    child.join()
+    child.join(timeout=600)
     memory.tracker.mark(-1)
     samples = memory.tracker.stop()
     assert child.exitcode == 0

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("native")
 def _sentinel(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "sentinel", *words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_one_node_gives_a_machine_with_a_declared_tier_and_says_so(tmp_path: Path) -> None:
@@ -115,7 +115,13 @@ def test_a_run_is_bound_before_torch_counts_cpus_and_starts_threads(tmp_path: Pa
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-m", "sentinel", "run", "--cpus", str(cpu), str(script)]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.stdout == f"1 [({cpu},)]\n", done.stderr
 

@@ -133,7 +133,7 @@ def test_a_locale_that_cannot_print_a_bar_gets_a_report_all_the_same(saved: dict
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     for words in (("report", "--profile", saved["profile"]), ("report", "--profile", saved["profile"], "--json")):
         command = [sys.executable, "-m", "sentinel", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=600)
         assert done.returncode == 0, done.stderr
         printed = done.stdout.decode(encoding)
         assert ("█" in printed) == (encoding == "utf-8" and "--json" not in words)
@@ -255,7 +255,7 @@ def test_a_reader_that_leaves_is_no_traceback(saved: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=600)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")

@@ -35,6 +35,7 @@ def train(example: Path, out: Path, *, slow: str, fast: str = "20%") -> tuple[di
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return torch.load(f"{out}.pt", weights_only=True), json.loads(Path(f"{out}.json").read_text())

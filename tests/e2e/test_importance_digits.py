@@ -24,6 +24,7 @@ def _printed(tmp_path: Path, *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

@@ -31,6 +31,7 @@ def test_a_sample_of_lines_is_interrupted_and_nothing_is_left(tmp_path: Path) ->
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     row = re.search(r"\*\*all\*\* \| (\d+) \| (\d+) \| \d+ \| \d+ \| (\d+) \|", page.read_text())

@@ -42,7 +42,9 @@ def run(
     script.write_text(TRAIN)
     ours = ("-m", "sentinel", "run", "--report", "-", *MACHINE) if auto else ()
     command = [*within, sys.executable, *ours, str(script), *map(str, limits)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})}, timeout=600
+    )
     assert done.stdout == "trained 7\n", done.stderr
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

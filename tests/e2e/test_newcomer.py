@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from sentinel import files
 from tests.capabilities import PROBES
-from tests.processes import started
+from tests.processes import started, until
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
@@ -153,6 +152,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in itertools.count():
+    print("step", step, file=sys.stderr, flush=True) if step < 2000 else None  # more would fill the pipe
     model(torch.ones(8, 64)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -169,9 +169,8 @@ def endless(folder: Path, *arguments: str) -> Sequence[str]:
 
 
 def await_file(path: Path, running: subprocess.Popen[str]) -> None:
-    while not path.exists():
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.05)
+    until(lambda: path.exists() or running.poll() is not None, 0.05)
+    assert path.exists(), running.communicate(timeout=600)
 
 
 def require_whole(folder: Path, *, report: bool) -> None:
@@ -193,19 +192,19 @@ def test_a_signal_that_ends_the_process_leaves_what_was_known(tmp_path: Path, by
     with started(endless(tmp_path), **options) as running:
         await_file(tmp_path / ("plan.json" if by == signal.SIGTERM else "r.json"), running)
         if by == signal.SIGTERM:
-            assert running.stderr is not None
-            while not running.stderr.readline().startswith("sentinel: applied from"):
-                assert running.poll() is None
-            time.sleep(0.5)  # some steps; one would do
+            lines = iter(running.stderr or ())
+            assert any(line.startswith("sentinel: applied from") for line in lines)
+            for _ in range(5):  # steps with the plan; one would do
+                assert any(line.startswith("step ") for line in lines)
         running.send_signal(by)
-        _, said = running.communicate()
+        _, said = running.communicate(timeout=600)
     assert running.returncode == -by, said
     assert "Traceback" not in said
     require_whole(tmp_path, report=True)
 
 
 def test_an_exit_that_skips_all_cleaning_up_leaves_profile_and_plan(tmp_path: Path) -> None:
-    done = subprocess.run(endless(tmp_path, "exit"), cwd=tmp_path, env=ENVIRONMENT, check=False)
+    done = subprocess.run(endless(tmp_path, "exit"), cwd=tmp_path, env=ENVIRONMENT, check=False, timeout=600)
     assert done.returncode == 9
     require_whole(tmp_path, report=False)
 

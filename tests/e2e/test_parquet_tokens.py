@@ -23,6 +23,7 @@ def test_the_losses_are_the_same_with_any_memory(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "the same bit for bit" in done.stdout

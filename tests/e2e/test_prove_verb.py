@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from sentinel.proving.proof_folder import OBJECT, PAGE
+from tests.processes import until
 
 ROOT = Path(__file__).parents[2]
 SLOW = "emulated:cxl-asic-x8"
@@ -39,10 +39,9 @@ def begun(words: Sequence[str], **more: Any) -> subprocess.Popen[str]:
 def test_a_proof_is_interrupted_gone_on_with_and_sent_back(tmp_path: Path) -> None:
     out = tmp_path / "proof"
     process = begun(command(out))
-    while not list((out / "work" / "cells").glob("*.json")) and process.poll() is None:
-        time.sleep(0.1)
+    until(lambda: list((out / "work" / "cells").glob("*.json")) or process.poll() is not None, 0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     partial = json.loads((out / OBJECT).read_text())
     assert partial["partial"] == "it was interrupted"
@@ -51,7 +50,7 @@ def test_a_proof_is_interrupted_gone_on_with_and_sent_back(tmp_path: Path) -> No
     digests = {name: told["digest"] for name, told in partial["predictions"].items()}
 
     again = begun(command(out, "--resume", "--json"))
-    printed, said = again.communicate()
+    printed, said = again.communicate(timeout=600)
     assert again.returncode == 0, said
     found = json.loads((out / OBJECT).read_text())
     assert found == json.loads(printed)
@@ -84,7 +83,7 @@ def test_what_does_not_fit_into_the_minutes_is_listed_as_not_run(tmp_path: Path)
     words = command(tmp_path)
     words[words.index("14")] = "0.05"
     process = begun(words)
-    _, said = process.communicate()
+    _, said = process.communicate(timeout=600)
     found = json.loads((tmp_path / OBJECT).read_text())
     assert process.returncode in (0, 1), said  # 1 where the time is up within the examination
     assert found["partial"]

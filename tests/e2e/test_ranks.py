@@ -105,7 +105,7 @@ def test_a_rank_that_plans_for_long_costs_time_and_nothing_else(tmp_path: Path) 
         *(f"r.rank{rank}.{form}" for rank in (0, 1) for form in ("html", "json")),
     }
     again = [sys.executable, "-m", "sentinel", "report", "r.rank0.json", "r.rank1.json", "-o", "again.html"]
-    subprocess.run(again, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    subprocess.run(again, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=600)
     assert (tmp_path / "again.html").read_text() == page
 
 
@@ -147,11 +147,14 @@ def test_the_command_that_a_refused_launcher_names_works(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert refused.returncode == 2
     assert not list(tmp_path.glob("r.*"))
     command = refused.stderr.rpartition("here: `")[2].partition("`")[0]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, shell=True, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=settings, shell=True, capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "16")
     assert (tmp_path / "r.json").exists()

@@ -24,7 +24,7 @@ def sentinel(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedPr
     """The command line in a fresh process."""
     command = [sys.executable, "-m", "sentinel", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
 def script(folder: Path, text: str) -> Path:
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate()  # it does not sleep on
+        _, said = running.communicate(timeout=600)  # it does not sleep on
     assert running.returncode == 130
     assert "Traceback" not in said
 

@@ -21,6 +21,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "killed after step" in done.stdout

@@ -22,6 +22,7 @@ def run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
 
 
@@ -41,3 +42,29 @@ def test_without_a_server_it_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "apt-get install" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ENDS = """
+import os, runpy, sys
+from pathlib import Path
+ours = runpy.run_path(sys.argv[1])
+torch, dist = ours["torch"], ours["dist"]
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meeting", rank=0, world_size=1)
+threads = lambda: sum("gloo" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+print(threads())
+torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
+dist.destroy_process_group()
+print(threads())
+"""
+
+
+@pytest.mark.slow
+def test_gloos_threads_end_with_the_process_group(tmp_path: Path) -> None:
+    """One that drops a tensor while the interpreter ends would abort the process."""
+    command = [sys.executable, "-c", ENDS, str(ROOT / "examples" / "10_three_ranks.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    during, after = map(int, done.stdout.split())
+    assert during > 0
+    assert after == 0

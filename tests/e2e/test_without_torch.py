@@ -35,6 +35,7 @@ def python(code: str, *arguments: str, blocked: str = BLOCKED) -> subprocess.Com
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
 
 

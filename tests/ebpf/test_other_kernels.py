@@ -44,13 +44,14 @@ def _vm(series: str, share: Path, *command: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
+        timeout=850,
     )
 
 
 def test_the_known_workload_is_reported_exactly(series: str, tmp_path: Path) -> None:
     library = tmp_path / "touches.so"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    subprocess.run([sys.executable, str(WORKLOAD), "--build", str(library)], check=True, env=environment)
+    subprocess.run([sys.executable, str(WORKLOAD), "--build", str(library)], check=True, env=environment, timeout=850)
     done = _vm(series, tmp_path, str(WORKLOAD), "--library", str(library))
     assert done.returncode == 0, done.stdout + done.stderr
     told = {result["tracker"]: result for result in json.loads(done.stdout)}

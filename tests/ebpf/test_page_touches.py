@@ -40,7 +40,9 @@ def test_the_object_is_small_and_names_its_maps() -> None:
 
 @pytest.mark.skipif(not (shutil.which("clang") and shutil.which("make")), reason="needs clang: apt-get install clang")
 def test_the_object_is_that_of_the_source(tmp_path: Path) -> None:
-    made = subprocess.run(["make", "-C", SOURCE, f"OUT={tmp_path}"], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["make", "-C", SOURCE, f"OUT={tmp_path}"], capture_output=True, text=True, check=False, timeout=600
+    )
     if "bpf/bpf_helpers.h" in made.stderr:
         pytest.skip("needs libbpf's headers: apt-get install libbpf-dev")
     assert made.returncode == 0, made.stderr
@@ -162,8 +164,10 @@ def test_missed_runs_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
         'int main(void) { printf("%zu %zu %d", offsetof(struct bpf_prog_info, recursion_misses),'
         " sizeof(struct bpf_prog_info), BPF_OBJ_GET_INFO_BY_FD); }\n"
     )
-    if subprocess.run([compiler, source, "-o", made], capture_output=True, check=False).returncode:
+    if subprocess.run([compiler, source, "-o", made], capture_output=True, check=False, timeout=600).returncode:
         pytest.skip("needs the kernel's headers: apt-get install linux-libc-dev")
-    offset, size, command = map(int, subprocess.run([made], capture_output=True, check=True).stdout.split())
+    offset, size, command = map(
+        int, subprocess.run([made], capture_output=True, check=True, timeout=600).stdout.split()
+    )
     assert (offset, command) == (bpf_calls._MISSES_AT, bpf_calls._INFO_BY_FD)
     assert offset + 8 <= bpf_calls._INFO_BYTES <= size

@@ -52,7 +52,7 @@ print(json.dumps(told))
 def _told(*capabilities: int) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", _PROGRAM, *map(str, capabilities)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     assert (answer["uid"], answer["capabilities"]) == (65534, sum(1 << number for number in capabilities))

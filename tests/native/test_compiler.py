@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ import pytest
 from sentinel.core.errors import CapabilityError
 from sentinel.system import compiler
 from sentinel.system.compiler import Library, cache_folder, compile_once
+from tests.processes import LONGEST_S, until
 
 ROOT = Path(__file__).parents[2]
-LONG_S = 120
-"""How long a test waits for what comes at once: it fails then, and its outcome depends on no time."""
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -114,13 +112,13 @@ def test_a_build_that_is_cut_short_leaves_nothing_that_runs_nor_files(
         "PYTHONPATH": str(ROOT),
     }
     building = subprocess.Popen([sys.executable, "-c", BUILD, *map(str, sources)], env=environment)
-    _until(lambda: pids.exists() and len(pids.read_text().split()) == 4)
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 4)
     compilers = [int(pid) for pid in pids.read_text().split()]
     assert all(_runs(pid) for pid in compilers)
     building.send_signal(number)
-    assert building.wait(LONG_S) == (42 if number == signal.SIGINT else -number)
-    _until(lambda: not any(_runs(pid) for pid in compilers))
-    _until(lambda: not list(cache.glob(f"*/{compiler._SCRATCH}*")))
+    assert building.wait(LONGEST_S) == (42 if number == signal.SIGINT else -number)
+    until(lambda: not any(_runs(pid) for pid in compilers))
+    until(lambda: not list(cache.glob(f"*/{compiler._SCRATCH}*")))
 
 
 def _runs(pid: int) -> bool:
@@ -129,14 +127,6 @@ def _runs(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
-
-
-def _until(true: object) -> None:
-    assert callable(true)
-    deadline = time.monotonic() + LONG_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_full_cache_is_compiled_around(
@@ -188,7 +178,9 @@ os.wait()
 print(built.exists(), built)
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "no"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=600
+    )
     existed, path = done.stdout.split()
     assert existed == "True"
     assert not Path(path).parent.exists()

@@ -27,6 +27,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
 
 

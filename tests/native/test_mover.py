@@ -15,6 +15,7 @@ import pytest
 from sentinel.core.errors import NativeError
 from sentinel.migration.mover import Held, NativeMover, Outcome, sleep_until
 from sentinel.tiers.tier import MOST_TIERS, NODE, Job
+from tests.processes import until
 
 pytestmark = pytest.mark.needs("native")
 
@@ -46,8 +47,7 @@ def test_more_results_than_fit_a_batch_come_all_in_order(mover: NativeMover) -> 
 def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMover) -> None:
     mover.hold(1, 60)
     job = mover.submit(Job(*UP, 60, (0, 60), duration_ns=30 * MS))
-    while not mover.held().in_flight_bytes and not mover.ended():
-        time.sleep(0.0002)
+    until(lambda: mover.held().in_flight_bytes or mover.ended(), 2e-4)
     if not mover.ended():
         held = mover.held()
         assert (held.fast_bytes, held.slow_bytes) == (60, 60)
@@ -179,5 +179,5 @@ print(job, mover.wait(job), [moved.job for moved in mover.results()])
 
 
 def test_a_job_that_address_space_does_not_suffice_for_is_refused_and_the_mover_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["True", "1 True [1]"]), done.stderr

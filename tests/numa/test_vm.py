@@ -41,6 +41,7 @@ def _vm(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
+        timeout=850,
     )
 
 
@@ -133,7 +134,7 @@ def test_a_killed_run_takes_its_machine_along(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.kill()
-        running.wait()
+        running.wait(timeout=600)
     deadline = time.monotonic() + 20
     while _processes_with(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)

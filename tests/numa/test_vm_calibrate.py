@@ -36,7 +36,7 @@ def machine() -> None:
 
 def _vm(*words: str, script: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RUN), *words, "--timeout", "840", "--", "sh", "-c", script]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=850)
 
 
 def test_cxl_memory_is_calibrated_and_ordered_by_the_kernels_tiers() -> None:

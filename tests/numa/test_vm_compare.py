@@ -34,6 +34,7 @@ def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path
         capture_output=True,
         text=True,
         check=False,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -23,6 +23,7 @@ def test_hot_ranges_are_on_the_fast_node_and_cold_ones_on_the_slow_one() -> None
         capture_output=True,
         text=True,
         check=False,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

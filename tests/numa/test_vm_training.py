@@ -23,6 +23,7 @@ def test_training_is_bit_identical_and_every_page_that_moved_is_accounted_for() 
         capture_output=True,
         text=True,
         check=False,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     assert "training goes on" not in done.stderr  # what within a step was warned of, and raises nothing there

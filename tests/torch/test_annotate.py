@@ -362,7 +362,7 @@ class TestNothingElseChanges:
             f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
             "print(model(torch.ones(2, 4)).shape)\n"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
         assert done.stdout.strip() == "torch.Size([2, 4])", done.stderr
 
     def test_outputs_with_hooks_are_saved_without_a_warning(self):

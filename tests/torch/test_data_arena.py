@@ -156,7 +156,7 @@ def test_other_processes_see_it(method: str) -> None:
     child = context.Process(target=_copy, args=(arena, found))
     child.start()
     assert found.get(timeout=60) == content(2, 100)
-    child.join()
+    child.join(timeout=600)
     arena.wait(60)  # the bell rang here
     assert arena.taken.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     with pytest.raises(UsageError, match="cannot be pickled"):
@@ -170,7 +170,7 @@ def test_nothing_is_left_of_it_after_kill_9() -> None:
         "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')[:-1]), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == -signal.SIGKILL
     links, opened = done.stdout.splitlines()
     assert links == "0"  # no folder has it: its memory goes with the process

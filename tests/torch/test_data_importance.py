@@ -202,7 +202,7 @@ def test_ranks_select_alike(tars: list[str], tmp_path: Path) -> None:
         process.start()
     (_, ours, losses), (_, theirs, same) = sorted(found.get(timeout=300) for _ in ranks)
     for process in ranks:
-        process.join()
+        process.join(timeout=600)
     assert losses == same
     assert sorted(ours[0] + theirs[0]) == list(range(COUNT))
     alone = loader_of(tars)

@@ -37,6 +37,7 @@ from sentinel.data.retries import tried  # noqa: E402
 from sentinel.reports import ReportError  # noqa: E402
 from sentinel.samples import SourceCosts  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
+from tests.processes import until  # noqa: E402
 
 COUNT = 600
 
@@ -323,7 +324,7 @@ def test_a_worker_that_is_killed_between_epochs_costs_time_only(
     assert loader._workers is not None
     worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
+    worker.join(timeout=600)
     assert epoch_of(loader) == torchs(0, 1)
     assert "a worker of the loader was lost" in capfd.readouterr().err
     loader.close()
@@ -351,7 +352,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_sending_a_batch_costs_time_onl
     worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
     until_it_sends(worker.pid)
     os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
+    worker.join(timeout=600)
     got += [number for batch in batches for number, _ in batch]
     assert got == torchs(0, 0)
     assert "a worker of the loader was lost" in capfd.readouterr().err
@@ -528,11 +529,7 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
     next(batches)
     assert memories() > before[1]
     del loader, batches
-    for _ in range(1000):  # threads end by themselves
-        if reading() <= before[0] and memories() <= before[1]:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the reader or its memory is left")
+    until(lambda: reading() <= before[0] and memories() <= before[1], 0.01)  # threads end by themselves
 
 
 # --- what is asked for ---
@@ -760,7 +757,7 @@ def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) 
     worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
     until_it_sends(worker.pid)
     os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
+    worker.join(timeout=600)
     assert [number for batch in loader for number, _ in batch] == torchs(0, 1)
     loader.close()
 

@@ -6,6 +6,7 @@ import gc
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -302,6 +303,29 @@ def test_what_a_full_server_refused_is_not_waited_for(tmp_path: Path, three: lis
     assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
     assert served.lost == served.direct_reads == 8
     assert not one.rank.waited_for
+    client.close()
+
+
+def test_a_rank_names_the_reads_that_it_has_not_put(tmp_path: Path, three: list[Server]) -> None:
+    one = One(tmp_path, three[0], 64)
+    client, key, lost = valkey.Valkey(port=three[0].port), one.rank.key, int(one.share.name["read"][20])
+    of_read = np.flatnonzero(one.share.name["read"] == lost)
+    client.hdel(key, *names_of(one.share.name[of_read]))
+    one.rank.peer.silent()  # when this chunk is to be put
+    one.provider.begin(one.plan, np.array([lost]), one.plan)
+    one.board.taken[:] = 1
+    one.provider.start(1)
+    one.provider.finish()
+    one.board.taken[:] = 0
+    while one.rank.peer.left_alone:
+        time.sleep(0.01)
+    one.provider.begin(one.plan, one.share.reads[:0], one.plan)
+    served = Served()
+    request = one.request(0, 64)
+    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
+    assert served.lost == served.direct_reads == len(of_read), "of others nothing is read alone"
+    assert one.rank.waited_for
+    one.source.hang_up()
     client.close()
 
 

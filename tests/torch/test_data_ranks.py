@@ -57,7 +57,7 @@ def test_two_ranks_share_an_epoch_and_unlike_seeds_are_named(tmp_path: Path, mon
         process.start()
     results = sorted(found.get(timeout=300) for _ in ranks)
     for process in ranks:
-        process.join()
+        process.join(timeout=600)
     assert sorted(results[0][1] + results[1][1]) == list(range(COUNT))
     for _, _, said in results:
         assert "ranks differ in seed: rank 0 has 7, rank 1 has 8" in said

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,14 +15,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.core.errors import CapabilityError  # noqa: E402
+from sentinel.data import reading_thread  # noqa: E402
 from sentinel.data.chunk_reader import ChunkReader  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import Collate, Failed, FromArena, Served, StagedSamples  # noqa: E402
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
-from tests.data_files import shards  # noqa: E402
+from tests.data_files import rows, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def copied(arena: SampleArena, files: SourceFiles, sample: int) -> bytes:
     began = time.monotonic()
     one = np.array([sample])
     while not isinstance(found := arena.copy(one, files.layout.sample_nbytes[one])[0], memoryview):
-        assert time.monotonic() - began < 60, "it does not come"
+        assert time.monotonic() - began < LONGEST_S, "it does not come"
         time.sleep(0.001)
     return bytes(found)
 
@@ -99,3 +106,37 @@ def test_what_a_batch_carries_passes_collation(job: tuple[ChunkReader, SampleAre
     with pytest.raises(CapabilityError, match="iterate over the loader"):
         samples[0]
     assert np.array_equal(arena.taken, np.zeros(180))
+
+
+def test_no_thread_is_left_as_a_program_ends(tmp_path: Path) -> None:
+    """One that is within a library's C++ then would end the process by std::terminate."""
+    program = (
+        "import atexit, sys, threading\n"
+        "def left(): print(sum(thread.name == 'sentinel reader' for thread in threading.enumerate()))\n"
+        "atexit.register(left)\n"  # the first one is called last
+        "import sentinel.data\n"
+        "loader = sentinel.data.loader(sys.argv[1], batch_size=4, memory='20%', unit=16)\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "left()\n"
+    )
+    command = [sys.executable, "-c", program, rows(tmp_path, 2000)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    during, after = map(int, done.stdout.split())
+    assert during > 0
+    assert after == 0
+
+
+def test_the_end_of_a_program_waits_for_no_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, stopping = threading.Event(), threading.Event()
+    thread = ReadingThread("a read", stopping, go_on.wait, 600)
+    thread.start()
+    monkeypatch.setattr(reading_thread, "LONGEST_END_S", 0.0)
+    reading_thread._end_all()
+    assert stopping.is_set()
+    assert thread.is_alive()
+    go_on.set()
+    thread.join(600)
+    assert not thread.is_alive()

@@ -121,7 +121,7 @@ class OfAShare:
     def result(self) -> tuple[list[int], dict[str, int], list[str]]:
         assert self.process.stdout is not None
         got, headline, caveats = json.loads(self.process.stdout.readline())
-        assert self.process.wait() == 0
+        assert self.process.wait(timeout=600) == 0
         return got, headline, caveats
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class OfAShare:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        self.process.wait()
+        self.process.wait(timeout=600)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_job_goes_on_by_itself_when_the_one_that_reads_is_killed(
     for one in (first, second):
         one.came()
     os.kill(first.process.pid, signal.SIGKILL)
-    first.process.wait()
+    first.process.wait(timeout=600)
     second.go()
     got, headline, caveats = second.result()
     assert got == expected[0] + expected[1]
@@ -190,7 +190,7 @@ def test_a_guest_that_is_killed_is_not_waited_for(tars: list[str], job: Callable
     for one in (first, second):
         one.came()
     os.kill(second.process.pid, signal.SIGKILL)
-    second.process.wait()
+    second.process.wait(timeout=600)
     first.go()
     got, headline, _ = first.result()  # after 600 s if it waited
     assert got == expected[0] + expected[1]
@@ -350,7 +350,7 @@ def test_a_forked_child_has_no_part_in_a_share(name: str) -> None:
     with subprocess.Popen([sys.executable, "-W", "ignore", "-c", program, name], **pipes) as job:  # type: ignore[call-overload]
         assert job.stdout.readline() == b"lives on\n"
         job.kill()
-        job.wait()
+        job.wait(timeout=600)
         place = ShareName(name, "b", {})
         assert place.slot == 0
         place.close()

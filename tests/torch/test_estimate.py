@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -25,9 +26,11 @@ from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.profile import Profile
 from sentinel.core.trace import ROLES
 from sentinel.planner.sweep import Comparison, curve, knee, make_subject
+from sentinel.profiler.estimate.composed_kernels import KERNELS
 from sentinel.profiler.estimate.fake_job import FakeJob, job_of
 from sentinel.profiler.estimate.fake_recorder import FakeRecorder
 from sentinel.profiler.estimate.fake_step import estimated
+from sentinel.profiler.estimate.kernel_memory import RULES
 from sentinel.profiler.estimate.memory_needs import needs_of
 from sentinel.profiler.estimate.schema_accesses import describe
 from sentinel.profiler.estimate.time_model import measured_flops_per_s, timed
@@ -96,6 +99,53 @@ def test_a_network_of_layers() -> None:
     assert layer < 0.01
 
 
+def images() -> dict[str, Any]:
+    """Convolutions that oneDNN computes in a layout of its own, with channels that fill its blocks and do not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 32, 5, padding=2, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(32, 40, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(40), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(40, 64, 1), nn.BatchNorm2d(64), nn.ReLU()),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(16, 1, 32, 32)).square().mean().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer, "step": step}
+
+
+def test_what_convolutions_allocate_inside_is_counted() -> None:
+    peak, layer, _ = compared(images)
+    assert peak < 0.03
+    assert layer < 0.05
+
+
+def clicks() -> dict[str, Any]:
+    """A table whose gradients are sparse."""
+    torch.manual_seed(0)
+    table, head = nn.EmbeddingBag(5000, 32, mode="sum", sparse=True), nn.Linear(32, 1)
+    optimizer = torch.optim.Adagrad([*table.parameters(), *head.parameters()], lr=0.1)
+    wanted = torch.arange(4096).reshape(1024, 4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        head(table(wanted.clone())).square().mean().backward()
+        optimizer.step()
+
+    return {"model": [table, head], "optimizer": optimizer, "step": step}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_sparse_gradient_has_the_rows_that_were_looked_up() -> None:
+    peak, layer, _ = compared(clicks)
+    assert peak < 0.03
+    assert layer < 0.05
+
+
 def test_names_roles_and_keys_are_those_of_a_recording() -> None:
     """But for activations, which a recording names after the outermost operator: linear, here addmm."""
     guess, real = estimated(mlp, "mlp"), recorded(mlp)
@@ -128,6 +178,14 @@ def test_what_depends_on_values_is_named() -> None:
     with pytest.raises(CapabilityError, match=r"estimating operator aten\.nonzero\.default"):
         estimated(job, "job")
     assert RUNTIME.sink is None
+
+
+def test_a_job_on_another_device_is_told_to_be_on_the_cpu() -> None:
+    def job() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Linear(64, 64), torch.empty(32, 64, device="cuda")
+
+    with pytest.raises(UsageError, match="job makes a tensor on cuda:0; make all of it on the CPU"):
+        estimated(job, "job")
 
 
 def test_a_loss_that_is_asked_for_is_a_number() -> None:
@@ -224,6 +282,15 @@ def test_an_operator_is_described_by_its_schema() -> None:
     assert describe(aten.embedding.default).table == "gather"
     assert not describe(aten.copy_.default).reads[0]
     assert describe(aten.native_batch_norm.default).writes[3:5] == (True, True)
+
+
+def test_rules_take_what_their_operators_take() -> None:
+    for operator, kernel in KERNELS.items():
+        positional = [a.name for a in operator._schema.arguments if not a.kwarg_only]
+        by_name = {a.name: a for a in operator._schema.arguments if a.kwarg_only}
+        inspect.signature(kernel).bind(*positional, **by_name)
+    for operator, rule in RULES.items():
+        inspect.signature(rule).bind("born", "result", *operator._schema.arguments)
 
 
 def test_storages_are_born_used_and_freed() -> None:

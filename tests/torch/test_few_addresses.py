@@ -56,7 +56,9 @@ def under(nbytes: int | None) -> subprocess.CompletedProcess[str]:
         if nbytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
 
-    return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, preexec_fn=limit, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, preexec_fn=limit, check=False, timeout=600
+    )
 
 
 @pytest.mark.parametrize("nbytes", [None, 6 * GIB])
@@ -68,6 +70,8 @@ def test_a_small_job_runs_and_is_told_of_the_limit(nbytes: int | None) -> None:
 
 
 def test_a_limit_that_leaves_too_little_is_an_error_that_names_it() -> None:
-    ended = subprocess.run([sys.executable, "-c", LEFT + SCRIPT], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT + SCRIPT], capture_output=True, text=True, check=False, timeout=600
+    )
     assert ended.returncode != 0
     assert SAYS in ended.stderr.splitlines()[-1], ended.stderr

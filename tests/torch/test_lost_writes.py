@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[2]
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
 
 

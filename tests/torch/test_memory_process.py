@@ -33,6 +33,7 @@ def run(program: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
@@ -247,5 +248,5 @@ def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert [process.communicate()[0].strip() for process in both] == ["5003", "5003"]
+    assert [process.communicate(timeout=600)[0].strip() for process in both] == ["5003", "5003"]
     assert len(list((tmp_path / "sentinel").glob("sentinel_torch-*/sentinel_torch.so"))) == 1

@@ -219,6 +219,7 @@ def test_the_program_on_the_page_says_what_it_sees(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()

@@ -35,6 +35,7 @@ def told(*options: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -24,7 +24,7 @@ def _told(tracker: str) -> dict[str, Any]:
     program = SOURCE / "tools" / "known_workload" / "torch_touches.py"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, str(program), tracker]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

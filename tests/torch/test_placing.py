@@ -380,6 +380,8 @@ def test_on_a_file_what_is_built_within_is_in_frames(tmp_path: Path) -> None:
         root = Path(__file__).parents[2]
         command = [sys.executable, "-c", ON_A_FILE, folder]
         environment = {**os.environ, "PYTHONPATH": str(root)}
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
         assert done.returncode == 0, done.stderr
         assert (Path(folder) / "r.json").exists()

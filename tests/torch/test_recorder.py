@@ -319,7 +319,7 @@ print(len(operators.log().events) > 0, len(operators.log().events))
 
 
 def test_a_recording_that_finds_no_memory_breaks_off_and_the_operators_run_on():
-    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False, timeout=600)
     said = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert said[0].startswith("recording operators: Cannot allocate memory")

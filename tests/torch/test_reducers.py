@@ -100,6 +100,7 @@ def test_under_a_hook_of_the_users_parameters_move(memory: ManagedMemory) -> Non
         job.train(3)
     rows = adopt(memory, jobs[1].named())
     stayed = [row.name for row in rows if row.reason and row.nbytes >= adopting.SMALL_BYTES]
+    assert stayed
     assert all(name.startswith("bucket.") for name in stayed)
     assert jobs[0].train(4) == jobs[1].train(4)
 

@@ -398,7 +398,9 @@ print("running", sentinel.active())
 raise KeyboardInterrupt
 print("running", sentinel.active())
 """
-    ran = subprocess.run([sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"], input=typed, capture_output=True, text=True, check=True, timeout=600
+    )
     assert ran.stdout.split("running")[1:] == [" True\n", " False\n"], ran.stderr
 
 
@@ -426,5 +428,7 @@ except KeyboardInterrupt:
     print("whole", total == total, i)
 """
     for at in (1, 6):
-        ran = subprocess.run([sys.executable, "-c", program, str(at)], capture_output=True, text=True, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-c", program, str(at)], capture_output=True, text=True, check=False, timeout=600
+        )
         assert ran.stdout.split() == ["whole", "True", str(at)], ran.stderr

@@ -25,6 +25,7 @@ def test_two_thousand_steps_leave_nothing_behind() -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

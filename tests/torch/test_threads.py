@@ -150,6 +150,7 @@ def test_a_program_whose_thread_never_stopped_its_session_ends_without_a_word(tm
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     said = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]
     assert (done.returncode, done.stdout, said) == (0, "True\n", [])

@@ -40,6 +40,7 @@ def told(how: str, rights: str, *trackers: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)

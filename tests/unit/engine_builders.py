@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.moves import Move
 from tests.builders import make_machine
+from tests.processes import until
 
 INSTANT = 10**15
 """Bytes per second of a link that takes no time."""
@@ -133,8 +133,11 @@ class Running:
         """Wait until a worker has begun with something; it may have ended since, if this thread had to wait."""
         mover, jobs = self.engine._mover, [move.job for move in self.engine._moves.all()]
         ended = mover._call["sn_mover_wait"]
-        while jobs and not mover.held().in_flight_bytes and all(ended(mover._handle.value, job, 0) for job in jobs):
-            time.sleep(0.0005)
+
+        def begun() -> bool:
+            return bool(mover.held().in_flight_bytes) or not all(ended(mover._handle.value, job, 0) for job in jobs)
+
+        until(lambda: not jobs or begun(), 5e-4)
 
 
 @contextmanager

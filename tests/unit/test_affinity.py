@@ -53,7 +53,9 @@ def test_only_a_process_on_several_nodes_is_told_to_bind() -> None:
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
-    return subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False, timeout=600
+    )
 
 
 def test_all_threads_are_bound_and_those_that_they_start() -> None:

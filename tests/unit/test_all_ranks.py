@@ -148,7 +148,7 @@ def test_a_rank_whose_process_is_gone_has_died(tmp_path: Path) -> None:
         "RankFiles(sys.argv[1], Launched(1, 2, 1, 2, 'a')).begin()"
     )
     mine = RankFiles(str(path), who(0, 2))
-    subprocess.run([sys.executable, "-c", text, str(path)], check=True)
+    subprocess.run([sys.executable, "-c", text, str(path)], check=True, timeout=600)
     assert not mine.write(full_report(), FAILED)
     rows = [read(tmp_path / f"r.rank{rank}.json") for rank in (0, 1)]
     assert [each.state.split(":")[0] for each in rows] == ["failed", "died"]

@@ -14,6 +14,7 @@ from benchmarks import blind_validation_page
 from benchmarks.blind_validation import cell, checked, ranking, summary
 from sentinel.core.plan import USE_DTYPE
 from tests.builders import make_machine
+from tests.processes import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 END = {"emulated": True, "as_saved": True, "notes": [], "copied_bytes": 1}
@@ -130,8 +131,7 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
     assert alone.duration_ns == model._job(block, 0, 1, 0).duration_ns
     mover.force(10**6)
     mover.submit(alone._replace(duration_ns=3_600_000_000_000))
-    while not mover.held().in_flight_bytes:
-        pass
+    until(lambda: mover.held().in_flight_bytes)
     second = other._job(block, 0, 1, 0)
     assert second.duration_ns == 2 * alone.duration_ns
     mover.close()

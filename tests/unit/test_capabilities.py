@@ -129,7 +129,9 @@ def test_rights_are_those_of_the_process() -> None:
     )
     if os.geteuid() == 0:
         program = program.replace("import os;", "import os, sentinel.system.settings;")
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=SOURCE)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=SOURCE, timeout=600
+        )
         assert done.stdout.strip() == "[False, False, False, False]"
 
 

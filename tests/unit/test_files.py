@@ -407,7 +407,9 @@ def test_a_hostile_header_gets_no_memory(tmp_path: Path) -> None:
         "    except FormatError as error:\n"
         "        print(error.field)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *map(str, paths)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, paths)], capture_output=True, text=True, check=True, timeout=600
+    )
     assert done.stdout.split() == ["index", "flops"]
     assert resource.getpagesize() == 4096
 

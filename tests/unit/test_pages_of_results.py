@@ -16,6 +16,7 @@ from benchmarks import (
     data,
     data_orders_page,
     data_page,
+    estimate_page,
     policies_page,
     profiling_page,
     tiertrain_page,
@@ -79,6 +80,17 @@ def test_the_page_of_policies_is_made_from_its_results() -> None:
 
 def test_the_page_beside_tiertrain_is_made_from_its_results() -> None:
     assert (DOCS / "tiertrain.md").read_text() == tiertrain_page.page(told("tiertrain.json"))
+
+
+def test_the_page_of_estimates_is_made_from_its_results() -> None:
+    assert (DOCS / "estimate.md").read_text() == estimate_page.page(told("estimate.json"))
+
+
+def test_the_readme_says_how_far_estimates_are_off() -> None:
+    errors = [found["errors"] for found in told("estimate.json")["results"].values()]
+    peak, layer = (max(abs(error[key]) for error in errors) for key in ("peak", "layer_worst"))
+    assert f"In three examples the peak was at most {100 * peak:.1f} % off" in README
+    assert f"the bytes of a layer at most {100 * layer:.1f} %," in README
 
 
 def test_runs_of_other_policies_of_one_cell_are_one_cell() -> None:

@@ -168,7 +168,7 @@ def test_sigterm_is_answered_and_ends_the_process_as_it_would(kind: str, code: i
     root = Path(early_end.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", TERMINATED, kind]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout) == (code, printed)
     assert ("no room" in done.stderr) == (kind == "fails")
 
@@ -235,7 +235,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys\nfrom sentinel.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=600)
     assert "a typical session:" in done.stdout
     assert not HEAVY & set(done.stderr.split())
 

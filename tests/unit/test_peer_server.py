@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_cannot_be_served_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    port = free_port()
     for arguments, says in (
         ({"address": "192.0.2.1"}, "no password is given; .*--password-file"),
         ({"memory_bytes": 1000}, "too little here"),
@@ -28,13 +27,10 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(tmp_path: Path) -> None:
         ({"address": "192.0.2.1", "password": "x"}, "nothing can listen at 192.0.2.1.*an address of this machine"),
         ({"password": 'a"b'}, "quotes"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with free_port() as port, pytest.raises(UsageError, match=says):
             peer_server.configuration(**{"memory_bytes": 8 << 20, "port": port, **arguments})
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        with pytest.raises(UsageError, match="another program does"):
-            peer_server.configuration(8 << 20, port=port)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="another program does"):
+        peer_server.configuration(8 << 20, port=taken.getsockname()[1])
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(UsageError, match="has no password"):
         peer_server.password_in(str(tmp_path / "empty"))
@@ -52,15 +48,23 @@ def test_without_a_server_it_says_what_to_install(
 
 @pytest.mark.needs("redis-server")
 def test_it_serves_until_it_is_ended(tmp_path: Path) -> None:
-    port, secret = free_port(), tmp_path / "secret"
+    secret = tmp_path / "secret"
     secret.write_text("open sesame\n")
+    with free_port() as port:
+        said = served(port, secret, tmp_path)
+    assert f"holds up to 8.00 MiB at 127.0.0.1:{port}" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"], "nothing is written"
+
+
+def served(port: int, secret: Path, folder: Path) -> str:
+    """What a server with that password says, that answered as it should."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "sentinel", "data", "serve", "--memory", "8MiB"),
             *("--port", str(port), "--password-file", str(secret)),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,6 +85,5 @@ def test_it_serves_until_it_is_ended(tmp_path: Path) -> None:
             assert b"maxmemory_policy:noeviction" in told
     finally:
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
-    assert f"holds up to 8.00 MiB at 127.0.0.1:{port}" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["secret"], "nothing is written"
+        _, said = process.communicate(timeout=600)
+    return said

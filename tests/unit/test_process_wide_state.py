@@ -27,6 +27,7 @@ ELSEWHERE = {
     "session/__init__.py: calls atexit.register": "stock allocation is back before the interpreter goes",
     "session/__init__.py: sets sys.excepthook": "as above, where the interpreter lives on; Runtime.shows_uncaught",
     "system/compiler.py: calls atexit.register": "a temporary folder of this process alone",
+    "data/reading_thread.py: calls atexit.register": "threads that bring samples are at their end before it",
     # libraries: the loader maps each once in a process, whatever we keep
     "migration/mover.py: caches _sleep": "a function of a loaded library",
     "profiler/reducers.py: caches _library": "a loaded library",

@@ -142,6 +142,7 @@ def test_without_handlers_nothing_is_logged(capsys: pytest.CaptureFixture[str]) 
         capture_output=True,
         text=True,
         check=True,
+        timeout=600,
     )
     assert (done.stdout, done.stderr) == ("", "sentinel: x\n")
 
@@ -160,7 +161,11 @@ def test_the_page_says_how_to_log_it() -> None:
     (program,) = [text for text in page.read_text().split("```python\n") if text.startswith("import logging")]
     said = "from sentinel.system import progress; progress.say('a step is watched')"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program.partition('```')[0]}\n{said}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{program.partition('```')[0]}\n{said}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     assert done.stderr.count("\n") == 1
     assert done.stderr.endswith(" sentinel a step is watched\n")

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from sentinel import planner
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports import Report, Setup, build_report
+from sentinel.reports import fast_memory_points as points_module
 from sentinel.reports.alike import alike
 from sentinel.reports.facts import Facts
-from sentinel.reports.fast_memory_points import fast_memory_points
+from sentinel.reports.fast_memory_points import KnownPoints, fast_memory_points
 from sentinel.reports.grades import Grades, sentence
 from sentinel.reports.html.heat import MAX_TENSORS, chosen
 from sentinel.reports.html.memory_curve import memory_curve
@@ -287,6 +289,31 @@ def test_a_note_is_serious_unless_it_tells_of_method() -> None:
     found.add(["nothing fits", "tracker x is blind to y"])
     assert found == Grades(["Nothing fits."], [], ["Tracker x is blind to y."])
     assert sentence("is it?") == "Is it?"
+
+
+def test_later_reports_of_a_session_need_no_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, real = KnownPoints(), points_module.curve
+    made: list[Any] = []
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(points_module, "curve", counted)
+
+    def report(plan: Plan) -> Report:
+        setup = dataclasses.replace(SETUP, more_plans_s=600.0, known_points=known)
+        return build_report(profile=PROFILE, plan=plan, machine=MACHINE, simulated=SIMULATED, setup=setup)
+
+    first = report(PLAN).fast_memory_points
+    assert first is not None
+    assert made
+    made.clear()
+    assert report(PLAN).fast_memory_points is first
+    assert not made
+    again = report(dataclasses.replace(PLAN)).fast_memory_points
+    assert made
+    assert again == first
 
 
 def test_no_plan_is_made_while_the_job_trains_or_where_one_takes_too_long() -> None:

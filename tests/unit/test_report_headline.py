@@ -146,4 +146,4 @@ def test_a_headline_needs_no_pandas() -> None:
         "from sentinel.reports import build_report\n"
         "assert build_report().headline['kind'] is None\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=600)

@@ -222,7 +222,7 @@ def test_reports_need_no_torch() -> None:
         "report = build_report(profile=PROFILE, plan=PLAN)\n"
         "assert report.text() and report.headline['peak_bytes']\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=600)
 
 
 def test_a_report_of_an_emulated_run_says_what_was_copied_and_what_was_not() -> None:

@@ -1,11 +1,13 @@
 """FakeRecorder: what the operators of a step on fake tensors would allocate, read and write, as native logs have it.
 
 Fake tensors have shapes, strides, devices and no memory. A storage of theirs gets an address that nothing else had;
-that is all that the logs need. An operator is seen as a whole: memory that its kernel takes while it runs is not.
+that is all that the logs need. An operator is seen as a whole, but for what `kernel_memory` and `composed_kernels` know
+of its kernel: what these allocate, read and write is noted as if the kernel did.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,10 +18,12 @@ from numpy.typing import NDArray
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sentinel.core.errors import CapabilityError
+from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler import flops
 from sentinel.profiler.backward import graph_task
+from sentinel.profiler.estimate.composed_kernels import KERNELS
+from sentinel.profiler.estimate.kernel_memory import RULES
 from sentinel.profiler.estimate.schema_accesses import Operator, describe
 from sentinel.profiler.merge import ALLOC, FREE
 from sentinel.profiler.operators import OPERATOR, OPERATOR_DTYPE, READ, WRITE, OperatorLog
@@ -40,6 +44,8 @@ ALLOCATION_DTYPE = np.dtype(
 SMALL_BYTES = 1024
 """Smaller storages are not managed: the native allocator leaves them to malloc."""
 _SMALL_FLAG = 1
+_DEVICES = ("cpu", "meta")
+ON_CPU = "make all of it on the CPU (device='cpu'): Sentinel places tensors there, and an estimate is of a step there"
 
 _CANNOT = (
     fake_tensor.UnsupportedOperatorException,
@@ -80,6 +86,7 @@ class FakeRecorder(TorchDispatchMode):
         self._events: list[tuple[int, ...]] = []
         self._flops: list[int] = []
         self._ops: dict[str, int] = {}
+        self._within: list[set[tuple[int, int]]] = []  # per running kernel: (address, kind) of what it called
 
     # ---- for who runs the step ------------------------------------------------------------------------------
 
@@ -113,8 +120,11 @@ class FakeRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             return _one_of(args[0].dtype)
+        covered: set[tuple[int, int]] = set()
         try:
-            result = func(*args, **kwargs)
+            result = self._inside(covered, KERNELS[func], *args, **kwargs) if func in KERNELS else NotImplemented
+            if result is NotImplemented:
+                result = func(*args, **kwargs)
         except _CANNOT as error:
             raise CapabilityError(
                 f"estimating operator {func}",
@@ -122,15 +132,26 @@ class FakeRecorder(TorchDispatchMode):
                 "leave it out of the step, or record one on a machine that can run it: sentinel run --dry-run",
             ) from error
         if not torch.compiler.is_compiling():
-            self._note(func, args, kwargs, result)
+            values = [
+                args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+                for i, argument in enumerate(func._schema.arguments)
+            ]
+            if func in RULES and self.recording and values[0].device.type in _DEVICES:
+                self._inside(covered, RULES[func], functools.partial(self._place, born=True), result, *values)
+            self._note(func, values, result, covered)
         return result
 
-    def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    def _inside(self, covered: set[tuple[int, int]], kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        """What `kernel` gives, its own operators noted; `covered` gets what these read and write."""
+        self._within.append(covered)
+        try:
+            with self:
+                return kernel(*args, **kwargs)
+        finally:
+            self._within.pop()
+
+    def _note(self, func: Any, values: Sequence[Any], result: Any, covered: set[tuple[int, int]]) -> None:
         about = describe(func)
-        values = [
-            args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            for i, argument in enumerate(func._schema.arguments)
-        ]
         operands, rows = self._inputs(about, values) if about.touches else ([], 0)
         given = {operand.address for operand in operands}
         given_bytes = computed = 0
@@ -154,7 +175,7 @@ class FakeRecorder(TorchDispatchMode):
         elif not words:
             return
         counted = flops.of_call(about.name, values, result) if words else computed
-        self._operator(about.name, operands, counted)
+        self._operator(about.name, operands, counted if words or not covered else 0, covered)
 
     def _inputs(self, about: Operator, values: Sequence[Any]) -> tuple[list[Operand], int]:
         """The operands among the arguments, and how many elements the second has."""
@@ -173,20 +194,28 @@ class FakeRecorder(TorchDispatchMode):
                     found.append(operand)
         return found, rows
 
-    def _operator(self, name: str, operands: Sequence[Operand], counted: int) -> None:
+    def _operator(self, name: str, operands: Sequence[Operand], counted: int, covered: set[tuple[int, int]]) -> None:
+        """As shim/recorder.cpp: what operators within have touched is theirs."""
         seq, op = self.next_seq(), self._ops.setdefault(name, len(self._ops))
         backward = int(graph_task() != -1)
         for o in operands:
             for kind, does in ((READ, o.reads), (WRITE, o.writes)):
-                if does:
+                if does and (o.address, kind) not in covered:
                     self._events.append((seq, o.address, o.nbytes, o.offset, o.span, op, kind, backward))
                     self._flops.append(0)
         self._events.append((seq, 0, 0, seq, max(counted, 0), op, OPERATOR, backward))
         self._flops.append(counted)
+        if self._within:
+            touched = {(o.address, READ) for o in operands if o.reads} | {
+                (o.address, WRITE) for o in operands if o.writes
+            }
+            self._within[-1].update(touched, covered)
 
     def _place(self, tensor: torch.Tensor, *, born: bool = False) -> tuple[int, int]:
         """Address and bytes of the tensor's storage, (0, 0) without one. `born`: a new one was made just now."""
-        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "meta"):
+        if tensor.device.type not in _DEVICES:
+            raise UsageError(f"the job makes a tensor on {tensor.device}", ON_CPU)
+        if tensor.layout != torch.strided:
             return 0, 0
         storage = tensor.untyped_storage()
         key = storage._cdata

@@ -19,15 +19,18 @@ from sentinel.profiler import hooks, names
 from sentinel.profiler.annotate import annotate
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.estimate.fake_job import FakeJob, job_of
-from sentinel.profiler.estimate.fake_recorder import FakeRecorder
+from sentinel.profiler.estimate.fake_recorder import ON_CPU, FakeRecorder
 from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.runtime import RUNTIME
 
 NOTE = (
-    "Estimated from shapes: nothing was run, no memory was allocated. Memory that a kernel takes while it runs, and"
-    " what only values decide, are not in it; times are a model."
+    "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels other than convolutions take"
+    " while they run, and what only values decide, are not in it; times are a model."
 )
-BLIND_TO = ("memory that operators take while they run", "what depends on values: `.item()` gives 1")
+BLIND_TO = (
+    "memory that kernels take while they run, but for convolutions",
+    "what depends on values: `.item()` gives 1, and no two rows of a sparse gradient are of the same index",
+)
 
 
 def estimated(make: Callable[[], object], where: str) -> Profile:
@@ -53,10 +56,12 @@ def _made(make: Callable[[], object], where: str) -> object:
     except SentinelError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"{where} failed on fake tensors: {type(error).__name__}: {error}",
-            "build the model from its configuration, without loading weights (`sentinel --debug estimate` shows where)",
-        ) from error
+        remedy = (
+            "build the model from its configuration, without loading weights (`sentinel --debug estimate` shows where)"
+        )
+        if any(word in str(error).lower() for word in ("cuda", "nvidia", "xpu", "hip")):
+            remedy = ON_CPU
+        raise UsageError(f"{where} failed on fake tensors: {type(error).__name__}: {error}", remedy) from error
 
 
 def _recorded(job: FakeJob, recorder: FakeRecorder, where: str) -> Trace:

@@ -15,10 +15,11 @@ _ASKS_ONLY = frozenset(
         *("resize_", "resize_as_", "set_", "result_type", "is_same_size", "size", "stride", "numel", "requires_grad_"),
         *("retain_grad", "record_stream", "is_floating_point", "is_complex", "is_signed", "_version", "output_nr"),
         *("is_leaf", "_has_compatible_shallow_copy_type", "can_cast", "lift_fresh", "is_nonzero", "item"),
-        "_assert_tensor_metadata",
+        *("_assert_tensor_metadata", "as_strided_", "t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_"),
+        *("unsqueeze_", "detach_"),
     }
 )
-"""They ask for sizes, kinds or room only."""
+"""They ask for sizes, kinds or room only, or change how an operand is seen."""
 _READS_NOTHING = frozenset(
     {
         *("zero_", "fill_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_"),

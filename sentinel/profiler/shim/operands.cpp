@@ -15,12 +15,16 @@
 
 #include "guarded.h"
 #include "operators.h"
+#include "plain.h"
 #include "sentinel.h"
+#include "slices.h"
 
 namespace {
 
 using sn_shim::Access;
+using sn_shim::is_plain;
 using sn_shim::Operator;
+using sn_shim::within;
 
 // Immortal: operators run while the program ends.
 struct Known {
@@ -43,6 +47,7 @@ const Operator *lookup(const at::RecordFunction &fn) {
   const auto schema = fn.operator_schema();
   if (!schema) return nullptr;
   Operator about = sn_shim::describe(*schema);
+  sn_shim::describe_slices(*schema, about);
   std::unique_lock lock(known->mutex);
   return &known->operators.emplace(key, std::move(about)).first->second;
 }
@@ -62,17 +67,6 @@ bool span_of(const at::Tensor &tensor, sn_framed_operand *out) {
   if (offset >= storage->nbytes()) return false;
   *out = {address + offset, std::min<uint64_t>(extent * itemsize, storage->nbytes() - offset), 0, 0};
   return true;
-}
-
-bool within(c10::DispatchKeySet keys, c10::DispatchKeySet allowed) {
-  return (keys.raw_repr() & ~allowed.raw_repr()) == 0;
-}
-
-// No subclass, wrapper, negation or name: the CPU's own kernel is what runs.
-bool is_plain(const at::Tensor &tensor) {
-  using Key = c10::DispatchKey;
-  constexpr c10::DispatchKeySet kPlain({Key::CPU, Key::ADInplaceOrView, Key::AutogradCPU, Key::AutocastCPU});
-  return tensor.defined() && tensor.has_storage() && within(tensor.key_set(), kPlain) && !tensor.is_inference();
 }
 
 // Whether each byte of the operand is surely zeroed before it is read. An operator that fails, or that something between
@@ -98,11 +92,13 @@ struct Running : at::ObserverContext {
 std::unique_ptr<at::ObserverContext> bring_in(const at::RecordFunction &fn) {
   const Operator *about = lookup(fn);
   if (about == nullptr || !about->touches || about->each_alone) return nullptr;
+  if (about->elementwise && sn_shim::in_slices(*about, fn.inputs())) return nullptr;
   std::vector<sn_framed_operand> operands;
   size_t position = 0;
   for (const c10::IValue &value : fn.inputs()) {
     const Access access = position < about->arguments.size() ? about->arguments[position] : Access{};
     ++position;
+    if (!access.reads && !access.writes) continue;  // its sizes are asked for
     sn_shim::each_tensor(value, [&](const at::Tensor &tensor) {
       sn_framed_operand operand;
       if (!span_of(tensor, &operand)) return;
@@ -147,6 +143,7 @@ SN_API int sn_operands_watch(void) {
   return sn::guarded([&] {
     const std::lock_guard lock(changing);
     if (watching != at::INVALID_CALLBACK_HANDLE) return 0;
+    sn_shim::watch_slices();
     watching = at::addGlobalCallback(
         at::RecordFunctionCallback(on_start).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
     return 0;

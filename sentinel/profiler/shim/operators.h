@@ -23,8 +23,10 @@ struct Access {
 
 struct Operator {
   bool touches = true;      // false: views and what only asks for sizes
-  bool each_alone = false;  // on a CPU it calls an ordinary operator for each of its tensors
+  bool each_alone = false;  // on a CPU it calls an ordinary operator for its tensor, or each of these
   bool zeroes = false;      // all of its only operand
+  bool elementwise = false;  // and may run in slices
+  bool makes_new = false;   // such a one gives a new tensor
   bool writes_new = true;   // false: results are left as allocated
   bool worded = false;
   Table table = Table::kNone;

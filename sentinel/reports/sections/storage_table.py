@@ -62,6 +62,7 @@ def _text(report: Document[Facts]) -> TextTable:
             ("beside it, peak", format_bytes(told.beside_peak_bytes), "pages of stores that nobody announced"),
             ("carried", f"{told.carried_pages:,} pages", "written to unforeseen"),
             ("operators", f"{told.operators:,}", f"waited {format_ns(told.waited_ns)}, {format_ns(wait)} each"),
+            ("in slices", f"{told.sliced:,} operators", "elementwise, of operands beyond half of the memory"),
             ("stores that waited", f"{told.waited_stores:,}", "some microseconds each"),
             ("beyond the budget", format_bytes(told.refused_bytes), f"{told.refused:,} allocations"),
         ],

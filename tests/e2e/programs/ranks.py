@@ -1,6 +1,7 @@
 """Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|sharded ROWS, of which rank 0 has 8
 times as many where it ends in +. With LATE_RANK=1 rank 1 takes 2 s for each plan, with KILL_RANK=1 it is killed."""
 
+import gc
 import hashlib
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 
 import torch
 import torch.distributed
+import torch.distributed.nn  # here, or it holds the process group too: see examples/10_three_ranks.py
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,8 +46,7 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "_local_tensor", tensor).detach()
 
 
-if __name__ == "__main__":
-    torch.distributed.init_process_group("gloo")
+def train() -> None:
     rank = torch.distributed.get_rank()
     watch_late(rank)
     kind, told = sys.argv[1:3]
@@ -66,4 +67,10 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.sha256(b"".join(here(param).numpy().tobytes() for param in net.parameters())).hexdigest()
     print(f"{rank} {' '.join(losses)} {digest}\n", end="", flush=True)  # in one piece: ranks print side by side
+
+
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    train()
+    gc.collect()  # the model, which holds the process group and with it gloo's threads
     torch.distributed.destroy_process_group()

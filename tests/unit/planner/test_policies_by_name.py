@@ -46,5 +46,5 @@ def test_help_and_comparison_read_the_table():
 )
 def test_only_what_is_asked_for_is_imported(program, imported):
     text = f"import sys; {program}; {_IMPORTED}"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=600)
     assert (done.stdout.strip(), done.stderr) == (imported, "")

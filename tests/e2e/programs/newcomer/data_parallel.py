@@ -1,9 +1,11 @@
 """DistributedDataParallel over gloo, as torchrun starts it."""
 
+import gc
 import hashlib
 
 import torch
 import torch.distributed
+import torch.distributed.nn  # here, or it holds the process group after its end: see examples/10_three_ranks.py
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,4 +26,6 @@ if __name__ == "__main__":
         losses.append(loss.item().hex())
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
     print(f"{rank} {' '.join(losses)} {digest}\n", end="", flush=True)  # in one piece: two ranks print
+    del model, optimizer, loss
+    gc.collect()  # they hold the process group
     torch.distributed.destroy_process_group()
