@@ -17,7 +17,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Idle threads of one process's operators would otherwise spin on the core of the other.
 check test: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help venv demo check test test-all lint native-test clean
+.PHONY: help venv demo check test test-all lint docs native-test clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -40,6 +40,9 @@ lint: $(VENV)/.packages ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/.native ## the reference of the public interface, as pages in build/reference
+	@$(PYTHON) -m tools.reference
 
 native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers, and without optimisation (needs cmake)
 	@command -v cmake >/dev/null || { echo "cmake is missing: apt-get install cmake" >&2; exit 1; }

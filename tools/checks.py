@@ -79,6 +79,7 @@ def jobs() -> list[Job]:
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
+        Job("reference", "host", ("make", "docs")),
         Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own), NO_SPINNING),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
