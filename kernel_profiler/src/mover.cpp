@@ -118,8 +118,9 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
     m->last_id = order.id;
     m->goes_first += job->first != 0;
     Jobs &queue = m->queue[order.direction()];
+    const bool is_next = queue.empty();
     queue.splice(queue.end(), fresh);
-    pthread_cond_broadcast(&m->changed);
+    if (is_next) pthread_cond_broadcast(&m->changed);  // else nobody can start earlier than before
     return static_cast<int64_t>(order.id);
   });
 }

@@ -90,7 +90,7 @@ class Counters:
 
     def add_outcome(self, outcome: str) -> None:
         """One more migration of that outcome, a word of OUTCOMES."""
-        name = outcome.replace(" ", "_")
+        name = "already_there" if outcome == "already there" else outcome
         setattr(self, name, getattr(self, name) + 1)
 
     def counted(self) -> dict[str, int]:

@@ -29,12 +29,16 @@ class BlockTable:
         rows = np.sort(plan.uses, order=["block", "layer"])
         self._bounds = np.searchsorted(rows["block"], np.arange(count + 1)).tolist()
         self._layers = rows["layer"].astype(np.int64)
-        self._touched = rows["touched_bytes"].astype(np.int64)
-        self._extra = [np.zeros(len(rows), np.int64) if tier is None else tier.delay_ns(rows) for tier in tiers]
-        self.slow_ns = np.zeros(plan.n_layers, np.int64)
+        touched = rows["touched_bytes"].astype(np.int64)
         self.touched_bytes = np.zeros(plan.n_layers, np.int64)
-        np.add.at(self.touched_bytes, self._layers, self._touched)
-        self.served_fast_bytes = self.touched_bytes.copy()
+        np.add.at(self.touched_bytes, self._layers, touched)
+        # of each use and of each layer: ns beyond the fast tier, bytes that the fast tier serves
+        self._shares = [
+            np.stack([np.zeros_like(touched), touched] if tier is None else [tier.delay_ns(rows), 0 * touched], axis=1)
+            for tier in tiers
+        ]
+        self._costs = np.stack([np.zeros_like(self.touched_bytes), self.touched_bytes], axis=1)
+        self.slow_ns, self.served_fast_bytes = self._costs.T
         for index, tier_index in enumerate(self.tier):
             self.serve(index, tier_index)
 
@@ -88,8 +92,5 @@ class BlockTable:
         low, high = self._bounds[block], self._bounds[block + 1]
         if low == high:
             return
-        layers = self._layers[low:high]  # each layer once, so += adds each row
-        self.slow_ns[layers] += self._extra[tier][low:high] - self._extra[before][low:high]
-        if (before == FAST) != (tier == FAST):
-            sign = 1 if tier == FAST else -1
-            self.served_fast_bytes[layers] += sign * self._touched[low:high]
+        # each layer once, so += adds each row
+        self._costs[self._layers[low:high]] += self._shares[tier][low:high] - self._shares[before][low:high]

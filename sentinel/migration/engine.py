@@ -55,6 +55,7 @@ class Engine:
             self._mover.close()  # its workers would stay
             raise
         self._has_pages = holds_pages(self._tiers)
+        self._ranges = [functools.partial(job.ranges, block) for block in range(len(plan.blocks))]
         self._agenda = Agenda(plan)
         self._table = BlockTable(plan, self._tiers)
         self._moves = Moves(self._tiers, self._mover)
@@ -333,7 +334,7 @@ class Engine:
 
     def _held_block(self, block: int) -> HeldBlock:
         table = self._table
-        return HeldBlock(block, table.nbytes[block], table.spread(block), functools.partial(self._job.ranges, block))
+        return HeldBlock(block, table.nbytes[block], table.spread(block), self._ranges[block])
 
     def _collect(self) -> None:
         ended = self._moves.collect()

@@ -6,7 +6,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import struct
+from array import array
 from enum import IntEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import NativeError
@@ -83,38 +86,12 @@ class Copied(NamedTuple):
     errno: int
 
 
-class _Span(ctypes.Structure):
-    _fields_ = (("address", _U64), ("nbytes", _U64))
-
-
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("nbytes", _U64),
-        ("held", _U64 * MOST_TIERS),
-        ("duration_ns", _U64),
-        ("bytes_per_s", _U64),
-        ("after", _U64),
-        ("spans", ctypes.POINTER(_Span)),
-        ("span_count", _U64),
-        ("node", ctypes.c_int32),
-        ("source", ctypes.c_uint8),
-        ("target", ctypes.c_uint8),
-        ("kind", ctypes.c_uint8),
-        ("first", ctypes.c_uint8),
-    )
-
-
-class _Moved(ctypes.Structure):
-    _fields_ = (
-        ("id", _U64),
-        ("start_ns", _U64),
-        ("stop_ns", _U64),
-        ("moved_bytes", _U64),
-        ("held", _U64 * MOST_TIERS),
-        ("outcome", ctypes.c_int32),
-        ("error", ctypes.c_int32),
-    )
-
+_ORDER = struct.Struct(f"=Q{MOST_TIERS}Q5QiBBBB")
+"""struct sn_job; packed, since a field at a time takes longer than the rest of a submission."""
+_NOT_HELD = tuple((0,) * (MOST_TIERS - count) for count in range(MOST_TIERS + 1))
+_MOVED = struct.Struct(f"=4Q{MOST_TIERS}Qii")
+"""struct sn_moved."""
+_OUTCOMES = tuple(Outcome)
 
 _Held = _U64 * (2 * MOST_TIERS + len(Held._fields) - 2)
 
@@ -161,7 +138,8 @@ class NativeMover:
         result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(self._handle))
         native.check("sn_mover_create", result)
         self._ended = _U64.from_address(self._call["sn_mover_ended"](self._handle))
-        self._rows = (_Moved * _BATCH)()
+        self._rows = bytearray(_BATCH * _MOVED.size)
+        self._rows_at = (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
         self._accounts = _Held()
         self._accounts_at = ctypes.addressof(self._accounts)
         self._held_call = self._call["sn_mover_held"]
@@ -169,22 +147,23 @@ class NativeMover:
 
     def submit(self, job: Job) -> int:
         """Queue `job`; returns its id."""
-        spans = (_Span * len(job.spans))(*[_Span(address, nbytes) for address, nbytes in job.spans])
-        order = _Job(
-            nbytes=job.nbytes,
-            held=tuple(job.held),
-            duration_ns=job.duration_ns,
-            bytes_per_s=job.bytes_per_s,
-            after=job.after,
-            spans=spans,
-            span_count=len(job.spans),
-            node=job.node,
-            source=job.source,
-            target=job.target,
-            kind=job.kind,
-            first=int(job.first),
+        spans = array("Q", chain.from_iterable(job.spans))
+        order = _ORDER.pack(
+            job.nbytes,
+            *job.held,
+            *_NOT_HELD[len(job.held)],
+            job.duration_ns,
+            job.bytes_per_s,
+            job.after,
+            spans.buffer_info()[0],
+            len(job.spans),
+            job.node,
+            job.source,
+            job.target,
+            job.kind,
+            job.first,
         )
-        return self._check("sn_mover_submit", ctypes.byref(order))
+        return self._check("sn_mover_submit", order)
 
     def cancel(self, job: int) -> bool:
         """Whether `job` had not started, and now never will."""
@@ -230,12 +209,11 @@ class NativeMover:
         """The jobs that have ended since the last call, oldest first."""
         found: list[Moved] = []
         while True:
-            count = self._call["sn_mover_results"](self._open("sn_mover_results"), self._rows, _BATCH)
-            for row in self._rows[:count]:
-                outcome = Outcome(row.outcome)
-                found.append(
-                    Moved(row.id, row.start_ns, row.stop_ns, row.moved_bytes, tuple(row.held), outcome, row.error)
-                )
+            count = self._call["sn_mover_results"](self._open("sn_mover_results"), self._rows_at, _BATCH)
+            for job, start, stop, moved, *held, outcome, error in _MOVED.iter_unpack(
+                memoryview(self._rows)[: count * _MOVED.size]
+            ):
+                found.append(Moved(job, start, stop, moved, tuple(held), _OUTCOMES[outcome], error))
             if count < _BATCH:
                 return found
 

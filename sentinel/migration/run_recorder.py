@@ -139,8 +139,8 @@ class RunRecorder:
 
     def migration(self, row: Row, outcome: str) -> None:
         """A migration has ended; `row` as of MIGRATION_DTYPE, but its times as the clock shows them."""
-        start, stop = ((at - self.began_ns if at else 0) for at in row[7:9])
-        self._now.migrations.append((*row[:7], start, stop, *row[9:]))
+        began, start, stop = self.began_ns, row[7], row[8]
+        self._now.migrations.append((*row[:7], start and start - began, stop and stop - began, *row[9:]))
         totals = self.totals
         totals.migrations += 1
         totals.migrated_bytes += row[6]

@@ -7,6 +7,7 @@ to, so tensors keep their own pages, and no byte is at risk.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import transfer_ns
-from sentinel.tiers.tier import EMULATED, HeldBlock, Job, SlowTier
+from sentinel.core.machine import Machine
+from sentinel.tiers.tier import EMULATED, HeldBlock, Job, Mover, SlowTier
 
 
 class EmulatedTier(SlowTier):
@@ -23,6 +25,10 @@ class EmulatedTier(SlowTier):
     born here."""
 
     takes_unplanned_births = True
+
+    def __init__(self, machine: Machine, index: int, mover: Mover, bytes_per_s: int = 0) -> None:
+        super().__init__(machine, index, mover, bytes_per_s)
+        self._work = functools.lru_cache(4096)(self._work_of)  # the same ones move in each step
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) what each use costs here beyond the fast tier, at least 0."""
@@ -37,11 +43,15 @@ class EmulatedTier(SlowTier):
         return whole
 
     def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
-        away = [(tier, held) for tier, held in enumerate(block.held) if held and tier != target]
-        duration_ns = sum(self._journey_ns(tier, target, held) for tier, held in away or [(source, 0)])
-        copies = sum(held * self._hops(tier, target) for tier, held in away)
+        duration_ns, copies = self._work(source, target, tuple(block.held))
         spans = tuple(_first_bytes(block.ranges(), copies)) if copies else ()
         return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns, spans=spans)
+
+    def _work_of(self, source: int, target: int, held: tuple[int, ...]) -> tuple[int, int]:
+        """How long what `held` tells of takes to `target`, in ns, and how many bytes are copied for that."""
+        away = [(tier, nbytes) for tier, nbytes in enumerate(held) if nbytes and tier != target]
+        duration_ns = sum(self._journey_ns(tier, target, nbytes) for tier, nbytes in away or [(source, 0)])
+        return duration_ns, sum(nbytes * self._hops(tier, target) for tier, nbytes in away)
 
     def _hops(self, source: int, target: int) -> int:
         """How many links lie between two tiers."""

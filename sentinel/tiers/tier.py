@@ -138,7 +138,7 @@ class SlowTier(ABC):
     def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
         """See Tier."""
         job = self._job(block, source, self._index, after)
-        return Transfer(self._mover.submit(job._replace(first=first)))
+        return Transfer(self._mover.submit(job._replace(first=True) if first else job))
 
     def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
         """See Tier."""

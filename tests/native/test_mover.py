@@ -162,17 +162,18 @@ def test_a_sleep_is_never_short() -> None:
 
 
 NO_MEMORY = """
-import ctypes, errno, resource
-from sentinel.migration.mover import NativeMover, _Job, _Span
+from array import array
+import errno, resource
+from sentinel.migration.mover import NativeMover, _ORDER
 from sentinel.tiers.tier import Job
 
 mover = NativeMover(100)
 count = 1 << 22
-spans = (_Span * count)()
-order = _Job(source=0, target=1, kind=1, spans=spans, span_count=count)
+spans = array("Q", bytes(16 * count))
+order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, 0, 0, 1, 1, 0)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
-print(mover._call["sn_mover_submit"](mover._handle, ctypes.byref(order)) == -errno.ENOMEM)
+print(mover._call["sn_mover_submit"](mover._handle, order) == -errno.ENOMEM)
 job = mover.submit(Job(0, 1, 0, ()))
 print(job, mover.wait(job), [moved.job for moved in mover.results()])
 """
