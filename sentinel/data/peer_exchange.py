@@ -93,8 +93,6 @@ class ChunkProvider:
             self._not_put.clear()
             self.forget()
             return
-        while self._not_put and self._not_put[0][0] < before.epoch:
-            self._not_put.popleft()
         key = self._own.key
         with closing(Line(self._own.peer, _PATIENT_S)) as line:
             (there,) = line.ask((b"HKEYS", key))

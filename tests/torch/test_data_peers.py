@@ -325,6 +325,9 @@ def test_a_rank_names_the_reads_that_it_has_not_put(tmp_path: Path, three: list[
     assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
     assert served.lost == served.direct_reads == len(of_read), "of others nothing is read alone"
     assert one.rank.waited_for
+    later = WorldPlan(one.plan.staging, 1, 3, one.plan.reader, one.plan.names)
+    one.provider.begin(later, one.share.reads[:0], later)
+    assert client.hget(key, OPEN) == np.array([0, lost], ">u4").tobytes(), "a stay may be used epochs later"
     one.source.hang_up()
     client.close()
 
