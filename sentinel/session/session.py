@@ -29,6 +29,7 @@ from sentinel.core.trace import Phase, Trace
 from sentinel.migration.memory import MemoryCounters
 from sentinel.profiler import annotate, backward
 from sentinel.reports import Report, Setup, build_report
+from sentinel.reports.fast_memory_points import KnownPoints
 from sentinel.reports.setup import MORE_PLANS_S
 from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
@@ -73,6 +74,7 @@ class Session:
         self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
         self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
+        self._known_points = KnownPoints()
         self._counters: MemoryCounters | None = None  # at the end
         self._annotation_notes: Sequence[str] = ()  # then
 
@@ -280,7 +282,9 @@ class Session:
             executed=executed and files.with_origin(executed, plan=flow.plan or ""),
             simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
             setup=replace(
-                self._setup(), more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0
+                self._setup(),
+                more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0,
+                known_points=self._known_points,
             ),
         )
 
