@@ -40,6 +40,7 @@ def confined(*arguments: str, within: tuple[str, ...] = ()) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -141,7 +142,7 @@ def _sandbox() -> tuple[str, ...]:
 def _require(sandbox: tuple[str, ...]) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare: apt-get install util-linux")
-    tried = subprocess.run([*sandbox, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([*sandbox, "true"], capture_output=True, text=True, check=False, timeout=600)
     if tried.returncode:
         pytest.skip(f"needs user namespaces: {tried.stderr.strip()}")
 
