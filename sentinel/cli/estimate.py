@@ -48,9 +48,9 @@ function that trains one step. It runs on tensors that have shapes and no memory
 and no value decides anything. Importing it must not train. Where there is no such function, `sentinel run --dry-run
 train.py` records one step of the script instead.
 
-Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions alone.
-How far both are off: docs/estimate.md. Times are a model: of each layer the larger of its floating-point operations
-and its bytes, over what the machine does of either.
+Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions,
+embedding bags and sparse gradients alone. How far both are off: docs/estimate.md. Times are a model: of each layer the
+larger of its floating-point operations and its bytes, over what the machine does of either.
 """
 
 

@@ -9,7 +9,7 @@ import signal
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -81,6 +81,9 @@ def _inside(call: str, order: Any, result: str, log: str) -> None:
     """In the process. It ends with its parent."""
     signal.signal(signal.SIGTERM, _end)
     end_with_parent(os.getppid(), signal.SIGTERM)
+    proof = parent_process()  # the kernel's parent is the server that forks cells
+    if proof is not None and not proof.is_alive():
+        _end(0, None)
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

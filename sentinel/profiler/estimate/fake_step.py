@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,11 +25,11 @@ from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.runtime import RUNTIME
 
 NOTE = (
-    "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels other than convolutions take"
-    " while they run, and what only values decide, are not in it; times are a model."
+    "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels take while they run is in it"
+    " for convolutions, embedding bags and sparse gradients alone; what only values decide is not; times are a model."
 )
 BLIND_TO = (
-    "memory that kernels take while they run, but for convolutions",
+    "memory that kernels take while they run, but for convolutions, embedding bags and sparse gradients",
     "what depends on values: `.item()` gives 1, and no two rows of a sparse gradient are of the same index",
 )
 
@@ -59,7 +60,7 @@ def _made(make: Callable[[], object], where: str) -> object:
         remedy = (
             "build the model from its configuration, without loading weights (`sentinel --debug estimate` shows where)"
         )
-        if any(word in str(error).lower() for word in ("cuda", "nvidia", "xpu", "hip")):
+        if re.search(r"\b(?:cuda|nvidia|xpu|hip)\b", str(error), re.IGNORECASE):
             remedy = ON_CPU
         raise UsageError(f"{where} failed on fake tensors: {type(error).__name__}: {error}", remedy) from error
 

@@ -22,8 +22,8 @@ Rule = Callable[..., None]
 _BLOCKS = {"AVX512": 16, "AVX2": 8}
 """Channels side by side in the layouts that oneDNN chooses for its own kernels: as many as a register takes."""
 _PLAIN_CHANNELS = 3
-_STRIDED_CHANNELS = 64
 """With no more channels (a first convolution) its kernels read images as they are."""
+_STRIDED_CHANNELS = 64
 
 
 def _bytes(nbytes: int) -> torch.Tensor:
