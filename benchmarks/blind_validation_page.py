@@ -22,7 +22,7 @@ and tests scheduling only.
 """
 _NOT_YET = """## Predicted first, executed afterwards
 
-Not run yet: `python -m benchmarks.blind_validation`, or with `--quick` in minutes.
+Not run yet: all six examples, `python -m benchmarks.blind_validation`, which takes hours.
 """
 _TITLES = {"": "## Predicted first, executed afterwards", "quick-": "## The same, quick: two examples, three policies"}
 _HOW = """
@@ -71,7 +71,8 @@ def made(docs: Path) -> str:
 def sections(folder: Path) -> str:
     """The parts for the whole and for the quick table, as far as they were run."""
     told = [part for stem in _TITLES if (folder / f"{stem}results.json").exists() for part in _section(folder, stem)]
-    return "\n".join([_HEAD, *(told or [_NOT_YET])])
+    whole = (folder / "results.json").exists()
+    return "\n".join([_HEAD, *([] if whole else [_NOT_YET]), *told])
 
 
 def _section(folder: Path, stem: str) -> Iterator[str]:

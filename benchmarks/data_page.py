@@ -22,6 +22,8 @@ END = "<!-- end of beside other loaders -->"
 RANKS_BEGIN = "<!-- ranks with peers: made by `python -m benchmarks.data_page` -->"
 RANKS_END = "<!-- end of ranks with peers -->"
 Told = Mapping[str, Any]
+_BATCHES = "2026-11-23T18:00"
+"""When workers began to take whole batches from servers."""
 _HEADS = (
     "loader",
     "samples/s",
@@ -71,6 +73,12 @@ def _ranks(told: Told) -> Iterator[str]:
         " epochs, in the middle of which a server is killed or stopped; one that is full has an eighth of what the"
         f" others have, from the first epoch on. Medians of {runs} runs. The delivered bytes were the same in all."
     )
+    if told["when"] < _BATCHES:
+        yield ""
+        yield (
+            "**Made before workers took whole batches from servers"
+            " ([decision 147](decisions/0147-workers-take-batches-from-servers.md)); not measured since.**"
+        )
     yield ""
     yield "| case | samples/s, all ranks | time, times that apart | reads a chunk, all ranks | samples read alone |"
     yield "| --- | --- | --- | --- | --- |"

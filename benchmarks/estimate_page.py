@@ -47,6 +47,7 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, found in told["results"].items():
         real, guess, errors = found["recorded"], found["estimated"], found["errors"]
+        errors = {key: value + 0.0 if isinstance(value, float) else value for key, value in errors.items()}
         cells = [
             name,
             format_bytes(real["peak_bytes"]),

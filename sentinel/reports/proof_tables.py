@@ -81,8 +81,8 @@ def notes(proof: Proof) -> list[str]:
         found.append("file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there")
     if _clock_set_back(proof):
         found.append(
-            "the clock was set back meanwhile: a prediction has a later time than a run that it was written before."
-            " Which came first is told by their numbers, and each run names the digest of its prediction"
+            "the clock was set back meanwhile: by the clock a prediction is later than its run. Their numbers say that"
+            " it was written first, and each run names the digest of its prediction"
         )
     busy = [row.busy_share for row in rows(proof) if row.busy_share is not None]
     if loud := [share for share in busy if share > BUSY_SHARE]:

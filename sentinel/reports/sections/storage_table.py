@@ -39,7 +39,11 @@ def _text(report: Document[Facts]) -> TextTable:
         ("waits of a step", after, f"{before} without reading ahead"),
     ]
     bound = [
-        ("a step", format_ns(told.step_ns), f"{format_ns(told.bound_compute_ns)} of the recorded one was no wait"),
+        (
+            "a step",
+            format_ns(told.step_ns),
+            f"the recorded one took {format_ns(told.bound_compute_ns)} without its waits",
+        ),
         ("  at least", format_ns(told.bound_ns), _bounded(told)),
     ]
     return TextTable(
