@@ -74,7 +74,8 @@ class StorageFigures(NamedTuple):
     than is recorded.
 
     `step_ns`: the median of the last 64 steps. `bound_ns`: no way of executing the recorded step in this memory is
-    faster; of it `bound_compute_ns` is computed; `bound_read_bytes`, `bound_written_bytes` are moved at least. At
+    faster, if it computes in `bound_compute_ns`, which is at most the fastest of these steps; `bound_read_bytes` and
+    `bound_written_bytes` are moved at least. At
     `read_alone_bytes_per_s`, `write_alone_bytes_per_s`: the fastest that transfers were while nothing went the other
     way; 0: that is not known, and the bound is one of the other direction. It is 0 where neither is known.
     """

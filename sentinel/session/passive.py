@@ -157,7 +157,7 @@ class PassiveSession:
             self._memory.counters(),
             self._framed.resident_bytes() if running else self._resident_bytes,
             recorded if bounded else None,
-            self._times.median_ns,
+            self._times,
         )
         beside = () if self._overlapped is None else tuple(self._overlapped.notes())
         ran_s = time.monotonic() - self._began
@@ -198,7 +198,9 @@ class PassiveSession:
             self._told_too_large = True
             assert self._memory is not None
             # without the record no bound is looked for, which takes time
-            told = figures_of(self._framed, self._tier, self._memory.counters(), self._framed.resident_bytes(), None, 0)
+            told = figures_of(
+                self._framed, self._tier, self._memory.counters(), self._framed.resident_bytes(), None, self._times
+            )
             say(about_too_large(told, self._tier), wrong=True)
 
     def _end_frames(self) -> None:

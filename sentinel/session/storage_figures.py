@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+
+import numpy as np
 
 from sentinel.core.disk_rates import DiskRates
 from sentinel.core.granule_uses import GranuleUses
@@ -58,11 +60,21 @@ class StepTimes:
         """Of the last 64; 0 where there was none."""
         return int(statistics.median(self._took_ns)) if self._took_ns else 0
 
+    @property
+    def least_ns(self) -> int:
+        """Of the last 64; 0 where there was none."""
+        return min(self._took_ns, default=0)
 
-def bound_of(recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCounters) -> WindowBound | None:
+
+def bound_of(
+    recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCounters, least_ns: int
+) -> WindowBound | None:
     """The window bound of the recorded step in the most frames that there were, at the fastest rates that transfers had
     while nothing went the other way. Each direction is bound by itself: a disk may do both at once. None where there is
-    no recorded step, or no rate."""
+    no recorded step, or no rate.
+
+    `least_ns`: the fastest step. The recorded one is an early one, which may compute more slowly: operators are taken
+    to be as much faster as would make them fit into the fastest step, and the bound is never above that."""
     rates = []
     if told.read_alone_ns:
         rates.append(DiskRates(told.read_alone_bytes * 1e9 / told.read_alone_ns, inf))
@@ -70,9 +82,13 @@ def bound_of(recorded: GranuleUses | None, most_pool_bytes: int, told: AheadCoun
         rates.append(DiskRates(inf, told.write_alone_bytes * 1e9 / told.write_alone_ns))
     if recorded is None or not rates:
         return None
+    share = least_ns / max(int(recorded.compute_ns.sum()), 1)
+    if share < 1:
+        recorded = replace(recorded, compute_ns=(recorded.compute_ns * share).astype(np.int64))
     with telling("looking for the bound"):
         found = [window_bound(recorded, most_pool_bytes // FRAME_BYTES, each) for each in rates]
-    return max(found, key=lambda each: each.step_ns)
+    highest = max(found, key=lambda each: each.step_ns)
+    return replace(highest, step_ns=min(highest.step_ns, least_ns))
 
 
 def figures_of(
@@ -81,13 +97,13 @@ def figures_of(
     ordinary: MemoryCounters,
     resident_bytes: int,
     recorded: GranuleUses | None,
-    step_ns: int,
+    times: StepTimes,
 ) -> StorageFigures:
     """`ordinary`: of memory beside frames. `recorded`: the step that later ones were followed by, of which a bound is
-    looked for, which takes seconds where it is long. `step_ns`: what steps take."""
+    looked for, which takes seconds where it is long. `times`: of steps; without any there is no bound."""
     told, facts, pool, cap = framed.counters(), framed.facts, pool_now(), tier.cap
     ahead = framed.ahead()
-    bound = bound_of(recorded, pool.most_frames * FRAME_BYTES, ahead)
+    bound = bound_of(recorded if times.least_ns else None, pool.most_frames * FRAME_BYTES, ahead, times.least_ns)
     return StorageFigures(
         pool_bytes=pool.frames * FRAME_BYTES,
         least_pool_bytes=pool.least_frames * FRAME_BYTES,
@@ -131,7 +147,7 @@ def figures_of(
         wait_before_ns=ahead.wait_before_ns,
         wait_after_ns=ahead.wait_after_ns,
         record_too_long=bool(ahead.too_long),
-        step_ns=step_ns,
+        step_ns=times.median_ns,
         bound_ns=0 if bound is None else bound.step_ns,
         bound_compute_ns=0 if bound is None else bound.compute_ns,
         bound_read_bytes=0 if bound is None else bound.read_bytes,

@@ -138,14 +138,27 @@ def test_a_report_says_what_a_step_takes_at_least(folder: Path) -> None:
 def test_without_a_record_or_a_rate_there_is_no_bound() -> None:
     uses = granule_uses([1000, 1000], [{0: READS}, {1: READS}])
     known = AheadCounters(read_alone_bytes=1 << 24, read_alone_ns=1 << 24)
-    assert bound_of(None, FRAME_BYTES, known) is None
-    assert bound_of(uses, FRAME_BYTES, AheadCounters()) is None
-    found = bound_of(uses, FRAME_BYTES, known)
+    hour = 3600 * 10**9
+    assert bound_of(None, FRAME_BYTES, known, hour) is None
+    assert bound_of(uses, FRAME_BYTES, AheadCounters(), hour) is None
+    found = bound_of(uses, FRAME_BYTES, known, hour)
     assert found is not None
     assert found.step_ns == pytest.approx(2 * FRAME_BYTES, rel=1e-6)  # at a byte a ns
-    written = bound_of(uses, FRAME_BYTES, AheadCounters(write_alone_bytes=1 << 24, write_alone_ns=1 << 24))
+    written = bound_of(uses, FRAME_BYTES, AheadCounters(write_alone_bytes=1 << 24, write_alone_ns=1 << 24), hour)
     assert written is not None
     assert written.step_ns == written.compute_ns == 2000
+
+
+def test_a_bound_is_never_above_a_step_that_was_seen() -> None:
+    """The step that was recorded may be slower than later ones."""
+    slow = granule_uses([10**9, 10**9], [{0: READS}, {1: READS}])
+    known = AheadCounters(read_alone_bytes=1 << 24, read_alone_ns=1 << 24)
+    found = bound_of(slow, FRAME_BYTES, known, 10**8)
+    assert found is not None
+    assert found.step_ns == found.compute_ns == 10**8
+    found = bound_of(slow, FRAME_BYTES, known, 1000)  # faster than reading at that rate
+    assert found is not None
+    assert (found.step_ns, found.compute_ns) == (1000, 1000)
 
 
 def test_what_dies_gives_its_frames_back(folder: Path) -> None:
