@@ -520,6 +520,8 @@ SN_API void sn_framed_ran(void);
  * bytes of each it should use at a time, `unit` times a power of two, so that all take about an eighth of the frames. 0: all
  * at once, since they take no more than half of the frames, or since there are too few frames even for `unit` of each. */
 SN_API uint64_t sn_framed_slice(uint64_t granules, uint32_t operands, uint64_t unit);
+/* An elementwise operator runs slice by slice. */
+SN_API void sn_framed_sliced(void);
 SN_API int sn_framed_count(sn_framed_counters *out);
 
 /* ---- framed_steps.cpp: a recorded step, by which what later steps need is read ahead ----------------------------- */

@@ -120,7 +120,9 @@ extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
     Jobs &queue = m->queue[order.direction()];
     const bool is_next = queue.empty();
     queue.splice(queue.end(), fresh);
-    if (is_next) pthread_cond_broadcast(&m->changed);  // else nobody can start earlier than before
+    // Else nobody can start earlier than before: one that goes first makes promotions wait, and a demotion go on that waited
+    // for the room of one.
+    if (is_next || job->first != 0) pthread_cond_broadcast(&m->changed);
     return static_cast<int64_t>(order.id);
   });
 }

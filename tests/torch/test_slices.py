@@ -33,7 +33,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[[], None]]:
         yield lambda: sentinel.start_profile(fast="16MiB", slow=f"file:{made}=256MiB")
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 3, 9])  # with 9, each has fewer grains than there are threads
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -175,6 +175,35 @@ def test_what_is_not_alike_runs_in_one_piece(begin: Callable[[], None]) -> None:
     assert same_bits(columns[7], whole[:, 7] + other.view(1024, 2048)[7])
     assert same_bits(rows[9], whole[9] * other[0])
     assert torch.equal(promoted[5].nan_to_num(), (whole[5] + other[5].double()).nan_to_num())
+
+
+def test_a_number_out_of_what_is_written_is_refused_before_anything_changes(begin: Callable[[], None]) -> None:
+    begin()
+    a, b = torch.full((ELEMENTS,), 2.0), torch.full((ELEMENTS,), 3.0)
+    for refused in (lambda: a.mul_(a[-1]), lambda: torch.mul(b, a[-1], out=a)):
+        with pytest.raises(RuntimeError, match="unsupported operation: some elements"):
+            refused()
+    assert a.eq(2).all()
+
+
+def test_what_autograd_runs_before_a_kernel_does_not_take_its_slices(begin: Callable[[], None]) -> None:
+    """For the gradient of the second, a copy of the first is made within the operator."""
+    begin()
+    x, y = torch.nn.Parameter(torch.full((ELEMENTS,), 2.0)).clone(), torch.nn.Parameter(torch.full((ELEMENTS,), 3.0))
+    before = told()
+    x.mul_(y)
+    after = told()
+    assert (after.sliced - before.sliced, after.too_large) == (2, 0)
+    assert x.eq(6).all()
+
+
+def test_new_tensors_have_the_strides_of_one_piece(begin: Callable[[], None]) -> None:
+    shape = (64, 1, 200, 200)
+    expected = (torch.ones(shape).to(memory_format=torch.channels_last) * 0.5).stride()
+    begin()
+    given = torch.ones(shape).to(memory_format=torch.channels_last)
+    assert given.is_contiguous()
+    assert (given * 0.5).stride() == expected
 
 
 def test_views_of_one_storage_that_do_not_touch_are_alike(begin: Callable[[], None]) -> None:

@@ -61,7 +61,11 @@ def describe(overload: Any) -> Operator:
     reads, writes = [], []
     for argument in schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        read = not blind and not argument.is_out and not (name == "copy_" and written)
+        read = (
+            not (blind and (written or not name.endswith("_")))
+            and not argument.is_out
+            and not (name == "copy_" and written)
+        )
         # Only a gradient scaler makes a fused step write gradients, whatever its schema says.
         written &= not (name.startswith("_fused_") and argument.name == "grads")
         # Written in training, though schemas do not say so.

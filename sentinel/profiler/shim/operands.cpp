@@ -92,7 +92,8 @@ struct Running : at::ObserverContext {
 std::unique_ptr<at::ObserverContext> bring_in(const at::RecordFunction &fn) {
   const Operator *about = lookup(fn);
   if (about == nullptr || !about->touches || about->each_alone) return nullptr;
-  if (about->elementwise && sn_shim::in_slices(*about, fn.inputs())) return nullptr;
+  if (about->elementwise)
+    if (std::unique_ptr<at::ObserverContext> sliced = sn_shim::in_slices(*about, fn.inputs())) return sliced;
   std::vector<sn_framed_operand> operands;
   size_t position = 0;
   for (const c10::IValue &value : fn.inputs()) {

@@ -71,10 +71,11 @@ Operator describe(const c10::FunctionSchema &schema) {
   const bool blind = reads_nothing(name);
   const bool fused_step = starts(name, "_fused_");
   const bool statistics = holds(name, "batch_norm") && !holds(name, "backward");
+  const bool in_place = ends(name, "_");
   for (const c10::Argument &argument : schema.arguments()) {
     Access access;
     access.writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    access.reads = !blind && !argument.is_out();
+    access.reads = !(blind && (access.writes || !in_place)) && !argument.is_out();  // bernoulli_ reads probabilities
     if (name == "copy_" && access.writes) access.reads = false;
     // Only a gradient scaler makes a fused step write gradients, whatever its schema says.
     if (fused_step && argument.name() == "grads") access.writes = false;

@@ -400,9 +400,11 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
 }
 
 int sn_recorder_stop(void) {
+  at::CallbackHandle ended = handle;
   if (owner.exchange(nullptr) != &thread_mark) wait_for_recorders();
-  const at::CallbackHandle ended = handle.exchange(at::INVALID_CALLBACK_HANDLE);  // last: until then none may start
-  if (ended != at::INVALID_CALLBACK_HANDLE) at::removeCallback(ended);
+  // Last: until then none may start. While this one waited another thread may have stopped it, and begun the next.
+  if (ended != at::INVALID_CALLBACK_HANDLE && handle.compare_exchange_strong(ended, at::INVALID_CALLBACK_HANDLE))
+    at::removeCallback(ended);
   return 0;
 }
 

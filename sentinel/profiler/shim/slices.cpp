@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -52,8 +53,8 @@ constexpr Elementwise kElementwise[] = {
     {"zero_", "", nullptr},
 };
 
-// Of the operator that begins on this thread: bytes of each operand that are to be used at a time, 0: all.
-thread_local uint64_t slice_bytes = 0;
+class Sliced;
+thread_local Sliced *innermost = nullptr;  // of the operators that are under way on this thread and are to be sliced
 thread_local bool slicing = false;  // what begins on this thread is a slice, or part of one
 
 using Inputs = c10::ArrayRef<const c10::IValue>;
@@ -66,11 +67,42 @@ Span span_of(const at::Tensor &tensor) {
   return {begin, begin + static_cast<uint64_t>(tensor.numel() * tensor.itemsize())};
 }
 
+// As long as an operator that is to run in slices: others may run within it before its own kernel is reached.
+class Sliced final : public at::ObserverContext {
+ public:
+  Sliced(const at::Tensor &first, uint64_t nbytes)
+      : first_(first.const_data_ptr()), elements_(first.numel()), nbytes_(nbytes), outer_(innermost) {
+    innermost = this;
+  }
+  ~Sliced() override { innermost = outer_; }
+
+  // Bytes of each operand to be used at a time; 0: it is about another operator.
+  uint64_t bytes_of(const at::Tensor &first) const {
+    return first.const_data_ptr() == first_ && first.numel() == elements_ ? nbytes_ : 0;
+  }
+
+ private:
+  const void *const first_;
+  const int64_t elements_;
+  const uint64_t nbytes_;
+  Sliced *const outer_;
+};
+
 // What an operator's tensors have in common, those without a dimension apart, which each slice takes whole.
 struct Alike {
   at::Tensor first;         // undefined: they are not alike
   std::vector<Span> spans;  // of those in frames, each once
 };
+
+// As a new tensor of its sizes has them, also in dimensions of one element, where any would be contiguous.
+bool has_usual_strides(const at::Tensor &tensor) {
+  int64_t stride = 1;
+  for (int64_t i = tensor.dim() - 1; i >= 0; --i) {
+    if (tensor.stride(i) != stride) return false;
+    stride *= std::max<int64_t>(tensor.size(i), 1);
+  }
+  return true;
+}
 
 // Of one kind and shape, dense and of one order, and none written that overlaps with another but itself.
 Alike alike(const Operator &about, Inputs inputs) {
@@ -83,10 +115,11 @@ Alike alike(const Operator &about, Inputs inputs) {
     if (!is_plain(tensor)) return {};
     if (tensor.dim() == 0) {
       if (writes || tensor.is_complex()) return {};
+      all.push_back(span_of(tensor));  // it may be an element of what is written
       continue;
     }
     if (!found.first.defined()) {
-      const bool dense = about.makes_new ? tensor.is_contiguous() : tensor.is_non_overlapping_and_dense();
+      const bool dense = about.makes_new ? has_usual_strides(tensor) : tensor.is_non_overlapping_and_dense();
       if (!dense || !tensor.is_floating_point() || tensor.numel() == 0) return {};
       found.first = tensor;
     }
@@ -118,8 +151,9 @@ void each_slice(int64_t elements, int64_t most, Visit visit) {
   for (int64_t begin = 0; begin < elements; begin += chunk) {
     const int64_t end = std::min(elements, begin + chunk);
     for (int64_t at = begin, length = 0; at < end; at += length) {
-      const int64_t whole = std::min(most, end - at) / unit * unit;
-      length = whole != 0 ? whole : std::min(kGrain, end - at);  // a grain is one thread's
+      const int64_t left = std::min(most, end - at);
+      for (const int64_t each : {unit, kGrain, int64_t{1}})  // fewer grains than threads: one each
+        if (length = left / each * each; length != 0) break;
       visit(at, length);
     }
   }
@@ -145,11 +179,11 @@ class Slicing final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
-    const uint64_t nbytes = std::exchange(slice_bytes, 0);
     const size_t count = about_.arguments.size();
     const Inputs inputs(stack->data() + (stack->size() - count), count);
-    if (nbytes != 0)
-      if (const Alike found = alike(about_, inputs); found.first.defined()) return run(found.first, nbytes, stack);
+    if (innermost != nullptr && !slicing)
+      if (const Alike found = alike(about_, inputs); found.first.defined())
+        if (const uint64_t nbytes = innermost->bytes_of(found.first); nbytes != 0) return run(found.first, nbytes, stack);
     constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     c10::DispatchKeySet below = keys & kBelow;
     if (below.empty())  // called for this key alone, as Python's dispatcher does
@@ -160,13 +194,14 @@ class Slicing final : public c10::OperatorKernel {
 
  private:
   void run(const at::Tensor &first, uint64_t nbytes, Stack *stack) const {
+    sn_framed_sliced();
     const at::AutoDispatchBelowADInplaceOrView below;
-    const InSlices here;
     const Stack given(stack->end() - static_cast<std::ptrdiff_t>(about_.arguments.size()), stack->end());
     at::Tensor result;
     for (size_t i = 0; i < given.size(); i++)
       if (about_.arguments[i].writes) result = given[i].toTensor();
-    if (about_.makes_new) result = at::empty(first.sizes(), first.options());
+    if (about_.makes_new) result = at::empty(first.sizes(), first.options());  // may fill it, in slices of its own
+    const InSlices here;
     each_slice(first.numel(), static_cast<int64_t>(nbytes) / first.itemsize(), [&](int64_t at, int64_t length) {
       Stack part = given;
       if (about_.makes_new) part.emplace_back(result);
@@ -193,18 +228,17 @@ void describe_slices(const c10::FunctionSchema &schema, Operator &about) {
   }
 }
 
-bool in_slices(const Operator &about, Inputs inputs) {
-  slice_bytes = 0;
-  if (slicing) return false;
+std::unique_ptr<at::ObserverContext> in_slices(const Operator &about, Inputs inputs) {
+  if (slicing) return nullptr;
   const Alike found = alike(about, inputs);
-  if (!found.first.defined() || found.spans.empty()) return false;
+  if (!found.first.defined() || found.spans.empty()) return nullptr;
   const auto itemsize = static_cast<uint64_t>(found.first.itemsize());
   const uint64_t made = about.makes_new ? static_cast<uint64_t>(found.first.numel()) * itemsize : 0;
   uint64_t granules = (made + kGranule - 1) / kGranule;
   for (const auto &[begin, end] : found.spans) granules += (end - 1) / kGranule - begin / kGranule + 1;
   const auto operands = static_cast<uint32_t>(found.spans.size()) + (about.makes_new ? 1u : 0u);
-  slice_bytes = sn_framed_slice(granules, operands, static_cast<uint64_t>(unit_of_slices()) * itemsize);
-  return slice_bytes != 0;
+  const uint64_t nbytes = sn_framed_slice(granules, operands, static_cast<uint64_t>(unit_of_slices()) * itemsize);
+  return nbytes == 0 ? nullptr : std::make_unique<Sliced>(found.first, nbytes);
 }
 
 void watch_slices() {
