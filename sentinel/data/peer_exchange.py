@@ -82,6 +82,7 @@ class ChunkProvider:
 
     def forget(self) -> None:
         """The server has nothing of an earlier job in this hash."""
+        self._full_until = 0.0
         with closing(Line(self._own.peer, _PATIENT_S)) as line:
             line.ask((b"UNLINK", self._own.key), *self._opened())
 
@@ -102,7 +103,7 @@ class ChunkProvider:
             left = [name for name in names_of(names[names["epoch"] < before.epoch]) if name not in needed]
             for at in range(0, len(left), _AT_ONCE):
                 line.ask((b"HDEL", key, *left[at : at + _AT_ONCE]))
-            line.ask(*self._opened())
+            self._put([], line)
 
     def start(self, in_flight: int) -> None:
         """Reads in threads of this process, from where it was paused."""
@@ -178,6 +179,8 @@ class ChunkProvider:
         """Whether the server has taken them. One at a time: what is said last of reads that were not put is the last
         that is known."""
         with self._putting:
+            if time.monotonic() < self._full_until:
+                return False  # or the field would be back before the reads that were refused are named
             said, _ = line.ask(*self._opened(*(part for field in fields for part in field)))
             if isinstance(said, Refusal):
                 line.peer.refused()
