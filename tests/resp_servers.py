@@ -41,7 +41,7 @@ def answered(port: int, words: bytes) -> bytes:
     began = time.monotonic()
     while True:
         try:
-            with socket.create_connection(("127.0.0.1", port)) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
                 connection.sendall(words + b"\r\n")
                 return connection.makefile("rb").readline()
         except OSError:

@@ -7,6 +7,7 @@ longest ago leaves. Any script trains so, from before its model is built.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -19,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sentinel.core.ending import end_all
+from sentinel.core.errors import SentinelError
 from sentinel.core.granule_uses import GranuleUses
 from sentinel.core.plan import Plan
 from sentinel.core.rules import require
@@ -141,7 +143,8 @@ class PassiveSession:
         brought in where they are needed, as before."""
         if self._framed is not None and RUNTIME.sink is self:
             self._resident_bytes = self._framed.resident_bytes()
-            self._recorded = self._framed.recorded()
+            with contextlib.suppress(SentinelError, MemoryError):  # only a report wants it
+                self._recorded = self._framed.recorded()
         self._close()
         return nothing_ran(None)
 

@@ -85,8 +85,13 @@ class NodeShare:
         if self._own and not os.fstat(self._own[0]).st_nlink:
             os.close(self._own.pop())
         if not self._own:
-            self._own.append(_opened(_record_of(self._path, self.who.local_rank)))
-            fcntl.flock(self._own[0], fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that this process made before may have it
+            record = _opened(_record_of(self._path, self.who.local_rank))
+            try:
+                fcntl.flock(record, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that this process made before may have it
+            except BaseException:
+                os.close(record)
+                raise
+            self._own.append(record)
 
     def _part(self, rows: dict[int, _Record], need_bytes: int | None) -> int:
         needs = {rank: row.need_bytes for rank, row in rows.items() if row.need_bytes >= 0}

@@ -6,7 +6,6 @@ import gc
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.peer_exchange import OPEN, ChunkProvider, Progress, names_of  # noqa: E402
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
 from sentinel.data.peer_samples import FromPeers  # noqa: E402
-from sentinel.data.peers import Peer, RankHash  # noqa: E402
+from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
 from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
@@ -306,7 +305,10 @@ def test_what_a_full_server_refused_is_not_waited_for(tmp_path: Path, three: lis
     client.close()
 
 
-def test_a_rank_names_the_reads_that_it_has_not_put(tmp_path: Path, three: list[Server]) -> None:
+def test_a_rank_names_the_reads_that_it_has_not_put(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)  # however long the next lines take
     one = One(tmp_path, three[0], 64)
     client, key, lost = valkey.Valkey(port=three[0].port), one.rank.key, int(one.share.name["read"][20])
     of_read = np.flatnonzero(one.share.name["read"] == lost)
@@ -317,8 +319,8 @@ def test_a_rank_names_the_reads_that_it_has_not_put(tmp_path: Path, three: list[
     one.provider.start(1)
     one.provider.finish()
     one.board.taken[:] = 0
-    while one.rank.peer.left_alone:
-        time.sleep(0.01)
+    assert one.rank.peer.left_alone
+    one.rank.peer._told[_ALONE_UNTIL] = 0
     one.provider.begin(one.plan, one.share.reads[:0], one.plan)
     served = Served()
     request = one.request(0, 64)
