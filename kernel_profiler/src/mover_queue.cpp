@@ -53,9 +53,12 @@ void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
   m.ended_jobs.splice(m.ended_jobs.end(), from, job);
   m.unfinished.erase(job->id);
   m.goes_first -= job->spec.first != 0;
-  for (Jobs &queue : m.queue)  // who waited for it finds the block as it left it
+  for (Jobs &queue : m.queue)
     for (Job &next : queue)
-      if (next.spec.after == job->id) std::copy_n(job->moved.held, SN_TIERS, next.spec.held);
+      if (next.spec.after == job->id) {  // it finds the block as this one left it, and has no time on the link before
+        std::copy_n(job->moved.held, SN_TIERS, next.spec.held);
+        next.ready_ns = std::max(next.ready_ns, job->moved.stop_ns);
+      }
   m.ended.fetch_add(1, std::memory_order_release);
   pthread_cond_broadcast(&m.changed);
 }
