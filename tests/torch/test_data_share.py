@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ class OfAShare:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         self.came()
 
@@ -125,7 +127,8 @@ class OfAShare:
         return got, headline, caveats
 
     def end(self) -> None:
-        self.process.kill()
+        with suppress(ProcessLookupError):  # its workers too, who wait long for a reader that was killed
+            os.killpg(self.process.pid, signal.SIGKILL)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
