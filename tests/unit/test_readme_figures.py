@@ -1,0 +1,115 @@
+"""The README's table of claims beside what was committed: each row has its command, each figure its result."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TEXT = (ROOT / "README.md").read_text()
+README = " ".join(TEXT.split())
+
+
+def told(name: str) -> Any:
+    return json.loads((DOCS / name).read_text())
+
+
+def claims() -> list[str]:
+    """The rows of the table of claims."""
+    _, _, section = TEXT.partition("## What was measured\n")
+    rows = [line for line in section.partition("\n\nOn ")[0].splitlines() if line.startswith("| ")]
+    assert len(rows) > 2
+    return rows[2:]  # after its head and its dashes
+
+
+def overs(name: str, what: str) -> list[float]:
+    return [model[what]["median"] for model in told(f"costs/{name}.json")["results"]["models"].values()]
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("row", claims())
+def test_each_claim_names_the_command_that_makes_it_again(row: str) -> None:
+    commands = re.findall(r"`python -m (benchmarks\.\w+)", row)
+    assert commands, row
+    page = re.findall(r"\]\((docs/[\w-]+\.md)\)", row)
+    said = "".join((ROOT / name).read_text() for name in ("docs/reproduce.md", *page)).replace("/", ".")
+    for module in commands:
+        assert find_spec(module) is not None, module
+        assert module in said, f"{module} is neither in docs/reproduce.md nor in {page}"
+
+
+def test_the_readme_says_what_steps_cost_with_nothing_to_move() -> None:
+    intel, amd = (overs(name, "sentinel_over_tuned") for name in ("overhead-always", "overhead-always-amd"))
+    stock = [over for name in ("overhead-always", "overhead-always-amd") for over in overs(name, "sentinel_over_stock")]
+    assert f"take {span(intel)} times those of a tuned malloc on an Intel machine ({mean(intel):.2f} in the" in README
+    assert f"{span(amd)} on an AMD machine ({mean(amd):.2f}), and {span(stock)} times stock ones" in README
+    asked = [span(overs("overhead-madvise", f"sentinel_over_{rival}")) for rival in ("tuned", "stock")]
+    assert f"where only what asks gets huge pages {asked[0]} and {asked[1]}" in README
+    rounds = {told(f"costs/{name}.json")["settings"]["rounds"] for name in ("overhead-always", "overhead-always-amd")}
+    assert rounds == {5}
+    assert told("costs/overhead-madvise.json")["settings"]["rounds"] == 1
+    assert "five models, five rounds each and one in which" in README
+
+
+def test_the_readme_says_which_pairs_of_policies_came_as_predicted_and_which_goals_were_held() -> None:
+    found = told("validation/quick-results.json")["results"]["summaries"]["same"]
+    assert f"{found['pairs_kept']} of {found['pairs']} pairs of policies came in the predicted order" in README
+    held = [
+        found["ratio_mean"] <= 0.02,
+        found["added_mean"] <= 0.08,
+        abs(found["added_worst"]) <= 0.2,
+        abs(found["added_bias"]) <= 0.03,
+        found["pairs_kept"] >= 0.95 * found["pairs"],
+    ]
+    assert ("no goal was held" in README) == (not any(held))
+
+
+def test_the_readme_says_how_plans_stand_beside_tiertrain() -> None:
+    results = told("tiertrain.json")
+    rows = results["results"]
+    for row in rows:
+        ours, theirs = row["ours_in_its_mean"], row["tiertrain"]
+        assert all(ours[key] < theirs[key] for key in ("mean_bytes", "peak_bytes", "step_ns")), row["network"]
+    assert "ours holds less fast memory than our reading of its policy, at the peak and in the mean, and is" in README
+    published = results["settings"]["published"]
+    keys = {"mean": "mean_saved", "peak": "peak_saved"}
+    reached = [
+        row
+        for row in rows
+        if row["tiertrain"]["slower"] <= published["slower"][1]
+        and all(row["tiertrain"][key] >= published[what][0] for what, key in keys.items())
+    ]
+    assert len(reached) < len(rows) / 2
+    assert "the figures that TierTrain published are not reached by that reading in most rows" in README
+
+
+def test_the_readme_says_how_much_faster_stock_is_where_malloc_keeps_its_memory() -> None:
+    shares = [
+        told(f"costs/{name}.json")["results"]["models"]["gpt2"]["tuned_over_stock"]["median"]
+        for name in ("overhead-always", "overhead-always-amd")
+    ]
+    assert [round(3 * (1 - share)) for share in shares] == [1, 1], shares
+    assert "Stock with a malloc that keeps its memory is a third faster" in README
+
+
+def test_the_readme_says_how_far_off_the_smallest_layers_are() -> None:
+    errors = []
+    for found in told("estimate.json")["results"].values():
+        recorded, estimated = (found[kind]["layer_bytes"] for kind in ("recorded", "estimated"))
+        least = told("estimate.json")["settings"]["matters"] * sum(recorded)
+        errors += [e / r - 1 for r, e in zip(recorded, estimated, strict=True) if 0 < r < least]
+    worst = min(errors)
+    assert f"are left out, of which one is {-100 * worst:.1f} % too low" in README
