@@ -16,21 +16,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sentinel import files, tiers
+from sentinel import tiers
 from sentinel.core.ending import end_all
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Machine
 from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.core.rules import holding
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase, Trace
-from sentinel.migration.memory import MemoryCounters
-from sentinel.profiler import annotate, backward
-from sentinel.reports import Report, Setup, build_report
-from sentinel.reports.fast_memory_points import KnownPoints
-from sentinel.reports.setup import MORE_PLANS_S
+from sentinel.profiler import backward
+from sentinel.reports import Report
 from sentinel.runtime import RUNTIME, tell
 from sentinel.session.applying import nothing_ran
 from sentinel.session.applying_plans import ApplyingPlans
@@ -40,9 +36,9 @@ from sentinel.session.owner_thread import OwnerThread
 from sentinel.session.pinning import fast_bytes_of, pins_of_job
 from sentinel.session.planning import Dataflow, Planning
 from sentinel.session.profiling import Profiling
+from sentinel.session.reporting import Reporting
 from sentinel.session.request import Request, load_plan
 from sentinel.session.saved_plan import CheckingSavedPlan
-from sentinel.session.shapes import rows_of
 from sentinel.session.state import Over, State
 from sentinel.session.training_job import TrainingJob
 from sentinel.session.whole_step import RecordingStep
@@ -74,9 +70,7 @@ class Session:
         self._to_end: tuple[Callable[[], None], ...] = ()  # undo all that the session does; each may be called again
         self._ends_as = Over.ENDED
         self._attempts = 0  # to end it
-        self._known_points = KnownPoints()
-        self._counters: MemoryCounters | None = None  # at the end
-        self._annotation_notes: Sequence[str] = ()  # then
+        self._reporting: Reporting | None = None  # from `open` on
 
     # ---- what is known --------------------------------------------------------------------------------------
 
@@ -124,19 +118,7 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report must say of how it went, a sentence each."""
-        if self._context is None:
-            return tuple(self._notes)
-        capped = self.flow.budget.capped if self.flow.budget is not None else ""
-        return (
-            *self._notes,
-            *self._context.applying.notes(),
-            *self._context.planning.notes(),
-            *holding((capped, f"{capped}: that is the budget")),
-            *self._context.witnessing.notes(),
-            *self._owner.notes(),
-            *self._context.recording.notes,
-            *(annotate.notes() if self._counters is None else self._annotation_notes),
-        )
+        return tuple(self._notes) if self._reporting is None else self._reporting.notes()
 
     # ---- the user's calls -------------------------------------------------------------------------------
 
@@ -151,15 +133,16 @@ class Session:
         planning.check_words()
         self._check_pins(planning, machine)
         context = SessionContext(self._job, machine, planning, self._notes, self.request.bytes_per_s)
+        reporting = Reporting(self.request, context, self._owner)
         self._to_end = (  # the last first
             self._job.close,
             context.memory.uninstall,
-            self._count,
+            reporting.count,
             context.witnessing.end,
             context.applying.end,
             context.recording.close,
         )
-        self._context = context
+        self._context, self._reporting = context, reporting
         self._wholly(self._begin, given)
         context.setup_ns += time.perf_counter_ns() - began
 
@@ -257,7 +240,8 @@ class Session:
             else:
                 self._stop_now()
         self.stopped = True
-        return self._executed() or nothing_ran(self.plan)
+        executed = None if self._reporting is None else self._reporting.executed()
+        return executed or nothing_ran(self.plan)
 
     def _stop_now(self) -> None:
         try:
@@ -268,29 +252,9 @@ class Session:
     def report(self, *, bounded: bool = True) -> Report:
         """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds; and once the session
         is over, the report may make plans for other amounts of fast memory, which takes seconds too."""
-        if self.profile is None and self.plan is None:
+        if self._reporting is None or (self.profile is None and self.plan is None):
             raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
-        flow, loose = self.context.planning.bounded(self.flow) if bounded else (self.flow, "")
-        if loose:
-            self._notes.append(f"the bound is loose: {loose}")
-        self.context.flow = flow
-        executed = self._executed()
-        return build_report(
-            profile=flow.profile,
-            plan=flow.plan,
-            machine=flow.machine,
-            executed=executed and files.with_origin(executed, plan=flow.plan or ""),
-            simulated=flow.simulated and files.with_origin(flow.simulated, plan=flow.plan or ""),
-            setup=replace(
-                self._setup(),
-                more_plans_s=MORE_PLANS_S if bounded and isinstance(self.state, Over) else 0.0,
-                known_points=self._known_points,
-            ),
-        )
-
-    def _executed(self) -> Run | None:
-        run = self.context.applying.run()
-        return run and self.context.witnessing.with_witness_counts(run)
+        return self._reporting.report(bounded=bounded, over=isinstance(self.state, Over))
 
     # ---- ticks ------------------------------------------------------------------------------------------
 
@@ -383,31 +347,6 @@ class Session:
             self._close()
         except Exception as error:
             self._notes.append(f"as it ended, this went wrong too: {error}")
-
-    def _count(self) -> None:
-        self.context.host.end("applied")
-        self._counters = self.context.memory.counters()
-        self._annotation_notes = annotate.notes()
-
-    def _setup(self) -> Setup:
-        context = self.context
-        counters = context.memory.counters() if self._counters is None else self._counters
-        machine, slow = self.flow.machine, self.request.slow
-        return Setup(
-            tracker=self.profile.quality.tracker if self.profile is not None else self.request.tracker,
-            slow=machine.slow if slow == "auto" and machine is not None else slow,
-            fast=None if self.request.fast is None else str(self.request.fast),
-            kind="declared" if machine is not None and tiers.on_paper(context.machine) else None,
-            setup_ns=context.setup_ns,
-            plan_ns=context.planning.spent_ns,
-            in_place=tuple(context.job.left_in_place),
-            unmanaged={why: nbytes for why, (_, nbytes) in counters.fallback.items()},
-            notes=self.notes,
-            script=sys.argv[0] or None,
-            buckets=rows_of(context.applying.buckets, context.applying.strangers),
-            profiled_load=context.host.load("profiled"),
-            applied_load=context.host.load("applied"),
-        )
 
 
 def _under_way() -> bool:
