@@ -38,11 +38,12 @@ _HEADS = (
 
 def rewritten(page: str, loaders: Told, ranks: Told) -> str:
     """The page's text with the tables of both; ValueError without their marks."""
-    page = _between(page, BEGIN, END, [*_made(loaders), *_tables(loaders)])
-    return _between(page, RANKS_BEGIN, RANKS_END, _ranks(ranks))
+    page = between(page, BEGIN, END, [*_made(loaders), *_tables(loaders)])
+    return between(page, RANKS_BEGIN, RANKS_END, _ranks(ranks))
 
 
-def _between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
+def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    """The page with these lines, and nothing else, between two marks; ValueError where one is missing."""
     before, found, rest = page.partition(begin)
     _, found_end, after = rest.partition(end)
     if not found or not found_end:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import (
     blind_validation_page,
+    cap_held_page,
     cap_page,
     costs_page,
     data,
@@ -67,6 +68,12 @@ def test_the_page_of_training_under_a_budget_is_made_from_its_results() -> None:
     ratio = f"{file['median']:.2f} times as long a step as stock PyTorch ({file['least']:.2f} to {file['most']:.2f})"
     assert f"get 41 % of the memory that they need, {whole}, takes {ratio}" in README
     assert f"{swap['median']:.1f} times with the kernel's swap ({swap['least']:.1f} to {swap['most']:.1f})" in README
+
+
+def test_what_is_said_of_a_cap_that_the_kernel_counts_is_made_from_its_results() -> None:
+    page, results = (DOCS / "storage.md").read_text(), told("cap-held.json")
+    assert page == cap_held_page.rewritten(page, results)
+    assert results["results"]["missed"] == []
 
 
 def test_the_profiling_page_is_made_from_its_results() -> None:

@@ -1,0 +1,145 @@
+"""Training where the kernel itself counts and limits memory: what a cap promises holds, and no process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from benchmarks import cap_held  # noqa: E402
+from sentinel.system.disks import disk_of  # noqa: E402
+from tests.memory_groups import MemoryGroup, memory_group  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler", "native")
+ROOT = Path(__file__).parents[2]
+HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
+CAP = 512 << 20
+LIMIT = 640 << 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
+        pytest.skip("needs a host without swap: what is swapped out is in no cgroup's peak")
+    with memory_group() as made:
+        yield made
+
+
+def told(command: list[str]) -> dict[str, Any]:
+    """What a process prints last, a line of JSON."""
+    done = subprocess.run(command, cwd=ROOT, env=HERE, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("group")
+def test_a_cap_holds_while_workers_are_forked(folder: Path) -> None:
+    words = ["--cap", str(CAP), "--steps", "120", "--forks-every", "40", "--directory", str(folder)]
+    found = told([sys.executable, "-m", "benchmarks.cap_held", *words])["results"]
+    assert found["missed"] == []
+    for name in ("counts", "enforces"):
+        storage = found["processes"][name]["storage"]
+        assert storage["tensor_peak_bytes"] > storage["least_pool_bytes"]
+        assert storage["read_bytes"] > 0
+        assert storage["fork_bytes"] > 0
+    assert found["processes"]["counts"]["peak_bytes"] > CAP // 2  # it was there that memory was counted
+
+
+def test_what_is_missed_is_said() -> None:
+    fine = {"losses": [1.0], "parameters": "a", "resident_over_promised": 1.0, "limit_met": 0, "peak_bytes": CAP}
+    found = {"stock": {"losses": [1.0], "parameters": "a"}, "counts": dict(fine), "enforces": dict(fine)}
+    assert cap_held.judged(CAP, found) == []
+    found["counts"] |= {"peak_bytes": CAP + 1, "resident_over_promised": 1.02}
+    found["enforces"] |= {"limit_met": 3, "parameters": "b"}
+    missed = " ".join(cap_held.judged(CAP, found))
+    for words in ("parameters differ", "is above the cap", "met its limit 3 times", "counts: frames take 1.020"):
+        assert words in missed
+
+
+LARGER = """
+import hashlib, json, os, sys
+from pathlib import Path
+
+layers, folder, group, limit, used = (int(sys.argv[1]), *map(Path, sys.argv[2:]))
+if group != Path("."):
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+import torch, torch._dynamo  # what an optimizer imports as it steps first
+from torch import nn
+import sentinel
+
+LAYER = 16 << 20  # parameters, gradients and the state of AdamW
+free = 0
+torch.set_num_threads(2)
+torch.manual_seed(0)
+if group != Path("."):
+    free = int(limit.read_text()) - int(used.read_text())
+    layers = -(-free * 3 // 2 // LAYER)
+    sentinel.start_profile(slow=f"file:{folder}=4GiB")
+
+def build():
+    model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(1024, 1024), nn.GELU())])
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+def train(model, optimizer):
+    for _ in range(3):
+        loss = (model(inputs) - inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+losses, inputs = [], torch.randn(32, 1024)
+model, optimizer = build()
+train(model, optimizer)
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "saved")
+del model, optimizer
+model, optimizer = build()
+state = torch.load(folder / "saved")
+model.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+del state
+train(model, optimizer)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+storage = sentinel.report().setup.storage._asdict() if sentinel.active() else None
+found = {"losses": losses, "parameters": digest.hexdigest()}
+print(json.dumps({"found": found, "layers": layers, "free_bytes": free, "storage": storage}))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_half_as_large_again_as_free_memory_is_built_trained_saved_and_loaded(
+    folder: Path, group: MemoryGroup
+) -> None:
+    """Free memory is what the limit of a memory cgroup leaves, once PyTorch is imported."""
+    group.limit.write_text(str(LIMIT))
+    used = group.folder / ("memory.current" if group.limit.name == "memory.max" else "memory.usage_in_bytes")
+    child = [sys.executable, "-c", LARGER]
+    ours = told([*child, "0", str(folder), str(group.folder), str(group.limit), str(used)])
+    assert ours["storage"]["tensor_peak_bytes"] >= 1.5 * ours["free_bytes"]
+    assert ours["storage"]["most_pool_bytes"] < ours["free_bytes"]
+    assert ours["storage"]["failed"] == ours["storage"]["refused"] == 0
+    stock = told([*child, str(ours["layers"]), str(folder), ".", ".", "."])
+    assert ours["found"] == stock["found"]
