@@ -24,9 +24,10 @@ are left out of the last two columns. Figures in [estimate.json](estimate.json);
 _TAIL = """
 Times are not compared: an estimate has a model of them, not a measurement. What kernels allocate inside is known for
 those kernels that these examples meet ([decision 145](decisions/0145-what-kernels-allocate-inside-is-ruled.md));
-elsewhere, and with another torch, an estimate may be lower. Of a sparse gradient no two rows are taken to be of one
-index, since only values tell: where a batch asks for a row twice, as this DLRM does, the optimizer's bytes are an upper
-bound."""
+elsewhere, and with another torch, an estimate may be lower. Rows of a sparse gradient that a batch asks for twice are
+added up, since integers that the job draws or is given are known ([decision
+153](decisions/0153-integers-of-an-estimate-are-known.md)). Where they are not, as in `torch.empty(...)`, no two rows
+are taken to be of one index, and the optimizer's bytes are an upper bound."""
 
 
 def page(told: Mapping[str, Any]) -> str:

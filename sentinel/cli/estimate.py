@@ -44,8 +44,9 @@ examples:
 FACTORY is package.module:function or path/to/script.py:function. The function is called with batch=N, where that is
 given, and returns (model, inputs), (model, inputs, loss) or (model, inputs, loss, optimizer): loss(output) gives a
 scalar, optimizer(parameters) an optimizer (default: AdamW). Or it returns a dict with model, optimizer and step, a
-function that trains one step. It runs on tensors that have shapes and no memory, on the CPU: it must not load weights,
-and no value decides anything. Importing it must not train. Where there is no such function, `sentinel run --dry-run
+function that trains one step. It runs on tensors that have shapes and no memory, on the CPU: it must not load weights.
+Of values only integers count, since they name rows of tables: draw them as the data has them; those of torch.empty(...)
+are taken to be all different. Importing it must not train. Where there is no such function, `sentinel run --dry-run
 train.py` records one step of the script instead.
 
 Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions,

@@ -31,6 +31,7 @@ from sentinel.profiler.estimate.fake_job import FakeJob, job_of
 from sentinel.profiler.estimate.fake_recorder import FakeRecorder
 from sentinel.profiler.estimate.fake_step import estimated
 from sentinel.profiler.estimate.kernel_memory import RULES
+from sentinel.profiler.estimate.known_values import KnownValues
 from sentinel.profiler.estimate.memory_needs import needs_of
 from sentinel.profiler.estimate.schema_accesses import describe
 from sentinel.profiler.estimate.time_model import measured_flops_per_s, timed
@@ -144,6 +145,82 @@ def test_a_sparse_gradient_has_the_rows_that_were_looked_up() -> None:
     peak, layer, _ = compared(clicks)
     assert peak < 0.03
     assert layer < 0.05
+
+
+def popular() -> dict[str, Any]:
+    """As `clicks`, but a batch names 4096 of 300 rows."""
+    made = clicks()
+    table, head = made["model"]
+    random = torch.Generator().manual_seed(7)
+
+    def step() -> None:
+        made["optimizer"].zero_grad()
+        wanted = torch.randint(300, (1024, 4), generator=random)
+        wanted.remainder_(299)
+        head(table(wanted)).square().mean().backward()
+        made["optimizer"].step()
+
+    return {**made, "step": step}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_rows_that_a_batch_names_again_are_added_up() -> None:
+    peak, layer, _ = compared(popular)
+    assert peak < 0.03
+    assert layer < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_rows_that_nobody_knows_are_an_upper_bound() -> None:
+    def job(wanted: torch.Tensor) -> tuple[nn.Module, torch.Tensor, None, Any]:
+        return nn.EmbeddingBag(5000, 32, mode="sum", sparse=True), wanted, None, torch.optim.Adagrad
+
+    def optimizers_bytes(make: Callable[[], torch.Tensor]) -> int:
+        return int(bytes_of(estimated(lambda: job(make()), "job"))[-1])
+
+    unknown = optimizers_bytes(lambda: torch.empty(1024, 4, dtype=torch.long))
+    different = optimizers_bytes(lambda: torch.arange(4096).reshape(1024, 4))
+    alike = optimizers_bytes(lambda: torch.zeros(1024, 4, dtype=torch.long))
+    assert unknown == different > 2 * alike
+
+
+def test_integers_are_known_as_far_as_they_follow_from_what_is_known() -> None:
+    mine = torch.arange(4)  # of the user's, in memory before the job
+    with FakeTensorMode(allow_non_fake_inputs=True), FakeRecorder() as recorder:
+        known = recorder.known.value
+
+        def told(tensor: torch.Tensor) -> list[Any] | None:
+            value = known(tensor)
+            return None if value is None else value.tolist()
+
+        a = torch.arange(6).reshape(2, 3)
+        a[1] += 10
+        assert told(a.T) == [[0, 13], [1, 14], [2, 15]]
+        assert a.max().item() == 15
+        assert told(torch.cat([mine, a[0]])[2:]) == [2, 3, 0, 1, 2]
+        view = mine[1:]
+        assert told(view) == [1, 2, 3]
+        view += 1  # the user's tensor stays as it is, so nothing is known of what the job would find there
+        assert told(view) is None
+        a[0] += torch.empty(3, dtype=torch.long)
+        assert told(a) is None
+        assert told(torch.randint(9, (3,)).float()) is None
+        assert told(torch.empty(3, dtype=torch.long)) is None
+        b = torch.zeros(3, dtype=torch.long)
+        before = list(recorder.known._storages)
+        del b
+        assert len(recorder.known._storages) == len(before) - 1
+    assert mine.tolist() == [0, 1, 2, 3]
+
+
+def test_a_real_tensor_is_known_until_it_is_written() -> None:
+    known, mine = KnownValues(), torch.arange(3)
+    assert known.value(mine) is mine
+    assert known.value(torch.ones(3)) is None
+    known.lose([mine])
+    assert known.value(mine) is None
+    known.forget(mine.untyped_storage()._cdata)
+    assert known.value(mine) is mine
 
 
 def test_names_roles_and_keys_are_those_of_a_recording() -> None:
@@ -288,7 +365,7 @@ def test_rules_take_what_their_operators_take() -> None:
     for operator, kernel in KERNELS.items():
         positional = [a.name for a in operator._schema.arguments if not a.kwarg_only]
         by_name = {a.name: a for a in operator._schema.arguments if a.kwarg_only}
-        inspect.signature(kernel).bind(*positional, **by_name)
+        inspect.signature(kernel).bind("known", *positional, **by_name)
     for operator, rule in RULES.items():
         inspect.signature(rule).bind("born", "result", *operator._schema.arguments)
 

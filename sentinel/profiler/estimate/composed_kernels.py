@@ -1,8 +1,9 @@
 """Operators on fake tensors, made of the operators that their CPU kernels call inside: each is seen, as in a recording.
 
-Sparse gradients first: PyTorch's fake tensors run these on zeros, which have no rows. How many rows are left once equal
-ones are added up hangs on values: here none are equal, as the kernel that adds them up allocates for
-(ATen/native/sparse/SparseTensor.cpp, _coalesce_sparse_cpu). What is made from them afterwards is at most as large.
+Sparse gradients first: PyTorch's fake tensors run these on zeros, which have no rows. Each kernel is told what is known
+of values, before its own arguments: how many rows are left once equal ones are added up hangs on the indices. Where
+these are not known, none are equal, as the kernel that adds them up allocates for
+(ATen/native/sparse/SparseTensor.cpp, _coalesce_sparse_cpu), and what is made from them afterwards is at most as large.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sentinel.profiler.backward import graph_task
+from sentinel.profiler.estimate.known_values import KnownValues
 
 aten = torch.ops.aten
 
@@ -26,35 +29,44 @@ def _is_sparse(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
 
 
-def _coalesce(x: torch.Tensor) -> torch.Tensor:
+def _coalesce(known: KnownValues, x: torch.Tensor) -> torch.Tensor:
     indices, values = x._indices(), x._values()
     flat = indices.squeeze(0) if x.sparse_dim() == 1 else indices.sum(0)
     new_indices, new_values = torch.empty_like(indices), torch.empty_like(values)
     _order = flat.sort()
-    return _sparse(new_indices, new_values, x.shape, coalesced=True)
+    named = known.value(indices)
+    if named is None:
+        return _sparse(new_indices, new_values, x.shape, coalesced=True)
+    with _disable_current_modes():
+        rows = torch.unique(named, dim=1)
+        filled = named.new_zeros(named.shape)
+        filled[:, : rows.shape[1]] = rows
+    known.learn(new_indices, filled)
+    left = rows.shape[1]
+    return _sparse(new_indices.narrow(1, 0, left), new_values.narrow(0, 0, left), x.shape, coalesced=True)
 
 
-def _add_in_place(x: torch.Tensor, other: Any, **_: Any) -> Any:
+def _add_in_place(_known: KnownValues, x: torch.Tensor, other: Any, **_: Any) -> Any:
     if _is_sparse(other) and not _is_sparse(x):
         return x
     return NotImplemented
 
 
-def _add(x: Any, other: Any, **_: Any) -> Any:
+def _add(_known: KnownValues, x: Any, other: Any, **_: Any) -> Any:
     if not (_is_sparse(x) and _is_sparse(other)):
         return NotImplemented
     indices = torch.cat([x._indices(), other._indices()], 1)
     return _sparse(indices, torch.cat([x._values(), other._values()]), x.shape, coalesced=False)
 
 
-def _mask(x: torch.Tensor, mask: torch.Tensor) -> Any:
+def _mask(_known: KnownValues, x: torch.Tensor, mask: torch.Tensor) -> Any:
     if _is_sparse(x) or not _is_sparse(mask) or mask.sparse_dim() != 1:
         return NotImplemented
     indices = mask._indices()
     return _sparse(indices.clone(), x.index_select(0, indices.squeeze(0)), x.shape, coalesced=True)
 
 
-def _clone(x: Any, **_: Any) -> Any:
+def _clone(_known: KnownValues, x: Any, **_: Any) -> Any:
     """autograd/functions/accumulate_grad.h: a sparse gradient that nobody else holds is taken over, not copied."""
     if not _is_sparse(x) or graph_task() == -1:
         return NotImplemented
@@ -62,6 +74,7 @@ def _clone(x: Any, **_: Any) -> Any:
 
 
 def _bag_backward(
+    _known: KnownValues,
     gradient: torch.Tensor,
     indices: torch.Tensor,
     offsets: torch.Tensor,
@@ -89,7 +102,7 @@ def _bag_backward(
     return _sparse(indices.reshape(1, -1), values, (rows, gradient.shape[1]), coalesced=False)
 
 
-def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _safe_softmax(_known: KnownValues, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """ATen/native/transformers/attention.cpp, _safe_softmax: rows that are masked in whole become zeros."""
     out = x.softmax(dim, dtype)
     masked = x.isneginf().all(dim, keepdim=True)
@@ -105,4 +118,4 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten._safe_softmax.default: _safe_softmax,
 }
-"""NotImplemented: of these arguments there is nothing to say, the operator runs as any other."""
+"""`kernel(known, *arguments)`. NotImplemented: it has nothing to say of these arguments; the operator runs as ever."""

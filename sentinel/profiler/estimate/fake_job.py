@@ -70,7 +70,10 @@ def _of_mapping(made: Mapping[str, Any], where: str) -> FakeJob:
 
 
 def _fresh(value: Any) -> Any:
-    return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
+    """Integers are copied, for their values count where they name rows of a table."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_like(value) if value.is_floating_point() else value.clone()
 
 
 def _loss_of(output: Any) -> torch.Tensor:

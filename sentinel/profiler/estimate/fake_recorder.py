@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch._subclasses import fake_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.units import PAGE_BYTES
@@ -24,6 +24,7 @@ from sentinel.profiler import flops
 from sentinel.profiler.backward import graph_task
 from sentinel.profiler.estimate.composed_kernels import KERNELS
 from sentinel.profiler.estimate.kernel_memory import RULES
+from sentinel.profiler.estimate.known_values import KnownValues
 from sentinel.profiler.estimate.schema_accesses import Operator, describe
 from sentinel.profiler.merge import ALLOC, FREE
 from sentinel.profiler.operators import OPERATOR, OPERATOR_DTYPE, READ, WRITE, OperatorLog
@@ -71,12 +72,13 @@ class Operand:
 
 class FakeRecorder(TorchDispatchMode):
     """Notes allocations and operators while `recording`; `begin_layer` numbers allocations anew. Entered inside of a
-    FakeTensorMode. Where a value is asked for (`.item()`), the answer is 1: there is no value.
+    FakeTensorMode. Where a value is asked for (`.item()`) that is not known, the answer is 1.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = False
+        self.known = KnownValues()
         self._seq = 0
         self._top = PAGE_BYTES  # the next address
         self._ordinal = 0
@@ -119,12 +121,15 @@ class FakeRecorder(TorchDispatchMode):
         """See TorchDispatchMode."""
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
-            return _one_of(args[0].dtype)
+            value = self.known.value(args[0])
+            return _one_of(args[0].dtype) if value is None else _item(value)
         covered: set[tuple[int, int]] = set()
         try:
-            result = self._inside(covered, KERNELS[func], *args, **kwargs) if func in KERNELS else NotImplemented
+            composed = KERNELS.get(func)
+            result = self._inside(covered, composed, self.known, *args, **kwargs) if composed else NotImplemented
             if result is NotImplemented:
                 result = func(*args, **kwargs)
+                self.known.follow(func, args, kwargs, result)
         except _CANNOT as error:
             raise CapabilityError(
                 f"estimating operator {func}",
@@ -244,6 +249,7 @@ class FakeRecorder(TorchDispatchMode):
 
     def _freed(self, key: int) -> None:
         address, nbytes, _ = self._known.pop(key)
+        self.known.forget(key)
         if self.recording:
             self._allocations.append((self.next_seq(), address, nbytes, self._seq, -1, 0, FREE))
 
@@ -266,6 +272,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         for part in value:
             if isinstance(part, torch.Tensor):
                 yield part
+
+
+def _item(value: torch.Tensor) -> bool | int | float:
+    with _disable_current_modes():
+        return value.item()
 
 
 def _one_of(dtype: torch.dtype) -> bool | int | float:

@@ -30,7 +30,7 @@ NOTE = (
 )
 BLIND_TO = (
     "memory that kernels take while they run, but for convolutions, embedding bags and sparse gradients",
-    "what depends on values: `.item()` gives 1, and no two rows of a sparse gradient are of the same index",
+    "what depends on values that are not known: `.item()` gives 1, and no two rows of a sparse gradient are the same",
 )
 
 
