@@ -16,6 +16,8 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Idle threads of one process's operators would otherwise spin on the core of the other.
 check test: export OMP_WAIT_POLICY ?= passive
+# Tests start hundreds of processes: without byte code each would compile all of Sentinel anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check test test-all lint docs native-test clean
 

@@ -4,7 +4,8 @@
     tools/checks.py            all jobs, as .ci/run does
     tools/checks.py JOB...     some, by their names or those of their lanes: `tests`, `machines`, ...
 
-A job's output is shown as it ends. Jobs of one lane run one after another.
+A job's output is shown as it ends. Jobs of one lane run one after another; a lane that is through takes over the last
+one that another lane has not begun.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15")
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
+# Kept by what the jobs start, hundreds of processes: without it each compiles all of Sentinel anew, in an emulated
+# machine for half a minute. What such a machine needs is made beforehand: it brings nothing back.
+NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
+BYTE_CODE = (".venv/bin/python", "-m", "compileall", "-q", "sentinel", "tests", "tools", "benchmarks", "examples")
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
 # NUMA nodes is skipped on the host, and run in the emulated machines.
 INSTALLED = (
@@ -101,26 +106,35 @@ class Lanes:
     """Runs the jobs of each lane in a thread of its own."""
 
     def __init__(self, chosen: Sequence[Job]) -> None:
-        self._chosen = chosen
-        self._printing = threading.Lock()
+        self._left = list(chosen)
+        self._printing, self._choosing = threading.Lock(), threading.Lock()
 
     def run(self) -> None:
         """Returns once all have ended."""
-        lanes = dict.fromkeys(job.lane for job in self._chosen)
+        lanes = dict.fromkeys(job.lane for job in self._left)
         threads = [threading.Thread(target=self._run_lane, args=(lane,)) for lane in lanes]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
+    def _take(self, lane: str) -> Job | None:
+        """The next to run, None if all have begun."""
+        with self._choosing:
+            if not self._left:
+                return None
+            own = [index for index, job in enumerate(self._left) if job.lane == lane]
+            return self._left.pop(own[0] if own else -1)
+
     def _run_lane(self, lane: str) -> None:
-        for job in (job for job in self._chosen if job.lane == lane):
+        environment = {name: value for name, value in os.environ.items() if name != NO_BYTE_CODE}
+        while (job := self._take(lane)) is not None:
             self._say(f"-- {job.name}: begins")
             began = time.monotonic()
             done = subprocess.run(
                 job.command,
                 cwd=ROOT,
-                env={**os.environ, **job.environment},
+                env={**environment, **job.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -158,6 +172,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     chosen = [job for job in known if not words or job.name in words or job.lane in words]
     began = time.monotonic()
+    subprocess.run(BYTE_CODE, cwd=ROOT, check=True)
     Lanes(chosen).run()
     print("\n== what took longest")
     for job in sorted(chosen, key=lambda job: -job.took_s):

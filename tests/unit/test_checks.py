@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -39,6 +40,30 @@ def test_a_job_that_fails_keeps_none_from_running(capsys: pytest.CaptureFixture[
     assert jobs[1].output == "there\n"
     assert "first: FAILED, exit code 3 after" in capsys.readouterr().out
     assert checks.summary([job.output for job in jobs]) == "2 failed, 6 passed, 2 skipped"
+
+
+def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: Path) -> None:
+    """The first of the long lane waits for its last one."""
+    done = tmp_path / "done"
+    wait = (
+        f"import os, time\nfor _ in range(1200): os.path.exists({str(done)!r}) and exit(0) or time.sleep(0.1)\nexit(1)"
+    )
+    jobs = [
+        checks.Job("first", "long", (sys.executable, "-c", wait)),
+        checks.Job("middle", "long", (sys.executable, "-c", f"open({str(done)!r}).close()")),
+        checks.Job("last", "long", (sys.executable, "-c", f"open({str(done)!r}, 'w').close()")),
+        checks.Job("short", "other", (sys.executable, "-c", "")),
+    ]
+    checks.Lanes(jobs).run()
+    assert [job.failed for job in jobs] == [False] * 4
+
+
+def test_jobs_keep_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    job = checks.Job("job", "lane", (sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"))
+    checks.Lanes([job]).run()
+    assert job.output == "False\n"
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
 def test_a_job_that_does_not_exist_is_named_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools.numa_vm.packages import Missing, program
 
-_NOT_BROUGHT = {".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
+_NOT_BROUGHT = {".git", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
 _NOT_RETURNED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".hypothesis")
 _LARGEST_RETURN_BYTES = 4 << 30  # of a sparse file
 
