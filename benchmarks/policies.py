@@ -36,7 +36,7 @@ from sentinel.planner.lower_bound import Bound
 from sentinel.simulator import simulate_lawful
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
-MACHINES = ("optane-m5", "cxl-m5", "numa-m5")
+MACHINES = ("optane-m5", "optane-m2", "cxl-m5", "cxl-m2", "numa-m5", "numa-m2")
 _AS_FAST = 1 + 1e-9
 BOUNDS = Path(__file__).parents[1] / "build" / "bounds"
 

@@ -57,12 +57,34 @@ def test_plans_that_a_worse_machine_spoils_are_told_and_so_is_the_way_to_the_exc
     assert told["mean_of_exchange_bound"]["cxl-m5"]["sentinel"]["20%"] == 0.81
     told |= {"when": "2026-01-02", "versions": {"numpy": "2.0", "python": "3.11"}}
     page = "\n".join(policies_page._page(told))
+    assert "| resnet32 | 1 | 10.00% | 10.0% (cxl-m5, 20%) |" in page
     assert "in 2 of 3 cells more than 3 %" in page
     assert "| resnet32 | cxl-m5 | 20% | 1.040 | 0.889 |" in page
     assert "Of the exchange bound `sentinel` has 0.810 with 20%." in page
     assert "| sentinel | 0.750 |" in page
     none = "\n".join(policies_page._page({**told, "cells": cells[1:2], "spoilt_by_a_worse_machine": []}))
     assert "`sentinel` is nowhere more than 3 % slower" in none
+
+
+def page_of(cells):
+    told = {**summary(cells), "when": "2026-01-02", "versions": {"numpy": "2.0", "python": "3.11"}}
+    return " ".join("\n".join(policies_page._page(told)).split())
+
+
+def test_the_goal_is_of_each_machine_and_amount_and_a_miss_is_told():
+    near = [cell("resnet32", 0.992, 0.5), cell("resnet32", 0.991, 0.5, "60%"), cell("resnet32", 0.5, 0.4, "80%")]
+    assert "with 20%, 60% fast: met; least 0.991 (cxl-m5, 60%)." in page_of(near)
+    far = {**cell("lstm", 0.985, 0.5), "machine": "cxl-m2"}
+    assert "fast: **missed**; least 0.985 (cxl-m2, 20%)." in page_of([*near, far])
+
+
+def test_what_was_not_run_is_told(monkeypatch):
+    monkeypatch.setattr(policies_page.traces, "NAMES", ("resnet32", "gpt2"))
+    both = [cell("resnet32", 0.9, 0.5), cell("gpt2", 0.9, 0.5), {**cell("resnet32", 0.9, 0.5), "machine": "numa-m5"}]
+    assert "Not run, for time: gpt2 on numa-m5." in page_of(both)
+    assert "Not run, for time: gpt2 on cxl-m5 with 60%." in page_of([*both[:2], cell("resnet32", 0.9, 0.5, "60%")])
+    assert "Not run" not in page_of(both[:2])
+    assert "Not run, for time: gpt2 on any." in page_of(both[:1])
 
 
 def test_runs_make_one_page(tmp_path, monkeypatch):
