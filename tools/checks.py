@@ -52,11 +52,13 @@ _KNOWN_MOVES = (
     "tests/numa/test_vm_compare.py",
 )
 _PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "changed_layers", "refined", "huge_pages"))
-# These take memory, nodes and system calls away: each has a machine to itself.
+# These take memory, nodes and system calls away, or import torch in a process of their own: each has a machine to
+# itself.
 _FAULTS = ("tests/numa/test_faults_on_nodes.py",)
 _OFFLINE = ("tests/numa/test_offline_on_nodes.py",)
+_PROOF = ("tests/numa/test_prove_on_nodes.py",)
 OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tests/ebpf/test_other_kernels.py")
-IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE)
+IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 
 
 @dataclass
@@ -97,6 +99,7 @@ def jobs() -> list[Job]:
         ),
         _on_two_nodes("plans", _PLANS),
         _on_two_nodes("known moves", _KNOWN_MOVES),
+        _on_two_nodes("a proof", _PROOF),
         _on_two_nodes("faults", _FAULTS),
         _on_two_nodes("a node that goes", _OFFLINE, "--removable"),
     ]
