@@ -17,6 +17,9 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 
+RESIDENCE = "residence"
+"""The rule of law 2, as it begins."""
+
 
 def check(plan: Plan, profile: Profile | None = None, machine: Machine | None = None) -> None:
     """Raise PlanError if `plan` breaks a law.
@@ -147,7 +150,7 @@ def _residence(plan: Plan, profile: Profile, machine: Machine) -> None:
                 hit = layers & used.get(extent, set())
                 if hit:
                     raise PlanError(
-                        f"residence: used while in {plan.tier_names[tier]}, which is not addressable",
+                        f"{RESIDENCE}: used while in {plan.tier_names[tier]}, which is not addressable",
                         block=index,
                         layer=min(hit),
                     )

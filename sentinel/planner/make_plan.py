@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from sentinel.core import laws
 from sentinel.core.budget import Budget
+from sentinel.core.errors import PlanError
 from sentinel.core.extents import extents_as_tensors, merge_extents, plan_of_tensors
 from sentinel.core.machine import Machine
 from sentinel.core.pins import Pins
@@ -53,7 +55,8 @@ def plan(
     placement that moves nothing takes there gives way to the fastest candidate that does not.
     `pins`: tensors whose tier is fixed; the policy plans the others around them, and `details["pins"]` tells of each.
     Raises UsageError for an unknown policy, one that cannot forgive, and pins that do not fit, Infeasible where not
-    even slow memory helps, PlanError for a bug.
+    even slow memory helps, PlanError for a policy that uses tensors in a tier that cannot be used in place, and for a
+    bug.
     """
     machine = machine if budget is None else budget.reach(machine)
     if pins:
@@ -62,7 +65,7 @@ def plan(
         return finalize(put_back(around, rest, profile, machine), profile, machine)
     able = policy == FORGIVING
     require((bool(forgiving) and not able, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"))
-    make = _trusting().plan if able and forgiving is False else load_policy(policy).plan
+    make = _in_reach(_trusting() if able and forgiving is False else load_policy(policy))
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     merged = merge_extents(profile)
@@ -74,6 +77,29 @@ def plan(
     made = plan_of_tensors(make(extents_as_tensors(profile), machine), profile)
     ranged, ranged_run = _simulated(made.told(fast_needed_bytes=whole.fast_needed_bytes), profile, machine)
     return better_of(ranged, whole, {"ranged": ranged_run, "whole": run})
+
+
+def _in_reach(policy: Policy) -> Callable[[Profile, Machine], Plan]:
+    """`policy.plan`; a PlanError that names the policy for a plan that uses tensors where they cannot be used."""
+
+    def make(profile: Profile, machine: Machine) -> Plan:
+        made = policy.plan(profile, machine)
+        if all(tier.addressable for tier in machine.tiers):
+            return made
+        try:
+            laws.check(made, profile, machine)
+        except PlanError as error:
+            if not error.rule.startswith(laws.RESIDENCE):
+                raise
+            raise PlanError(
+                f"policy {policy.name} cannot do without using tensors in place here ({error.rule}): raise fast=, or"
+                f" choose another policy, such as {FORGIVING}",
+                layer=error.layer,
+                block=error.block,
+            ) from error
+        return made
+
+    return make
 
 
 def _trusting() -> Policy:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.core.errors import Infeasible
+from sentinel.core.errors import Infeasible, PlanError
 from sentinel.core.laws import check
 from sentinel.core.units import HUGE_PAGE_BYTES
 from sentinel.planner import POLICIES, bound, footprint_bytes, plan, plan_curve
@@ -123,6 +123,24 @@ def test_a_slow_tier_that_cannot_be_addressed_is_never_used_in_place(profile, ma
         return
     check(made, profile, barred)
     assert simulate(made, profile, barred).layers["slow_ns"].sum() == 0
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@settings(max_examples=15, deadline=None)
+@given(profile=profiles(), machine=machines())
+def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is_refused_by_name(
+    policy, profile, machine
+):
+    barred = replace(machine, tiers=(machine.tiers[0], replace(machine.tiers[1], addressable=False)))
+    try:
+        made = plan(profile, barred, policy)
+    except Infeasible:
+        assert policy in ("sentinel", "all-fast")
+        return
+    except PlanError as error:
+        assert f"policy {policy} cannot do without" in str(error)
+        return
+    check(made, profile, barred)
 
 
 @settings(max_examples=100, deadline=None)
