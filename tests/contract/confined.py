@@ -2,6 +2,7 @@
 
     python confined.py TRACKER [SYSTEM_CALL...]    gives up all rights; from then on seccomp refuses each SYSTEM_CALL
     python confined.py TRACKER keep-rights         gives up nothing
+    python confined.py WORDS -- WORDS ...          each in a process of its own, forked before; a line each
 
 All that is imported and compiled is so before: the files may not be everybody's to read.
 """
@@ -142,7 +143,6 @@ def status(field: str) -> str:
 
 def main() -> None:
     """See the module's docstring."""
-    tracker, refused = sys.argv[1], sys.argv[2:]
     torch.set_num_threads(1)
     import_all()
     read_beforehand()
@@ -150,6 +150,18 @@ def main() -> None:
     operators.start()
     operators.stop()
     stock = train(None)
+    kinds = [words.split() for words in " ".join(sys.argv[1:]).split(" -- ")]
+    for tracker, *refused in kinds[:-1]:
+        if (child := os.fork()) == 0:
+            tell(stock, tracker, refused)
+            return
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{tracker} {refused}: failed")
+    tell(stock, kinds[-1][0], kinds[-1][1:])
+
+
+def tell(stock: list[float], tracker: str, refused: list[str]) -> None:
+    """Gives the rights up, trains, and prints a line of what it was told."""
     if refused != ["keep-rights"]:
         give_up_rights()
         refuse(refused)
