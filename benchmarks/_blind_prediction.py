@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import sentinel
-from benchmarks import _copy_rate
 from benchmarks._validated_run import trained
 from sentinel import files
+from sentinel.calibrate import as_copied_here
 from sentinel.core.budget import Budget
 from sentinel.core.errors import SentinelError
 from sentinel.core.machine import Machine
@@ -71,7 +71,7 @@ def main() -> None:
     if layer_ns is None:
         raise SystemExit("no step ran as planned: --steps gives it more")
     profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
-    machine = _copy_rate.reached(flow.machine)
+    machine = as_copied_here(flow.machine)
     given.plans.mkdir(parents=True, exist_ok=True)
     rows = {
         policy: predicted(profile, machine, policy, given.fast, given.plans, given.example)
@@ -82,6 +82,7 @@ def main() -> None:
         "layers": profile.n_layers,
         "footprint_bytes": footprint_bytes(profile),
         "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
+        "lost": [[link.source, link.target, link.lost_ns_per_kib, link.lost_ns_per_move] for link in machine.links],
         "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in flow.machine.links],
         "policies": rows,
     }

@@ -55,7 +55,7 @@ def _half(run: Run, flow: Dataflow, given: NDArray[np.int64], held: NDArray[np.i
     assert plan is not None
     assert profile is not None
     assert machine is not None
-    layer_ns = layer_ns_of(run, given, profile.n_layers)
+    layer_ns = layer_ns_of(run, given, profile.n_layers, machine)
     if layer_ns is None:
         raise SystemExit("no later step ran as planned: --steps gives it more")
     profile = replace(profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))

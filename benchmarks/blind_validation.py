@@ -1,8 +1,9 @@
 """Claim: predictions made before the runs that judge them are right about each step and about what slow memory adds.
 
 First each example trains with everything fast; from its layer times and one profile a plan is made and simulated for
-each policy, on the machine asked for, its links no faster than this host copies. What is predicted is the ratio of the
-step to a plain one. It goes into a file, and the file's SHA-256 beside it, before anything else runs.
+each policy, on the machine asked for, its links no faster than this host copies, and what moves takes from compute as
+`sentinel calibrate` measures it there and then. What is predicted is the ratio of the step to a plain one. It goes into
+a file, and the file's SHA-256 beside it, before anything else runs.
 
 Then the plans are carried out as saved, on the emulated tier: copies are real, delays of slow accesses are injected.
 One process trains plainly (all fast, nothing moves), others by the plans, and they take turns of a few steps; each

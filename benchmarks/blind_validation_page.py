@@ -38,7 +38,7 @@ Predictions were written at {when}, before the runs, with this SHA-256
 ```
 
 Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
-how fast this host copies beside compute: {links}. Plans are carried out as they
+how fast this host copies beside compute: {links}.{lost} Plans are carried out as they
 were saved. A process that trains plainly and those that follow plans take turns, and each turn is held against the
 plain ones before and after it.
 """
@@ -93,6 +93,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         sha256=told["predictions"]["sha256"],
         when=told["predictions"]["when"],
         links=_links(predicted),
+        lost=_lost(predicted),
         **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group")},
     )
     for physics, found in told["results"]["summaries"].items():
@@ -156,3 +157,15 @@ def _links(predicted: Mapping[str, Any]) -> str:
             f"{min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} GB/s {words} where {max(asked) / 1e9:.1f} were asked for"
         )
     return ", ".join(told)
+
+
+def _lost(predicted: Mapping[str, Any]) -> str:
+    """What moves were predicted to take from compute, over all examples."""
+    rows = [row for each in predicted.values() for row in each.get("lost", [])]
+    if not rows:
+        return " What moves takes from compute had no price then."
+    a_mib, a_move = ([row[place] for row in rows] for place in (2, 3))
+    return (
+        f" What moves takes from compute was measured then too: {min(a_mib) * 1.024:.0f} to {max(a_mib) * 1.024:.0f} µs"
+        f" for each MiB and {min(a_move) / 1e3:.0f} to {max(a_move) / 1e3:.0f} µs for each migration."
+    )

@@ -33,7 +33,7 @@ most. A bound that is not called loose is at most 0.005 below what the relaxatio
 fast memory as a share of the step's footprint.
 Means are over the paper's families: {paper}.
 
-**In this model migration takes no processor time**: it takes time on the link, and slows neither compute nor the
+**On these machines migration takes no processor time**: it takes time on the link, and slows neither compute nor the
 memory that it reads and writes. A kernel that moves pages needs a core for it. So these figures favour policies that
 migrate, ours among them. That a kernel reaches 5 GB/s each way at once is assumed, not shown; 2 GB/s is what one
 mover reaches in pages of 4 KiB ([decision 126](decisions/0126-links-no-faster-than-memory.md)).

@@ -128,15 +128,19 @@ def make_machine(
     addressable: bool = True,
     flops_per_s: float | None = None,
     slow_kind: TierKind = "described",
+    lost_ns_per_kib: float = 0.0,
+    lost_ns_per_move: float = 0.0,
 ) -> Machine:
-    """Two tiers without latency, so that times are bytes over bandwidth. Bandwidths in bytes per second."""
+    """Two tiers without latency, so that times are bytes over bandwidth. Bandwidths in bytes per second. What moves
+    take from compute is alike both ways."""
+    lost = {"lost_ns_per_kib": lost_ns_per_kib, "lost_ns_per_move": lost_ns_per_move}
     return Machine(
         name="built",
         tiers=(
             TierSpec("fast", "described", fast_bytes, 0, fast_bw, fast_bw),
             TierSpec("slow", slow_kind, slow_bytes, 0, slow_bw, slow_write_bw or slow_bw, addressable=addressable),
         ),
-        links=(Link(1, 0, promote), Link(0, 1, demote)),
+        links=(Link(1, 0, promote, **lost), Link(0, 1, demote, **lost)),
         flops_per_s=flops_per_s,
         full_duplex=full_duplex,
     )
@@ -228,8 +232,8 @@ def ranges_of(draw: st.DrawFn, profile: Profile) -> NDArray[Any]:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Two-tier machines: links from useless to as fast as their memory, recorded or roofline layer times, half or full
-    duplex."""
+    """Two-tier machines: links from useless to as fast as their memory, which take nothing from compute, some of it or
+    more than there is; recorded or roofline layer times, half or full duplex."""
     speed = st.sampled_from([10**6, 10**8, 10**9, 10**10])
     slow = draw(st.sampled_from([10**8, 10**9, 10**10]))
     slow_write = draw(st.sampled_from([slow, slow // 3]))
@@ -242,4 +246,6 @@ def machines(draw: st.DrawFn) -> Machine:
         slow_write_bw=slow_write,
         full_duplex=draw(st.booleans()),
         flops_per_s=draw(st.sampled_from([None, 1e11, 1e12])),
+        lost_ns_per_kib=draw(st.sampled_from([0.0, 0.0, 10.0, 300.0, 5000.0])),
+        lost_ns_per_move=draw(st.sampled_from([0.0, 0.0, 1e3, 1e5])),
     )

@@ -45,7 +45,10 @@ RANKS = (
             "runtime": ("torch",),
         },
     ),
-    Rank("migration, reports", {"calibrate": (), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")}),
+    Rank(
+        "migration, reports",
+        {"calibrate": ("numpy", "torch"), "migration": ("numpy", "torch"), "reports": ("numpy", "pandas")},
+    ),
     Rank(
         "session, training data",
         {"session": ("numpy", "torch"), "data": ("numpy", "pandas", "torch", "pyarrow", "fsspec", "PIL")},
@@ -63,6 +66,7 @@ SIDEWAYS = {
     ("tiers", "system"),
     ("profiler", "system"),
     ("profiler", "runtime"),
+    ("calibrate", "migration"),  # what moving takes is measured with what moves
     ("proving", "executed"),
     ("proving", "__init__"),  # the small workloads are scripts as users write them
     ("system", "files"),  # the calibration that is kept is a Machine on disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sentinel.calibrate.moving import with_moving
 from sentinel.calibrate.results import EMULATED, Calibration, NodeFigures, best
 from sentinel.core.errors import UsageError
 from sentinel.core.machine import Link, Machine, TierSpec
@@ -28,20 +29,22 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
     if slow is not None:
         kind, tiers = declared_words(slow)
         slower = tuple(tier.spec(kind, host) for tier in tiers)
-        return Machine(f"calibrated, {slow}", (fast, *slower), links_among(fast, slower), decided_by="user")
+        declared = Machine(f"calibrated, {slow}", (fast, *slower), links_among(fast, slower), decided_by="user")
+        return with_moving(declared, found.moving)
     if len(found.nodes) < 2:
         raise UsageError("a machine has two tiers, and only one node was measured", "name a declared tier with --slow")
     ordered = reordered(host, {} if found.emulated else {n.node: n.latency_ns.median for n in found.nodes})
     rank = {number: place for place, number in enumerate(ordered.slower)}
     others = sorted(found.nodes[1:], key=lambda node: (rank.get(node.node, len(rank)), node.latency_ns.median))
     links = [link for index, node in enumerate(others, start=1) for link in _links(found, node, index)]
-    return Machine(
+    measured = Machine(
         "calibrated",
         (fast, *(_tier(found, node, host, f"node{node.node}") for node in others)),
         tuple(links),
         full_duplex=is_full_duplex(found, others[0].node),
         decided_by=ordered.decided_by,
     )
+    return with_moving(measured, found.moving)
 
 
 def conditions(found: Calibration) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from sentinel.calibrate.measurement_plan import CACHES, MeasurementPlan
+from sentinel.calibrate.moving import moving_figures, work_on_all_processors
 from sentinel.calibrate.native_measure import (
     Chase,
     Moving,
@@ -18,7 +19,15 @@ from sentinel.calibrate.native_measure import (
     stream_rate,
 )
 from sentinel.calibrate.regions import HUGE_BYTES, Region
-from sentinel.calibrate.results import EMULATED, Calibration, Figure, MoveFigures, NodeFigures, figure_of
+from sentinel.calibrate.results import (
+    EMULATED,
+    Calibration,
+    Figure,
+    MoveFigures,
+    MovingFigures,
+    NodeFigures,
+    figure_of,
+)
 from sentinel.core.errors import CapabilityError
 from sentinel.core.rules import holding
 from sentinel.core.units import PAGE_BYTES, format_bytes
@@ -43,6 +52,7 @@ def calibrate(plan: MeasurementPlan, tell: Tell) -> Calibration:
     nodes = tuple(run.node(number) for number in (plan.fast, *plan.others))
     moves = [move for other in plan.others for move in run.moves(other)]
     both = [run.both_ways(other) for other in plan.others]
+    moving = [figures for other in plan.others or (None,) for figures in run.moving(other)]
     return Calibration(
         nodes=nodes,
         moves=tuple(moves),
@@ -55,6 +65,7 @@ def calibrate(plan: MeasurementPlan, tell: Tell) -> Calibration:
         emulated=processor.is_emulated(),
         began=began,
         notes=tuple(_notes(plan, nodes, run)),
+        moving=tuple(moving),
     )
 
 
@@ -64,7 +75,7 @@ class _Run:
         self.notes: list[str] = []
         self.busy = 1.0
         self._part, others = 0, len(plan.others)
-        self._parts = (1 + others) * (len(STREAMS) + 1) + 3 * others
+        self._parts = (1 + others) * (len(STREAMS) + 1) + 3 * others + max(others, 1)
 
     def _begin(self, what: str) -> None:
         self._part += 1
@@ -143,6 +154,13 @@ class _Run:
                 for rates, rate in zip((down, up), self._moved(parts), strict=True):
                     rates.append(rate)
         return {(fast, other): figure_of(down), (other, fast): figure_of(up)}
+
+    def moving(self, other: int | None) -> tuple[MovingFigures, MovingFigures]:
+        """What moving to and from `other` takes from compute; None: copies within memory, as on an emulated tier."""
+        fast, where = self.plan.fast, "copying" if other is None else f"moving to and from node {other}"
+        self._begin(f"{where} beside compute")
+        with self._region(fast, huge=False) as region:
+            return moving_figures(region, self.plan.rounds, work_on_all_processors(), fast, other)
 
     def _moved(self, parts: list[list[Moving]]) -> list[float]:
         found = []

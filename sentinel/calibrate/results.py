@@ -65,6 +65,21 @@ class MoveFigures:
 
 
 @dataclass(frozen=True)
+class MovingFigures:
+    """What moves in one direction beside a job that computes on all processors. `to_fast`: promotions. `node`: the
+    slower one, None where transfers are copies, as on an emulated tier.
+
+    `rate`: bytes/s; `lost_ns_per_kib`: ns of compute lost a KiB moved, `lost_ns_per_move`: a migration.
+    """
+
+    node: int | None
+    to_fast: bool
+    rate: Figure
+    lost_ns_per_kib: Figure
+    lost_ns_per_move: Figure
+
+
+@dataclass(frozen=True)
 class Calibration:
     """All figures, and under which conditions they were found. `nodes`: the fast one first.
 
@@ -83,3 +98,4 @@ class Calibration:
     emulated: bool
     began: str
     notes: tuple[str, ...]
+    moving: tuple[MovingFigures, ...] = ()

@@ -31,7 +31,9 @@ examples:
 
 Bandwidth: `read`, `write` (ordinary stores) and `mixed` (bytes read and written back in place, both counted), by
 threads on the CPUs of the fast node. Latency: dependent loads in random order. Migration: pages moved as a plan moves
-them. Each figure is the median of the rounds; ± is half the difference between the highest and the lowest round.
+them. Beside compute: by how much a fixed piece of work on all processors takes longer while bytes move, and for each
+migration; plans count it. Each figure is the median of the rounds; ± is half the difference between the highest and the
+lowest round.
 Keep the host idle meanwhile: other programs change the figures.
 """
 
@@ -162,6 +164,7 @@ def as_json(found: Calibration, machine: Machine, said: list[str]) -> dict[str, 
             {"source": source, "target": target, "rate": asdict(figure)}
             for (source, target), figure in found.both_ways.items()
         ],
+        "moving": [asdict(each) for each in found.moving],
         "machine": asdict(machine),
         "notes": said,
     }
@@ -185,6 +188,9 @@ def _print(found: Calibration, machine: Machine, said: list[str]) -> None:
     if found.moves:
         print()
         _print_moves(found)
+    if found.moving:
+        print()
+        _print_moving(found)
     print(f"\ntiers: {', '.join(tier.name for tier in machine.tiers)} (decided by: {machine.decided_by})")
     for sentence in said:
         print(f"note: {sentence}")
@@ -198,6 +204,16 @@ def _print_moves(found: Calibration) -> None:
             rows.append((str(move.source), str(move.target), pages, str(movers), _shown(figure)))
     for (source, target), figure in found.both_ways.items():
         rows.append((str(source), str(target), "4 KiB", "1 each way", _shown(figure)))
+    print_table(rows)
+
+
+def _print_moving(found: Calibration) -> None:
+    rows: list[tuple[str, ...]] = [("beside compute", "moved", "lost a MiB", "lost a migration")]
+    for each in found.moving:
+        what = "copies" if each.node is None else f"node {each.node}"
+        way = f"{what}, {'promoted' if each.to_fast else 'demoted'}"
+        a_mib = _shown(each.lost_ns_per_kib, lambda ns: format_ns(1024 * ns))
+        rows.append((way, _shown(each.rate), a_mib, _shown(each.lost_ns_per_move, format_ns)))
     print_table(rows)
 
 

@@ -6,6 +6,10 @@ slower tier adds the difference of the two tiers' transfer times (no overlap ass
 that suits code that waits for its data). On a machine that declares `flops_per_s`, the layer's time is
 computed instead: the larger of its FLOPs over that speed and its memory traffic over the tiers'
 bandwidths (roofline; tiers are read one after the other).
+
+What moves takes time from compute where a link says so (`Link.lost_ns_per_kib`, `lost_ns_per_move`): each layer is
+longer by what is lost to the bytes that move while it computes, and by what its ticks do for the moves that it submits.
+What moves while a layer waits costs no more than the wait.
 """
 
 from __future__ import annotations
@@ -22,6 +26,26 @@ from sentinel.core.profile import Profile
 def transfer_ns(link: Link, nbytes: int) -> int:
     """Time to move `nbytes` over an idle `link`."""
     return link.latency_ns + -(-nbytes * 1_000_000_000 // link.bandwidth_bytes_per_s)
+
+
+def lost_ns(link: Link, nbytes: int) -> float:
+    """ns that compute loses while `nbytes` move over `link` beside it; what a move costs by itself is not in it."""
+    return nbytes / 1024 * link.lost_ns_per_kib
+
+
+def lost_ns_per_byte(machine: Machine) -> NDArray[np.float64]:
+    """(2, tiers) ns that compute loses for each byte promoted from and demoted to each slower tier, as a linear program
+    may count it whether compute runs or waits: moves that together would take more than all of it are scaled down to
+    that."""
+    out = np.zeros((2, len(machine.tiers)))
+    most = np.zeros(2)  # share of compute that the moves of each direction take at most
+    for tier in machine.slower:
+        for way, ends in enumerate(((tier, machine.hub), (machine.hub, tier))):
+            link = machine.link(*ends)
+            out[way, tier] = lost_ns(link, 1)
+            most[way] = max(most[way], out[way, tier] * link.bandwidth_bytes_per_s / 1e9)
+    together = float(most.sum() if machine.full_duplex else most.max())
+    return out / max(together, 1.0)
 
 
 def traffic_ns(tier: TierSpec, read_bytes: NDArray[Any], written_bytes: NDArray[Any]) -> NDArray[np.float64]:

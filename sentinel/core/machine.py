@@ -4,7 +4,7 @@ Budget."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sentinel.core.rules import require
@@ -54,13 +54,20 @@ class TierSpec:
 
 @dataclass(frozen=True)
 class Link:
-    """Directed path between two tiers (indexes into `Machine.tiers`) that migrations take."""
+    """Directed path between two tiers (indexes into `Machine.tiers`) that migrations take.
+
+    What moves costs the job besides time on the link: `lost_ns_per_kib` ns of its computation for each KiB that moves
+    beside it, since whoever copies takes processor time and memory bandwidth, and `lost_ns_per_move` ns of the training
+    thread for each migration, however small. 0 where nobody measured them (`sentinel calibrate` does).
+    """
 
     source: int
     target: int
     bandwidth_bytes_per_s: int
     latency_ns: int = 0
     measured: bool = False
+    lost_ns_per_kib: float = field(default=0.0, metadata={"sparse": True})
+    lost_ns_per_move: float = field(default=0.0, metadata={"sparse": True})
 
     def __post_init__(self) -> None:
         require(
@@ -74,7 +81,20 @@ class Link:
                 f"link {self.source}->{self.target}: bandwidth or latency is off",
                 "give a bandwidth above 0 and a latency of at least 0",
             ),
+            *(
+                (
+                    not 0 <= getattr(self, what) < math.inf,
+                    f"link {self.source}->{self.target}: {what} is {getattr(self, what)}",
+                    "give a number of at least 0",
+                )
+                for what in ("lost_ns_per_kib", "lost_ns_per_move")
+            ),
         )
+
+    @property
+    def takes_from_compute(self) -> bool:
+        """Whether what moves here costs the job more than time on the link."""
+        return self.lost_ns_per_kib > 0 or self.lost_ns_per_move > 0
 
 
 @dataclass(frozen=True)
@@ -179,6 +199,16 @@ class Machine:
         tiers = list(self.tiers)
         tiers[self.hub] = replace(self.fast, capacity_bytes=nbytes)
         return replace(self, tiers=tuple(tiers))
+
+    def with_moves_dearer(self, times: float) -> Machine:
+        """A machine like this one on which moves take `times` as much from compute."""
+        return replace(
+            self,
+            links=tuple(
+                replace(x, lost_ns_per_kib=times * x.lost_ns_per_kib, lost_ns_per_move=times * x.lost_ns_per_move)
+                for x in self.links
+            ),
+        )
 
     def worse(self, share: float = 1.0) -> Machine:
         """A machine like this one whose links carry half, and whose slower tiers take 1.5 times as long to use: what a

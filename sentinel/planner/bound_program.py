@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.cost import slow_extra_ns
+from sentinel.core.cost import lost_ns_per_byte, slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.profile import Profile
 from sentinel.core.ragged import positions
@@ -21,7 +21,8 @@ from sentinel.planner.relaxation import INSTANTS, Groups, alive_at, instants
 
 
 class Program:
-    """The rows and columns. Columns: T[k]; q of each group; y and p of it in each layer of its life. Units: GB, ms.
+    """The rows and columns. Columns: T[k], without what moves take from compute, which is in the costs of p and of d; q
+    of each group; y and p of it in each layer of its life. Units: GB, ms.
 
     Rows that speak of one group only are `local`; the others are those of time, room and links, and of middle tiers.
     `exchanges`: see `ExchangeProgram`.
@@ -134,7 +135,7 @@ class Program:
 
     def _moves(self, machine: Machine) -> None:
         """y[k+1] ≤ y[k] + p[k]; the links carry p and d = y[k] + p[k] - y[k+1]: the one in k, the other in k + 1, or
-        in k too where they are exchanged."""
+        in k too where they are exchanged. They carry on in the time that is lost to what moves."""
         g = self.groups
         moving = np.flatnonzero(self.promotion >= 0)
         p = self.promotion[moving]
@@ -149,20 +150,29 @@ class Program:
         tiers = [t for t in range(1, len(machine.tiers)) if machine.tiers[t].capacity_bytes >= PAGE_BYTES] or [1]
         up = 1e3 / max(machine.link(t, 0).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
         down = 1e3 / max(machine.link(0, t).bandwidth_bytes_per_s / 1e9 for t in tiers) * gb
+        lost_up, lost_down = (each * 1e3 * gb for each in lost_ns_per_byte(machine)[:, tiers].min(axis=1))
         shared = not machine.full_duplex
         self.link_row = promote = self._rows(self.length, np.array(-np.inf), np.array(0.0))
         demote = promote if shared else self._rows(self.length, np.array(-np.inf), np.array(0.0))
         layers = np.arange(self.length)
         for link in {promote, demote}:
             self._put(link + layers, layers, -1.0)
-        self._put(promote + layer, p, up)
+        later = (layer + (not self.exchanges)) % self.length
+        self._put(promote + layer, p, up - lost_up)
+        self.moving_ms = np.bincount(p, lost_up, self.n_columns).astype(np.float64)
         for column, sign in ((y, 1.0), (p, 1.0), (after, -1.0)):
-            self._put(demote + (layer + (not self.exchanges)) % self.length, column, sign * down)
+            self._put(demote + later, column, sign * (down - lost_down))
+            np.add.at(self.moving_ms, column, sign * lost_down)
+            if not shared:
+                self._put(promote + later, column, -sign * lost_down)
+        if not shared:
+            self._put(demote + layer, p, -lost_up)
 
     def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """(cost, low, high) of every column."""
         cost, low, high = np.zeros(self.n_columns), np.zeros(self.n_columns), np.ones(self.n_columns)
         cost[: self.length] = 1.0
+        cost[: len(self.moving_ms)] += self.moving_ms
         low[: self.length], high[: self.length] = self.least_ms, np.inf
         high[self.length + self.no_q] = high[self.no_y] = 0.0
         if self.most_saved_ms:

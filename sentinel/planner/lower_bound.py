@@ -16,6 +16,10 @@ q[g] is born in fast memory and never moves. What may move holds room in all lay
 moves shares it by events. What a simulated run did is a solution; so the least sum of T is at most the time of
 any run. With several slower tiers see `bound_program`.
 
+What moves takes from compute is no part of T here but of the cost: a byte moved costs what it takes (`core.cost`), and
+links carry on meanwhile. Bytes that move while a layer waits take nothing more, but the wait is as long. What each move
+costs by itself is left out: any number of tensors may move as one.
+
 Any prices prove a bound (`lagrangian_bound`). Those of the planner's own relaxation are nearly the best ones and take a
 fraction of the time; where they leave more than little open, HiGHS solves the program itself, by interior point
 without crossover (4-7 times faster than simplex). Its tolerances need no trust: its prices prove too.
@@ -132,7 +136,9 @@ def by_prices(certifier: Certifier, profile: Profile, machine: Machine, limit_s:
     slow = [tier for tier in range(1, len(machine.tiers)) if machine.tiers[tier].capacity_bytes >= PAGE_BYTES]
     if len(slow) != 1 or not machine.tiers[slow[0]].addressable:
         return Proof(0.0, np.inf, 0.0)  # that relaxation is of one slower tier
-    work = replace(make_workload(profile, machine, 0, slow[0]), exchanges=certifier.program.exchanges)
+    links = tuple(replace(link, lost_ns_per_move=0.0) for link in machine.links)  # one move may carry all bytes
+    work = make_workload(profile, replace(machine, links=links), 0, slow[0])
+    work = replace(work, exchanges=certifier.program.exchanges)
     generation = start_column_generation(work, efforts_for(work)[0])
     best, left = 0.0, np.inf
     for _ in range(_ROUNDS):

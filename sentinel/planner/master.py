@@ -121,7 +121,8 @@ class Mix:
 class Master:
     """Rows: time of a layer; room at its instants; links; what units hold, by layer; each unit at most once.
 
-    Columns: T[k], time of layer k in ms; H[k], GB that units hold in it; the `PinnedCandidates`; the `Columns`.
+    Columns: T[k], time of layer k in ms without what moves take from compute; H[k], GB that units hold in it; the
+    `PinnedCandidates`; the `Columns`. What moves take from compute is in their costs, and links carry on meanwhile.
     """
 
     def __init__(self, work: Workload, columns: Columns, candidates: PinnedCandidates) -> None:
@@ -134,6 +135,7 @@ class Master:
         self.unit_row = self.held_row + length
         self.first = 2 * length + len(candidates)
         self.added = 0
+        self._lost_ms = np.zeros(0)  # what moves of each column take from compute
         self._left = np.ones(len(work.units))
         self._pinned_limits = (np.zeros(len(candidates)), np.ones(len(candidates)))
         self.highs = highspy.Highs()
@@ -231,9 +233,13 @@ class Master:
         paid = [np.maximum(-dual[self.link_row + link * length :][:length], 0.0) for link in range(links)]
         move = [paid[way % links] * (1e9 / self.per_s[way]) + _MOVE_COST * 1e-3 for way in (0, 1)]
         slow = np.clip(dual[:length], 0.0, 1.0) + _SLOW_COST
-        prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment)
-        step_ns = float(x[:length].sum()) * 1e6
-        return Mix(x[self.first :], x[2 * length : self.first], prices, step_ns, dual[: self.held_row])
+        lost = np.clip(1.0 - sum(paid), 0.0, 1.0)
+        prices = Prices(moment.sum(axis=1), move[0], move[1], slow, moment, lost)
+        share, step_ns = x[self.first :], self._step_ns(x)
+        return Mix(share, x[2 * length : self.first], prices, step_ns, dual[: self.held_row])
+
+    def _step_ns(self, x: NDArray[np.float64]) -> float:
+        return (float(x[: self.length].sum()) + float((x[self.first :] * self._lost_ms).sum())) * 1e6
 
     def solve_whole(self, nodes: int) -> Mix | None:
         """The best mix found in which every share is 0 or 1, by a search of so many nodes; None if there is none."""
@@ -247,9 +253,9 @@ class Master:
         if not found.value_valid:
             return None
         x, nothing = np.array(found.col_value), np.zeros(self.length)
-        prices = Prices(nothing, nothing, nothing, nothing, np.zeros(self.candidates.exists.shape))
-        share = np.rint(x[self.first :])
-        step_ns = float(x[: self.length].sum()) * 1e6
+        instants = np.zeros(self.candidates.exists.shape)
+        prices = Prices(nothing, nothing, nothing, nothing, instants, nothing)
+        share, step_ns = np.rint(x[self.first :]), self._step_ns(x)
         return Mix(share, x[2 * self.length : self.first], prices, step_ns, np.zeros(self.held_row))
 
     @property
@@ -283,14 +289,22 @@ class Master:
         for edge, sign in ((start, -1.0), (stop, 1.0)):
             some = np.flatnonzero((edge % length != 0) & (stop - start < length))
             entries.append((self.held_row + edge[some] % length, owner[some], sign * gb[some]))
-        cost = -np.bincount(column, saved, n - known) * _SLOW_COST
+        cost, lost = -np.bincount(column, saved, n - known) * _SLOW_COST, np.zeros(n - known)
         ways = ((episodes.promote[new], episodes.held_from[new]), (episodes.demote[new], episodes.end[new]))
         for way, (wanted, layer) in enumerate(ways):
             moving = np.flatnonzero(wanted)
             row = self.link_row + (way % self.links) * length + layer[moving] % length
-            slowed = gb[moving] * work.move_slowdown[way, episodes.unit[new][moving]]
-            entries.append((row, owner[moving], slowed * (1e12 / self.per_s[way])))
+            unit = episodes.unit[new][moving]
+            slowed = gb[moving] * work.move_slowdown[way, unit]
+            taken = gb[moving] * work.lost_ns_per_byte[way, unit] * 1e3  # ms of compute, in which links carry on
+            entries.append((row, owner[moving], slowed * (1e12 / self.per_s[way]) - taken))
+            if self.links > 1 and taken.any():
+                other = self.link_row + (1 - way) * length + layer[moving] % length
+                entries.append((other, owner[moving], -taken))
             cost += np.bincount(owner[moving], slowed * _MOVE_COST, n - known)
+            lost += np.bincount(owner[moving], taken + work.lost_ns_of_moves[way, unit] / 1e6, n - known)
+        self._lost_ms = np.append(self._lost_ms, lost)
+        cost += lost
         starts, index, value = _colwise(entries, n - known, self.unit_row + len(work.units))
         none, all_of_it = np.zeros(n - known), np.ones(n - known)
         self.highs.addCols(n - known, cost, none, all_of_it, len(index), starts[:-1], index, value)

@@ -22,6 +22,10 @@ from sentinel.simulator import simulate_lawful
 WORSE_BY = 1.03
 """On a worse machine the plan that is taken needs at most so many times what the best one that moves nothing needs."""
 
+UNSURE = 1.25
+"""What moves take from compute may be so many times what was measured: a plan that moves is taken over one that moves
+nothing only where it would be the faster one even then."""
+
 Candidate = tuple[str, Plan]
 """A plan and its label."""
 
@@ -95,12 +99,15 @@ def best_of(
     `forgiving`: of those that on `machine.worse()` take at most WORSE_BY times what the candidate STAYS takes there,
     if it is among them; where the fastest one is not one of those, `others` are tried too until one is.
     `details["worse"]` has the `step_ns` there and the `most_ns` that were allowed, `details["spoilt"]` what was faster.
+
+    Where moves take time from compute the candidate STAYS is taken too if it is no slower than the one chosen, were
+    moves UNSURE times as dear; `details["unsure"]` tells the `step_ns` of that one, and with such moves `dearer_ns`.
     """
     tried = [_Tried(label, plan, profile, machine) for label, plan in candidates]
-    stays = next((each for each in tried if each.label == STAYS), None) if forgiving else None
+    stays = next((each for each in tried if each.label == STAYS), None)
     best = min(tried, key=_step_ns)
     details: dict[str, Any] = {}
-    if stays is not None:
+    if stays is not None and forgiving:
         most_ns = int(WORSE_BY * stays.worse_ns)
         if best.worse_ns > most_ns:
             for label, plan in others() if others else ():
@@ -108,6 +115,10 @@ def best_of(
                 if tried[-1].worse_ns <= most_ns:
                     break  # what is made with more caution takes longer on the machine as described
             best = next(each for each in sorted(tried, key=_step_ns) if each.worse_ns <= most_ns)
+    if stays is not None and best.dearer_ns >= stays.step_ns > best.step_ns:
+        details["unsure"] = {"step_ns": best.step_ns, "dearer_ns": best.dearer_ns}
+        best = stays
+    if stays is not None and forgiving:
         details["worse"] = {"step_ns": best.worse_ns, "most_ns": most_ns}
         details["spoilt"] = {each.label: each.step_ns for each in tried if each.step_ns < best.step_ns}
     details |= {
@@ -134,6 +145,13 @@ class _Tried:
     @property
     def step_ns(self) -> int:
         return int(self.run.step_ns or 0)
+
+    @cached_property
+    def dearer_ns(self) -> int:
+        if not any(link.takes_from_compute for link in self.machine.links):
+            return self.step_ns
+        dearer = self.machine.with_moves_dearer(UNSURE)
+        return int(simulate_lawful(self.plan, self.profile, dearer).step_ns or 0)
 
     @cached_property
     def worse_ns(self) -> int:

@@ -41,7 +41,8 @@ def descend(
     instants[:, 0] = room_unit / 2
     promote, demote = np.full(length, move_unit[0] / 4), np.full(length, move_unit[1] / 4)
     slow = np.ones(length)
-    prices = Prices(instants.sum(axis=1), promote, demote, slow, instants)
+    lost = np.ones(length)
+    prices = Prices(instants.sum(axis=1), promote, demote, slow, instants, lost)
     base = layer_base_ms(work, candidates)[0] * 1e6
     average = base
     for number in range(rounds):
@@ -63,7 +64,7 @@ def descend(
         average = average + (_layer_ns(work, choice, candidates, chosen, base) - average) * max(step, 0.1)
         if work.machine.flops_per_s is not None:
             slow = np.clip(0.5 + 4.0 * (average - work.compute_ns) / np.maximum(layer_ns, 1.0), 0.0, 1.0)
-        prices = Prices(instants.sum(axis=1), promote, demote, slow, instants)
+        prices = Prices(instants.sum(axis=1), promote, demote, slow, instants, lost)
     return prices
 
 

@@ -22,8 +22,9 @@ from sentinel.planner.workload import Workload
 class Prices:
     """(L,) each. `room`: ns a byte held in the layer. `promote`, `demote`: ns a byte moved in it.
 
-    `slow`: what one ns of slow accesses in the layer lengthens the step by, in [0, 1]. `instants`: (L, k) ns a
-    byte alive at each instant at which the room of a layer is counted; their sum is `room`.
+    `slow`: what one ns of slow accesses in the layer lengthens the step by, in [0, 1]; `lost`: what one ns that moves
+    take from compute does, less what their links gain by it. `instants`: (L, k) ns a byte alive at each instant at
+    which the room of a layer is counted; their sum is `room`.
     """
 
     room: NDArray[np.float64]
@@ -31,6 +32,7 @@ class Prices:
     demote: NDArray[np.float64]
     slow: NDArray[np.float64]
     instants: NDArray[np.float64]
+    lost: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +122,10 @@ class Pricer:
         self.work = work
         self.runs = _make_runs(work)
         self.nbytes = work.units.nbytes.astype(np.float64)
-        slowdown = work.move_slowdown[:, self.runs.unit]
-        first, of = alike(*slowdown)
-        self._links = [(slowdown[:, row], np.flatnonzero(of == i)) for i, row in enumerate(first.tolist())]
+        links = np.concatenate([work.move_slowdown, work.lost_ns_per_byte])[:, self.runs.unit]
+        first, of = alike(*links)
+        self._links = [(links[:, row], np.flatnonzero(of == i)) for i, row in enumerate(first.tolist())]
+        self._of_moves = work.lost_ns_of_moves[:, self.runs.unit] / self.nbytes[self.runs.unit]
 
     def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
         """The cheapest timeline of each unit, and (units,) what it saves against slow memory throughout, in ns."""
@@ -149,23 +152,22 @@ class Pricer:
     def _gaps(self, prices: Prices) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
         if len(self._links) == 1:  # as ever with one slower tier: nothing to part and to join
-            up, down = self._links[0][0]
-            priced = self._priced(prices, up, down)
-            return self._gaps_over(priced, slice(None))
+            return self._gaps_over(self._priced(prices, self._links[0][0]), slice(None))
         n = len(self.runs.head)
         stay = np.zeros(n)
         windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
-        for (up, down), rows in self._links:
-            priced = self._priced(prices, up, down)
-            stay[rows], *found = self._gaps_over(priced, rows)
+        for link, rows in self._links:
+            stay[rows], *found = self._gaps_over(self._priced(prices, link), rows)
             for window, part in zip(windows, found, strict=True):
                 window.layer[rows], window.price[rows] = part.layer, part.price
         leave, arrive, out, back = windows
         return stay, leave, arrive, out, back
 
-    def _priced(self, prices: Prices, up: float, down: float) -> Priced:
-        slowed = replace(prices, promote=prices.promote * up, demote=prices.demote * down)
-        return Priced(slowed, exchanges=self.work.exchanges)
+    def _priced(self, prices: Prices, link: NDArray[np.float64]) -> Priced:
+        """`link`: how slow it is both ways, and what a byte takes from compute both ways."""
+        up, down, lost_up, lost_down = link.tolist()
+        promote, demote = prices.promote * up + prices.lost * lost_up, prices.demote * down + prices.lost * lost_down
+        return Priced(replace(prices, promote=promote, demote=demote), exchanges=self.work.exchanges)
 
     def _gaps_over(
         self, priced: Priced, rows: NDArray[np.int64] | slice
@@ -180,6 +182,9 @@ class Pricer:
         arrive = priced.arrive(np.where(at_birth, after, runs.last[rows]), by)
         back = priced.arrive(low + 1, by)
         out = priced.leave(low, after, np.where(np.isfinite(back.price), back.layer, by))
+        up, down = self._of_moves[:, rows]
+        for window, each in ((leave, down), (arrive, up), (out, down), (back, up)):
+            np.add(window.price, each, out=window.price)
         return stay, leave, arrive, out, back
 
     def _shortest(

@@ -70,6 +70,7 @@ def merge_alike(work: Workload) -> tuple[Workload, NDArray[np.int64]]:
             use_ns=total,
             first_use=first_use,
             slow_tier=work.slow_tier[first],
+            moves_of=np.bincount(of, work.moves_of, len(first)).astype(np.int64),
         ),
         of,
     )

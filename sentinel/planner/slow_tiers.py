@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.cost import lost_ns_per_byte
 from sentinel.core.errors import Infeasible
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
@@ -76,13 +77,14 @@ def _assigners(works: list[Workload], tiers: list[int]) -> list[SlowTierAssigner
     machine, first = works[0].machine, works[0]
     use_ns, short_ns = tuple(w.use_ns for w in works), tuple(w.short_ns for w in works)
     there_and_back = [sum(1e9 / machine.link(*way).bandwidth_bytes_per_s for way in ((t, 0), (0, t))) for t in tiers]
+    lost = lost_ns_per_byte(machine)[:, tiers].sum(axis=0)
     return [
         SlowTierAssigner(
             first.units,
             first.profile,
             machine,
             tiers,
-            Costs(first, use_ns, short_ns, np.array(there_and_back) * shown),
+            Costs(first, use_ns, short_ns, np.array(there_and_back) * shown + lost),
         )
         for shown in _SHOWN
     ]

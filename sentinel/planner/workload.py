@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.cost import base_ns, slow_extra_ns
+from sentinel.core.cost import base_ns, lost_ns_per_byte, slow_extra_ns
 from sentinel.core.machine import Machine
 from sentinel.core.plan import ring_sum
 from sentinel.core.profile import Profile
@@ -156,8 +156,8 @@ class Workload:
     is served by the slow tier. `first_use[u]:first_use[u + 1]` are the uses of unit u. `compute_ns`,
     `traffic_ns`: (L,) of a layer, all in fast. `short_bytes`: (L,) peak of the short-lived tensors of a layer.
     `pool_ns`: (L,) extra time of those that are in slow memory. `slow_tier`: (U,) the slower tier that serves each unit
-    where the fast one does not. `exchanges`: what moves holds room on one side only, for the exchange bound; no plan
-    does that.
+    where the fast one does not. `moves_of`: (U,) migrations that moving each unit takes, at least. `exchanges`: what
+    moves holds room on one side only, for the exchange bound; no plan does that.
     """
 
     profile: Profile
@@ -174,6 +174,7 @@ class Workload:
     pool_ns: NDArray[np.float64]
     footprint_bytes: int
     slow_tier: NDArray[np.int64]
+    moves_of: NDArray[np.int64]
     exchanges: bool = False
 
     @property
@@ -191,6 +192,18 @@ class Workload:
         """(2, U) times as long as at `per_s` that promoting and demoting a byte of each unit takes."""
         links = [self._per_s(tier) for tier in range(1, len(self.machine.tiers))]
         return np.asarray((np.array(self.per_s) / np.array(links)).T[:, self.slow_tier - 1], np.float64)
+
+    @cached_property
+    def lost_ns_per_byte(self) -> NDArray[np.float64]:
+        """(2, U) what promoting and demoting a byte of each unit takes from compute while it moves."""
+        return lost_ns_per_byte(self.machine)[:, self.slow_tier]
+
+    @cached_property
+    def lost_ns_of_moves(self) -> NDArray[np.float64]:
+        """(2, U) what the migrations that promote and demote each unit take from compute, besides its bytes."""
+        tiers = range(1, len(self.machine.tiers))
+        each = np.array([[self.machine.link(*way).lost_ns_per_move for way in ((t, 0), (0, t))] for t in tiers])
+        return np.asarray(each.T[:, self.slow_tier - 1] * self.moves_of, np.float64)
 
     @property
     def per_s(self) -> tuple[float, float]:
@@ -248,6 +261,7 @@ def make_workload(
         pool_ns=np.zeros(profile.n_layers),
         footprint_bytes=footprint_bytes,
         slow_tier=slow_tiers.unit,
+        moves_of=np.ones(len(units), np.int64),
     )
 
 

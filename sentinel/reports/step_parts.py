@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.core.machine import Machine
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
+from sentinel.simulator import lost_to_moves_ns
 
 
 class StepParts(NamedTuple):
@@ -16,8 +18,8 @@ class StepParts(NamedTuple):
 
     `what`: which step. `slow_ns`: by how much accesses to slower memory took longer; None where the hardware's own
     slow memory was used, which tells nobody: then it is within `other_ns`. `other_ns`: all else, such as the engine's
-    own work. `moving_ns`: while at least one move was under way; `hidden_ns`: of it, while no layer waited. None where
-    nothing moves in this step.
+    own work; of the predicted step what moves take from compute. `moving_ns`: while at least one move was under way;
+    `hidden_ns`: of it, while no layer waited. None where nothing moves in this step.
     """
 
     what: str
@@ -35,14 +37,15 @@ def step_parts(facts: Facts) -> list[StepParts]:
     plain = facts.headline["step_ns_plain"]
     found = [] if not plain else [StepParts("stock", plain, plain, 0, 0, 0, None, None)]
     if facts.simulated is not None:
-        found += _of_run(facts.simulated, "predicted", None, known=True)
+        found += _of_run(facts.simulated, "predicted", None, known=True, machine=facts.machine)
     if facts.executed is not None:
         found += _of_run(facts.executed, "applied", plain, known=facts.executed.emulated)
     return found
 
 
-def _of_run(run: Run, what: str, plain: int | None, *, known: bool) -> list[StepParts]:
-    """Of the step nearest the median; none without one that ran as planned. `known`: what slow accesses took is."""
+def _of_run(run: Run, what: str, plain: int | None, *, known: bool, machine: Machine | None = None) -> list[StepParts]:
+    """Of the step nearest the median; none without one that ran as planned. `known`: what slow accesses took is.
+    `machine`: whose moves are no part of what computes."""
     step = median_step(run)
     if step is None:
         return []
@@ -50,6 +53,9 @@ def _of_run(run: Run, what: str, plain: int | None, *, known: bool) -> list[Step
     total, wait = int(row["duration_ns"]), min(int(layers["stall_ns"].sum()), int(row["duration_ns"]))
     slow = min(int(layers["slow_ns"].sum()), total - wait) if known else None
     left = total - wait - (slow or 0)
+    if machine is not None:
+        lost = lost_to_moves_ns(run, machine)[run.layers["step"] == step]
+        plain = left - min(int(lost.sum()), left)
     compute = left if plain is None else min(plain, left)
     moves = run.migrations[(run.migrations["step"] == step) & (run.migrations["moved_bytes"] > 0)]
     if run.kind == "executed":

@@ -144,7 +144,7 @@ class Planning:
         plan, machine, profile = flow.plan, flow.machine, flow.profile
         if plan is None or machine is None or profile is None:
             return flow
-        layer_ns = plain_layer_ns(executed, profile.n_layers)
+        layer_ns = plain_layer_ns(executed, profile.n_layers, machine)
         if layer_ns is None:
             return flow
         profile = replace(profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))

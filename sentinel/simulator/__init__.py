@@ -14,12 +14,13 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, REASONS, STEP_DTYPE, Run
 from sentinel.simulator.loop import Record, play
+from sentinel.simulator.lost import lost_to_moves_ns
 from sentinel.simulator.observed import Observed, observed
 from sentinel.simulator.plain import plain_layer_ns
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, tier_shares, touched_bytes
-from sentinel.simulator.timeline import timeline
+from sentinel.simulator.timeline import submitting_ns, timeline
 
-__all__ = ["Observed", "observed", "plain_layer_ns", "simulate", "simulate_lawful"]
+__all__ = ["Observed", "lost_to_moves_ns", "observed", "plain_layer_ns", "simulate", "simulate_lawful"]
 
 
 def simulate(plan: Plan, profile: Profile, machine: Machine, *, steps: int = 1) -> Run:
@@ -47,7 +48,7 @@ def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: in
     full = layer_time_ns(compute, traffic, extra, machine)
     full = full + loaded_ns(profile, machine, shares, full)
     slow = full - layer_time_ns(compute, traffic, np.zeros_like(extra), machine)
-    durations, record = play(timeline(plan, machine, full), steps)
+    durations, record = play(timeline(plan, machine, full + submitting_ns(plan, machine)), steps)
     served = touched_bytes(profile, shares)
     return Run(
         kind="simulated",
@@ -55,7 +56,7 @@ def simulate_lawful(plan: Plan, profile: Profile, machine: Machine, *, steps: in
         tier_names=plan.tier_names,
         fast_capacity_bytes=plan.capacity_bytes[0],
         steps=_steps(durations, record, profile),
-        layers=_layers(record, full, slow, served, profile.n_layers),
+        layers=_layers(record, slow, served, profile.n_layers),
         migrations=_migrations(plan, record),
         held=_held(record, profile.n_layers),
         counters=_cases(plan, record),
@@ -75,7 +76,6 @@ def _steps(durations: list[int], record: Record, profile: Profile) -> NDArray[np
 
 def _layers(
     record: Record,
-    full: NDArray[np.float64],
     slow: NDArray[np.float64],
     served: tuple[NDArray[np.int64], NDArray[np.int64]],
     length: int,
@@ -85,7 +85,7 @@ def _layers(
     layer = np.arange(rows) % length
     out["step"], out["layer"] = np.arange(rows) // length, layer
     out["start_ns"], out["stall_ns"] = record.layer_start_ns, record.layer_stall_ns
-    out["duration_ns"] = np.rint(full).astype(np.int64)[layer] + out["stall_ns"]
+    out["duration_ns"] = np.array(record.layer_spent_ns, np.int64) + out["stall_ns"]
     out["slow_ns"] = np.rint(slow).astype(np.int64)[layer]
     out["fast_bytes"], out["slow_bytes"] = [held[0] for held in record.layer_held_bytes], record.layer_slow_bytes
     out["touched_bytes"], out["served_fast_bytes"] = served[0][layer], served[1][layer]

@@ -17,6 +17,7 @@ class Record:
 
     layer_start_ns: list[int] = field(default_factory=list)
     layer_stall_ns: list[int] = field(default_factory=list)
+    layer_spent_ns: list[int] = field(default_factory=list)  # after the stall, moves beside it included
     layer_held_bytes: list[list[int]] = field(default_factory=list)  # most in each tier
     layer_slow_bytes: list[int] = field(default_factory=list)  # in all slower ones at the end
     jobs: list[tuple[int, int, int, int, int, bool, bool]] = field(default_factory=list)
@@ -61,11 +62,12 @@ def _one_step(line: Timeline, movers: Movers, record: Record | None, step: int) 
             movers.take(tier, born[layer])
         movers.least_free_bytes = list(movers.free_bytes)
         stall = movers.now - tick
-        movers.advance(movers.now + duration)
+        spent = movers.compute(duration)
         if record is None:
             continue
         record.layer_start_ns.append(tick)
         record.layer_stall_ns.append(stall)
+        record.layer_spent_ns.append(spent)
         slow = sum(c - f for c, f in zip(line.capacity_bytes[1:], movers.free_bytes[1:], strict=True))
         most = [capacity - free for capacity, free in zip(line.capacity_bytes, movers.least_free_bytes, strict=True)]
         record.layer_held_bytes.append(most)

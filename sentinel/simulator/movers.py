@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from sentinel.core.errors import PlanError
 from sentinel.simulator.timeline import Job, Timeline
 
 PROMOTE, DEMOTE = 0, 1
+
+_ROUNDING = 1e-6
+"""ns that a sum of floating-point numbers may be off: less does not make a layer a whole ns longer."""
 
 
 class Movers:
@@ -28,6 +32,7 @@ class Movers:
         self._active = [-1, -1]
         self._ends = [0, 0]
         self.least_free_bytes = list(self.free_bytes)  # of each tier, since it was last set
+        self._free_of_charge = not any(job.lost_ns for job in line.jobs)
 
     def submit(self, job: int) -> None:
         """Queue a job now."""
@@ -57,6 +62,29 @@ class Movers:
                 break
             self._finish(end)
         self.now = max(self.now, until)
+
+    def compute(self, work_ns: int) -> int:
+        """Let a layer compute that takes `work_ns` alone, while the movers work; returns what it takes beside them.
+
+        A move that takes `lost_ns` from compute does so evenly all the time that it is under way, until nothing is
+        left: then the layer stands still.
+        """
+        begin, left, pace, until = self.now, float(work_ns), 1.0, self.now + work_ns
+        while not self._free_of_charge:
+            self._start()
+            end, pace = self._next_end(), self._pace()
+            if end is None or left <= (end - self.now) * pace:
+                until = self.now + (math.ceil(left / pace - _ROUNDING) if left else 0)
+                break
+            left -= (end - self.now) * pace
+            self._finish(end)
+        self.advance(until)
+        return until - begin
+
+    def _pace(self) -> float:
+        """What share of its time compute gets beside the moves that are under way."""
+        jobs = (self.line.jobs[job] for job in self._active if job >= 0)
+        return max(1.0 - sum(job.lost_ns / max(job.duration_ns, 1) for job in jobs), 0.0)
 
     def step(self, reason: str) -> None:
         """Let the movers work until the next job ends. Raises PlanError if nothing is under way."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.cost import transfer_ns
+from sentinel.core.cost import lost_ns, transfer_ns
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Migration, Plan
 from sentinel.core.schedule import schedule
@@ -16,12 +16,13 @@ from sentinel.core.schedule import schedule
 
 @dataclass(frozen=True)
 class Job:
-    """One migration of the step."""
+    """One migration of the step. `lost_ns`: of compute, while it is under way beside it."""
 
     source: int
     target: int
     nbytes: int
     duration_ns: int
+    lost_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,13 @@ def timeline(plan: Plan, machine: Machine, duration_ns: NDArray[np.float64]) -> 
 
 def _job(move: Migration, machine: Machine) -> Job:
     link = machine.link(move.source, move.target)
-    return Job(move.source, move.target, move.nbytes, transfer_ns(link, move.nbytes))
+    return Job(move.source, move.target, move.nbytes, transfer_ns(link, move.nbytes), lost_ns(link, move.nbytes))
+
+
+def submitting_ns(plan: Plan, machine: Machine) -> NDArray[np.float64]:
+    """(L,) what the training thread does in each layer for the migrations that it submits there."""
+    each = [machine.link(move.source, move.target).lost_ns_per_move for move in plan.migrations]
+    return np.bincount(plan.move_columns.start, each, plan.n_layers).astype(np.float64)
 
 
 def _room(plan: Plan, tiers: int) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:

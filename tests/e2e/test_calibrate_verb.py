@@ -43,7 +43,13 @@ def test_one_node_gives_a_machine_with_a_declared_tier_and_says_so(tmp_path: Pat
     assert read["lowest"] <= read["median"] <= read["highest"]
     assert read["rounds"] == 3
     assert f"machine written to {file}" in done.stderr
-    assert "calibrating 1/4" in done.stderr
+    assert "calibrating 5/5: copying beside compute" in done.stderr
+    assert [(each["node"], each["to_fast"]) for each in told["moving"]] == [(None, True), (None, False)]
+    for link, each in zip(sorted(machine.links, key=lambda x: x.target), told["moving"], strict=True):
+        assert link.measured
+        assert link.bandwidth_bytes_per_s <= max(each["rate"]["median"], 1)
+        assert link.lost_ns_per_kib == round(each["lost_ns_per_kib"]["median"], 1)
+        assert link.lost_ns_per_move == round(each["lost_ns_per_move"]["median"], 1)
 
 
 def test_a_table_names_what_was_measured(tmp_path: Path) -> None:
@@ -53,6 +59,8 @@ def test_a_table_names_what_was_measured(tmp_path: Path) -> None:
     heads = [line.split() for line in done.stdout.splitlines()]
     assert ["node", "tier", "threads", "read", "write", "mixed"] in heads
     assert ["node", "latency", "loaded", "readers", "pages"] in heads
+    assert ["beside", "compute", "moved", "lost", "a", "MiB", "lost", "a", "migration"] in heads
+    assert sum(words[:1] == ["copies,"] for words in heads) == 2
     assert "cxl-asic-x8, declared, not measured" in done.stdout
 
 

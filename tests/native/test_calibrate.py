@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.calibrate import calibrate, machine_of, plan_measurements, regions
+from sentinel.calibrate import as_copied_here, calibrate, machine_of, plan_measurements, regions
+from sentinel.calibrate.moving import moving_figures
 from sentinel.calibrate.native_measure import Chase, latency_ns, parts_of, stream_rate
 from sentinel.calibrate.regions import HUGE_BYTES, Region
 from sentinel.core.errors import CapabilityError, NativeError
 from sentinel.system.topology import topology
-from sentinel.tiers import PRESETS
+from sentinel.tiers import PRESETS, machine_for
 
 pytestmark = pytest.mark.needs("native")
 
@@ -115,6 +116,30 @@ def test_two_nodes_are_measured_and_moved_between() -> None:
     assert all(figure.median > 0 for move in found.moves for figure in move.rates.values())
     machine = machine_of(found, host)
     assert all(part.measured for part in (*machine.tiers, *machine.links))
+
+
+def test_bytes_and_moves_beside_compute_are_counted_and_all_is_given_back(made: list[mmap.mmap]) -> None:
+    """Work that takes no time loses what all else takes: the price of a byte is the time of the move itself."""
+    threads = len(os.listdir("/proc/self/task"))
+    with Region(8 * MIB, None, huge=False) as region:
+        up, down = moving_figures(region, 2, lambda: None)
+    assert _all_given_back(made)
+    assert len(os.listdir("/proc/self/task")) <= threads
+    assert (up.to_fast, down.to_fast, up.node, down.node) == (True, False, None, None)
+    for each in (up, down):
+        assert (each.rate.rounds, each.rate.median > 0) == (2, True)
+        assert each.lost_ns_per_kib.median > 0
+        assert each.lost_ns_per_move.median >= 0
+    assert up.lost_ns_per_move == down.lost_ns_per_move
+
+
+def test_the_machine_of_the_blind_validation_has_the_prices_of_this_host() -> None:
+    asked = machine_for("emulated:cxl-asic-x8")
+    machine = as_copied_here(asked, nbytes=8 * MIB, rounds=1)
+    for link, was in zip(machine.links, asked.links, strict=True):
+        assert link.measured
+        assert link.bandwidth_bytes_per_s <= was.bandwidth_bytes_per_s
+    assert machine.tiers == asked.tiers
 
 
 def test_an_interrupted_calibration_leaves_nothing(made: list[mmap.mmap]) -> None:

@@ -73,7 +73,13 @@ def described_machines(draw: st.DrawFn) -> Machine:
     pairs = [(0, i) for i in range(1, len(tiers))] + [(i, 0) for i in range(1, len(tiers))]
     most = {(s, t): min(tiers[s].read_bytes_per_s, tiers[t].write_bytes_per_s) for s, t in pairs}
     links = tuple(
-        Link(*pair, draw(st.integers(1, rate)), draw(st.integers(0, 10**9)), draw(st.booleans()))
+        Link(
+            *pair,
+            draw(st.integers(1, rate)),
+            draw(st.integers(0, 10**9)),
+            draw(st.booleans()),
+            *(draw(st.floats(0, 1e9) | st.just(0.0)) for _ in range(2)),
+        )
         for pair, rate in most.items()
     )
     return Machine(draw(TEXTS), tiers, links, draw(st.none() | st.floats(1, 1e18)), draw(st.booleans()), draw(TEXTS))

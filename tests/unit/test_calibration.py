@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sentinel.calibrate import Calibration, Figure, MoveFigures, NodeFigures, machine_of, plan_measurements
+from sentinel.calibrate import (
+    Calibration,
+    Figure,
+    MoveFigures,
+    MovingFigures,
+    NodeFigures,
+    machine_of,
+    plan_measurements,
+)
 from sentinel.calibrate.machines import is_full_duplex, loaded_latency_a
 from sentinel.calibrate.results import best, figure_of
 from sentinel.core.errors import CapabilityError, UsageError
@@ -103,6 +111,32 @@ def test_several_nodes_are_tiers_nearest_first() -> None:
 def test_a_link_is_no_faster_than_the_nodes_were_read_and_written() -> None:
     machine = machine_of(_found(moves=_moves(1, 5 * GB, 7 * GB)), _host())
     assert (machine.link(0, 1).bandwidth_bytes_per_s, machine.link(1, 0).bandwidth_bytes_per_s) == (3 * GB, 6 * GB)
+
+
+def _moving(node: int | None, to_fast: bool, lost: float) -> MovingFigures:
+    return MovingFigures(node, to_fast, _flat(3 * GB), _flat(lost), _flat(1000 * lost))
+
+
+def test_links_of_nodes_take_from_compute_what_was_measured_of_their_own_node_and_direction() -> None:
+    free = machine_of(_found(), _host())
+    assert not any(link.takes_from_compute for link in free.links)
+    moving = (_moving(1, True, 100.04), _moving(1, False, 200), _moving(None, True, 7), _moving(2, False, 8))
+    machine = machine_of(_found(moving=moving), _host())
+    told = {x.target: (x.lost_ns_per_kib, x.lost_ns_per_move) for x in machine.links}
+    assert told == {0: (100.0, 100_040.0), 1: (200.0, 200_000.0)}
+    assert [x.bandwidth_bytes_per_s for x in machine.links] == [x.bandwidth_bytes_per_s for x in free.links]
+
+
+def test_copies_price_emulated_links_and_are_their_rate_where_the_host_is_slower_but_not_links_on_paper() -> None:
+    moving = (_moving(None, True, 100), _moving(None, False, 200))
+    alone = _found(nodes=_found().nodes[:1], moves=(), both_ways={}, moving=moving)
+    machine = machine_of(alone, _host(), "emulated:cxl-asic-x8")
+    assert [(x.lost_ns_per_kib, x.measured) for x in machine.links] == [(100.0, True), (200.0, True)]
+    assert [x.bandwidth_bytes_per_s for x in machine.links] == [3 * GB, 3 * GB]
+    slower = machine_of(alone, _host(), "emulated:cxl-worst")
+    assert slower.link(0, 1).bandwidth_bytes_per_s == int(2.4 * GB)
+    on_paper = machine_of(alone, _host(), "cxl-asic-x8")
+    assert not any(x.takes_from_compute or x.measured for x in on_paper.links)
 
 
 def test_the_firmware_orders_before_what_was_measured() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sentinel import machines
+from sentinel import files, machines
 from sentinel.core.errors import UsageError
 from sentinel.tiers.presets import preset
 
@@ -90,6 +90,37 @@ def test_a_worse_machine_has_half_the_links_and_slower_memory_one_and_a_half_tim
     assert slow.latency_ns == 1.5 * was.latency_ns
     assert 1.5 * slow.read_bytes_per_s == pytest.approx(was.read_bytes_per_s)
     assert 1.5 * slow.write_bytes_per_s == pytest.approx(was.write_bytes_per_s)
+
+
+@pytest.mark.parametrize("what", ["lost_ns_per_kib", "lost_ns_per_move"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_link_takes_no_less_than_nothing_from_compute(what, value):
+    link = machines.load("cxl-m5").links[0]
+    assert getattr(replace(link, **{what: 250.5}), what) == 250.5
+    with pytest.raises(UsageError, match=f"{what} is {value}; give a number of at least 0"):
+        replace(link, **{what: value})
+
+
+def test_dearer_moves_take_so_many_times_as_much_and_a_worse_machine_the_same():
+    machine = machines.load("cxl-m5")
+    assert not any(link.takes_from_compute for link in machine.links)
+    links = tuple(replace(x, lost_ns_per_kib=40.0, lost_ns_per_move=2000.0) for x in machine.links)
+    priced = replace(machine, links=links)
+    assert all(link.takes_from_compute for link in priced.links)
+    told = [(x.lost_ns_per_kib, x.lost_ns_per_move) for x in priced.with_moves_dearer(1.5).links]
+    assert told == [(60.0, 3000.0)] * 2
+    assert priced.with_moves_dearer(0) == machine
+    assert [x.lost_ns_per_kib for x in priced.worse().links] == [40.0] * 2
+
+
+def test_a_machine_whose_moves_take_nothing_is_the_file_that_it_was(tmp_path):
+    machine = machines.load("cxl-m5")
+    files.save(machine, tmp_path / "free.json")
+    assert "lost" not in (tmp_path / "free.json").read_text()
+    links = tuple(replace(x, lost_ns_per_kib=40.5, lost_ns_per_move=2000.0) for x in machine.links)
+    files.save(replace(machine, links=links), tmp_path / "priced.json")
+    assert files.load(tmp_path / "priced.json") == replace(machine, links=links)
+    assert files.digest(replace(machine, links=links)) != files.digest(machine)
 
 
 def test_fast_memory_that_cannot_be_used_in_place_is_refused():

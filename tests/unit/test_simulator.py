@@ -10,7 +10,7 @@ import pytest
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.laws import check
 from sentinel.core.run import OUTCOMES
-from sentinel.simulator import simulate, simulate_lawful
+from sentinel.simulator import lost_to_moves_ns, plain_layer_ns, simulate, simulate_lawful
 from tests.builders import GB, make_machine, make_profile, param, persistent_plan
 
 MB = 256 * 4096  # 1,048,576 bytes: 1,048,576 ns at 1 GB/s
@@ -193,6 +193,68 @@ def test_load_lengthens_latencies():
     after = run(profile, plan, replace(idle, tiers=(idle.tiers[0], replace(slow, loaded_latency_a=2.0)))).step_ns
     use = MB / 10 / before
     assert after - before == pytest.approx(1000 * 2.0 * use / (1 - use), abs=1)
+
+
+MOVED_LOSES = 1024 * 256  # ns: 1,024 KiB at 256 ns each, a quarter of what MB takes over the link
+
+
+def test_compute_beside_a_move_is_longer_by_what_its_bytes_take_and_by_what_each_move_takes():
+    """Layer 1 computes at three quarters of its pace for the 1,048,576 ns of the move, and then for itself."""
+    profile = make_profile([param("a", MB, [3])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 3), (0, 0, 1, 4, 6)], fast_bytes=MB)
+    by_bytes = run(profile, plan, make_machine(MB, lost_ns_per_kib=256))
+    longer = [0, MOVED_LOSES, 0, 0, MOVED_LOSES, 0, 0, 0]
+    assert by_bytes.layers["duration_ns"].tolist() == [LAYER + ns for ns in longer]
+    assert by_bytes.step_ns == 8 * LAYER + 2 * MOVED_LOSES
+    by_moves = run(profile, plan, make_machine(MB, lost_ns_per_move=70_000))
+    assert by_moves.layers["duration_ns"].tolist() == [LAYER + ns for ns in (0, 70_000, 0, 0, 70_000, 0, 0, 0)]
+    both = run(profile, plan, make_machine(MB, lost_ns_per_kib=256, lost_ns_per_move=70_000))
+    assert both.step_ns == 8 * LAYER + 2 * (MOVED_LOSES + 70_000)
+    assert both.layers["stall_ns"].sum() == both.layers["slow_ns"].sum() == 0
+
+
+def test_what_moves_over_several_layers_takes_from_each_what_moves_in_it():
+    """At a quarter of the rate: 4,194,304 ns under way, a sixteenth of each."""
+    profile = make_profile([param("a", MB, [7])], 16)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 7), (0, 0, 1, 8, 14)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB, promote=GB // 4, demote=GB // 4, lost_ns_per_kib=256))
+    while_moving = -(-LAYER * 16 // 15)
+    last = LAYER + round((4 * MB - 3 * while_moving) / 16)
+    assert run_.layers["duration_ns"].tolist()[:6] == [LAYER, *[while_moving] * 3, pytest.approx(last, abs=1), LAYER]
+
+
+def test_what_moves_while_a_layer_waits_takes_nothing_more():
+    """All of the promotion is under way before layer 2 begins, which waits for it: as long as if it took nothing."""
+    profile = make_profile([param("a", 3 * MB, [2])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 2), (0, 0, 1, 3, 7)], fast_bytes=3 * MB)
+    run_ = run(profile, plan, make_machine(3 * MB, lost_ns_per_kib=256))
+    spent = -(-LAYER * 4 // 3)
+    assert run_.layers["duration_ns"].tolist()[:2] == [LAYER, spent]
+    assert run_.layers["stall_ns"].tolist() == [0, 0, 3 * MB - spent, 0, 0, 0, 0, 0]
+    demoting = 3 * MOVED_LOSES
+    assert run_.step_ns == pytest.approx(7 * LAYER + 3 * MB + demoting, abs=8)  # a ns a layer of rounding
+
+
+def test_a_move_that_leaves_nothing_for_compute_is_waited_for():
+    profile = make_profile([param("a", MB, [3])], 8)
+    plan = persistent_plan(profile, [1], [(0, 1, 0, 1, 3), (0, 0, 1, 4, 6)], fast_bytes=MB)
+    run_ = run(profile, plan, make_machine(MB, lost_ns_per_kib=5000))
+    assert run_.layers["duration_ns"].tolist() == [LAYER + ns for ns in (0, MB, 0, 0, MB, 0, 0, 0)]
+
+
+def test_the_tables_of_a_run_tell_what_moves_took_and_what_layers_took_by_themselves():
+    profile = make_profile([param("a", 3 * MB, [2]), param("b", MB, [5])], 12)
+    moves = [(0, 1, 0, 1, 2), (0, 0, 1, 3, 9), (1, 1, 0, 4, 5), (1, 0, 1, 6, 9)]
+    plan = persistent_plan(profile, [1, 1], moves, fast_bytes=4 * MB)
+    free, machine = make_machine(4 * MB), make_machine(4 * MB, lost_ns_per_kib=100, lost_ns_per_move=3000)
+    run_ = run(profile, plan, machine, steps=4)
+    assert lost_to_moves_ns(run_, free).tolist() == [0.0] * 48
+    lost = lost_to_moves_ns(run_, machine)
+    base = run_.layers["duration_ns"] - run_.layers["stall_ns"] - run_.layers["slow_ns"]
+    assert (base - LAYER).tolist() == pytest.approx(lost.tolist(), abs=2)
+    assert lost.max() > 100_000
+    assert plain_layer_ns(run_, 12, machine).tolist() == pytest.approx([LAYER] * 12, abs=2)
+    assert plain_layer_ns(run_, 12).sum() > 12 * LAYER + 300_000  # the control
 
 
 def test_a_plan_without_room_is_told_not_waited_for():

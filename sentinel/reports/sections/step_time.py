@@ -48,6 +48,8 @@ def _answer(last: StepParts) -> str:
 
 
 def _other(part: StepParts) -> str:
+    if part.what == "predicted":
+        return "that moves take from compute"
     return "for slower accesses and all else" if part.slow_ns is None else "for all else, Sentinel's own work included"
 
 

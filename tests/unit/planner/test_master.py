@@ -19,7 +19,7 @@ LARGE = 1 << 20
 
 def free_of_charge(length):
     none = np.zeros(length)
-    return Prices(none, none, none, np.ones(length), none[:, None])
+    return Prices(none, none, none, np.ones(length), none[:, None], none)
 
 
 def master_of(work):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.traces.synthetic import synthetic
+from sentinel.planner import plan
 from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import STAYS, WORSE_BY, best_of
@@ -38,6 +41,44 @@ def test_a_plan_that_a_worse_machine_spoils_gives_way_to_one_that_moves_nothing(
         made = best_of(candidates, profile, machine, "x", forgiving=forgiving)
         assert made.details["chosen"] == chosen
     assert best_of([("moves", moves)], profile, machine, "x", forgiving=True).details["chosen"] == "moves"
+
+
+def test_a_plan_that_moves_gives_way_where_its_gain_is_within_what_is_unsure_of_the_price_of_moves():
+    """As above, but with links that nothing spoils. A migration is priced so that moving just pays, or that it pays
+    even if a migration takes 1.25 times as much."""
+    size = 8 * MIB
+    profile, free = make_profile([param("a", size, [0]), param("b", size, [3])], 6), make_machine(size, **LINKS)
+    stays = persistent_plan(profile, [0, 1], fast_bytes=size)
+    turns = [(0, 0, 1, 1, 2), (1, 1, 0, 2, 3), (1, 0, 1, 4, 5), (0, 1, 0, 5, 6)]
+    moves = persistent_plan(profile, [0, 1], turns, fast_bytes=size)
+    candidates = [("moves", moves), (STAYS, stays)]
+    moving, staying = (simulate(p, profile, free).step_ns for _, p in candidates)
+    gain = staying - moving
+    for share, chosen in ((0.9, STAYS), (0.79, "moves"), (1.1, STAYS)):
+        machine = make_machine(size, **LINKS, lost_ns_per_move=share * gain / 4)
+        made = best_of(candidates, profile, machine, "x")
+        assert made.details["chosen"] == chosen
+        if share == 0.9:
+            told = made.details["unsure"]
+            assert told["step_ns"] < made.predicted_step_ns == staying <= told["dearer_ns"]
+        else:
+            assert "unsure" not in made.details
+
+
+@pytest.mark.parametrize("what", ["lost_ns_per_kib", "lost_ns_per_move"])
+def test_nothing_moves_where_that_takes_more_from_compute_than_it_saves(what):
+    size = 8 * MIB
+    profile, free = make_profile([param("a", size, [0]), param("b", size, [3])], 6), make_machine(size, **LINKS)
+    moving, staying = plan(profile, free, "sentinel"), plan(profile, free, "best-static")
+    assert moving.migrations
+    gain = staying.predicted_step_ns - moving.predicted_step_ns
+    kib, count = sum(m.nbytes for m in moving.migrations) / 1024, len(moving.migrations)
+    each = gain / (kib if what == "lost_ns_per_kib" else count)
+    cheap, dear = (make_machine(size, **LINKS, **{what: times * each}) for times in (0.1, 4))
+    assert plan(profile, cheap, "sentinel").migrations
+    made = plan(profile, dear, "sentinel")
+    assert not made.migrations
+    assert made.predicted_step_ns == staying.predicted_step_ns
 
 
 def test_others_are_made_where_a_worse_machine_spoils_the_fastest_and_only_there():

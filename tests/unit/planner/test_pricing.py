@@ -17,7 +17,7 @@ LENGTH = 10
 
 def prices(room=0.0, promote=0.0, demote=0.0):
     room, promote, demote = (np.broadcast_to(np.asarray(x, float), LENGTH).copy() for x in (room, promote, demote))
-    return Prices(room, promote, demote, np.ones(LENGTH), room[:, None])
+    return Prices(room, promote, demote, np.ones(LENGTH), room[:, None], np.ones(LENGTH))
 
 
 def work_of(*specs):

@@ -22,7 +22,7 @@ def always_fast(work):
     """Columns in which each class stays in fast memory all its life, and the class of each unit."""
     merged, of = merge_alike(work)
     none, columns = np.zeros(work.n_layers), Columns(merged)
-    columns.add(Pricer(merged).best(Prices(none, none, none, np.ones(work.n_layers), none[:, None]))[0])
+    columns.add(Pricer(merged).best(Prices(none, none, none, np.ones(work.n_layers), none[:, None], none))[0])
     return columns, of
 
 

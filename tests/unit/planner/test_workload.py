@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from sentinel.core.cost import lost_ns_per_byte
+from sentinel.planner.relaxation import merge_alike
 from sentinel.planner.workload import SlowTierOf, make_units, make_workload, short_peaks
 from tests.builders import GB, TensorSpec, act, make_machine, make_profile, param
 from tests.three_tiers import three_tiers
@@ -59,3 +63,27 @@ def test_units_behind_a_slower_link_take_longer_to_move():
     work = make_workload(profile, machine, 0, slow_tiers=SlowTierOf(np.array([1, 2]), nobody))
     assert work.per_s == (8e9, 8e9)
     assert work.move_slowdown.tolist() == [[1, 4], [1, 4]]
+
+
+def test_what_moving_a_unit_takes_from_compute_is_that_of_its_own_link_and_a_class_has_many_moves():
+    profile = make_profile([param("a", LARGE, [0]), param("b", LARGE, [1]), param("c", LARGE, [1])], 2)
+    slow_tiers = SlowTierOf(np.array([1, 2, 2]), np.zeros(0, np.int64))
+    free = three_tiers(middle_link=8 * GB, slow_link=2 * GB)
+    assert not make_workload(profile, free, 0, slow_tiers=slow_tiers).lost_ns_per_byte.any()
+    links = tuple(
+        replace(x, lost_ns_per_kib=51.2 * (x.source + x.target), lost_ns_per_move=1000.0 * (1 + x.source))
+        for x in free.links
+    )
+    work = make_workload(profile, replace(free, links=links), 0, slow_tiers=slow_tiers)
+    # 0.05 ns a byte at 8 GB/s and 0.1 at 2: 0.4 of compute each way at most, together 0.8
+    assert work.lost_ns_per_byte == pytest.approx(np.array([[0.05, 0.1, 0.1]] * 2))
+    assert work.lost_ns_of_moves.tolist() == [[2000, 3000, 3000], [1000, 1000, 1000]]
+    merged, of = merge_alike(work)
+    assert of.tolist() == [0, 1, 1]
+    assert merged.lost_ns_of_moves.tolist() == [[2000, 6000], [1000, 2000]]
+
+
+def test_moves_that_would_take_more_than_all_of_compute_are_counted_as_taking_all_of_it():
+    links = {"promote": GB, "demote": GB, "slow_bw": GB, "lost_ns_per_kib": 1024.0}  # 1 ns a byte at 1 GB/s: all of it
+    assert lost_ns_per_byte(make_machine(**links)).tolist() == [[0, 0.5], [0, 0.5]]
+    assert lost_ns_per_byte(make_machine(**links, full_duplex=False)).tolist() == [[0, 1], [0, 1]]

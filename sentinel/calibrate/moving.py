@@ -1,0 +1,214 @@
+"""What moving takes from a job that computes on all processors: of each byte, while movers carry it, and of each
+migration, which the training thread submits and looks after.
+
+Both are time that a fixed piece of work takes longer. Processor time of movers would say less: it takes more from a
+job whose threads wait for each other, and nothing from one that leaves a processor idle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+import numpy as np
+
+from sentinel.calibrate.regions import Region
+from sentinel.calibrate.results import MovingFigures, figure_of
+from sentinel.core.errors import CapabilityError
+from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
+from sentinel.core.step_follower import Position
+from sentinel.core.trace import LayerId
+from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.migration.engine import Engine
+from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.mover import NativeMover
+from sentinel.tiers.tier import EMULATED, FAST, NODE, Job
+
+Work = Callable[[], object]
+"""A piece of work on all processors, always the same."""
+
+PIECE_BYTES = 1 << 20
+"""Of each transfer whose bytes are priced: that of a tensor of some size."""
+MOVES, LAYERS = 32, 8
+"""Of the plan whose migrations are priced: blocks of a page that come and go, and layers of one piece of work each."""
+_SLOW = 1
+_UNLIMITED = 1 << 62
+
+
+def work_on_all_processors() -> Work:
+    """What layers of networks do: a product of matrices, and a pass over memory. By torch, in its threads, if it is
+    installed, else by numpy."""
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        left, right, passed = torch.rand(256, 256), torch.rand(256, 256), torch.rand(1 << 20)
+
+        def by_torch() -> object:
+            return left.mm(right), passed.mul_(0.999)
+
+        return by_torch
+    one, other, wide = np.random.rand(256, 256), np.random.rand(256, 256), np.random.rand(1 << 19)
+
+    def by_numpy() -> object:
+        return one @ other, np.multiply(wide, 0.999, out=wide)
+
+    return by_numpy
+
+
+def moving_figures(
+    region: Region, rounds: int, work: Work, fast: int = -1, node: int | None = None
+) -> tuple[MovingFigures, MovingFigures]:
+    """Promotions and demotions of what is in `region`, there and back between the nodes `fast` and `node`, or where
+    `node` is None by copies as on an emulated tier. Raises CapabilityError if bytes do not move."""
+    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for _ in range(rounds):
+        for to_fast in (False, True):
+            to = fast if to_fast and node is not None else node
+            found[to_fast].append(_beside(region, work, to_fast=to_fast, to=to))
+    each = figure_of(_lost_to_moves(region, rounds, work))
+    return tuple(  # type: ignore[return-value]
+        MovingFigures(
+            node, way, figure_of([rate for rate, _ in found[way]]), figure_of([x for _, x in found[way]]), each
+        )
+        for way in (True, False)
+    )
+
+
+def with_moving(machine: Machine, figures: Sequence[MovingFigures]) -> Machine:
+    """`machine`, its links with what was found: those of nodes what moves take from compute, those of emulated tiers
+    also a rate that this host reaches."""
+    links = []
+    for link in machine.links:
+        slow = machine.tiers[max(link.source, link.target)]
+        node = slow.node if slow.kind == "node" else None
+        mine = [x for x in figures if x.node == node and x.to_fast == (link.target == FAST)]
+        links.append(_with(link, mine[0], slow) if mine and slow.kind in ("node", "emulated") else link)
+    return replace(machine, links=tuple(links))
+
+
+def _with(link: Link, found: MovingFigures, slow: TierSpec) -> Link:
+    copied = max(int(found.rate.median), 1) if slow.kind == "emulated" else link.bandwidth_bytes_per_s
+    return replace(
+        link,
+        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, copied),
+        measured=True,
+        lost_ns_per_kib=round(found.lost_ns_per_kib.median, 1),
+        lost_ns_per_move=round(found.lost_ns_per_move.median, 1),
+    )
+
+
+def as_copied_here(machine: Machine, *, nbytes: int = 128 << 20, rounds: int = 5) -> Machine:
+    """`machine`, its emulated tiers as this host carries them out beside a job on all its processors: measured now."""
+    with Region(nbytes, None, huge=False) as region:
+        return with_moving(machine, moving_figures(region, rounds, work_on_all_processors()))
+
+
+def _took_ns(work: Work) -> int:
+    began = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - began
+
+
+def _beside(region: Region, work: Work, *, to_fast: bool, to: int | None) -> tuple[float, float]:
+    """(bytes/s, ns of compute lost a KiB) of moving all of `region` while the work is done again and again."""
+    source, target = (_SLOW, FAST) if to_fast else (FAST, _SLOW)
+    pieces = [
+        (region.address + at, min(PIECE_BYTES, region.nbytes - at)) for at in range(0, region.nbytes, PIECE_BYTES)
+    ]
+    with closing(NativeMover(_UNLIMITED)) as mover:
+        if to_fast:
+            mover.hold(_SLOW, region.nbytes)
+        else:
+            mover.force(region.nbytes)
+        alone = [_took_ns(work) for _ in range(5)]
+        for piece in pieces:
+            held = tuple(piece[1] if tier == source else 0 for tier in (FAST, _SLOW))
+            kind, node = (EMULATED, -1) if to is None else (NODE, to)
+            mover.submit(Job(source, target, piece[1], held, kind=kind, node=node, spans=(piece,)))
+        before, began, done = mover.ended(), time.perf_counter_ns(), 0
+        while mover.ended() < len(pieces):
+            work()
+            done += 1
+        spent = time.perf_counter_ns() - began
+        moved, copied = mover.results(), mover.copied().copied_bytes
+        alone += [_took_ns(work) for _ in range(5)]
+    arrived = copied if to is None else sum(each.moved_bytes for each in moved)
+    if arrived < 0.9 * region.nbytes:
+        raise CapabilityError(
+            f"moving {format_bytes(region.nbytes)} beside compute",
+            f"{format_bytes(arrived)} arrived",
+            "free memory, or take a smaller --size",
+        )
+    took = max(each.stop_ns for each in moved) - min(each.start_ns for each in moved)
+    meanwhile = max(region.nbytes - before * PIECE_BYTES, PIECE_BYTES)
+    lost = max(spent - done * statistics.median(alone), 0.0)
+    return arrived * 1e9 / max(took, 1), lost * 1024 / meanwhile
+
+
+def _lost_to_moves(region: Region, rounds: int, work: Work) -> list[float]:
+    """ns of compute lost a migration, one of each round: steps of a plan whose migrations carry a page each, less steps
+    of the same plan without them, by turns."""
+    with ExitStack() as stack:
+        steps = []
+        for moving in (False, True):
+            plan, machine = _plan(moving=moving)
+
+            def ranges(block: int) -> list[tuple[int, int]]:
+                return [(region.address + block * PAGE_BYTES, PAGE_BYTES)]
+
+            engine = Engine(plan, machine, JobMemory(ranges=ranges, warn=_unsaid))
+            stack.callback(engine.restore)
+            engine.start()
+            steps.append(engine)
+        found = []
+        for _ in range(rounds + 1):
+            still, moved = (_step_ns(engine, work) for engine in steps)
+            found.append(max(moved - still, 0) / (2 * MOVES))
+    return found[1:]  # in the first round all is called for the first time
+
+
+def _step_ns(engine: Engine, work: Work) -> float:
+    """The median of a few steps."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter_ns()
+        for layer in (*range(1, LAYERS), 0):
+            work()
+            engine.begin_layer(Position(layer, None if layer else "whole"))
+        times.append(time.perf_counter_ns() - began)
+    return statistics.median(times)
+
+
+def _unsaid(warning: str) -> None:
+    """A migration that fails here costs a figure, no training run."""
+
+
+def _plan(*, moving: bool) -> tuple[Plan, Machine]:
+    """Blocks of a page that are promoted in one layer and demoted in a later one, if anything moves."""
+    blocks = [Block(i * PAGE_BYTES, PAGE_BYTES, 0, LAYERS, _SLOW, (i,), f"{i}", True) for i in range(MOVES)]
+    ways = [(_SLOW, FAST, 1, 3), (FAST, _SLOW, 4, 6)]
+    moves = [
+        Migration(i, source, target, PAGE_BYTES, start, due, "prefetch" if target == FAST else "evict")
+        for source, target, start, due in ways
+        for i in range(MOVES if moving else 0)
+    ]
+    room, rate = 2 * MOVES * PAGE_BYTES, 10**10
+    plan = Plan(
+        policy="calibrate",
+        layers=tuple(LayerId("layer", number) for number in range(LAYERS)),
+        tier_names=("fast", "slow"),
+        capacity_bytes=(room, room),
+        segments=(Segment(0, MOVES * PAGE_BYTES, _SLOW),),
+        slots=tuple(Slot(i, f"{i}", None, i * PAGE_BYTES, PAGE_BYTES) for i in range(MOVES)),
+        blocks=tuple(blocks),
+        migrations=tuple(moves),
+        footprint_bytes=MOVES * PAGE_BYTES,
+        fast_needed_bytes=0,
+    )
+    tiers = TierSpec("fast", "node", room, 0, rate, rate), TierSpec("slow", "emulated", room, 0, rate, rate)
+    return plan, Machine("calibrate", tiers, (Link(_SLOW, FAST, rate), Link(FAST, _SLOW, rate)))
