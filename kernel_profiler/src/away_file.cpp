@@ -197,6 +197,8 @@ int AwayFile::transfer(const Piece &piece, bool writes, uint32_t writer) const {
   return error;
 }
 
+void AwayFile::leave_page_cache() const { call(SYS_fadvise64, fd_, 0, 0, POSIX_FADV_DONTNEED); }
+
 int AwayFile::transfer_once(const Piece &piece, bool writes, int fd) const {
   Rest rest(piece);
   for (int in_vain = 0; !rest.empty();) {

@@ -32,6 +32,7 @@ class AwayFile {
   // All of the piece: 0 or a positive errno. Short transfers and interrupts go on, what is busy is asked again. `writer`:
   // which of the threads that write asks.
   int transfer(const Piece &piece, bool writes, uint32_t writer) const;
+  void leave_page_cache() const;  // all that nobody maps
 
  private:
   int open_unnamed(const char *directory, int flags);

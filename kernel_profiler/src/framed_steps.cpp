@@ -118,6 +118,7 @@ extern "C" int sn_framed_step(void) {
     Lock lock(&frames->mutex);
     if (frames->inert) return 0;
     sn::step_begins(*frames, sn::framed_waited_ns());
+    sn::leave_page_cache(*frames);
     planned = frames->ahead.plan != nullptr;
   }
   if (planned) sn::ahead_watch_begin(frames);

@@ -87,6 +87,7 @@ struct sn_frames {
   bool tidying = false;  // what is found was foreseen
   sn::Ahead ahead;
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
+  int64_t major_faults = 0;    // of the process, when the page cache was left last
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
 
@@ -134,6 +135,9 @@ struct Owner {
 };
 // All granules with pages of their own, those with most of them first. Counts the pages.
 std::vector<Owner> find_owners(sn_frames &f);
+// What faults have read of the file, here and in children, is not kept beside the frames: it is read again where it is
+// touched again. What stores have made of it stays.
+void leave_page_cache(sn_frames &f);
 
 // frames_orders.cpp: transfers.
 

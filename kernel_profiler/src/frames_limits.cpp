@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +20,7 @@ constexpr int kPage = 4096;
 constexpr uint64_t kUsualMappings = 65530;  // the kernel's own choice
 constexpr uint64_t kShortLookNs = 1000000;  // so much computing is never too much
 constexpr uint64_t kPause = 99;             // times what a look in vain took
+constexpr int kPageOut = 21;                // MADV_PAGEOUT, from Linux 5.4 on; before, it is refused
 
 // What a small file of the kernel holds from its beginning, as a text; a negative errno.
 long read_text(int fd, char *text, size_t room) {
@@ -90,6 +93,19 @@ bool own_pages_may_have_grown(sn_frames &f) {
   if (f.look_after_ns != 0 && sn_now_ns() < f.look_after_ns) return false;
   f.anonymous = now;
   return true;
+}
+
+void leave_page_cache(sn_frames &f) {
+  rusage spent{};
+  getrusage(RUSAGE_SELF, &spent);
+  if (spent.ru_majflt != f.major_faults)  // what is mapped stays in the page cache
+    for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
+      for (end = i; end < f.count && f.granules[end].view == View::kFile; end++) {
+      }
+      if (end != i) advise(f.address(i), (end - i) * kFrameBytes, kPageOut);
+    }
+  f.major_faults = spent.ru_majflt;
+  f.file.leave_page_cache();
 }
 
 std::vector<Owner> find_owners(sn_frames &f) {

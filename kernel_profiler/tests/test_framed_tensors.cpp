@@ -1,4 +1,5 @@
 // Tensors in frames: who has which addresses, what is brought in, what comes from ordinary memory, how it ends.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,6 +188,48 @@ void what_does_not_fit_keeps_its_bytes() {
   end();
 }
 
+// Pages in the page cache of what is away, of tensors at [begin, end).
+uint64_t cached_pages(uint64_t begin, uint64_t end) {
+  FILE *file = fopen("/proc/self/maps", "r");
+  CHECK(file != nullptr);
+  uint64_t count = 0, from = 0, to = 0;
+  for (char line[512]; fgets(line, sizeof line, file) != nullptr;) {
+    if (sscanf(line, "%lx-%lx ", &from, &to) != 2 || from < begin || to > end) continue;
+    if (strstr(line, "(deleted)") == nullptr || strstr(line, "memfd:") != nullptr) continue;
+    std::vector<unsigned char> there((to - from) / kPage);
+    CHECK(mincore(reinterpret_cast<void *>(from), to - from, there.data()) == 0);
+    for (const unsigned char page : there) count += page & 1;
+  }
+  fclose(file);
+  return count;
+}
+
+// Of what is mapped, and of what has been a frame meanwhile.
+void what_faults_have_read_is_not_kept_beside_the_frames() {
+  constexpr int kTensors = 16;
+  begin(4, 64);
+  std::vector<uint8_t *> tensors;
+  for (int i = 0; i < kTensors; i++) tensors.push_back(made(2 * kMiB, i));
+  const uint64_t base = address_of(*std::min_element(tensors.begin(), tensors.end())), until = base + 32 * kMiB;
+  for (int i = 0; i < kTensors; i++) CHECK(holds(tensors[i], 2 * kMiB, i));
+  CHECK(cached_pages(base, until) >= 12 * 512);
+  for (int i = 0; i < 8; i++) {
+    const sn_framed_operand operand = {address_of(tensors[i]), 2 * kMiB, SN_READS, 0};
+    sn_framed_need(&operand, 1, "aten::test");
+  }
+  tensors[15][kPage] = 99;  // in a page of its own
+  CHECK(cached_pages(base, until) > 6 * 512);
+  sn_framed_step();
+  CHECK(cached_pages(base, until) <= 512);  // that one, and those that the kernel has not yet put on its lists
+  CHECK(tensors[15][kPage] == 99);
+  tensors[15][kPage] = 15;
+  for (int i = 0; i < kTensors; i++) {
+    CHECK(holds(tensors[i], 2 * kMiB, i));
+    sn_free(tensors[i]);
+  }
+  end();
+}
+
 void neighbours_keep_their_granule() {
   begin(8, 16);
   uint8_t *const a = made(kMiB, 1), *const b = made(kMiB, 2), *const c = made(3 * kMiB, 3);
@@ -301,6 +344,7 @@ int main() {
   operands_that_fit_are_all_there();
   what_does_not_fit_is_taken_in_as_it_is_written();
   what_does_not_fit_keeps_its_bytes();
+  what_faults_have_read_is_not_kept_beside_the_frames();
   neighbours_keep_their_granule();
   tensors_outlive_the_end();
   refused_calls_cost_frames_only();
