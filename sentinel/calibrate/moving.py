@@ -27,6 +27,7 @@ from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.mover import NativeMover
+from sentinel.system import processor
 from sentinel.tiers.tier import EMULATED, FAST, NODE, Job
 
 Work = Callable[[], object]
@@ -42,22 +43,27 @@ _UNLIMITED = 1 << 62
 
 def work_on_all_processors() -> Work:
     """What layers of networks do: a product of matrices, and a pass over memory. By torch, in its threads, if it is
-    installed, else by numpy."""
-    if importlib.util.find_spec("torch"):
-        import torch
+    installed and the processor is no software, else by numpy; less of it where it takes long."""
+    made = _torch_work if importlib.util.find_spec("torch") and not processor.is_emulated() else _numpy_work
+    work = made(256, 1 << 20)
+    return work if min(_took_ns(work) for _ in range(3)) < _LONG_NS else made(32, 1 << 12)
 
-        left, right, passed = torch.rand(256, 256), torch.rand(256, 256), torch.rand(1 << 20)
 
-        def by_torch() -> object:
-            return left.mm(right), passed.mul_(0.999)
+_LONG_NS = 20_000_000
+"""A piece of work that takes this long does not count moves of a few ms."""
 
-        return by_torch
-    one, other, wide = np.random.rand(256, 256), np.random.rand(256, 256), np.random.rand(1 << 19)
 
-    def by_numpy() -> object:
-        return one @ other, np.multiply(wide, 0.999, out=wide)
+def _torch_work(side: int, numbers: int) -> Work:
+    import torch
 
-    return by_numpy
+    left, right, passed = torch.rand(side, side), torch.rand(side, side), torch.rand(numbers)
+    return lambda: (left.mm(right), passed.mul_(0.999))
+
+
+def _numpy_work(side: int, numbers: int) -> Work:
+    random = np.random.default_rng(0)
+    left, right, passed = random.random((side, side)), random.random((side, side)), random.random(numbers)
+    return lambda: (left @ right, np.multiply(passed, 0.999, out=passed))
 
 
 def moving_figures(
