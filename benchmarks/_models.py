@@ -43,22 +43,40 @@ def bert() -> Job:
     return Job(model, _adamw(model), lambda: model(tokens, labels=tokens).loss)
 
 
-def resnet50() -> Job:
+def resnet50(rows: int = 8) -> Job:
     """ResNet-50 at 224 pixels."""
     model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).train()
-    return _classifier(model, rows=8)
+    return _classifier(lambda images: model(images).logits, model, rows)
 
 
-def mobilenetv2() -> Job:
+def mobilenetv2(rows: int = 16) -> Job:
     """MobileNetV2 at 224 pixels."""
     model = transformers.MobileNetV2ForImageClassification(transformers.MobileNetV2Config(num_labels=1000)).train()
-    return _classifier(model, rows=16)
+    return _classifier(lambda images: model(images).logits, model, rows)
 
 
-def _classifier(model: nn.Module, rows: int) -> Job:
+_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels, and convolutions of 3×3 with so many, before each pooling."""
+
+
+def vgg16(rows: int = 8) -> Job:
+    """VGG-16 at 224 pixels, without dropout."""
+    layers: list[nn.Module] = []
+    before = 3
+    for channels, convolutions in _VGG16:
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
+    model = nn.Sequential(*layers, *head, nn.Linear(4096, 1000)).train()
+    return _classifier(model, model, rows)
+
+
+def _classifier(logits: Callable[[Tensor], Tensor], model: nn.Module, rows: int) -> Job:
     images, labels = torch.randn(rows, 3, 224, 224), torch.randint(1000, (rows,))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    return Job(model, optimizer, lambda: nn.functional.cross_entropy(model(images).logits, labels))
+    return Job(model, optimizer, lambda: nn.functional.cross_entropy(logits(images), labels))
 
 
 class _Lstm(nn.Module):
@@ -73,10 +91,10 @@ class _Lstm(nn.Module):
         return logits
 
 
-def lstm() -> Job:
+def lstm(rows: int = 20) -> Job:
     """Two layers of 650, as in the Penn Treebank language models."""
     model = _Lstm(10_000, 650).train()
-    tokens = _tokens(20, 36, 10_000)
+    tokens = _tokens(rows, 36, 10_000)
     return Job(
         model,
         _adamw(model),
@@ -84,13 +102,15 @@ def lstm() -> Job:
     )
 
 
-JOBS: dict[str, Callable[[], Job]] = {
+JOBS: dict[str, Callable[..., Job]] = {
     "gpt2": gpt2,
     "resnet50": resnet50,
     "bert": bert,
     "mobilenetv2": mobilenetv2,
     "lstm": lstm,
+    "vgg16": vgg16,
 }
+"""By name. Those of images, and `lstm`, take how many samples are in a batch."""
 
 
 def training_step(job: Job) -> Callable[[], float]:

@@ -59,6 +59,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--model", help="one of benchmarks._models.JOBS")
     which.add_argument("--shape", type=int, nargs=4, help="a GPT-2 of LAYERS WIDTH ROWS COLUMNS")
+    parser.add_argument("--rows", type=int, help="samples in a batch of that model")
     parser.add_argument("--sentinel", action="store_true", help="annotate the model, as one does for Sentinel")
     parser.add_argument("--tuned", action="store_true", help="malloc keeps what it got")
     parser.add_argument("--tracker", default="ebpf")
@@ -86,7 +87,7 @@ def main() -> None:
             fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}", overlap_optimizer=chosen.overlap
         )
     if chosen.model:
-        job = _models.JOBS[chosen.model]()
+        job = _models.JOBS[chosen.model](*([] if chosen.rows is None else [chosen.rows]))
         model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
     else:
         model, optimizer, tokens = _profiled_step.gpt2(*chosen.shape)

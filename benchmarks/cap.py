@@ -15,6 +15,7 @@ Goals: the same losses. The time that the budget adds to a step: at most a quart
 loss differs.
 
     python -m benchmarks.cap --directory /data/scratch --swap --into docs/cap.json          # as root; half an hour
+    python -m benchmarks.cap --directory /data/scratch --swap --model resnet50 --rows 32 --fast 1GiB  # vgg16, lstm
     python -m benchmarks.cap --directory . --shape 4 512 2 128 --fast 300MiB --rounds 3     # a minute
 """
 
@@ -41,6 +42,7 @@ from sentinel.core.units import parse_bytes
 STOCK, TUNED, SWAP, SENTINEL, OVERLAP = "stock", "tuned", "swap", "sentinel", "overlap"
 BORN = 2  # turns
 TURN = 2  # steps, of which the last is counted
+_SETTINGS = ("fast", "whole", "shape", "model", "rows", "rounds", "threads", "swap_bytes")
 PIECE, PIECES, LANES = 2 << 20, 1024, 4
 CGROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
@@ -184,7 +186,9 @@ def _summed_up(told: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _shape(options: argparse.Namespace) -> list[str]:
-    return ["--shape", *map(str, options.shape)]
+    if options.model is None:
+        return ["--shape", *map(str, options.shape)]
+    return ["--model", options.model, *([] if options.rows is None else ["--rows", str(options.rows)])]
 
 
 def _join(group: tuple[Path, str, str] | None) -> list[str]:
@@ -219,6 +223,8 @@ def main() -> int:
     )
     parser.add_argument("--whole", action="store_true", help="a budget is of the whole process, as `cap` is")
     parser.add_argument("--shape", type=int, nargs=4, default=[12, 768, 2, 256], help="LAYERS WIDTH ROWS COLUMNS")
+    parser.add_argument("--model", help="instead, one of benchmarks._models.JOBS; a page is made of the GPT-2 only")
+    parser.add_argument("--rows", type=int, help="samples in a batch of that model")
     parser.add_argument("--rounds", type=int, default=5, help="turns that count")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--swap", action="store_true", help="beside the kernel's swap: as root")
@@ -230,7 +236,7 @@ def main() -> int:
     for budget in options.fast:
         results.append(measured(budget, options))
         print(f"{budget}: measured", file=sys.stderr)
-    settings = {name: getattr(options, name) for name in ("fast", "whole", "shape", "rounds", "threads", "swap_bytes")}
+    settings = {name: getattr(options, name) for name in _SETTINGS}
     settings |= {"turn": TURN, "disk": disk}
     claim = (__doc__ or "").splitlines()[0]
     if options.into is None:
@@ -238,7 +244,8 @@ def main() -> int:
     else:
         told = _bench.told(claim, settings, results)
         options.into.write_text(json.dumps(told, indent=1) + "\n")
-        options.into.with_suffix(".md").write_text(page(told))
+        if options.model is None:
+            options.into.with_suffix(".md").write_text(page(told))
     return 0 if all(each["same_losses"] for each in results) else 1
 
 
