@@ -25,16 +25,17 @@ from sentinel.executed.child import Line
 from sentinel.executed.shared_imports import _imported, _present, import_shared
 
 
-def test_what_a_script_imports_from_elsewhere_is_imported_once(tmp_path: Path) -> None:
+def test_what_a_script_imports_from_elsewhere_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside_the_job.py").write_text("raise RuntimeError('the script itself imports this')")
     script = tmp_path / "train.py"
     script.write_text("import wave, beside_the_job, no_such_module_1009\nfrom colorsys import rgb_to_hsv\n1 / 0\n")
     for name in ("wave", "colorsys"):
         sys.modules.pop(name, None)
-    try:
-        import_shared(str(script))
-    finally:
-        gc.unfreeze()  # frozen objects are hidden from what looks for references, and so from other tests
+    frozen: list[bool] = []
+    # frozen objects are hidden from what looks for references, and so from other tests
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    import_shared(str(script))
+    assert frozen == [True]
     assert {"wave", "colorsys"} <= set(sys.modules)
     assert "beside_the_job" not in sys.modules
 
