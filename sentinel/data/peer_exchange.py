@@ -28,7 +28,9 @@ SUM_BYTES = 4
 FULL_S = 2.0
 """For so long a server that was full is given nothing."""
 _FORGOTTEN_S = b"3600"
-"""After so long without a chunk the server deletes what a rank left there."""
+"""After so long without a chunk or a batch the server deletes what a rank left there."""
+_RENEWED_S = 600.0
+"""After so long the server is told again that the rank is there: one that has all it needs puts no chunks."""
 _LONGEST_WAIT_S = 0.1
 """For samples to be copied, before it is looked whether the provider is to end."""
 _PATIENT_S = 10.0
@@ -71,7 +73,7 @@ class ChunkProvider:
         self._files, self._board, self._own, self._progress, self._stopping = files, board, own, progress, stopping
         self._plan: WorldPlan | None = None
         self._reads: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._next, self._full_until = 0, 0.0
+        self._next, self._full_until, self._renewed = 0, 0.0, time.monotonic()
         self._not_put: deque[tuple[int, int]] = deque(maxlen=_MOST_NOT_PUT)
         """Epoch and number of reads whose samples will not come."""
         self._untold = False
@@ -104,6 +106,14 @@ class ChunkProvider:
             for at in range(0, len(left), _AT_ONCE):
                 line.ask((b"HDEL", key, *left[at : at + _AT_ONCE]))
             self._put([], line)
+
+    def keep(self) -> None:
+        """Batches are delivered: what this rank has put is kept, though it may put nothing more."""
+        if time.monotonic() - self._renewed < _RENEWED_S:
+            return
+        self._renewed = time.monotonic()
+        with closing(Line(self._own.peer)) as line:
+            line.ask((b"EXPIRE", self._own.key, _FORGOTTEN_S))
 
     def start(self, in_flight: int) -> None:
         """Reads in threads of this process, from where it was paused."""

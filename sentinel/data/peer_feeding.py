@@ -113,8 +113,9 @@ class PeerFeeding:
         self._stopping.clear()
         self._provider.start(self._in_flight)
 
-    def tend(self, delivered: int, ahead: int) -> None:
-        """There is nothing to be done."""
+    def tend(self, delivered: int, ahead: int) -> None:  # noqa: ARG002 -- what all feedings are told
+        """The server keeps what this rank has put, as long as batches are delivered."""
+        self._provider.keep()
 
     def pause(self) -> None:
         """No thread reads."""

@@ -8,11 +8,13 @@ from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Layout
 from sentinel.system.limits import available_bytes
 
-_SHARE, _MOST_LEAD = 32, 4096
+_SHARE, _MOST_LEAD = 128, 1024
 
 
 def lead_for(layout: Layout, shape: ArenaShape) -> int:
-    """How many samples before their first use chunks may be read: a 32nd of what the arena holds.
+    """How many samples before their first use chunks may be read, whatever else is in the arena: a 128th of what it
+    holds. It is taken off what windows can hold. Mostly there is more room, since windows must fit where most of them
+    meet, and then the reader is further ahead.
 
     Not told by workers or batches, for orders other than exact depend on the room.
     """

@@ -21,6 +21,7 @@ A bell (an eventfd) beside it wakes the reader when samples were copied. Of the 
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import select
@@ -53,8 +54,8 @@ From JOINED on, a job: 1 + the epoch in which its copies are waited for."""
 
 _COUNTERS = JOINED + MOST_JOBS
 _LOW = (1 << 32) - 1
-_PAGES_A_SAMPLE = 16
-"""In the mean. The last page of a sample is half empty in the mean, so a 32nd of the room is lost."""
+_PAGES_A_SAMPLE = 32
+"""In the mean, of large samples. The last page of a sample is half empty in the mean, so a 64th of the room is lost."""
 _SMALLEST_PAGE = 64
 _WORD_BYTES = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -108,8 +109,9 @@ def page_bytes_for(sample_nbytes: NDArray[np.int64]) -> int:
     most = int(sample_nbytes.max())
     if most == int(sample_nbytes.min()):
         return -(-most // _WORD_BYTES) * _WORD_BYTES
-    part = int(sample_nbytes.mean()) // _PAGES_A_SAMPLE
-    return max(_SMALLEST_PAGE, part // _SMALLEST_PAGE * _SMALLEST_PAGE)
+    mean = int(sample_nbytes.mean())
+    part = max(mean // _PAGES_A_SAMPLE, math.isqrt(8 * mean))  # below that `following` takes more than is won
+    return max(_SMALLEST_PAGE, (part + _SMALLEST_PAGE // 2) // _SMALLEST_PAGE * _SMALLEST_PAGE)
 
 
 class Missing(Enum):

@@ -16,10 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+from benchmarks.data_orders import layout_of  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
-from sentinel.data.room_here import memory_bytes  # noqa: E402
+from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.room_here import lead_for, memory_bytes  # noqa: E402
 from sentinel.data.sample_arena import ArenaShape, Missing, SampleArena, page_bytes_for, shape_within  # noqa: E402
+from sentinel.samples import Epoch, Order, Room, plan, simulate  # noqa: E402
 from sentinel.system.limits import available_bytes  # noqa: E402
 from tests.data_files import content, shards  # noqa: E402
 
@@ -189,8 +192,23 @@ def test_an_arena_is_never_larger_than_the_memory(memory: int, even: bool) -> No
 
 def test_pages_suit_the_samples() -> None:
     assert page_bytes_for(np.array([777, 777])) == 784
-    assert page_bytes_for(np.array([32_000, 32_768])) == 1984
+    assert page_bytes_for(np.array([32_000, 32_768])) == 1024
+    assert page_bytes_for(np.array([8000, 8384])) == 256
     assert page_bytes_for(np.array([1, 2])) == 64
+
+
+def test_little_of_the_memory_is_kept_for_reading_ahead_and_for_ends_of_pages() -> None:
+    """Reads a chunk in exact order in the room that a loader has for a fifth of the data set."""
+    layout = layout_of(65_536, 64)
+    shape = shape_within(layout.nbytes // 5, layout.sample_nbytes)
+    room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
+    reads, before = [], None
+    for epoch in range(4):
+        known = Epoch(permutation(layout.n_samples, Order(), epoch), permutation(layout.n_samples, Order(), epoch + 1))
+        before = plan(layout, Order(), room, known, before)
+        reads.append(simulate(layout, before).reads_per_chunk)
+    assert reads[0] <= 3.5
+    assert max(reads[1:]) <= 2.6
 
 
 def test_amounts_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,6 +334,24 @@ def test_a_rank_names_the_reads_that_it_has_not_put(
     client.close()
 
 
+def test_samples_stay_in_a_server_as_long_as_batches_are_delivered(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose samples all have room puts no chunk after the first epoch."""
+    (loader,) = ranks(shards(tmp_path, [96]), three[:1], 1)
+    for _ in loader:
+        pass
+    client = valkey.Valkey(port=three[0].port)
+    (key,) = client.keys("sentinel:*")
+    client.expire(key, 600)
+    loader._feeding.tend(0, 0)
+    assert client.ttl(key) <= 600
+    monkeypatch.setattr("sentinel.data.peer_exchange._RENEWED_S", 0.0)
+    loader._feeding.tend(0, 0)
+    assert client.ttl(key) > 600
+    client.close()
+
+
 def test_a_silent_server_is_asked_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr("sentinel.data.peers.time.monotonic_ns", lambda: now[0])
