@@ -1,8 +1,14 @@
-"""What pyproject.toml cannot say: the native library is built from a glob, and may be missing."""
+"""What pyproject.toml cannot say: the native library is built from a glob, and may be missing.
+
+With COMPILE_FOR_TORCH=1 the wheel also brings what is otherwise compiled at first use, for the torch that is installed
+where the wheel is made: `make wheel`.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,6 +32,11 @@ class BuildPy(build_py):
         target.mkdir(parents=True, exist_ok=True)
         for header in HERE.glob(f"{NATIVE}/include/*.h"):
             shutil.copyfile(header, target / header.name)
+        if os.environ.get("COMPILE_FOR_TORCH") == "1":
+            sys.path.insert(0, str(HERE))
+            from sentinel.profiler import torch_shim
+
+            torch_shim.make_ahead(target.parent / "_compiled")
 
 
 def _relative(pattern: str) -> list[str]:

@@ -211,8 +211,10 @@ class _BlockHook(_Hook):
         self._name = name
 
     def __call__(self, _module: nn.Module, _args: object, output: object) -> None:
+        if torch.compiler.is_compiling():  # a graph would replay its ticks, and be guarded by what is read here
+            return
         sink = RUNTIME.sink
-        if sink is None or torch.compiler.is_compiling():  # a compiled graph would replay its ticks afterwards
+        if sink is None:
             return
         grad = torch.is_grad_enabled()
         if backward.graph_task() != -1:  # activation checkpointing computes this block again

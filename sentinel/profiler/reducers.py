@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from sentinel.profiler import torch_shim
 from sentinel.system import native
 from sentinel.system.progress import say
 
-_SOURCES = Path(__file__).parent / "shim" / "reducers"
 _WORDS = 2
 """Behind the header of its object pybind11 keeps the address of the reducer, then the pointer that owns it."""
 
@@ -120,9 +118,8 @@ def _all(name: str, call: Any) -> NDArray[np.uint64]:
 
 @functools.cache
 def _library() -> ctypes.PyDLL:
-    """Compiled by a host's first call (15 s), loaded once. Its calls keep the GIL."""
-    native.library()
-    return ctypes.PyDLL(str(torch_shim.compiled("sentinel_reducers", _SOURCES)))
+    """Loaded once, as `torch_shim.loaded` says. Its calls keep the GIL."""
+    return torch_shim.loaded("sentinel_reducers", torch_shim.REDUCERS)
 
 
 def _function(name: str, result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -12,37 +13,47 @@ from typing import Any
 import torch
 
 from sentinel.system import native
-from sentinel.system.compiler import Library, compile_once
+from sentinel.system.compiler import Library, compile_into, compile_once, made_ahead
 
 _SOURCES = Path(__file__).parent / "shim"
+REDUCERS = _SOURCES / "reducers"
 
 
-@functools.cache
 def path() -> Path:
-    """The compiled shim; a host's first call compiles it (10 to 20 s). Raises CapabilityError without a compiler."""
-    return compiled("sentinel_torch", _SOURCES)
+    """Where the shim lies that is loaded. Raises as `library` does."""
+    return Path(library()._name)
 
 
-def compiled(name: str, sources: Path) -> Path:
-    """The library `name` of the C++ files in the folder `sources`, made for this torch. Raises as `path` does."""
+def loaded(name: str, sources: Path) -> ctypes.PyDLL:
+    """The library `name` of the C++ files in the folder `sources`: as a wheel brought it for this torch, else compiled,
+    by a host's first call (10 to 20 s). Raises CapabilityError without a compiler."""
+    native.library()  # first: calls into it are resolved as this one loads
+    made = made_for_torch(name, sources)
+    ahead = made_ahead(made)
+    if ahead is not None:
+        with contextlib.suppress(OSError):  # it needs a newer C++ library than this host has
+            return ctypes.PyDLL(str(ahead))
+    return ctypes.PyDLL(str(compile_once(made)))
+
+
+def made_for_torch(name: str, sources: Path) -> Library:
+    """What the library `name` of the C++ files in the folder `sources` is made of, for the torch that is imported."""
     root = Path(torch.__file__).parent
     include = root / "include"
     abi = int(torch.compiled_with_cxx11_abi())
     # Without NDEBUG the layout of at::RecordFunction differs from the one in torch's own libraries.
     flags = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG")
     folders = (f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include")
-    return compile_once(
-        Library(
-            name=name,
-            sources=tuple(sorted(sources.glob("*.cpp"))),
-            headers=(*sorted(sources.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
-            compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
-            link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
-            tag=f"torch-{torch.__version__}",
-            compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{sources}"),
-            link_paths=(f"-L{root / 'lib'}",),
-            made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
-        )
+    return Library(
+        name=name,
+        sources=tuple(sorted(sources.glob("*.cpp"))),
+        headers=(*sorted(sources.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
+        compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+        link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
+        tag=f"torch-{torch.__version__}",
+        compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{sources}"),
+        link_paths=(f"-L{root / 'lib'}",),
+        made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
     )
 
 
@@ -73,9 +84,15 @@ def _hashed(include: Path) -> list[str]:
 
 @functools.cache
 def library() -> ctypes.PyDLL:
-    """The shim, loaded once. Its calls keep the GIL: they handle objects that other Python threads may hold."""
-    native.library()  # first: the shim's calls into it are resolved as it loads
-    return ctypes.PyDLL(str(path()))
+    """The shim, loaded once (`loaded`). Its calls keep the GIL: they handle objects that other threads may hold."""
+    return loaded("sentinel_torch", _SOURCES)
+
+
+def make_ahead(folder: Path) -> None:
+    """Compile all that is made for torch into `folder`, as a wheel brings it. Raises CapabilityError without a
+    compiler."""
+    for name, sources in (("sentinel_torch", _SOURCES), ("sentinel_reducers", REDUCERS)):
+        compile_into(made_for_torch(name, sources), folder)
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -201,14 +201,18 @@ class Planning:
         for pattern in pins.idle(profile):
             self._note(f"keep_fast or keep_slow: {pattern!r} names nothing that lives across steps and can be placed")
         self._note(pins.overruled(profile))
+        refused: list[UsageError | PlanError] = []
         for kept in filter(None, dict.fromkeys((pins, replace(pins, slow=()), Pins(slow=pins.slow)))):
             try:
-                return make_plan(profile, machine, self._request.policy, budget=budget, pins=kept)
-            except UsageError as error:
-                self._note(f"{error.what}; so that is not done")
-            except PlanError as error:
-                self._note(f"with what is to be kept fast or slow there is no plan ({error}); so that is not done")
-        return make_plan(profile, machine, self._request.policy, budget=budget)
+                plan = make_plan(profile, machine, self._request.policy, budget=budget, pins=kept)
+                break
+            except (UsageError, PlanError) as error:
+                refused.append(error)
+        else:
+            kept, plan = Pins(), make_plan(profile, machine, self._request.policy, budget=budget)
+        for sentence in _left_out(pins, kept, refused):
+            self._note(sentence)
+        return plan
 
     def _note(self, sentence: str) -> None:
         """Said once, and in the report; nothing where there is nothing to say."""
@@ -252,3 +256,14 @@ class Planning:
 
 def _largest(footprint_bytes: int, beside: Iterable[Dataflow]) -> int:
     return max(footprint_bytes, *(flow.footprint_bytes for flow in beside), 0)
+
+
+def _left_out(pins: Pins, kept: Pins, refused: Iterable[UsageError | PlanError]) -> list[str]:
+    """Sentences on what of `pins` is not kept, and why."""
+    fast = kept.fast != pins.fast or kept.smallest_bytes != pins.smallest_bytes
+    lost = " or ".join(kind for kind, is_lost in (("fast", fast), ("slow", kept.slow != pins.slow)) if is_lost)
+    whys = (
+        error.what if isinstance(error, UsageError) else f"with what is to be kept {lost} there is no plan ({error})"
+        for error in refused
+    )
+    return [f"{why}; so nothing is kept {lost}" for why in dict.fromkeys(whys)]

@@ -28,6 +28,8 @@ _APT_REMEDY = "install a C++ compiler (Debian: apt-get install g++), or name one
 _ROOM_REMEDY = "set XDG_CACHE_HOME or TMPDIR to a folder that you may write and that has room"
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 _SCRATCH = "tmp"
+AHEAD = Path(__file__).resolve().parents[1] / "_compiled"
+"""Where a wheel brings what was compiled as it was made: setup.py."""
 
 # Runs a command in a process group of its own, and ends the group when the other end of its input is closed: when this
 # process ends the build, or has gone, also by SIGKILL.
@@ -69,6 +71,21 @@ def cache_folder() -> Path:
     """Where compiled libraries are kept: `sentinel` under XDG_CACHE_HOME, else under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "sentinel"
+
+
+def made_ahead(library: Library) -> Path | None:
+    """The library as this installation brought it, compiled from the same contents by whichever compiler, else None."""
+    path = AHEAD / _name_ahead(library)
+    return path if path.exists() else None
+
+
+def compile_into(library: Library, folder: Path) -> Path:
+    """Compile the library into `folder`, as AHEAD has it in an installation. Raises CapabilityError without a
+    compiler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _name_ahead(library)
+    _build(library, _compiler(library.name), target)
+    return target
 
 
 def compile_once(library: Library) -> Path:
@@ -136,10 +153,18 @@ def _version(compiler: str) -> str:
 
 
 def _folder_name(library: Library, compiler: str) -> str:
+    return _name_of(library, _version(compiler))
+
+
+def _name_ahead(library: Library) -> str:
+    return f"{_name_of(library, '')}.so"
+
+
+def _name_of(library: Library, compilers_version: str) -> str:
     content = hashlib.sha256()
     for path in (*library.sources, *library.headers):
         content.update(f"{path.name}\0".encode() + path.read_bytes())
-    content.update(repr((library.compile_flags, library.link_flags, _version(compiler), library.made_for)).encode())
+    content.update(repr((library.compile_flags, library.link_flags, compilers_version, library.made_for)).encode())
     tag = f"-{library.tag}" if library.tag else ""
     return f"{library.name}{tag}-{content.hexdigest()[:16]}"
 

@@ -20,7 +20,9 @@ _ADDRESS = re.compile(
     r"|(?<![\w:])(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4}(?![\w:])"
 )
 """IPv4, MAC, IPv6 written out."""
-_AROUND = {"<host>": ("", r"(?:\.[\w-]+)*"), "<domain>": (r"(?:[\w-]+\.)*", "")}
+_ENDINGS = "csv|html|json|log|safetensors|toml|trace|txt|yaml"
+"""What a file that is called like the host may end with: no domain of the internet does."""
+_AROUND = {"<host>": ("", rf"(?:\.(?!(?:{_ENDINGS})\b)[\w-]+)*"), "<domain>": (r"(?:[\w-]+\.)*", "")}
 """What goes with a word: the domain that a host's name is in, the names of other hosts in a domain."""
 _HOSTS, _RESOLVER = Path("/etc/hosts"), Path("/etc/resolv.conf")
 """What the host's other names and its domains are read from: nobody is asked by network."""

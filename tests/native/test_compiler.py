@@ -14,7 +14,7 @@ import pytest
 
 from sentinel.core.errors import CapabilityError
 from sentinel.system import compiler
-from sentinel.system.compiler import Library, cache_folder, compile_once
+from sentinel.system.compiler import Library, cache_folder, compile_into, compile_once, made_ahead
 from tests.processes import LONGEST_S, until
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,21 @@ def test_other_contents_are_another_build(tmp_path: Path, monkeypatch: pytest.Mo
     built.append(compile_once(_library(tmp_path / "one", answer=8, made_for="other headers")))
     assert len(set(built)) == 4
     assert [ctypes.CDLL(str(path)).answer() for path in built] == [7, 8, 8, 8]
+
+
+def test_what_an_installation_brings_is_taken_where_it_is_of_the_same_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "AHEAD", tmp_path / "ahead")
+    assert made_ahead(_library(tmp_path / "one")) is None
+    brought = compile_into(_library(tmp_path / "one"), tmp_path / "ahead")
+    monkeypatch.setenv("CXX", "none")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
+    assert made_ahead(_library(tmp_path / "two")) == brought
+    assert ctypes.CDLL(str(brought)).answer() == 7
+    assert made_ahead(_library(tmp_path / "one", made_for="other headers")) is None
+    assert made_ahead(_library(tmp_path / "one", answer=8)) is None
+    assert [path.name for path in (tmp_path / "ahead").iterdir()] == [brought.name]
 
 
 def test_what_a_killed_build_left_is_swept(tmp_path: Path, cache: Path) -> None:

@@ -392,6 +392,48 @@ class TestNothingElseChanges:
             model(torch.ones(2, 4)).sum().backward()
             assert notes.take() == backward("loss")
 
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_a_session_that_begins_or_ends_makes_no_graph_be_compiled_again(self, backend):
+        from torch._dynamo.backends.registry import lookup_backend
+
+        torch._dynamo.reset()
+        graphs = []
+
+        def counted(graph, inputs):
+            graphs.append(graph)
+            return lookup_backend(backend)(graph, inputs)
+
+        inner = mlp()
+        model = torch.compile(inner, backend=counted, fullgraph=True)
+        with annotate(inner):
+            model(torch.ones(2, 4)).sum().backward()
+            with noted():
+                model(torch.ones(2, 4)).sum().backward()
+            model(torch.ones(2, 4)).sum().backward()
+        assert len(graphs) == 1
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler asks
+    def test_blocks_that_are_compiled_one_by_one_tick_as_ever(self):
+        torch._dynamo.reset()
+        inner = mlp()
+
+        def told(model):
+            with annotate(model), noted() as notes:
+                loss = model(torch.ones(2, 4)).sum()
+                loss.backward()
+                return notes.take(), loss.item(), [p.grad.clone() for p in model.parameters()]
+
+        plain, loss, gradients = told(inner)
+        for parameter in inner.parameters():
+            parameter.grad = None
+        for name, block in list(inner.named_children()):
+            setattr(inner, name, torch.compile(block, backend="aot_eager"))
+        ticks, same, others = told(inner)
+        assert ticks == plain
+        assert len(ticks) > 3
+        assert same == loss
+        assert all(map(torch.equal, gradients, others))
+
     @pytest.mark.parametrize("annotated", ["inner", "wrapper"])
     def test_a_report_says_that_something_was_compiled(self, annotated, request):
         import torch._dynamo.utils as compiler

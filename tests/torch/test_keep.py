@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,8 +113,8 @@ def test_too_much_of_a_share_is_one_sentence_and_nothing_is_kept(capsys: pytest.
     job = Job()
     plan = job.placed(fast="10%", keep_fast="*", keep_slow=None)
     assert "pins" not in plan.details
-    assert capsys.readouterr().err.count("so that is not done") == 1
-    assert "so that is not done" in " ".join(sentinel.report().caveats)
+    assert capsys.readouterr().err.count("so nothing is kept fast\n") == 1
+    assert "so nothing is kept fast" in " ".join(sentinel.report().caveats)
     assert len(job.losses) == 5
 
 
@@ -124,7 +125,7 @@ def test_an_object_counts_more_than_a_pattern_and_the_rest_of_that_stays(capsys:
     assert (tiers_of(plan, "0.weight"), tiers_of(plan, "6.weight")) == ({1}, {0})
     said = capsys.readouterr().err
     assert said.count("0.weight slow, not as '[06].weight'") == 1
-    assert "so that is not done" not in said
+    assert "so nothing is kept" not in said
 
 
 def test_an_object_counts_more_than_its_name() -> None:
@@ -142,9 +143,9 @@ SWAPPED = make_profile([param(name, 8 * MIB, layers) for name, layers in (("p", 
 @pytest.mark.parametrize(
     ("pins", "told", "left"),
     [
-        (Pins(fast=("p",)), "with what is to be kept fast or slow there is no plan", Pins()),
-        (Pins(slow=("p",)), "none of the slower tiers of built can be used in place", Pins()),
-        (Pins(fast=("a",), slow=("p",)), "can be used in place", Pins(fast=("a",))),
+        (Pins(fast=("p",)), r"with what is to be kept fast there is no plan \(.*\); so nothing is kept fast$", Pins()),
+        (Pins(slow=("p",)), "none of .* built can be used in place; so nothing is kept slow$", Pins()),
+        (Pins(fast=("a",), slow=("p",)), "can be used in place; so nothing is kept slow$", Pins(fast=("a",))),
     ],
 )
 def test_what_leaves_no_plan_where_slow_memory_cannot_be_used_in_place_is_left_out(
@@ -155,7 +156,7 @@ def test_what_leaves_no_plan_where_slow_memory_cannot_be_used_in_place_is_left_o
     assert plan is not None
     assert pins_of(plan.details) == left
     assert len(planning.notes()) == 1
-    assert told in planning.notes()[0]
+    assert re.search(told, planning.notes()[0])
 
 
 def test_a_pattern_that_names_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +183,7 @@ def test_under_a_loop_that_is_found_too_much_is_a_sentence(capsys: pytest.Captur
         for _ in range(6):
             job.step()
         assert sentinel.active()
-    assert capsys.readouterr().err.count("so that is not done") == 1
+    assert capsys.readouterr().err.count("so nothing is kept fast\n") == 1
 
 
 def test_a_saved_plan_keeps_them(tmp_path: Path) -> None:

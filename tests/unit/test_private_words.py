@@ -81,6 +81,7 @@ def names_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("said", "expected"),
     [
         ("engine is busy. engine", "<host> is busy. <host>"),
+        ("engine.json, engine.analytical.csv and engine.logs.net", "<host>.json, <host>.csv and <host>"),
         ("no route to engine.analytical.net:80", "no route to <host>:80"),
         ("no route to mill-3.example.org", "no route to <domain>"),
         ("mill-3, and loom.example.org.", "<host>, and <domain>."),
