@@ -32,7 +32,6 @@ ELSEWHERE = {
     "migration/mover.py: caches _sleep": "a function of a loaded library",
     "profiler/reducers.py: caches _library": "a loaded library",
     "profiler/torch_shim.py: caches library": "a loaded library",
-    "profiler/torch_shim.py: caches path": "where it was built",
     "system/native.py: caches library": "a loaded library",
     "system/native.py: caches path": "where it was built",
     "system/native.py: caches quick": "a loaded library",
