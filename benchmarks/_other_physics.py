@@ -6,6 +6,7 @@ is hidden behind compute, and transfers that meet share what carries them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel import tiers
-from sentinel.migration.mover import NativeMover
-from sentinel.tiers import EmulatedTier, HeldBlock, Job
+from sentinel.migration import engine
+from sentinel.migration.mover import NativeMover, Order
+from sentinel.tiers import EmulatedTier
 
 LATENCY, HIDDEN, SHARED = 1.5, 0.5, 2.0
 """Times the latency; of the time that bytes take, the hidden share; times the duration of a transfer that meets
@@ -39,15 +41,20 @@ class OtherPhysics(EmulatedTier):
     def _at(self, spec: Any) -> OtherPhysics:
         machine = self._machine
         specs = [spec if index == self._index else tier for index, tier in enumerate(machine.tiers)]
-        return OtherPhysics(replace(machine, tiers=tuple(specs)), self._index, self._mover)
+        return OtherPhysics(replace(machine, tiers=tuple(specs)), self._index, self._accounts)
 
-    def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
-        job = super()._job(block, source, target, after)
-        assert isinstance(self._mover, NativeMover)  # the only one that knows what is under way
-        meets = self._mover.held().in_flight_bytes > 0
-        return job._replace(duration_ns=round(job.duration_ns * SHARED)) if meets else job
+
+class SharedLink(NativeMover):
+    """A mover whose transfers take longer where they meet others."""
+
+    def submit_all(self, orders: Sequence[Order]) -> int:
+        """See NativeMover."""
+        if self.held().in_flight_bytes > 0:
+            orders = [order.lasting(round(order.duration_ns * SHARED)) for order in orders]
+        return super().submit_all(orders)
 
 
 def install() -> None:
     """From now on emulated tiers of this process are of this kind."""
     tiers.KINDS["emulated"] = OtherPhysics
+    engine.NativeMover = SharedLink  # type: ignore[misc]

@@ -252,6 +252,8 @@ SN_API int sn_mover_destroy(sn_mover *mover);
 SN_API int sn_mover_close(sn_mover **mover);
 /* Id of the job, counted from 1, or -errno. */
 SN_API int64_t sn_mover_submit(sn_mover *mover, const sn_job *job);
+/* Several at once, in this order: the id of the first, the others count on from it; or -errno, and none is submitted. */
+SN_API int64_t sn_mover_submit_all(sn_mover *mover, const sn_job *jobs, uint64_t count);
 /* 1: it had not started and never will (it ends as SN_MOVE_CANCELLED); 0: it has started or ended. */
 SN_API int sn_mover_cancel(sn_mover *mover, uint64_t id);
 /* 0: it has ended; -ETIMEDOUT; -ENOSPC: it waits for room that no demotion is going to free. */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include <initializer_list>
 #include <utility>
 
 #include "guarded.h"
@@ -41,6 +42,17 @@ bool is_sound(const sn_job &job) {
   return job.kind <= SN_MOVE_NODE && left == 0;
 }
 
+// So many numbers more are those of unfinished jobs: all of them, or none if there is no memory.
+void number(sn_mover &m, uint64_t count) {
+  const uint64_t before = m.last_id;
+  try {
+    for (; m.last_id < before + count; ++m.last_id) m.unfinished.insert(m.last_id + 1);
+  } catch (...) {
+    for (; m.last_id > before; --m.last_id) m.unfinished.erase(m.last_id);
+    throw;
+  }
+}
+
 uint64_t deadline_in(uint64_t timeout_ns) {
   const uint64_t now = sn_now_ns();
   return timeout_ns > UINT64_MAX / 4 ? UINT64_MAX / 4 : now + timeout_ns;
@@ -58,7 +70,8 @@ extern "C" int sn_mover_create(uint64_t fast_capacity_bytes, int half_duplex, sn
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  pthread_cond_init(&m->changed, &attributes);
+  for (pthread_cond_t *condition : {&m->changed, &m->work[SN_PROMOTE], &m->work[SN_DEMOTE]})
+    pthread_cond_init(condition, &attributes);
   pthread_condattr_destroy(&attributes);
   m->half_duplex = half_duplex != 0;
   m->accounts.capacity[kFast] = fast_capacity_bytes;
@@ -78,12 +91,13 @@ extern "C" int sn_mover_destroy(sn_mover *m) {
   {
     Lock lock(&m->mutex);
     m->stopping.store(true, std::memory_order_relaxed);
-    pthread_cond_broadcast(&m->changed);
+    m->wake_all();
   }
   for (int direction = 0; direction < 2; ++direction)
     if (m->started[direction]) pthread_join(m->threads[direction], nullptr);
   m->let_scratch_go();
-  pthread_cond_destroy(&m->changed);
+  for (pthread_cond_t *condition : {&m->changed, &m->work[SN_PROMOTE], &m->work[SN_DEMOTE]})
+    pthread_cond_destroy(condition);
   pthread_mutex_destroy(&m->mutex);
   delete m;
   return 0;
@@ -95,37 +109,53 @@ extern "C" int sn_mover_close(sn_mover **mover) {
   return sn_mover_destroy(ending);
 }
 
-extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) {
+extern "C" int64_t sn_mover_submit_all(sn_mover *m, const sn_job *jobs, uint64_t count) {
   if (m->inert()) return -ECHILD;
-  if (!is_sound(*job)) return -EINVAL;
+  if (count == 0 || !std::all_of(jobs, jobs + count, is_sound)) return -EINVAL;
   return sn::guarded([&]() -> int64_t {
-    Jobs fresh;
-    Job &order = fresh.emplace_back(Job{*job, 0, sn_now_ns(), {}, {}});
-    if (job->span_count != 0) order.order.spans.assign(job->spans, job->spans + job->span_count);
-    order.spec.spans = nullptr;
-    Lock lock(&m->mutex);
-    if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
-    if (job->kind == SN_MOVE_EMULATED && job->span_count != 0 && !m->holds_scratch) {
-      const int held = sn::scratch::hold();
-      if (held != 0) return held;
-      m->holds_scratch = true;
+    Jobs fresh[2];
+    bool copies = false, is_next[2] = {false, false}, goes_first = false;
+    for (const sn_job *job = jobs; job != jobs + count; ++job) {
+      Jobs &all = fresh[job->target == kFast ? SN_PROMOTE : SN_DEMOTE];
+      Job &order = all.emplace_back(Job{*job, static_cast<uint64_t>(job - jobs), sn_now_ns(), {}, {}});
+      if (job->span_count != 0) order.order.spans.assign(job->spans, job->spans + job->span_count);
+      order.spec.spans = nullptr;
+      copies = copies || (job->kind == SN_MOVE_EMULATED && job->span_count != 0);
+      goes_first = goes_first || job->first != 0;
     }
-    if (job->after != 0)  // it may have ended meanwhile, its result not yet fetched
-      for (const Job &ended : m->ended_jobs)
-        if (ended.id == job->after) std::copy_n(ended.moved.held, SN_TIERS, order.spec.held);
-    order.id = m->last_id + 1;
-    m->unfinished.insert(order.id);  // the last that may throw
-    m->last_id = order.id;
-    m->goes_first += job->first != 0;
-    Jobs &queue = m->queue[order.direction()];
-    const bool is_next = queue.empty();
-    queue.splice(queue.end(), fresh);
-    // Else nobody can start earlier than before: one that goes first makes promotions wait, and a demotion go on that waited
-    // for the room of one.
-    if (is_next || job->first != 0) pthread_cond_broadcast(&m->changed);
-    return static_cast<int64_t>(order.id);
+    int64_t first_id = 0;
+    {
+      Lock lock(&m->mutex);
+      if (m->stopping.load(std::memory_order_relaxed)) return -ESHUTDOWN;
+      if (copies && !m->holds_scratch) {
+        const int held = sn::scratch::hold();
+        if (held != 0) return held;
+        m->holds_scratch = true;
+      }
+      const uint64_t last_id = m->last_id;
+      number(*m, count);  // the last that may throw
+      first_id = static_cast<int64_t>(last_id) + 1;
+      for (int direction = 0; direction < 2; ++direction) {
+        for (Job &order : fresh[direction]) {
+          order.id += last_id + 1;
+          m->goes_first += order.spec.first != 0;
+          if (order.spec.after != 0)  // it may have ended meanwhile, its result not yet fetched
+            for (const Job &ended : m->ended_jobs)
+              if (ended.id == order.spec.after) std::copy_n(ended.moved.held, SN_TIERS, order.spec.held);
+        }
+        is_next[direction] = m->queue[direction].empty() && !fresh[direction].empty();
+        m->queue[direction].splice(m->queue[direction].end(), fresh[direction]);
+      }
+    }
+    // Else nobody can start earlier than before: one that goes first makes promotions wait, and a demotion go on that
+    // waited for the room of one. A worker that is woken finds the mutex free.
+    for (const int direction : {SN_DEMOTE, SN_PROMOTE})
+      if (is_next[direction] || goes_first) pthread_cond_signal(&m->work[direction]);
+    return first_id;
   });
 }
+
+extern "C" int64_t sn_mover_submit(sn_mover *m, const sn_job *job) { return sn_mover_submit_all(m, job, 1); }
 
 extern "C" int sn_mover_cancel(sn_mover *m, uint64_t id) {
   if (m->inert()) return -ECHILD;
@@ -177,7 +207,7 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   m->births_waiting += 1;
   while (!m->accounts.has_room(kFast, nbytes)) {
     // A demotion may wait for a promotion that waits for this birth from now on.
-    if (!std::exchange(waited, true)) pthread_cond_broadcast(&m->changed);
+    if (!std::exchange(waited, true)) m->wake_all();
     if (!m->freeing()) {
       result = -ENOSPC;
       break;
@@ -189,8 +219,9 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   }
   m->births_waiting -= 1;
   if (result == 0) m->accounts.take(kFast, nbytes);
-  // Whoever let this birth go first may go on; a promotion may have lost its room. Else there is nobody to wake.
-  if (waited || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
+  // Whoever let this birth go first may go on. A promotion may have lost its room, and a demotion have waited for that.
+  if (waited) m->wake_all();
+  else if (!m->queue[SN_PROMOTE].empty()) pthread_cond_signal(&m->work[SN_DEMOTE]);
   return result;
 }
 
@@ -200,7 +231,7 @@ extern "C" int sn_mover_force(sn_mover *m, uint64_t nbytes) {
   const uint64_t already = m->accounts.over();
   m->accounts.take(kFast, nbytes);
   m->accounts.count_overflow(already);
-  if (!m->queue[SN_DEMOTE].empty()) pthread_cond_broadcast(&m->changed);  // promotions may wait for one from now on
+  if (!m->queue[SN_DEMOTE].empty()) m->wake_all();  // promotions may wait for one from now on
   return 0;
 }
 
@@ -210,7 +241,8 @@ extern "C" int sn_mover_release(sn_mover *m, uint64_t nbytes) {
   if (nbytes > m->accounts.held.bytes[kFast]) return -EINVAL;
   m->accounts.give(kFast, nbytes);
   m->room_since_ns = sn_now_ns();
-  if (m->births_waiting != 0 || !m->queue[SN_PROMOTE].empty()) pthread_cond_broadcast(&m->changed);
+  if (m->births_waiting != 0) m->wake_all();
+  else if (!m->queue[SN_PROMOTE].empty()) pthread_cond_signal(&m->work[SN_PROMOTE]);
   return 0;
 }
 
@@ -230,7 +262,7 @@ extern "C" int sn_mover_set_capacity(sn_mover *m, int tier, uint64_t nbytes) {
   Lock lock(&m->mutex);
   m->accounts.capacity[tier] = nbytes;
   if (tier == kFast) m->accounts.count_overflow(0);
-  pthread_cond_broadcast(&m->changed);
+  m->wake_all();
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <list>
 #include <numeric>
 #include <unordered_set>
@@ -70,7 +71,8 @@ struct Accounts {
 
 struct sn_mover {
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t changed;
+  pthread_cond_t changed;  // for callers that wait
+  pthread_cond_t work[2];  // for the worker of each direction
   uint64_t born_in = sn::generation.load();
   bool half_duplex = false;
   std::atomic<bool> stopping{false};
@@ -101,10 +103,14 @@ struct sn_mover {
     holds_scratch = false;
   }
   bool freeing() const { return running[SN_DEMOTE] || !queue[SN_DEMOTE].empty(); }
+  void wake_all() {
+    for (pthread_cond_t *condition : {&changed, &work[SN_PROMOTE], &work[SN_DEMOTE]}) pthread_cond_broadcast(condition);
+  }
   // False when time is up.
-  bool wait_until(uint64_t deadline_ns) {
+  bool wait_until(uint64_t deadline_ns) { return rest_until(changed, deadline_ns); }
+  bool rest_until(pthread_cond_t &condition, uint64_t deadline_ns) {
     const timespec deadline = sn::spec_of(deadline_ns);
-    return pthread_cond_timedwait(&changed, &mutex, &deadline) == 0 || sn_now_ns() < deadline_ns;
+    return pthread_cond_timedwait(&condition, &mutex, &deadline) == 0 || sn_now_ns() < deadline_ns;
   }
 };
 

@@ -60,7 +60,7 @@ void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
         next.ready_ns = std::max(next.ready_ns, job->moved.stop_ns);
       }
   m.ended.fetch_add(1, std::memory_order_release);
-  pthread_cond_broadcast(&m.changed);
+  m.wake_all();
 }
 
 Job &depart(sn_mover &m, int direction, Jobs &away) {

@@ -172,9 +172,9 @@ void run_head(sn_mover &m, int direction) {
 }
 
 // Until something has changed.
-void rest(sn_mover &m) {
-  if (!m.holds_scratch) pthread_cond_wait(&m.changed, &m.mutex);
-  else if (!m.wait_until(sn_now_ns() + kIdleNs) && m.idle()) m.let_scratch_go();
+void rest(sn_mover &m, int direction) {
+  if (!m.holds_scratch) pthread_cond_wait(&m.work[direction], &m.mutex);
+  else if (!m.rest_until(m.work[direction], sn_now_ns() + kIdleNs) && m.idle()) m.let_scratch_go();
 }
 
 void work(sn_mover &m, int direction) {
@@ -188,7 +188,7 @@ void work(sn_mover &m, int direction) {
       continue;
     }
     const uint64_t unready = queue.empty() || is_ready ? 0 : queue.front().id;
-    rest(m);
+    rest(m, direction);
     // Its time on the link counts from when it was ready for it.
     if (!queue.empty() && queue.front().id == unready) queue.front().ready_ns = sn_now_ns();
   }

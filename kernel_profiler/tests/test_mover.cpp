@@ -91,6 +91,29 @@ void jobs_of_one_direction_queue_on_the_link() {
   sn_mover_destroy(mover);
 }
 
+void jobs_submitted_together_are_numbered_in_their_order() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_reserve(mover, 60, 0) == 0 && sn_mover_hold(mover, 1, 90) == 0);
+  sn_job jobs[] = {emulated(SN_DEMOTE, 60, 3 * kMs), emulated(SN_PROMOTE, 50, kMs), emulated(SN_PROMOTE, 40, kMs)};
+  jobs[1].source = jobs[1].target;
+  CHECK(sn_mover_submit_all(mover, jobs, 3) == -EINVAL && sn_mover_submit_all(mover, jobs, 0) == -EINVAL);
+  jobs[1].source = 1;
+  CHECK(sn_mover_submit_all(mover, jobs, 3) == 1);
+  for (uint64_t id = 1; id <= 3; ++id) CHECK(sn_mover_wait(mover, id, kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 3 && all[0].id == 1 && all[1].id == 2 && all[2].id == 3);
+  CHECK(all[1].start_ns >= all[0].stop_ns && all[2].start_ns >= all[1].stop_ns);  // there was no room before
+  CHECK(held(mover).bytes[0] == 90 && held(mover).most_fast_bytes <= 100);
+  // Behind a job that has ended: it finds the block as that one left it.
+  sn_job up = emulated(SN_PROMOTE, 10, 0), down = emulated(SN_DEMOTE, 10, 0);
+  CHECK(sn_mover_hold(mover, 1, 10) == 0);
+  down.after = submit(mover, up);
+  CHECK(sn_mover_wait(mover, down.after, kForever) == 0);
+  CHECK(sn_mover_submit_all(mover, &down, 1) == 5 && sn_mover_wait(mover, 5, kForever) == 0);
+  CHECK(held(mover).bytes[0] == 90);
+  sn_mover_destroy(mover);
+}
+
 void a_half_duplex_link_carries_one_job_at_a_time() {
   sn_mover *mover = make(1000, 1);
   CHECK(sn_mover_reserve(mover, 300, 0) == 0);
@@ -491,6 +514,7 @@ int pages_are_moved_or_accounted_for() {
 int main() {
   nothing_happens_without_jobs();
   jobs_of_one_direction_queue_on_the_link();
+  jobs_submitted_together_are_numbered_in_their_order();
   a_half_duplex_link_carries_one_job_at_a_time();
   a_promotion_waits_for_the_room_that_a_demotion_frees();
   births_take_room_and_go_first();

@@ -139,6 +139,25 @@ void a_job_is_submitted_whole_or_not() {
   sn_mover_destroy(mover);
 }
 
+void jobs_are_submitted_together_or_none_of_them() {
+  const sn_job jobs[] = {emulated(SN_PROMOTE, 4096), emulated(SN_DEMOTE, 4096), emulated(SN_PROMOTE, 4096)};
+  sn_mover *mover = make();
+  int64_t last = 0;
+  CHECK(each_fails(
+            [&] {
+              const int64_t first = sn_mover_submit_all(mover, jobs, 3);
+              if (first > 0) CHECK(first == last + 1);  // those that were refused took no numbers
+              if (first > 0) last += 3;
+              return first;
+            },
+            [] {}) >= 6);  // each job and its number
+  sn_moved moved[8];
+  for (int64_t id = 1; id <= last; id++) CHECK(sn_mover_wait(mover, static_cast<uint64_t>(id), kForever) == 0);
+  CHECK(last == 6 && sn_mover_results(mover, moved, 8) == 6);
+  CHECK(sn_mover_wait(mover, 7, 0) == 0);  // no such job
+  sn_mover_destroy(mover);
+}
+
 // All that a worker does: both directions, chains, small jobs together, huge groups, a rate, pages that stay.
 void workers_need_no_memory() {
   const uint64_t nbytes = 10 * kMiB;
@@ -384,6 +403,7 @@ int main() {
   first_thread = true;
   a_mover_is_made_whole_or_not();
   a_job_is_submitted_whole_or_not();
+  jobs_are_submitted_together_or_none_of_them();
   workers_need_no_memory();
   arenas_are_made_whole_or_not();
   a_plan_is_taken_whole_or_not();

@@ -28,17 +28,14 @@ class BlockTable:
         self._served_by = [FAST] * count
         rows = np.sort(plan.uses, order=["block", "layer"])
         self._bounds = np.searchsorted(rows["block"], np.arange(count + 1)).tolist()
-        self._layers = rows["layer"].astype(np.int64)
+        self._layers: list[int] = rows["layer"].tolist()
         touched = rows["touched_bytes"].astype(np.int64)
-        self.touched_bytes = np.zeros(plan.n_layers, np.int64)
-        np.add.at(self.touched_bytes, self._layers, touched)
-        # of each use and of each layer: ns beyond the fast tier, bytes that the fast tier serves
-        self._shares = [
-            np.stack([np.zeros_like(touched), touched] if tier is None else [tier.delay_ns(rows), 0 * touched], axis=1)
-            for tier in tiers
-        ]
-        self._costs = np.stack([np.zeros_like(self.touched_bytes), self.touched_bytes], axis=1)
-        self.slow_ns, self.served_fast_bytes = self._costs.T
+        sums = np.zeros(plan.n_layers, np.int64)
+        np.add.at(sums, rows["layer"].astype(np.int64), touched)
+        self.touched_bytes: list[int] = sums.tolist()
+        self._use_bytes: list[int] = touched.tolist()
+        self._delays = [[] if tier is None else tier.delay_ns(rows).tolist() for tier in tiers]  # ns, of each use
+        self.slow_ns, self.served_fast_bytes = [0] * plan.n_layers, list(self.touched_bytes)
         for index, tier_index in enumerate(self.tier):
             self.serve(index, tier_index)
 
@@ -50,7 +47,7 @@ class BlockTable:
     def costs(self, layer: int) -> tuple[int, int, int]:
         """Of the accesses of `layer`: ns that they take longer than in the fast tier, bytes that the fast tier serves,
         bytes touched."""
-        return self.slow_ns.item(layer), self.served_fast_bytes.item(layer), self.touched_bytes.item(layer)
+        return self.slow_ns[layer], self.served_fast_bytes[layer], self.touched_bytes[layer]
 
     def spread(self, block: int) -> tuple[int, ...]:
         """The bytes of `block` in each tier."""
@@ -89,8 +86,13 @@ class BlockTable:
         if before == tier:
             return
         self._served_by[block] = tier
-        low, high = self._bounds[block], self._bounds[block + 1]
-        if low == high:
-            return
-        # each layer once, so += adds each row
-        self._costs[self._layers[low:high]] += self._shares[tier][low:high] - self._shares[before][low:high]
+        for use in range(self._bounds[block], self._bounds[block + 1]):
+            layer = self._layers[use]
+            if before != FAST:
+                self.slow_ns[layer] -= self._delays[before][use]
+            if tier != FAST:
+                self.slow_ns[layer] += self._delays[tier][use]
+            if before == FAST:
+                self.served_fast_bytes[layer] -= self._use_bytes[use]
+            elif tier == FAST:
+                self.served_fast_bytes[layer] += self._use_bytes[use]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sentinel.core.plan import Plan
@@ -29,9 +30,11 @@ class DueMoves:
         self._trials = Trials({layer: str(plan.layers[layer]) for layer in agenda.boundaries}, recorder.trial)
         self._by_migration: dict[int, Move] = {}
 
-    def began(self, migration: int, move: Move) -> None:
-        """`move` is under way for a migration of the plan."""
-        self._by_migration[migration] = move
+    def began(self, migrations: Sequence[int], moves: Sequence[Move | None]) -> None:
+        """These moves are under way for these migrations of the plan, None for one that is not."""
+        for migration, move in zip(migrations, moves, strict=True):
+            if move is not None:
+                self._by_migration[migration] = move
 
     def begin_step(self) -> None:
         """A step begins with blocks elsewhere than planned: what is under way is for none of its migrations."""

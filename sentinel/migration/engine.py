@@ -9,14 +9,13 @@ way, transients who is born and dies, the mover the accounts, the recorder what 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, Reason
+from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.core.step_follower import Position
-from sentinel.migration.agenda import Agenda
+from sentinel.migration.agenda import Agenda, Batch
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.delay import Delay
 from sentinel.migration.due_moves import DueMoves
@@ -31,7 +30,7 @@ from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
 from sentinel.runtime import RUNTIME
 from sentinel.tiers import open_tiers, require_fit
-from sentinel.tiers.tier import FAST, HeldBlock, holds_pages
+from sentinel.tiers.tier import FAST, holds_pages
 
 _UNLIMITED = 1 << 62
 
@@ -55,10 +54,9 @@ class Engine:
             self._mover.close()  # its workers would stay
             raise
         self._has_pages = holds_pages(self._tiers)
-        self._ranges = [functools.partial(job.ranges, block) for block in range(len(plan.blocks))]
         self._agenda = Agenda(plan)
         self._table = BlockTable(plan, self._tiers)
-        self._moves = Moves(self._tiers, self._mover)
+        self._moves = Moves(self._tiers, self._mover, self._table, job.ranges)
         self._residents = Residents(plan, self._tiers, job.ranges, self._mover, self._table)
         self._transients = Transients(plan, self._tiers, job, self._mover, self._table)
         self._audit = PageAudit(plan, self._mover.forks())
@@ -91,7 +89,7 @@ class Engine:
         now = self._now_ns()
         self._recorder.begin_step(now)
         self._mover.held(restart=True)
-        self._submit_planned(self._agenda.crossing, 0)
+        self._begin_planned(self._agenda.crossing, 0)
         self._start_moves_and_births(0)
         self._recorder.begin_layer(now, 0)
 
@@ -204,7 +202,7 @@ class Engine:
         self._send_back(demoting=True)
         stall += self._reserve([block for block in self._residents.wrapping if not self._table.held[block]])
         self._send_back(demoting=False)  # births go before promotions
-        self._submit_planned(self._agenda.crossing, 0)
+        self._begin_planned(self._agenda.crossing, 0)
         return stall
 
     def _send_back(self, *, demoting: bool) -> None:
@@ -213,8 +211,10 @@ class Engine:
         self._recorder.totals.sent_back += len(misplaced)
 
     def _send(self, wanted: Iterable[Wanted]) -> None:
-        for each in wanted:
-            self._submit(*each, layer=0)
+        step, nbytes = self._recorder.step, self._table.nbytes
+        self._begin(
+            [Move(step, 0, each.block, each.source, each.target, nbytes[each.block], each.reason) for each in wanted]
+        )
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -247,13 +247,13 @@ class Engine:
         self._recorder.begin_layer(now, stall)
 
     def _start_moves_and_births(self, layer: int) -> int:
-        """Births take their room before promotions of the same layer may: by the law of capacity both fit, and
-        where reality lags behind the plan a birth cannot wait while a promotion can."""
+        """In the order that Agenda tells of. Returns the ns waited for room."""
         agenda = self._agenda
-        self._submit_planned(agenda.demotions[layer], layer)
-        stall = self._reserve(agenda.born[layer], agenda.born_fast_bytes[layer]) if agenda.born[layer] else 0
-        self._submit_planned(agenda.newborn_demotions[layer], layer)
-        self._submit_planned(agenda.promotions[layer], layer)
+        self._begin_planned(agenda.before_births[layer], layer)
+        if not agenda.born[layer]:
+            return 0
+        stall = self._reserve(agenda.born[layer], agenda.born_fast_bytes[layer])
+        self._begin_planned(agenda.after_births[layer], layer)
         return stall
 
     def _finish_due(self, layer: int) -> int:
@@ -280,9 +280,7 @@ class Engine:
             checks = self._audit.after_step(ended, step, totals.failed + totals.partial, self._blocks)
         for block, source, target, first in checks:
             move = Move(step, layer, block, source, target, self._table.nbytes[block], "stray")
-            refused = self._moves.look_at(move, self._held_block(block), first=first).refused
-            if refused is not None:
-                self._outcomes.refused(refused)
+            self._outcomes.refused(self._moves.look_at(move, first=first).refused)
 
     # ---- births and deaths ------------------------------------------------------------------------------
 
@@ -312,29 +310,22 @@ class Engine:
 
     # ---- moves ------------------------------------------------------------------------------------------
 
-    def _submit_planned(self, moves: Iterable[int], layer: int) -> None:
-        for index in moves:
-            planned = self._plan.migrations[index]
-            move = self._submit(planned.block, planned.source, planned.target, planned.reason, layer)
-            if move is not None:
-                self._due.began(index, move)
+    def _begin_planned(self, batches: Iterable[Batch], layer: int) -> None:
+        asked, step = self._agenda.asked, self._recorder.step
+        for batch in batches:
+            under_way = self._begin([Move(step, layer, *asked[index]) for index in batch])
+            self._due.began(batch, under_way)
 
-    def _submit(self, block: int, source: int, target: int, reason: Reason, layer: int) -> Move | None:
-        """Begin to move `block`. Returns what is under way for it then, if that brings it to `target`."""
-        if self._moves.turn_back(block, target):
+    def _begin(self, moves: Sequence[Move]) -> Sequence[Move | None]:
+        """Begin to move blocks. Returns for each what brings it to where it was to go, None if nothing does."""
+        if self._moves.turn_back(moves):
             self._collect()
-        table = self._table
-        move = Move(self._recorder.step, layer, block, source, target, table.nbytes[block], reason)
-        sent = self._moves.submit(move, self._held_block(block), table.tier[block], alive=table.held[block])
-        if sent.refused is not None:
-            self._outcomes.refused(sent.refused)
-        else:
-            table.serve(block, move.served_by)
-        return sent.under_way
-
-    def _held_block(self, block: int) -> HeldBlock:
-        table = self._table
-        return HeldBlock(block, table.nbytes[block], table.spread(block), self._ranges[block])
+        under_way, refused = self._moves.begin(moves)
+        for move in under_way:
+            if move is not None:
+                self._table.serve(move.block, move.served_by)
+        self._outcomes.refused(refused)
+        return under_way
 
     def _collect(self) -> None:
         ended = self._moves.collect()

@@ -7,7 +7,9 @@ import ctypes
 import errno
 import functools
 import struct
+import sys
 from array import array
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
@@ -88,6 +90,7 @@ class Copied(NamedTuple):
 
 _ORDER = struct.Struct(f"=Q{MOST_TIERS}Q5QiBBBB")
 """struct sn_job; packed, since a field at a time takes longer than the rest of a submission."""
+_DURATION, _AFTER = (slice(8 * field, 8 * field + 8) for field in (MOST_TIERS + 1, MOST_TIERS + 3))
 _NOT_HELD = tuple((0,) * (MOST_TIERS - count) for count in range(MOST_TIERS + 1))
 _MOVED = struct.Struct(f"=4Q{MOST_TIERS}Qii")
 """struct sn_moved."""
@@ -100,7 +103,7 @@ _Copied = _U64 * len(Copied._fields)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_create": (_INT, (_U64, _INT, ctypes.POINTER(_PTR))),
     "sn_mover_close": (_INT, (ctypes.POINTER(_PTR),)),
-    "sn_mover_submit": (_I64, (_PTR, _PTR)),
+    "sn_mover_submit_all": (_I64, (_PTR, _PTR, _U64)),
     "sn_mover_cancel": (_INT, (_PTR, _U64)),
     "sn_mover_wait": (_INT, (_PTR, _U64, _U64)),
     "sn_mover_results": (_U64, (_PTR, _PTR, _U64)),
@@ -116,6 +119,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_fork_count": (_U64, ()),
     "sn_sleep_until": (_INT, (_U64,)),
 }
+_SUBMIT = "sn_mover_submit_all"
 _WAITING = ("sn_mover_close", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
 """Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
 
@@ -126,6 +130,51 @@ def _bind(name: str, *, waiting: bool | None = None) -> Any:
     bound = loaded[name]
     bound.restype, bound.argtypes = _SIGNATURES[name]
     return bound
+
+
+class Order(NamedTuple):
+    """A job as the native mover reads it. `spans`: what `packed` points at, and so what must not go before it."""
+
+    packed: bytes
+    spans: array[int]
+
+    @property
+    def duration_ns(self) -> int:
+        """As of its job."""
+        return int.from_bytes(self.packed[_DURATION], sys.byteorder)
+
+    def lasting(self, duration_ns: int) -> Order:
+        """The same with another duration."""
+        return self._with(_DURATION, duration_ns)
+
+    def starting_after(self, job: int) -> Order:
+        """The same, once `job` has ended."""
+        return self._with(_AFTER, job)
+
+    def _with(self, field: slice, value: int) -> Order:
+        packed = self.packed[: field.start] + value.to_bytes(8, sys.byteorder) + self.packed[field.stop :]
+        return Order(packed, self.spans)
+
+
+def order_of(job: Job) -> Order:
+    """What tells the native mover of `job`. It may be submitted again and again."""
+    spans = array("Q", chain.from_iterable(job.spans))
+    packed = _ORDER.pack(
+        job.nbytes,
+        *job.held,
+        *_NOT_HELD[len(job.held)],
+        job.duration_ns,
+        job.bytes_per_s,
+        job.after,
+        spans.buffer_info()[0],
+        len(job.spans),
+        job.node,
+        job.source,
+        job.target,
+        job.kind,
+        job.first,
+    )
+    return Order(packed, spans)
 
 
 class NativeMover:
@@ -142,28 +191,19 @@ class NativeMover:
         self._rows_at = (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
         self._accounts = _Held()
         self._accounts_at = ctypes.addressof(self._accounts)
-        self._held_call = self._call["sn_mover_held"]
+        self._held_call, self._submit_call = self._call["sn_mover_held"], self._call[_SUBMIT]
         self._take_call = _bind("sn_mover_reserve", waiting=False)
 
     def submit(self, job: Job) -> int:
         """Queue `job`; returns its id."""
-        spans = array("Q", chain.from_iterable(job.spans))
-        order = _ORDER.pack(
-            job.nbytes,
-            *job.held,
-            *_NOT_HELD[len(job.held)],
-            job.duration_ns,
-            job.bytes_per_s,
-            job.after,
-            spans.buffer_info()[0],
-            len(job.spans),
-            job.node,
-            job.source,
-            job.target,
-            job.kind,
-            job.first,
-        )
-        return self._check("sn_mover_submit", order)
+        return self.submit_all([order_of(job)])
+
+    def submit_all(self, orders: Sequence[Order]) -> int:
+        """Queue them in this order and all at once, or none; returns the id of the first. The others count on."""
+        result: int = self._submit_call(self._open(_SUBMIT), b"".join([each.packed for each in orders]), len(orders))
+        if result < 0:
+            raise NativeError(_SUBMIT, -result)
+        return result
 
     def cancel(self, job: int) -> bool:
         """Whether `job` had not started, and now never will."""
@@ -210,10 +250,9 @@ class NativeMover:
         found: list[Moved] = []
         while True:
             count = self._call["sn_mover_results"](self._open("sn_mover_results"), self._rows_at, _BATCH)
-            for job, start, stop, moved, *held, outcome, error in _MOVED.iter_unpack(
-                memoryview(self._rows)[: count * _MOVED.size]
-            ):
-                found.append(Moved(job, start, stop, moved, tuple(held), _OUTCOMES[outcome], error))
+            for row in _MOVED.iter_unpack(memoryview(self._rows)[: count * _MOVED.size]):
+                job, start, stop, moved = row[:4]
+                found.append(Moved(job, start, stop, moved, row[4:-2], _OUTCOMES[row[-2]], row[-1]))
             if count < _BATCH:
                 return found
 

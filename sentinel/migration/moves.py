@@ -1,21 +1,24 @@
 """Moves of blocks between tiers: which are under way, and which failed lately and wait.
 
-A move is submitted to the tier beside fast memory that its block goes to or comes from. What has ended comes back as
-values: whoever submits keeps the block table and the recorder up to date from them.
+The tier beside fast memory that a block goes to or comes from says what moves it, and the mover does it. Moves that
+begin together are one submission. What has ended comes back as values: whoever begins moves keeps the block table and
+the recorder up to date from them.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from sentinel.core.errors import NativeError
 from sentinel.core.plan import Reason
 from sentinel.core.run import OUTCOMES, REASONS
-from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.migration.block_table import BlockTable
+from sentinel.migration.mover import Moved, NativeMover, Order, Outcome, order_of
 from sentinel.tiers.tier import FAST, HeldBlock, Tier
 
 FAILURES = 3
@@ -25,6 +28,7 @@ HOLD_STEPS = 16
 
 Why = Reason | Literal["stray"]
 
+_OUTCOME, _REASON = ({word: index for index, word in enumerate(words)} for words in (OUTCOMES, REASONS))
 _WORDS = {Outcome.DONE: "done", Outcome.PARTIAL: "partial", Outcome.FAILED: "failed", Outcome.ALREADY: "already there"}
 
 
@@ -84,17 +88,28 @@ class Ended(NamedTuple):
     def row(self) -> tuple[int, ...]:
         """As of MIGRATION_DTYPE; times as the clock shows them."""
         move = self.move
-        where = (move.step, move.layer, move.block, move.source, move.target, move.nbytes)
-        why = (OUTCOMES.index(self.outcome), REASONS.index(move.reason), self.errno)
-        return (*where, self.moved_bytes, self.start_ns, self.stop_ns, *why)
+        return (
+            move.step,
+            move.layer,
+            move.block,
+            move.source,
+            move.target,
+            move.nbytes,
+            self.moved_bytes,
+            self.start_ns,
+            self.stop_ns,
+            _OUTCOME[self.outcome],
+            _REASON[move.reason],
+            self.errno,
+        )
 
 
-class Submitted(NamedTuple):
-    """`under_way`: the move that brings the block where it was to go, if there is one. `refused`: what became of the
-    move asked for, if that is not the one."""
+class Begun(NamedTuple):
+    """`under_way`: for each move asked for, the one that brings its block where it was to go, None if there is none: it
+    may have been under way before. `refused`: what became of those that are not under way."""
 
-    under_way: Move | None
-    refused: Ended | None = None
+    under_way: list[Move | None]
+    refused: list[Ended]
 
 
 class Backoff:
@@ -127,10 +142,20 @@ class Backoff:
 
 
 class Moves:
-    """Of each block at most one move runs, and one is queued behind it. `tiers[FAST]` is None."""
+    """Of each block at most one move runs, and one is queued behind it. `tiers[FAST]` is None. `table` is read only.
 
-    def __init__(self, tiers: Sequence[Tier | None], mover: NativeMover) -> None:
-        self._tiers, self._mover = tiers, mover
+    `ranges`: see JobMemory.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier | None],
+        mover: NativeMover,
+        table: BlockTable,
+        ranges: Callable[[int], Sequence[tuple[int, int]]],
+    ) -> None:
+        self._tiers, self._mover, self._table, self._ranges = tiers, mover, table, ranges
+        self._orders: dict[tuple[int, int, int], Order] = {}  # of whole blocks, by block, source and target
         self._by_job: dict[int, Move] = {}
         self._by_block: dict[int, list[Move]] = {}
         self._backoff = Backoff()
@@ -159,60 +184,105 @@ class Moves:
         """Whether the block of one of them cannot be used where it is."""
         return any(not tier.used_in_place for move in moves if (tier := self._tiers[move.source]) is not None)
 
-    # ---- submit -----------------------------------------------------------------------------------------
+    # ---- begin ------------------------------------------------------------------------------------------
 
-    def turn_back(self, block: int, target: int) -> bool:
-        """Cancel what was submitted last for `block`, unless it goes to `target`. Whether there was something to
-        cancel: then collect before a move to `target` is submitted."""
-        pending = self._by_block.get(block)
-        if not pending or pending[-1].target == target:
+    def turn_back(self, moves: Iterable[Move]) -> bool:
+        """Cancel what is queued last for their blocks, unless it goes where they go. Whether there was something to
+        cancel: then collect before they begin."""
+        if not self._by_block:
             return False
-        self._mover.cancel(pending[-1].job)  # gone if it had not started
-        return True
+        turned = False
+        for move in moves:
+            pending = self._by_block.get(move.block)
+            if pending and pending[-1].target != move.target:
+                self._mover.cancel(pending[-1].job)  # gone if it had not started
+                turned = True
+        return turned
 
-    def submit(self, move: Move, block: HeldBlock, tier: int, *, alive: bool = True) -> Submitted:
-        """Begin to move `block`, which is in `tier`, or queue it behind what is under way for it.
+    def begin(self, moves: Iterable[Move]) -> Begun:
+        """Begin to move blocks, each of them once, in this order and in one submission; or queue them behind what is
+        under way for them.
 
-        Refused if the block will not be at the source, is to wait since it failed again and again, or if there is no
-        memory for one job more: that is a failed migration like others.
+        A move is refused if its block will not be at the source, is to wait since it failed again and again, or if
+        there is no memory for one job more: that is a failed migration like others.
         """
-        pending = self._by_block.get(move.block)
-        here = pending[-1].target if pending else tier
-        if here != move.source or not alive:
-            there = here == move.target
-            refused = Ended(move, "already there" if there else "skipped", here, block.held)
-            return Submitted(pending[-1] if pending and there else None, refused)
-        if move.reason != "restore" and self._backoff.holds(move.block, move.target, move.step):
-            return Submitted(None, Ended(move, "skipped", here, block.held, held_back=True))
-        if not pending:
-            return self._send(move, block)
-        bytes_in = [block.nbytes if index == here else 0 for index in range(len(self._tiers))]
-        return self._send(move, block._replace(held=bytes_in), pending[-1].job)
+        table, under_way, refused = self._table, list[Move | None](), list[Ended]()
+        going, orders = list[Move](), list[Order]()
+        for move in moves:
+            block = move.block
+            pending = self._by_block.get(block)
+            here = pending[-1].target if pending else table.tier[block]
+            if here != move.source or not table.held[block]:
+                there = here == move.target
+                under_way.append(pending[-1] if pending and there else None)
+                refused.append(Ended(move, "already there" if there else "skipped", here, table.spread(block)))
+            elif move.reason != "restore" and self._backoff.holds(block, move.target, move.step):
+                under_way.append(None)
+                refused.append(Ended(move, "skipped", here, table.spread(block), held_back=True))
+            else:
+                under_way.append(move)
+                going.append(move)
+                orders.append(self._order(move, pending[-1].job if pending else 0))
+        for failed in self._submit(going, orders):
+            refused.append(failed)
+            under_way[under_way.index(failed.move)] = None
+        return Begun(under_way, refused)
 
-    def look_at(self, move: Move, block: HeldBlock, *, first: bool) -> Submitted:
-        """Send pages of `block`, for which nothing is under way, to where it is, should the kernel have put some
+    def look_at(self, move: Move, *, first: bool) -> Begun:
+        """Send pages of its block, for which nothing is under way, to where it is, should the kernel have put some
         elsewhere. `first`: they leave fast memory before anything is promoted."""
-        return self._send(move, block, first=first)
+        job = self._beside(move).job(self._held(move.block), move.source, move.target)
+        refused = self._submit([move], [order_of(job._replace(first=first and move.target != FAST))])
+        return Begun([None if refused else move], refused)
 
-    def _send(self, move: Move, block: HeldBlock, after: int = 0, *, first: bool = False) -> Submitted:
+    def _order(self, move: Move, after: int) -> Order:
+        """What `move` asks of the mover, once job `after` has ended."""
+        block, source, target = move.block, move.source, move.target
+        nbytes = self._table.nbytes[block]
+        if not after and self._table.bytes_in[source][block] != nbytes:  # it is in parts
+            beside, held = self._beside(move), self._held(block)
+            if not beside.holds_pages:
+                move.nbytes -= held.held[target]  # another plan cut the block otherwise: a part may be there
+            return order_of(beside.job(held, source, target))
+        order = self._orders.get((block, source, target))
+        if order is None:
+            whole = [nbytes if index == source else 0 for index in range(len(self._tiers))]
+            held = HeldBlock(block, nbytes, whole, functools.partial(self._ranges, block))
+            order = self._orders[block, source, target] = order_of(self._beside(move).job(held, source, target))
+        return order.starting_after(after) if after else order
+
+    def _held(self, block: int) -> HeldBlock:
+        table = self._table
+        return HeldBlock(block, table.nbytes[block], table.spread(block), functools.partial(self._ranges, block))
+
+    def _beside(self, move: Move) -> Tier:
         beside = self._tiers[move.target or move.source]
         assert beside is not None
+        return beside
+
+    def _submit(self, moves: Sequence[Move], orders: Sequence[Order]) -> list[Ended]:
+        """Those that the mover had no memory for."""
+        if not moves:
+            return []
         try:
-            if move.target == FAST:
-                move.job = beside.recall(block, after)
-            else:
-                move.job = beside.admit(block, after, source=move.source, first=first)
+            first = self._mover.submit_all(orders)
         except NativeError as refusal:
             if refusal.errno != errno.ENOMEM:
                 raise
-            gives_up = self._backoff.failed(move.block, move.target, move.step)
-            here = move.target if move.reason == "stray" else move.source
-            return Submitted(None, Ended(move, "failed", here, block.held, refusal.errno, gives_up=gives_up))
-        if not beside.holds_pages and move.reason != "stray":
-            move.nbytes -= block.held[move.target]  # another plan cut the block otherwise: a part may be there
-        self._by_job[move.job] = move
-        self._by_block.setdefault(move.block, []).append(move)
-        return Submitted(move)
+            if len(moves) > 1:  # for one at a time there may be enough
+                pairs = zip(moves, orders, strict=True)
+                return [failed for move, order in pairs for failed in self._submit([move], [order])]
+            return [self._no_memory_for(moves[0], refusal.errno)]
+        for job, move in enumerate(moves, first):
+            move.job = job
+            self._by_job[job] = move
+            self._by_block.setdefault(move.block, []).append(move)
+        return []
+
+    def _no_memory_for(self, move: Move, error: int) -> Ended:
+        gives_up = self._backoff.failed(move.block, move.target, move.step)
+        here = move.target if move.reason == "stray" else move.source
+        return Ended(move, "failed", here, self._table.spread(move.block), error, gives_up=gives_up)
 
     # ---- end --------------------------------------------------------------------------------------------
 

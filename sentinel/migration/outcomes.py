@@ -35,9 +35,12 @@ class Outcomes:
             failure = self._land(move) or failure
         self._raise(failure)
 
-    def refused(self, move: Ended) -> None:
-        """It was not begun. Raises its failure where the job is strict."""
-        self._raise(self._record(move))
+    def refused(self, moves: Iterable[Ended]) -> None:
+        """They were not begun. Raises the last failure where the job is strict."""
+        failure = None
+        for move in moves:
+            failure = self._record(move) or failure
+        self._raise(failure)
 
     def _land(self, ended: Ended) -> TierError | None:
         block, before = ended.move.block, self._table.fast_bytes[ended.move.block]

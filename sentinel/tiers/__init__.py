@@ -11,18 +11,17 @@ from sentinel.tiers.emulated import EmulatedTier
 from sentinel.tiers.node import NodeTier
 from sentinel.tiers.presets import PRESETS, Preset, preset
 from sentinel.tiers.rate import limited, parse_rate
-from sentinel.tiers.tier import MOST_TIERS, HeldBlock, Job, Mover, Tier, Transfer
+from sentinel.tiers.tier import MOST_TIERS, Accounts, HeldBlock, Job, Tier
 
 __all__ = [
     "PRESETS",
+    "Accounts",
     "EmulatedTier",
     "HeldBlock",
     "Job",
-    "Mover",
     "NodeTier",
     "Preset",
     "Tier",
-    "Transfer",
     "limited",
     "machine_for",
     "moves_pages",
@@ -49,7 +48,7 @@ def moves_pages(machine: Machine) -> bool:
     return all(kind is not None and kind.holds_pages for kind in kinds)
 
 
-def open_tiers(machine: Machine, mover: Mover, bytes_per_s: int = 0) -> list[Tier | None]:
+def open_tiers(machine: Machine, mover: Accounts, bytes_per_s: int = 0) -> list[Tier | None]:
     """The tiers of `machine`, to be used through `mover`; None for the fast one, which needs nothing.
 
     `bytes_per_s`: no faster than this does the mover move pages between nodes, each way; 0: no limit.

@@ -7,7 +7,6 @@ to, so tensors keep their own pages, and no byte is at risk.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.cost import transfer_ns
-from sentinel.core.machine import Machine
-from sentinel.tiers.tier import EMULATED, HeldBlock, Job, Mover, SlowTier
+from sentinel.tiers.tier import EMULATED, HeldBlock, Job, SlowTier
 
 
 class EmulatedTier(SlowTier):
@@ -25,10 +23,6 @@ class EmulatedTier(SlowTier):
     born here."""
 
     takes_unplanned_births = True
-
-    def __init__(self, machine: Machine, index: int, mover: Mover, bytes_per_s: int = 0) -> None:
-        super().__init__(machine, index, mover, bytes_per_s)
-        self._work = functools.lru_cache(4096)(self._work_of)  # the same ones move in each step
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) what each use costs here beyond the fast tier, at least 0."""
@@ -42,12 +36,13 @@ class EmulatedTier(SlowTier):
         whole: NDArray[np.int64] = np.rint(np.maximum(extra, 0.0)).astype(np.int64)
         return whole
 
-    def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
-        duration_ns, copies = self._work(source, target, tuple(block.held))
+    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+        """See Tier."""
+        duration_ns, copies = self._work(source, target, block.held)
         spans = tuple(_first_bytes(block.ranges(), copies)) if copies else ()
         return Job(source, target, block.nbytes, block.held, after, EMULATED, duration_ns, spans=spans)
 
-    def _work_of(self, source: int, target: int, held: tuple[int, ...]) -> tuple[int, int]:
+    def _work(self, source: int, target: int, held: Sequence[int]) -> tuple[int, int]:
         """How long what `held` tells of takes to `target`, in ns, and how many bytes are copied for that."""
         away = [(tier, nbytes) for tier, nbytes in enumerate(held) if nbytes and tier != target]
         duration_ns = sum(self._journey_ns(tier, target, nbytes) for tier, nbytes in away or [(source, 0)])

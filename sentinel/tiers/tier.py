@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NewType, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ MOST_TIERS = 8
 
 EMULATED, NODE = 0, 1
 """Kinds of jobs, as the native mover numbers them."""
-
-Transfer = NewType("Transfer", int)
-"""A migration under way, as the mover numbers it."""
 
 
 class HeldBlock(NamedTuple):
@@ -56,11 +53,8 @@ class Job(NamedTuple):
     first: bool = False
 
 
-class Mover(Protocol):
-    """Carries out jobs in the background, within the budget of fast bytes."""
-
-    def submit(self, job: Job) -> int:
-        """Queue `job`; returns its id."""
+class Accounts(Protocol):
+    """What tells how much each tier holds: the mover that carries out their jobs."""
 
     def bytes_in(self, tier: int) -> int:
         """Bytes that `tier` holds now."""
@@ -90,16 +84,9 @@ class Tier(Protocol):
     def room_bytes(self) -> int:
         """Bytes that it could still take in."""
 
-    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
-        """Begin to move `block` to here, wherever its bytes are, once transfer `after` (0: none) has ended. What stays
-        is counted in tier `source`.
-
-        `first`: it is here already, by the books; what the kernel has put into fast memory by itself comes back, and
-        no promotion begins before.
-        """
-
-    def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """Begin to move `block` to fast memory, wherever its bytes are; what stays is counted here."""
+    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+        """What moves `block` to here, or from here to fast memory, wherever its bytes are, once job `after` (0: none)
+        has ended. What stays is counted in tier `source`. The same for the same `block.held`."""
 
     def delay_ns(self, uses: NDArray[Any]) -> NDArray[np.int64]:
         """(m,) per row of `uses` (USE_DTYPE): what must be injected if it is served from here. 0 where memory
@@ -110,7 +97,7 @@ class Tier(Protocol):
 
 
 class SlowTier(ABC):
-    """What tiers beside the fast one have in common: each is tier `index` of `machine`, and `mover` does its jobs.
+    """What tiers beside the fast one have in common: each is tier `index` of `machine`, `accounts` say what it holds.
 
     `bytes_per_s`: pages move no faster than this, 0 for no limit.
     """
@@ -118,8 +105,8 @@ class SlowTier(ABC):
     holds_pages = False
     takes_unplanned_births = False
 
-    def __init__(self, machine: Machine, index: int, mover: Mover, bytes_per_s: int = 0) -> None:
-        self._machine, self._index, self._mover, self._bytes_per_s = machine, index, mover, bytes_per_s
+    def __init__(self, machine: Machine, index: int, accounts: Accounts, bytes_per_s: int = 0) -> None:
+        self._machine, self._index, self._accounts, self._bytes_per_s = machine, index, accounts, bytes_per_s
 
     @property
     def spec(self) -> TierSpec:
@@ -133,24 +120,15 @@ class SlowTier(ABC):
 
     def room_bytes(self) -> int:
         """See Tier."""
-        return max(self.spec.capacity_bytes - self._mover.bytes_in(self._index), 0)
-
-    def admit(self, block: HeldBlock, after: int = 0, *, source: int = FAST, first: bool = False) -> Transfer:
-        """See Tier."""
-        job = self._job(block, source, self._index, after)
-        return Transfer(self._mover.submit(job._replace(first=True) if first else job))
-
-    def recall(self, block: HeldBlock, after: int = 0) -> Transfer:
-        """See Tier."""
-        return Transfer(self._mover.submit(self._job(block, self._index, self._machine.hub, after)))
+        return max(self.spec.capacity_bytes - self._accounts.bytes_in(self._index), 0)
 
     def close(self) -> None:
         """See Tier."""
         return  # nothing to let go of
 
     @abstractmethod
-    def _job(self, block: HeldBlock, source: int, target: int, after: int) -> Job:
-        """What moves `block` between two tiers."""
+    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+        """See Tier."""
 
 
 def holds_pages(tiers: Sequence[Tier | None]) -> bool:

@@ -54,6 +54,12 @@ class Case:
         held = self.memory.nbytes if fast_bytes is None else fast_bytes
         return HeldBlock(0, self.memory.nbytes, (held, self.memory.nbytes - held), lambda: pieces)
 
+    def admit(self, block: HeldBlock) -> int:
+        return self.mover.submit(self.tier.job(block, 0, 1))
+
+    def recall(self, block: HeldBlock, after: int = 0) -> int:
+        return self.mover.submit(self.tier.job(block, 1, 0, after))
+
     def ended(self, job: int) -> Moved:
         assert self.mover.wait(job)
         (moved,) = self.mover.results()
@@ -102,7 +108,7 @@ def test_a_tier_says_what_it_is(case: Case) -> None:
 
 def test_what_is_admitted_leaves_fast_memory_and_takes_room_here(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
-    moved = case.ended(case.tier.admit(case.block()))
+    moved = case.ended(case.admit(case.block()))
     assert moved.outcome in (Outcome.DONE, Outcome.ALREADY)
     assert (moved.fast_bytes, moved.errno) == (0, 0)
     assert case.mover.held().fast_bytes == 0
@@ -111,8 +117,8 @@ def test_what_is_admitted_leaves_fast_memory_and_takes_room_here(case: Case) -> 
 
 def test_what_is_recalled_is_back_with_every_byte(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
-    case.ended(case.tier.admit(case.block()))
-    moved = case.ended(case.tier.recall(case.block(0)))
+    case.ended(case.admit(case.block()))
+    moved = case.ended(case.recall(case.block(0)))
     assert moved.outcome in (Outcome.DONE, Outcome.ALREADY)
     assert moved.fast_bytes == case.mover.held().fast_bytes == 2 * MIB
     assert case.tier.room_bytes() == 64 * MIB
@@ -124,30 +130,30 @@ def test_what_an_emulated_tier_moves_is_copied_both_ways(case: Case) -> None:
         assert case.mover.copied() == Copied(0, 0, 0, 0, 0)
         return
     assert case.mover.reserve(2 * MIB)
-    case.ended(case.tier.admit(case.block()))
+    case.ended(case.admit(case.block()))
     there = case.mover.copied()
     assert (there.copied_bytes, there.absent_bytes, there.refused_bytes) == (2 * MIB, 0, 0)
     assert there.cpu_ns > 0
-    case.ended(case.tier.recall(case.block(0)))
+    case.ended(case.recall(case.block(0)))
     assert case.mover.copied().copied_bytes == 4 * MIB
-    case.ended(case.tier.recall(case.block()))  # it is there already
+    case.ended(case.recall(case.block()))  # it is there already
     assert case.mover.copied().copied_bytes == 4 * MIB
     assert bytes(case.memory.map) == case.memory.expected
 
 
 def test_bytes_stay_right_wherever_they_are(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
-    case.ended(case.tier.admit(case.block()))
+    case.ended(case.admit(case.block()))
     assert bytes(case.memory.map) == case.memory.expected
     case.memory.map[:4096] = b"\x05" * 4096
-    case.ended(case.tier.recall(case.block(0)))
+    case.ended(case.recall(case.block(0)))
     assert bytes(case.memory.map[:8192]) == b"\x05" * 4096 + case.memory.expected[4096:8192]
 
 
 def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
     assert case.mover.reserve(3 * MIB)
     case.mover.hold(1, 2 * MIB)
-    job = case.tier.recall(case.block(0))
+    job = case.recall(case.block(0))
     assert not case.mover.wait(job)
     assert case.mover.held().starved
     case.mover.release(3 * MIB)
@@ -157,9 +163,9 @@ def test_a_recall_waits_for_room_that_is_not_there(case: Case) -> None:
 
 def test_transfers_go_one_after_the_other_where_asked(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
-    down = case.tier.admit(case.block())
+    down = case.admit(case.block())
     until(lambda: case.mover.held().in_flight_bytes or case.mover.ended())
-    up = case.tier.recall(case.block(0), down)
+    up = case.recall(case.block(0), down)
     assert case.mover.wait(up)
     first, second = case.mover.results()
     assert (first.job, second.job) == (down, up)
@@ -192,9 +198,9 @@ def test_pages_are_on_the_node_that_the_tier_stands_for() -> None:
     assert mover.reserve(2 * MIB)
     pages = [(memory.address, memory.nbytes)]
     for turn in range(3):
-        moved = case.ended(tier.admit(case.block()))
+        moved = case.ended(case.admit(case.block()))
         assert numa.bytes_on(slow, pages) == moved.moved_bytes == 2 * MIB, turn
-        moved = case.ended(tier.recall(case.block(0)))
+        moved = case.ended(case.recall(case.block(0)))
         assert numa.bytes_on(fast, pages) == moved.moved_bytes == 2 * MIB, turn
     assert bytes(memory.map) == memory.expected
     mover.close()

@@ -173,7 +173,7 @@ spans = array("Q", bytes(16 * count))
 order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, 0, 0, 1, 1, 0)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
-print(mover._call["sn_mover_submit"](mover._handle, order) == -errno.ENOMEM)
+print(mover._call["sn_mover_submit_all"](mover._handle, order, 1) == -errno.ENOMEM)
 job = mover.submit(Job(0, 1, 0, ()))
 print(job, mover.wait(job), [moved.job for moved in mover.results()])
 """

@@ -21,7 +21,7 @@ from sentinel.migration.residents import Residents
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
 from sentinel.tiers import open_tiers
-from sentinel.tiers.tier import FAST, HeldBlock
+from sentinel.tiers.tier import FAST
 from tests.builders import MIB, act, make_profile, param
 from tests.three_tiers import three_tiers
 from tests.unit.engine_builders import INSTANT, transient_plan
@@ -70,7 +70,7 @@ class Stage:
         tiers = open_tiers(machine, self.mover)
         job = JobMemory(lambda block: [], self._never_warns)
         self.table = BlockTable(self.plan, tiers)
-        self.moves = Moves(tiers, self.mover)
+        self.moves = Moves(tiers, self.mover, self.table, job.ranges)
         self.residents = Residents(self.plan, tiers, job.ranges, self.mover, self.table)
         self.transients = Transients(self.plan, tiers, job, self.mover, self.table)
         self.recorder = RunRecorder()
@@ -101,13 +101,10 @@ class Stage:
         source = self.table.tier[block]
         if FAST not in (source, target) or source == target:
             return
-        if self.moves.turn_back(block, target):
-            self.collect()
         move = Move(0, 0, block, source, target, self.table.nbytes[block], "evict" if target else "prefetch")
-        held = HeldBlock(block, self.table.nbytes[block], self.table.spread(block), list)
-        sent = self.moves.submit(move, held, self.table.tier[block], alive=self.table.held[block])
-        if sent.refused is not None:
-            self.outcomes.refused(sent.refused)
+        if self.moves.turn_back([move]):
+            self.collect()
+        self.outcomes.refused(self.moves.begin([move]).refused)
 
     def collect(self) -> None:
         self.outcomes.ended(self.moves.collect())

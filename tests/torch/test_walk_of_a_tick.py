@@ -21,7 +21,7 @@ def train(steps: int, walks: set[tuple[str, ...]]) -> None:
     """Steps of a network with too little fast memory; `walks` gets the files of each walk, the outermost first."""
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is NativeMover.submit.__code__:
+        if event == "call" and frame.f_code is NativeMover.submit_all.__code__:
             files, at = [], frame
             while at.f_code is not sentinel.add_layer.__code__:
                 files.append(at.f_code.co_filename)

@@ -49,8 +49,7 @@ class Stage:
         self.due = DueMoves(PLAN, Agenda(PLAN), self.moves, self.recorder, HandClock().clock)  # type: ignore[arg-type]
         self.due._trials.wait = lambda layer: waits  # type: ignore[method-assign]
         self.a, self.b = (Move(0, 0, block, 1, 0, MIB, "prefetch") for block in (0, 1))
-        self.due.began(UP_A, self.a)
-        self.due.began(UP_B, self.b)
+        self.due.began((UP_A, UP_B), (self.a, self.b))
 
 
 def test_what_is_under_way_as_it_is_due_is_late_once() -> None:
@@ -63,7 +62,7 @@ def test_what_is_under_way_as_it_is_due_is_late_once() -> None:
 def test_a_demotion_is_late_but_nobody_waits_for_it() -> None:
     stage = Stage(waits=True)
     down = Move(0, 3, 0, 0, 1, MIB, "evict")
-    stage.due.began(DOWN_A, down)
+    stage.due.began((UP_B, DOWN_A), (None, down))
     assert stage.due.late(4) == []
     assert down.late
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from sentinel.core.errors import NativeError, TierError
 from sentinel.core.run import OUTCOMES, Run
-from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover import NativeMover, Order
 from sentinel.migration.moves import Move
 from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
@@ -71,15 +72,18 @@ def test_a_failed_demotion_leaves_its_block_fast_and_the_plan_recovers() -> None
 
 def no_memory_for(call: int, monkeypatch: pytest.MonkeyPatch, errno_: int = errno.ENOMEM) -> None:
     """The `call`-th job from now on is refused, as the native mover refuses one."""
-    left = iter(range(call, 0, -1))
-    submit = NativeMover.submit
+    left = [call]
+    submit = NativeMover.submit_all
 
-    def refuse_one(mover: NativeMover, job: object) -> int:
-        if next(left, 0) == 1:
-            raise NativeError("sn_mover_submit", errno_)
-        return submit(mover, job)  # type: ignore[arg-type]
+    def refuse_one(mover: NativeMover, orders: Sequence[Order]) -> int:
+        refused = 0 < left[0] <= len(orders)
+        if not refused or len(orders) == 1:
+            left[0] -= len(orders)
+        if refused:  # of several, none
+            raise NativeError("sn_mover_submit_all", errno_)
+        return submit(mover, orders)
 
-    monkeypatch.setattr(NativeMover, "submit", refuse_one)
+    monkeypatch.setattr(NativeMover, "submit_all", refuse_one)
 
 
 def test_a_migration_that_there_is_no_memory_for_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +259,32 @@ def test_the_wait_for_a_births_room_is_timed_by_that_clock_too() -> None:
     assert run.layers["stall_ns"].tolist() == [0, 0, 0, 3_000_000, 0, 0]
 
 
+def test_moves_of_a_layer_are_one_submission_and_the_one_without_memory_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = make_profile([param("a", MIB, [0]), param("b", MIB, [0])], 4)
+    plan = persistent_plan(
+        profile, [0, 0], [(0, 0, 1, 1, 2), (1, 0, 1, 1, 2), (0, 1, 0, 3, 4), (1, 1, 0, 3, 4)], fast_bytes=2 * MIB
+    )
+    with applied(plan, profile, emulated_machine(2 * MIB, promote=INSTANT, demote=INSTANT)) as running:
+        no_memory_for(1, monkeypatch)
+        stepwise(running, fail_in=-1, layers=4)
+        monkeypatch.undo()
+        counts, submit = list[int](), NativeMover.submit_all
+
+        def count(mover: NativeMover, orders: Sequence[Order]) -> int:
+            counts.append(len(orders))
+            return submit(mover, orders)
+
+        monkeypatch.setattr(NativeMover, "submit_all", count)
+        stepwise(running, fail_in=-1, layers=4)
+        run = running.engine.end_run()
+    assert counts == [2, 2]
+    assert rows(run, "failed") == [(0, 0, 1)]
+    assert rows(run, "done") == [(0, 1, 1), (0, 1, 0), (1, 0, 1), (1, 1, 1), (1, 0, 0), (1, 1, 0)]
+    assert (len(running.said), "a (1048576 bytes)" in running.said[0]) == (1, True)
+
+
 def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() -> None:
     """The look ends first: it found the block in fast memory, and the demotion behind it is still under way."""
     profile = make_profile([param("a", 4 * MIB, range(8))], 8)
@@ -265,14 +295,14 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
     with applied(plan, profile, replace(machine, links=links)) as running:
         engine = running.engine
         look = Move(0, 1, 0, 1, 0, 4 * MIB, "stray")
-        assert engine._moves.look_at(look, engine._held_block(0), first=True).under_way is look
+        assert engine._moves.look_at(look, first=True).under_way == [look]
         time.sleep(0.1)  # it has begun
-        engine._submit(0, 0, 1, "evict", 1)
+        engine._begin([Move(0, 1, 0, 0, 1, 4 * MIB, "evict")])
         engine._mover.wait(look.job)
         engine._collect()
         assert [move.reason for move in engine._moves.of(0)] == ["evict"]
-        assert engine._table.served_fast_bytes.tolist() == [0] * 8
-        assert (engine._table.slow_ns > 0).all()
+        assert engine._table.served_fast_bytes == [0] * 8
+        assert min(engine._table.slow_ns) > 0
         running.let_land()
         engine._collect()
         assert engine._table.tier[0] == 1

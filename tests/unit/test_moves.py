@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,12 +15,12 @@ from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.mover import Moved, Outcome
+from sentinel.migration.mover import Moved, Order, Outcome
 from sentinel.migration.moves import FAILURES, Move, Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.run_recorder import RunRecorder
-from sentinel.tiers.tier import HeldBlock
+from sentinel.tiers.tier import HeldBlock, Job
 from tests.builders import make_profile, param, persistent_plan
 
 FAST, SLOW = 0, 1
@@ -38,11 +39,12 @@ class Script:
         self._ended: list[Moved] = []
         self._taken = 0
 
-    def admit(self, held: object, after: int = 0, *, source: int = FAST, first: bool = False) -> int:
-        self.jobs += 1
-        return self.jobs
+    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+        return Job(source, target, block.nbytes, block.held, after)
 
-    recall = admit
+    def submit_all(self, orders: Sequence[Order]) -> int:
+        self.jobs += len(orders)
+        return self.jobs - len(orders) + 1
 
     def delay_ns(self, rows: np.ndarray) -> np.ndarray:
         return np.full(len(rows), EXTRA_NS, np.int64)
@@ -76,19 +78,17 @@ class Stage:
         self.where = BlockTable(plan, tiers)  # type: ignore[arg-type]
         self.where.held[0] = True
         self.where.place(0, tier)
-        self.moves = Moves(tiers, self.script)  # type: ignore[arg-type]
+        self.moves = Moves(tiers, self.script, self.where, lambda block: [])  # type: ignore[arg-type]
         job = JobMemory(lambda block: [], self.said.append)
         self.outcomes = Outcomes(plan, job, self.where, self.recorder, PageAudit(plan, 0))
 
     def submit(self, target: int, step: int = 0) -> Move | None:
         move = Move(step, 1, 0, 1 - target, target, NBYTES, "evict" if target else "prefetch")
-        held = HeldBlock(0, NBYTES, self.where.spread(0), list)
-        sent = self.moves.submit(move, held, self.where.tier[0])
-        if sent.refused is not None:
-            self.outcomes.refused(sent.refused)
-        else:
+        (under_way,), refused = self.moves.begin([move])
+        self.outcomes.refused(refused)
+        if under_way is not None:
             self.where.serve(0, move.served_by)
-        return sent.under_way
+        return under_way
 
     def move(self, target: int, outcome: Outcome, fast_bytes: int, *, error: int = 0, step: int = 0) -> None:
         before = self.where.fast_bytes[0]

@@ -36,10 +36,10 @@ def test_each_move_birth_and_death_is_at_its_layer() -> None:
 
 def test_the_agenda_tells_directions_and_lives_apart() -> None:
     agenda = Agenda(with_uses(PLAN, PROFILE))
-    assert (agenda.demotions[2], agenda.promotions[3]) == ((0,), (1,))
-    assert (agenda.demotions[6], agenda.newborn_demotions[6]) == ((), (2,))  # of a block born in that very layer
+    assert (agenda.before_births[2], agenda.before_births[3], agenda.after_births[3]) == ([(0,)], [(1,)], [])
+    assert (agenda.before_births[6], agenda.after_births[6]) == ([], [(2,)])  # of a block born in that very layer
     assert agenda.boundaries == [5]
-    assert agenda.crossing == [2]
+    assert agenda.crossing == [(2,)]
     assert agenda.born_fast_bytes == [0, 0, MIB, 0, 0, 0, MIB]
     assert [layer for layer, busy in enumerate(agenda.busy) if busy] == [1, 2, 3, 5, 6]
     # Promoted before layer 5, the weight is used again in layer 1 and then evicted. `across` is due before layer 1 of
