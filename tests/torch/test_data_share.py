@@ -57,8 +57,9 @@ def loader_of(tars: Any, name: str | None, **options: Any) -> Loader:
 
 
 def alone(tars: list[str], epochs: int) -> tuple[list[list[int]], int]:
-    """What a job that shares nothing delivers, and how many chunks it reads."""
-    loader = loader_of(tars, None)
+    """What a job delivers that nobody else shares with, and how many chunks it reads: in a room as large as that of
+    one which does, where each of eight jobs has marks of its own."""
+    loader = loader_of(tars, f"alone-{os.getpid()}")
     got = [[number for batch in loader for number in batch.tolist()] for _ in range(epochs)]
     return got, loader.report().feed.source_reads
 
