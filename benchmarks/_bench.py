@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,12 @@ def others_s() -> float:
     busy = sum(int(ticks) for index, ticks in enumerate(spent) if index not in (3, 4)) / os.sysconf("SC_CLK_TCK")
     own = os.times()
     return busy - (own.user + own.system + own.children_user + own.children_system)
+
+
+def others_share() -> Callable[[], float]:
+    """A call that tells what share of the processors others have had since now; see `others_s`."""
+    before, began = others_s(), time.monotonic()
+    return lambda: round((others_s() - before) / ((time.monotonic() - began) * len(os.sched_getaffinity(0))), 3)
 
 
 def _lines(path: str) -> list[str]:

@@ -16,7 +16,8 @@ stay as they are: judged is whether policies that were predicted more than 3 % a
     python -m benchmarks.blind_validation                 # hours
     python -m benchmarks.blind_validation --quick         # minutes: two examples, three policies
 
-Keep the host idle. What a file has already is not run again; predictions are never made anew while they are there.
+Keep the host idle: while others have more than 5 % of the processors nothing is predicted. What a file has already is
+not run again; predictions are never made anew while they are there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ SETTLING = 12
 """Steps before the first turn: optimizer state has settled by then, and test and trial has decided."""
 PREDICTING_STEPS = 22
 """One creates the optimizer's state, one is profiled; the plan is retimed after 16, from the latest 8."""
+MOST_OTHERS = 0.05
+"""Share of the processors that others may have while predictions are made."""
 INTO = _bench.ROOT / "docs" / "validation"
 
 
@@ -119,7 +122,14 @@ def predictions(given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[
         words = ["--example", example, "--fast", given.fast, "--slow", given.slow, "--plans", str(given.plans)]
         words += ["--steps", str(PREDICTING_STEPS), "--policies", *given.policies]
         of_threads = {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+        share = _bench.others_share()
         examples[example] = _bench.child("benchmarks._blind_prediction", words, of_threads)
+        examples[example]["others_share"] = others = share()
+        if others > MOST_OTHERS:
+            had = f"others had {others:.0%} of the processors"
+            raise SystemExit(
+                f"{had} while {example} was predicted: its times and prices are theirs too; leave it alone"
+            )
         print(f"{example}: predicted", file=sys.stderr, flush=True)
     given.into.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_bench.told(CLAIM, settings, examples), indent=1) + "\n")
@@ -252,10 +262,9 @@ def main() -> None:
     if otherwise := [name for name in ("predictions", "rounds", "group") if before[name] != of[name]]:
         raise SystemExit(f"{path} was judged with other {', '.join(otherwise)}: remove it, or give another --into")
     for physics, example, policies in _sittings(given, predicted, cells):
-        busy_s, began = _bench.others_s(), time.monotonic()
+        share = _bench.others_share()
         found = list(judged(example, policies, predicted, given, physics))
-        took_s = time.monotonic() - began
-        others = round((_bench.others_s() - busy_s) / (took_s * len(os.sched_getaffinity(0))), 3)
+        others = share()
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for policy, each in zip(policies, found, strict=True):
             cells.append(

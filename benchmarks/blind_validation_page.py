@@ -89,7 +89,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         torch=f"torch {told['versions']['torch']}",
         first=whens[0],
         last=whens[-1],
-        others=max(each["others_share"] for each in cells),
+        others=max(0.0, *(each.get("others_share", 0.0) for each in (*cells, *predicted.values()))),
         sha256=told["predictions"]["sha256"],
         when=told["predictions"]["when"],
         links=_links(predicted),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import blind_validation_page
-from benchmarks.blind_validation import cell, checked, ranking, summary
+from benchmarks import _bench, blind_validation_page
+from benchmarks.blind_validation import cell, checked, predictions, ranking, summary
 from sentinel.core.plan import USE_DTYPE
 from tests.builders import make_machine
 from tests.processes import until
@@ -33,6 +35,19 @@ def test_errors_are_of_the_ratio_and_of_what_is_above_one() -> None:
     assert found["added_error"] == pytest.approx(-0.2)
     assert judged("lru", 1.2, 1.009)["added_error"] is None  # the clock's error, not the model's
     assert judged("lru", 1.2, 0.9)["added_error"] is None
+
+
+def test_nothing_is_predicted_while_others_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Namespace(
+        into=tmp_path, stem="", examples=["a"], fast="20%", slow="s", plans=tmp_path, policies=[], threads=2
+    )
+    monkeypatch.setattr(_bench, "child", lambda *_: {"policies": {}})
+    for share, refused in ((0.3, True), (0.01, False)):
+        monkeypatch.setattr(_bench, "others_share", lambda share=share: lambda: share)
+        with pytest.raises(SystemExit, match="others had 30%") if refused else nullcontext():
+            told = predictions(given, {})
+        assert (tmp_path / "predictions.json").exists() == (not refused)
+    assert told["results"]["a"]["others_share"] == 0.01
 
 
 @pytest.mark.parametrize("amiss", ["emulated", "as_saved"])
