@@ -136,7 +136,7 @@ struct Owner {
 // All granules with pages of their own, those with most of them first. Counts the pages.
 std::vector<Owner> find_owners(sn_frames &f);
 // What faults have read of the file, here and in children, is not kept beside the frames: it is read again where it is
-// touched again. What stores have made of it stays.
+// touched again. Where the host swaps, what is mapped stays: stores may have changed it.
 void leave_page_cache(sn_frames &f);
 
 // frames_orders.cpp: transfers.

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -98,14 +99,17 @@ bool own_pages_may_have_grown(sn_frames &f) {
 void leave_page_cache(sn_frames &f) {
   rusage spent{};
   getrusage(RUSAGE_SELF, &spent);
-  if (spent.ru_majflt != f.major_faults)  // what is mapped stays in the page cache
+  struct sysinfo host {};
+  // What is mapped stays in the page cache. Where the host swaps, pages of the process's own would go with it.
+  const bool swaps = sysinfo(&host) != 0 || host.totalswap != 0;
+  if (spent.ru_majflt != f.major_faults && !swaps)
     for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
       for (end = i; end < f.count && f.granules[end].view == View::kFile; end++) {
       }
       if (end != i) advise(f.address(i), (end - i) * kFrameBytes, kPageOut);
     }
   f.major_faults = spent.ru_majflt;
-  f.file.leave_page_cache();
+  if (f.file.direct()) f.file.leave_page_cache();  // else each piece has, and what is being written would be waited for
 }
 
 std::vector<Owner> find_owners(sn_frames &f) {

@@ -221,7 +221,10 @@ extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_n
   if (result == 0) m->accounts.take(kFast, nbytes);
   // Whoever let this birth go first may go on. A promotion may have lost its room, and a demotion have waited for that.
   if (waited) m->wake_all();
-  else if (!m->queue[SN_PROMOTE].empty()) pthread_cond_signal(&m->work[SN_DEMOTE]);
+  else if (!m->queue[SN_PROMOTE].empty()) {
+    pthread_cond_signal(&m->work[SN_DEMOTE]);
+    pthread_cond_broadcast(&m->changed);  // who waits for that promotion may be waiting in vain now
+  }
   return result;
 }
 

@@ -22,7 +22,7 @@ from sentinel.migration.due_moves import DueMoves
 from sentinel.migration.handover import Handover
 from sentinel.migration.job_memory import JobMemory
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.moves import Move, Moves
+from sentinel.migration.moves import Begun, Move, Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import Blocks, PageAudit
 from sentinel.migration.residents import Residents, Wanted
@@ -212,9 +212,10 @@ class Engine:
 
     def _send(self, wanted: Iterable[Wanted]) -> None:
         step, nbytes = self._recorder.step, self._table.nbytes
-        self._begin(
-            [Move(step, 0, each.block, each.source, each.target, nbytes[each.block], each.reason) for each in wanted]
-        )
+        moves = [
+            Move(step, 0, each.block, each.source, each.target, nbytes[each.block], each.reason) for each in wanted
+        ]
+        self._outcomes.refused(self._begin(moves).refused)
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -313,19 +314,19 @@ class Engine:
     def _begin_planned(self, batches: Iterable[Batch], layer: int) -> None:
         asked, step = self._agenda.asked, self._recorder.step
         for batch in batches:
-            under_way = self._begin([Move(step, layer, *asked[index]) for index in batch])
-            self._due.began(batch, under_way)
+            begun = self._begin([Move(step, layer, *asked[index]) for index in batch])
+            self._due.began(batch, begun.under_way)
+            self._outcomes.refused(begun.refused)
 
-    def _begin(self, moves: Sequence[Move]) -> Sequence[Move | None]:
-        """Begin to move blocks. Returns for each what brings it to where it was to go, None if nothing does."""
+    def _begin(self, moves: Sequence[Move]) -> Begun:
+        """Begin to move blocks. Whoever asks tells the outcomes what was refused, once the rest is noted."""
         if self._moves.turn_back(moves):
             self._collect()
-        under_way, refused = self._moves.begin(moves)
-        for move in under_way:
-            if move is not None:
+        begun = self._moves.begin(moves)
+        for asked, move in zip(moves, begun.under_way, strict=True):
+            if move is asked:  # another one was under way before
                 self._table.serve(move.block, move.served_by)
-        self._outcomes.refused(refused)
-        return under_way
+        return begun
 
     def _collect(self) -> None:
         ended = self._moves.collect()
