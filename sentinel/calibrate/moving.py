@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from sentinel.core.trace import LayerId
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover import NativeMover, order_of
 from sentinel.system import processor
 from sentinel.tiers.tier import EMULATED, FAST, NODE, Job
 
@@ -35,17 +36,20 @@ Work = Callable[[], object]
 
 PIECE_BYTES = 1 << 20
 """Of each transfer whose bytes are priced: that of a tensor of some size."""
-MOVES, LAYERS = 32, 8
-"""Of the plan whose migrations are priced: blocks of a page that come and go, and layers of one piece of work each."""
+LEAST_NS = 200_000_000
+"""A round carries bytes there and back for so long, at least once: what differs by chance evens out."""
+MOVES, LAYERS = 16, 24
+"""Of the plan whose migrations are priced: blocks of a page that come and go, one each way in a layer; and layers of
+one piece of work."""
 _SLOW = 1
 _UNLIMITED = 1 << 62
 
 
 def work_on_all_processors() -> Work:
     """What layers of networks do: a product of matrices, and a pass over memory. By torch, in its threads, if it is
-    installed and the processor is no software, else by numpy; less of it where it takes long."""
+    installed and the processor is no software, else by numpy, the product only; less of it where it takes long."""
     made = _torch_work if importlib.util.find_spec("torch") and not processor.is_emulated() else _numpy_work
-    work = made(256, 1 << 20)
+    work = made(384, 1 << 21)
     return work if min(_took_ns(work) for _ in range(3)) < _LONG_NS else made(32, 1 << 12)
 
 
@@ -60,10 +64,11 @@ def _torch_work(side: int, numbers: int) -> Work:
     return lambda: (left.mm(right), passed.mul_(0.999))
 
 
-def _numpy_work(side: int, numbers: int) -> Work:
+def _numpy_work(side: int, _numbers: int) -> Work:
+    """The product only: numpy passes over memory in one thread, and a copy beside it would seem to take nothing."""
     random = np.random.default_rng(0)
-    left, right, passed = random.random((side, side)), random.random((side, side)), random.random(numbers)
-    return lambda: (left @ right, np.multiply(passed, 0.999, out=passed))
+    left, right = random.random((side, side)), random.random((side, side))
+    return lambda: left @ right
 
 
 def moving_figures(
@@ -72,10 +77,17 @@ def moving_figures(
     """Promotions and demotions of what is in `region`, there and back between the nodes `fast` and `node`, or where
     `node` is None by copies as on an emulated tier. Raises CapabilityError if bytes do not move."""
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    for _ in range(rounds):
-        for to_fast in (False, True):
-            to = fast if to_fast and node is not None else node
-            found[to_fast].append(_beside(region, work, to_fast=to_fast, to=to))
+    with closing(NativeMover(_UNLIMITED)) as mover:
+        mover.force(region.nbytes)
+        for number in range(rounds + 1):
+            carried, began = {False: _Carried(), True: _Carried()}, time.perf_counter_ns()
+            while not carried[True].nbytes or time.perf_counter_ns() - began < LEAST_NS:
+                for to_fast, so_far in carried.items():
+                    to = fast if to_fast and node is not None else node
+                    carried[to_fast] = so_far.and_more(_beside(mover, region, work, to_fast=to_fast, to=to))
+            if number:  # in the first round memory is touched for the first time
+                for to_fast, all_of_it in carried.items():
+                    found[to_fast].append((all_of_it.bytes_per_s, all_of_it.lost_ns_per_kib))
     each = figure_of(_lost_to_moves(region, rounds, work))
     return tuple(  # type: ignore[return-value]
         MovingFigures(
@@ -114,36 +126,53 @@ def as_copied_here(machine: Machine, *, nbytes: int = 128 << 20, rounds: int = 5
         return with_moving(machine, moving_figures(region, rounds, work_on_all_processors()))
 
 
-def _took_ns(work: Work) -> int:
+class _Carried(NamedTuple):
+    """Bytes that moved, how long the mover took, and how much longer that made as many pieces of work as were done
+    meanwhile: ns."""
+
+    nbytes: int = 0
+    took_ns: int = 0
+    lost_ns: int = 0
+
+    def and_more(self, other: _Carried) -> _Carried:
+        return _Carried(*(one + more for one, more in zip(self, other, strict=True)))
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.nbytes * 1e9 / max(self.took_ns, 1)
+
+    @property
+    def lost_ns_per_kib(self) -> float:
+        return max(self.lost_ns, 0) * 1024 / self.nbytes
+
+
+def _took_ns(work: Work, times: int = 1) -> int:
     began = time.perf_counter_ns()
-    work()
+    for _ in range(times):
+        work()
     return time.perf_counter_ns() - began
 
 
-def _beside(region: Region, work: Work, *, to_fast: bool, to: int | None) -> tuple[float, float]:
-    """(bytes/s, ns of compute lost a KiB) of moving all of `region` while the work is done again and again."""
+def _beside(mover: NativeMover, region: Region, work: Work, *, to_fast: bool, to: int | None) -> _Carried:
+    """Move all of `region` while the work is done again and again, then do as much work alone."""
     source, target = (_SLOW, FAST) if to_fast else (FAST, _SLOW)
-    pieces = [
-        (region.address + at, min(PIECE_BYTES, region.nbytes - at)) for at in range(0, region.nbytes, PIECE_BYTES)
-    ]
-    with closing(NativeMover(_UNLIMITED)) as mover:
-        if to_fast:
-            mover.hold(_SLOW, region.nbytes)
-        else:
-            mover.force(region.nbytes)
-        alone = [_took_ns(work) for _ in range(5)]
-        for piece in pieces:
-            held = tuple(piece[1] if tier == source else 0 for tier in (FAST, _SLOW))
-            kind, node = (EMULATED, -1) if to is None else (NODE, to)
-            mover.submit(Job(source, target, piece[1], held, kind=kind, node=node, spans=(piece,)))
-        before, began, done = mover.ended(), time.perf_counter_ns(), 0
-        while mover.ended() < len(pieces):
-            work()
-            done += 1
-        spent = time.perf_counter_ns() - began
-        moved, copied = mover.results(), mover.copied().copied_bytes
-        alone += [_took_ns(work) for _ in range(5)]
-    arrived = copied if to is None else sum(each.moved_bytes for each in moved)
+    kind, node = (EMULATED, -1) if to is None else (NODE, to)
+    orders = []
+    for at in range(0, region.nbytes, PIECE_BYTES):
+        nbytes = min(PIECE_BYTES, region.nbytes - at)
+        held = tuple(nbytes if tier == source else 0 for tier in (FAST, _SLOW))
+        spans = ((region.address + at, nbytes),)
+        orders.append(order_of(Job(source, target, nbytes, held, kind=kind, node=node, spans=spans)))
+    copied, done, all_ended = mover.copied().copied_bytes, 0, mover.ended() + len(orders)
+    began = time.perf_counter_ns()
+    mover.submit_all(orders)
+    while mover.ended() < all_ended:
+        work()
+        done += 1
+    spent = time.perf_counter_ns() - began
+    alone = _took_ns(work, done)
+    moved = mover.results()
+    arrived = mover.copied().copied_bytes - copied if to is None else sum(each.moved_bytes for each in moved)
     if arrived < 0.9 * region.nbytes:
         raise CapabilityError(
             f"moving {format_bytes(region.nbytes)} beside compute",
@@ -151,9 +180,7 @@ def _beside(region: Region, work: Work, *, to_fast: bool, to: int | None) -> tup
             "free memory, or take a smaller --size",
         )
     took = max(each.stop_ns for each in moved) - min(each.start_ns for each in moved)
-    meanwhile = max(region.nbytes - before * PIECE_BYTES, PIECE_BYTES)
-    lost = max(spent - done * statistics.median(alone), 0.0)
-    return arrived * 1e9 / max(took, 1), lost * 1024 / meanwhile
+    return _Carried(arrived, took, spent - alone)
 
 
 def _lost_to_moves(region: Region, rounds: int, work: Work) -> list[float]:
@@ -195,12 +222,12 @@ def _unsaid(warning: str) -> None:
 
 
 def _plan(*, moving: bool) -> tuple[Plan, Machine]:
-    """Blocks of a page that are promoted in one layer and demoted in a later one, if anything moves."""
+    """Blocks of a page, each promoted in one layer and demoted three layers later, if anything moves."""
     blocks = [Block(i * PAGE_BYTES, PAGE_BYTES, 0, LAYERS, _SLOW, (i,), f"{i}", True) for i in range(MOVES)]
-    ways = [(_SLOW, FAST, 1, 3), (FAST, _SLOW, 4, 6)]
+    ways = [(_SLOW, FAST, 1), (FAST, _SLOW, 4)]
     moves = [
-        Migration(i, source, target, PAGE_BYTES, start, due, "prefetch" if target == FAST else "evict")
-        for source, target, start, due in ways
+        Migration(i, source, target, PAGE_BYTES, i + after, i + after + 2, "prefetch" if target == FAST else "evict")
+        for source, target, after in ways
         for i in range(MOVES if moving else 0)
     ]
     room, rate = 2 * MOVES * PAGE_BYTES, 10**10

@@ -50,6 +50,6 @@ def _lost_before(
     times = np.concatenate([start, stop])
     order = np.argsort(times, kind="stable")
     times, change = times[order], np.concatenate([pace, -pace])[order]
-    paces = np.maximum(np.cumsum(change), 0.0)
+    paces = np.clip(np.cumsum(change), 0.0, 1.0)  # at 1 compute stands still
     total = np.append(0.0, np.cumsum(paces[:-1] * np.diff(times)))
     return np.asarray(np.interp(at, times, total), np.float64)
