@@ -100,25 +100,25 @@ def best_of(
     if it is among them; where the fastest one is not one of those, `others` are tried too until one is.
     `details["worse"]` has the `step_ns` there and the `most_ns` that were allowed, `details["spoilt"]` what was faster.
 
-    Where moves take time from compute the candidate STAYS is taken too if it is no slower than the one chosen, were
-    moves UNSURE times as dear; `details["unsure"]` tells the `step_ns` of that one, and with such moves `dearer_ns`.
+    Where moves take time from compute, none is taken that would be no faster than the candidate STAYS if moves were
+    UNSURE times as dear; `details["unsure"]` tells the `step_ns` of the fastest one, and with such moves `dearer_ns`.
     """
     tried = [_Tried(label, plan, profile, machine) for label, plan in candidates]
     stays = next((each for each in tried if each.label == STAYS), None)
     best = min(tried, key=_step_ns)
     details: dict[str, Any] = {}
-    if stays is not None and forgiving:
-        most_ns = int(WORSE_BY * stays.worse_ns)
-        if best.worse_ns > most_ns:
-            for label, plan in others() if others else ():
-                tried.append(_Tried(label, plan, profile, machine))
-                if tried[-1].worse_ns <= most_ns:
-                    break  # what is made with more caution takes longer on the machine as described
-            best = next(each for each in sorted(tried, key=_step_ns) if each.worse_ns <= most_ns)
+    most_ns = int(WORSE_BY * stays.worse_ns) if stays is not None and forgiving else None
+    if most_ns is not None and best.worse_ns > most_ns:
+        for label, plan in others() if others else ():
+            tried.append(_Tried(label, plan, profile, machine))
+            if tried[-1].worse_ns <= most_ns:
+                break  # what is made with more caution takes longer on the machine as described
+        best = next(each for each in sorted(tried, key=_step_ns) if each.worse_ns <= most_ns)
     if stays is not None and best.dearer_ns >= stays.step_ns > best.step_ns:
         details["unsure"] = {"step_ns": best.step_ns, "dearer_ns": best.dearer_ns}
-        best = stays
-    if stays is not None and forgiving:
+        surer = (each for each in sorted(tried, key=_step_ns) if each is stays or each.dearer_ns < stays.step_ns)
+        best = next(each for each in surer if most_ns is None or each.worse_ns <= most_ns)
+    if most_ns is not None:
         details["worse"] = {"step_ns": best.worse_ns, "most_ns": most_ns}
         details["spoilt"] = {each.label: each.step_ns for each in tried if each.step_ns < best.step_ns}
     details |= {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.traces.synthetic import synthetic
-from sentinel.planner import plan
+from sentinel.planner import plan, portfolio
 from sentinel.planner.column_generation import ColumnGeneration, Effort, efforts_for, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.portfolio import STAYS, WORSE_BY, best_of
@@ -63,6 +63,19 @@ def test_a_plan_that_moves_gives_way_where_its_gain_is_within_what_is_unsure_of_
             assert told["step_ns"] < made.predicted_step_ns == staying <= told["dearer_ns"]
         else:
             assert "unsure" not in made.details
+
+
+def test_of_plans_that_move_the_fastest_one_is_taken_whose_gain_is_sure(monkeypatch):
+    """Steps as described, and with moves 1.25 times as dear."""
+    size = 8 * MIB
+    profile, machine = make_profile([param("a", size, [0])], 2), make_machine(size, **LINKS)
+    steps = {"dear": (100, 111), "sure": (101, 103), "surer": (102, 102), STAYS: (110, 110)}
+    for index, what in enumerate(("step_ns", "dearer_ns")):
+        monkeypatch.setattr(portfolio._Tried, what, property(lambda tried, index=index: steps[tried.label][index]))
+    candidates = [(label, persistent_plan(profile, [0], fast_bytes=size)) for label in steps]
+    assert best_of(candidates, profile, machine, "x").details["chosen"] == "sure"
+    assert best_of([candidates[0], candidates[3]], profile, machine, "x").details["chosen"] == STAYS
+    assert best_of(candidates[1:], profile, machine, "x").details["chosen"] == "sure"
 
 
 @pytest.mark.parametrize("what", ["lost_ns_per_kib", "lost_ns_per_move"])
