@@ -16,6 +16,8 @@ from typing import Any
 
 PACKAGES = ("numpy", "sentinel-hm", "torch", "transformers")
 ROOT = Path(__file__).resolve().parents[1]
+THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY")
+"""How operators' threads wait for each other changes what a step takes, and what a copy beside it does."""
 THP = Path("/sys/kernel/mm/transparent_hugepage")
 
 
@@ -31,6 +33,7 @@ def machine() -> dict[str, Any]:
         "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "huge_pages": {name: _chosen(THP / name) for name in ("enabled", "defrag", "shmem_enabled")},
         "load_before": os.getloadavg()[0],
+        "threads": {name: os.environ.get(name) for name in THREADS},
     }
 
 

@@ -48,10 +48,10 @@ class SharedLink(NativeMover):
     """A mover whose transfers take longer where they meet others."""
 
     def submit_all(self, orders: Sequence[Order]) -> int:
-        """See NativeMover."""
-        if self.held().in_flight_bytes > 0:
-            orders = [order.lasting(round(order.duration_ns * SHARED)) for order in orders]
-        return super().submit_all(orders)
+        """See NativeMover. Of those that begin together the first one has an idle link to itself as it begins."""
+        idle = self.held().in_flight_bytes == 0
+        alone, meeting = (orders[:1], orders[1:]) if idle else ((), orders)
+        return super().submit_all([*alone, *(order.lasting(round(order.duration_ns * SHARED)) for order in meeting)])
 
 
 def install() -> None:

@@ -125,7 +125,7 @@ def predictions(given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[
         share = _bench.others_share()
         examples[example] = _bench.child("benchmarks._blind_prediction", words, of_threads)
         examples[example]["others_share"] = others = share()
-        if others > MOST_OTHERS:
+        if others > given.others:
             had = f"others had {others:.0%} of the processors"
             raise SystemExit(
                 f"{had} while {example} was predicted: its times and prices are theirs too; leave it alone"
@@ -326,6 +326,13 @@ def _given() -> argparse.Namespace:
     )
     parser.add_argument("--into", type=Path, default=INTO, metavar="FOLDER", help="default docs/validation")
     parser.add_argument("--plans", type=Path, metavar="FOLDER", help="keep the plans here (default build/validation)")
+    parser.add_argument(
+        "--others",
+        type=float,
+        default=MOST_OTHERS,
+        metavar="SHARE",
+        help="nothing is predicted where others have a larger share of the processors (default %(default)s)",
+    )
     parser.add_argument("--predict-only", action="store_true", help="write predictions and digest, judge later")
     given = parser.parse_args()
     if given.group < 2 or given.rounds < 1:

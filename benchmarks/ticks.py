@@ -1,5 +1,5 @@
-"""Claim: a tick at which nothing is due takes at most 5 µs, a move little more, and neither ticks nor moves nor
-allocations get dearer from one version to the next.
+"""Claim: a tick at which nothing is due takes at most 5 µs, and neither ticks nor moves nor allocations get dearer from
+one version to the next. What a move takes is told, not judged.
 
 A small job trains with everything in fast memory, so nothing moves. Told are medians over the applied steps: of
 `add_layer()` after an empty layer and after one in which tensors were born and died, and of one allocation from the

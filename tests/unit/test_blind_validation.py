@@ -137,7 +137,7 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
     from dataclasses import replace
 
     from benchmarks._other_physics import OtherPhysics, SharedLink
-    from sentinel.migration.mover import NativeMover, Order
+    from sentinel.migration.mover import NativeMover, Order, order_of
     from sentinel.tiers import EmulatedTier, HeldBlock
 
     machine = make_machine()
@@ -166,3 +166,9 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
     mover.submit(job)
     assert [order.duration_ns for order in submitted] == [3_600_000_000_000, 2 * job.duration_ns]
     mover.close()
+    submitted.clear()
+    idle = SharedLink(1 << 40)
+    idle.force(2 * 10**6)
+    idle.submit_all([order_of(job), order_of(job)])  # the one as the other begins
+    assert [order.duration_ns for order in submitted] == [job.duration_ns, 2 * job.duration_ns]
+    idle.close()
