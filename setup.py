@@ -32,6 +32,7 @@ class BuildPy(build_py):
         target.mkdir(parents=True, exist_ok=True)
         for header in HERE.glob(f"{NATIVE}/include/*.h"):
             shutil.copyfile(header, target / header.name)
+        shutil.rmtree(target.parent / "_compiled", ignore_errors=True)  # of an earlier wheel
         if os.environ.get("COMPILE_FOR_TORCH") == "1":
             sys.path.insert(0, str(HERE))
             from sentinel.profiler import torch_shim

@@ -51,7 +51,12 @@ def made_for_torch(name: str, sources: Path) -> Library:
         compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
         tag=f"torch-{torch.__version__}",
-        compile_paths=(*folders, f"-I{native.include_folder()}", f"-I{sources}"),
+        compile_paths=(
+            *folders,
+            *(f"-I{native.include_folder()}", f"-I{sources}"),
+            # torch's checks keep the names of files: in a wheel they would tell where it was made
+            *(f"-ffile-prefix-map={root}=torch", f"-ffile-prefix-map={sources}={name}"),
+        ),
         link_paths=(f"-L{root / 'lib'}",),
         made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
     )

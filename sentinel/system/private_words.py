@@ -22,7 +22,7 @@ _ADDRESS = re.compile(
 """IPv4, MAC, IPv6 written out."""
 _ENDINGS = "csv|html|json|log|safetensors|toml|trace|txt|yaml"
 """What a file that is called like the host may end with: no domain of the internet does."""
-_AROUND = {"<host>": ("", rf"(?:\.(?!(?:{_ENDINGS})\b)[\w-]+)*"), "<domain>": (r"(?:[\w-]+\.)*", "")}
+_AROUND = {"<host>": ("", rf"(?:\.(?!(?:{_ENDINGS})(?![\w-]|\.\w))[\w-]+)*"), "<domain>": (r"(?:[\w-]+\.)*", "")}
 """What goes with a word: the domain that a host's name is in, the names of other hosts in a domain."""
 _HOSTS, _RESOLVER = Path("/etc/hosts"), Path("/etc/resolv.conf")
 """What the host's other names and its domains are read from: nobody is asked by network."""

@@ -83,6 +83,7 @@ def names_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("engine is busy. engine", "<host> is busy. <host>"),
         ("engine.json, engine.analytical.csv and engine.logs.net", "<host>.json, <host>.csv and <host>"),
         ("no route to engine.analytical.net:80", "no route to <host>:80"),
+        ("engine.log.analytical.net and engine.trace-eu.net, see engine.log.", "<host> and <host>, see <host>.log."),
         ("no route to mill-3.example.org", "no route to <domain>"),
         ("mill-3, and loom.example.org.", "<host>, and <domain>."),
         ("asked ns.lab.difference.net", "asked <domain>"),
