@@ -25,10 +25,10 @@ def rewritten(page: str, told: Mapping[str, Any]) -> str:
 
 def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     machine, found = told["machine"], told["results"]["processes"]
-    cap = parse_bytes(told["cap"])
+    cap, kernel = parse_bytes(told["cap"]), machine["kernel"].split("-")[0]
     yield (
         f"`python -m benchmarks.cap_held --directory DIR`, {told['when'][:10]}, {machine['cores']} cores"
-        f" ({machine['cpu']}), Linux {machine['kernel']}: a network of {told['layers']} linear layers, whose tensors"
+        f" ({machine['cpu']}), Linux {kernel}: a network of {told['layers']} linear layers, whose tensors"
         f" take {_mib(found['counts']['storage']['tensor_peak_bytes'])}, trains for {told['steps']:,} steps under a cap"
         f" of {_mib(cap)}; every {told['forks_every']} steps two workers are forked. The peak is the memory cgroup's,"
         " page cache and workers included; the cap is that of the process, or the limit of the cgroup."

@@ -53,9 +53,10 @@ def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
 
 def _made(told: Told) -> Iterator[str]:
     settings, versions, machine = told["settings"], told["versions"], told["machine"]
+    kernel = machine["kernel"].split("-")[0]
     yield (
         f"`python -m benchmarks.data`, {told['when'][:10]}, {machine['cores']} cores ({machine['cpu']}), kernel"
-        f" {machine['kernel']}, Python {versions['python']}, torch {versions['torch']}. {settings['samples']:,} samples"
+        f" {kernel}, Python {versions['python']}, torch {versions['torch']}. {settings['samples']:,} samples"
         f" of lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, in shards of {settings['chunk']}; room"
         f" for {settings['share']:.0%} of them; batches of {settings['batch']}; a first epoch, then"
         f" {settings['rounds']} rounds in which all take turns."

@@ -8,12 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from sentinel.cli import main
-from tests.processes import started
+from tests.processes import LONGEST_S, started
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -189,11 +190,14 @@ def test_wrong_words_are_refused_before_the_script_begins(
     path = str(script(tmp_path, "print('begun')"))
     if (child := os.fork()) == 0:
         left = 70
+        signal.alarm(int(LONGEST_S))  # a lock that another thread held would be waited for without end
         try:
             os.chdir(tmp_path)
             left = main(["run", *words, path])
         except SystemExit as leaving:
             left = leaving.code if isinstance(leaving.code, int) else 71
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

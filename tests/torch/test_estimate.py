@@ -202,6 +202,7 @@ def test_integers_are_known_as_far_as_they_follow_from_what_is_known() -> None:
         assert told(view) == [1, 2, 3]
         view += 1  # the user's tensor stays as it is, so nothing is known of what the job would find there
         assert told(view) is None
+        assert told(mine) is None
         a[0] += torch.empty(3, dtype=torch.long)
         assert told(a) is None
         assert told(torch.randint(9, (3,)).float()) is None

@@ -69,6 +69,9 @@ class KnownValues:
             if tensor.layout != torch.strided:
                 continue
             key = tensor.untyped_storage()._cdata
+            held, ours = self._storages.get(key, (None, True))
+            if held is not None and not ours:  # a view of a real one is written: that holds something else then, too
+                self._changed.add(held._cdata)
             self.forget(key)
             if not isinstance(tensor, FakeTensor):
                 self._changed.add(key)
