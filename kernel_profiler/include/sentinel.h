@@ -262,6 +262,9 @@ SN_API int sn_mover_wait(sn_mover *mover, uint64_t id, uint64_t timeout_ns);
 SN_API uint64_t sn_mover_results(sn_mover *mover, sn_moved *out, uint64_t count);
 /* Address of the number of jobs that have ended, to look at without a call. */
 SN_API const uint64_t *sn_mover_ended(const sn_mover *mover);
+/* Address of the number of jobs that were submitted, and so the id of the last: to know, before a call and whatever cuts
+ * it short, which ids its jobs have, and afterwards whether they were submitted. */
+SN_API const uint64_t *sn_mover_submitted(const sn_mover *mover);
 
 /* Takes fast room for a birth: 0; -ETIMEDOUT; -ENOSPC: no demotion is going to free enough. */
 SN_API int sn_mover_reserve(sn_mover *mover, uint64_t nbytes, uint64_t timeout_ns);

@@ -44,13 +44,21 @@ bool is_sound(const sn_job &job) {
 
 // So many numbers more are those of unfinished jobs: all of them, or none if there is no memory.
 void number(sn_mover &m, uint64_t count) {
-  const uint64_t before = m.last_id;
+  const uint64_t before = m.submitted.load(std::memory_order_relaxed);
+  uint64_t last = before;
   try {
-    for (; m.last_id < before + count; ++m.last_id) m.unfinished.insert(m.last_id + 1);
+    for (; last < before + count; ++last) m.unfinished.insert(last + 1);
   } catch (...) {
-    for (; m.last_id > before; --m.last_id) m.unfinished.erase(m.last_id);
+    for (; last > before; --last) m.unfinished.erase(last);
     throw;
   }
+  m.submitted.store(last, std::memory_order_release);
+}
+
+const uint64_t *looked_at(const std::atomic<uint64_t> &counter) {
+  static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t) && std::atomic<uint64_t>::is_always_lock_free,
+                "readers look at the counter itself");
+  return reinterpret_cast<const uint64_t *>(&counter);
 }
 
 uint64_t deadline_in(uint64_t timeout_ns) {
@@ -132,7 +140,7 @@ extern "C" int64_t sn_mover_submit_all(sn_mover *m, const sn_job *jobs, uint64_t
         if (held != 0) return held;
         m->holds_scratch = true;
       }
-      const uint64_t last_id = m->last_id;
+      const uint64_t last_id = m->submitted.load(std::memory_order_relaxed);
       number(*m, count);  // the last that may throw
       first_id = static_cast<int64_t>(last_id) + 1;
       for (int direction = 0; direction < 2; ++direction) {
@@ -192,11 +200,9 @@ extern "C" uint64_t sn_mover_results(sn_mover *m, sn_moved *out, uint64_t count)
   return taken;
 }
 
-extern "C" const uint64_t *sn_mover_ended(const sn_mover *m) {
-  static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t) && std::atomic<uint64_t>::is_always_lock_free,
-                "readers look at the counter itself");
-  return reinterpret_cast<const uint64_t *>(&m->ended);
-}
+extern "C" const uint64_t *sn_mover_ended(const sn_mover *m) { return looked_at(m->ended); }
+
+extern "C" const uint64_t *sn_mover_submitted(const sn_mover *m) { return looked_at(m->submitted); }
 
 extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_ns) {
   if (m->inert()) return -ECHILD;

@@ -80,7 +80,7 @@ struct sn_mover {
   sn::Accounts accounts;
   uint64_t births_waiting = 0;
   uint64_t goes_first = 0;  // unfinished jobs that promotions wait for
-  uint64_t last_id = 0;
+  std::atomic<uint64_t> submitted{0};  // the id of the last job
   sn::Jobs queue[2];
   sn::Workbench bench[2];  // of the worker of each direction
   bool holds_scratch = false;  // from the first job with something to copy until there was no job for a second

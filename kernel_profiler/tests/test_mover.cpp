@@ -65,7 +65,7 @@ std::vector<sn_moved> results(sn_mover *mover) {
 
 void nothing_happens_without_jobs() {
   sn_mover *mover = make(10);
-  CHECK(*sn_mover_ended(mover) == 0);
+  CHECK(*sn_mover_ended(mover) == 0 && *sn_mover_submitted(mover) == 0);
   CHECK(results(mover).empty());
   CHECK(held(mover).most_fast_bytes == 0);
   CHECK(sn_mover_wait(mover, 1, kForever) == 0);  // no such job: nothing to wait for
@@ -97,8 +97,9 @@ void jobs_submitted_together_are_numbered_in_their_order() {
   sn_job jobs[] = {emulated(SN_DEMOTE, 60, 3 * kMs), emulated(SN_PROMOTE, 50, kMs), emulated(SN_PROMOTE, 40, kMs)};
   jobs[1].source = jobs[1].target;
   CHECK(sn_mover_submit_all(mover, jobs, 3) == -EINVAL && sn_mover_submit_all(mover, jobs, 0) == -EINVAL);
+  CHECK(*sn_mover_submitted(mover) == 0);
   jobs[1].source = 1;
-  CHECK(sn_mover_submit_all(mover, jobs, 3) == 1);
+  CHECK(sn_mover_submit_all(mover, jobs, 3) == 1 && *sn_mover_submitted(mover) == 3);
   for (uint64_t id = 1; id <= 3; ++id) CHECK(sn_mover_wait(mover, id, kForever) == 0);
   const std::vector<sn_moved> all = results(mover);
   CHECK(all.size() == 3 && all[0].id == 1 && all[1].id == 2 && all[2].id == 3);

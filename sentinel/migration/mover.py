@@ -108,6 +108,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_wait": (_INT, (_PTR, _U64, _U64)),
     "sn_mover_results": (_U64, (_PTR, _PTR, _U64)),
     "sn_mover_ended": (_PTR, (_PTR,)),
+    "sn_mover_submitted": (_PTR, (_PTR,)),
     "sn_mover_reserve": (_INT, (_PTR, _U64, _U64)),
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
@@ -182,11 +183,12 @@ class NativeMover:
 
     def __init__(self, fast_capacity_bytes: int, *, full_duplex: bool = True) -> None:
         self._call = {name: _bind(name) for name in _SIGNATURES}
-        self._ended = _U64(0)
+        self._ended = self._submitted = _U64(0)
         self._handle = _PTR()  # the library writes it: an interrupt loses no mover
         result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(self._handle))
         native.check("sn_mover_create", result)
         self._ended = _U64.from_address(self._call["sn_mover_ended"](self._handle))
+        self._submitted = _U64.from_address(self._call["sn_mover_submitted"](self._handle))
         self._rows = bytearray(_BATCH * _MOVED.size)
         self._rows_at = (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
         self._accounts = _Held()
@@ -240,6 +242,10 @@ class NativeMover:
         """Change what a tier has. What the fast one holds beyond it counts as overflow; demotions wait for room in a
         slower one, which has no limit at first, while promotions make some."""
         self._check("sn_mover_set_capacity", tier, nbytes)
+
+    def submitted(self) -> int:
+        """How many jobs were submitted since the mover was made: the id of the last."""
+        return self._submitted.value
 
     def ended(self) -> int:
         """How many jobs have ended since the mover was made."""
@@ -300,7 +306,7 @@ class NativeMover:
         """Drop what is queued, cut short what runs, end the workers. Does nothing the second time. In a forked child:
         nothing."""
         if self._handle:
-            self._ended = _U64(self._ended.value)
+            self._ended, self._submitted = _U64(self._ended.value), _U64(self._submitted.value)
             self._call["sn_mover_close"](ctypes.byref(self._handle))
 
     def __del__(self) -> None:

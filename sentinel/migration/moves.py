@@ -159,6 +159,7 @@ class Moves:
         self._by_job: dict[int, Move] = {}
         self._by_block: dict[int, list[Move]] = {}
         self._backoff = Backoff()
+        self._booked = 0  # the last job that is in the books, or is about to be
         self._ended = 0  # moves that the mover has ended and `collect` returned
 
     # ---- what is under way ------------------------------------------------------------------------------
@@ -206,6 +207,7 @@ class Moves:
         A move is refused if its block will not be at the source, is to wait since it failed again and again, or if
         there is no memory for one job more: that is a failed migration like others.
         """
+        self._strike_unsubmitted()
         table, under_way, refused = self._table, list[Move | None](), list[Ended]()
         going, orders = list[Move](), list[Order]()
         for move in moves:
@@ -231,6 +233,7 @@ class Moves:
     def look_at(self, move: Move, *, first: bool) -> Begun:
         """Send pages of its block, for which nothing is under way, to where it is, should the kernel have put some
         elsewhere. `first`: they leave fast memory before anything is promoted."""
+        self._strike_unsubmitted()
         job = self._beside(move).job(self._held(move.block), move.source, move.target)
         refused = self._submit([move], [order_of(job._replace(first=first and move.target != FAST))])
         return Begun([None if refused else move], refused)
@@ -261,23 +264,42 @@ class Moves:
         return beside
 
     def _submit(self, moves: Sequence[Move], orders: Sequence[Order]) -> list[Ended]:
-        """Those that the mover had no memory for."""
+        """Those that the mover had no memory for. They are booked before the call: an interrupt after it loses none."""
         if not moves:
             return []
-        try:
-            first = self._mover.submit_all(orders)
-        except NativeError as refusal:
-            if refusal.errno != errno.ENOMEM:
-                raise
-            if len(moves) > 1:  # for one at a time there may be enough
-                pairs = zip(moves, orders, strict=True)
-                return [failed for move, order in pairs for failed in self._submit([move], [order])]
-            return [self._no_memory_for(moves[0], refusal.errno)]
+        first = self._mover.submitted() + 1
+        self._booked = first + len(moves) - 1
         for job, move in enumerate(moves, first):
             move.job = job
             self._by_job[job] = move
             self._by_block.setdefault(move.block, []).append(move)
+        try:
+            self._mover.submit_all(orders)
+        except NativeError as refusal:
+            if refusal.errno != errno.ENOMEM:
+                raise
+            self._strike_unsubmitted()
+            if len(moves) > 1:  # for one at a time there may be enough
+                pairs = zip(moves, orders, strict=True)
+                return [failed for move, order in pairs for failed in self._submit([move], [order])]
+            return [self._no_memory_for(moves[0], refusal.errno)]
         return []
+
+    def _strike_unsubmitted(self) -> None:
+        """Drop from the books what the mover has not got: it refused it, or an interrupt came before the call."""
+        submitted = self._mover.submitted()
+        if self._booked == submitted:
+            return
+        for job in [job for job in self._by_job if job > submitted]:
+            move = self._by_job[job]
+            pending = [other for other in self.of(move.block) if other is not move]
+            if pending:
+                self._by_block[move.block] = pending
+            else:
+                self._by_block.pop(move.block, None)
+            del self._by_job[job]
+            move.job = 0
+        self._booked = submitted
 
     def _no_memory_for(self, move: Move, error: int) -> Ended:
         gives_up = self._backoff.failed(move.block, move.target, move.step)
@@ -304,16 +326,14 @@ class Moves:
 
     def collect(self) -> Sequence[Ended]:
         """What has ended since the last call, oldest first. A look at a counter if nothing has."""
+        self._strike_unsubmitted()
         if self._mover.ended() == self._ended:
             return ()
-        found = [self._end_of(moved) for moved in self._mover.results()]
-        return [ended for ended in found if ended is not None]
+        return [self._end_of(moved) for moved in self._mover.results()]
 
-    def _end_of(self, moved: Moved) -> Ended | None:
+    def _end_of(self, moved: Moved) -> Ended:
         self._ended += 1
-        move = self._by_job.pop(moved.job, None)
-        if move is None:  # an interrupt came between its submission and these books
-            return None
+        move = self._by_job.pop(moved.job)
         pending = self._by_block[move.block]
         pending.remove(move)
         if not pending:

@@ -46,6 +46,9 @@ class Script:
         self.jobs += len(orders)
         return self.jobs - len(orders) + 1
 
+    def submitted(self) -> int:
+        return self.jobs
+
     def delay_ns(self, rows: np.ndarray) -> np.ndarray:
         return np.full(len(rows), EXTRA_NS, np.int64)
 

@@ -1,0 +1,100 @@
+"""Ctrl-C at any point of a submission: what the movers have got is in the books, and nothing else is."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from sentinel import migration
+from sentinel.migration.engine import Engine
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.moves import Moves
+from tests.builders import MIB, make_profile, param, persistent_plan
+from tests.unit.engine_builders import INSTANT, applied, emulated_machine
+
+pytestmark = pytest.mark.needs("native")
+
+# Both leave fast memory in layer 1, in one submission, and come back in layer 3.
+PROFILE = make_profile([param("a", MIB, [0]), param("b", MIB, [0])], 4)
+PLAN = persistent_plan(
+    PROFILE, [0, 0], [(0, 0, 1, 1, 2), (1, 0, 1, 1, 2), (0, 1, 0, 3, 4), (1, 1, 0, 3, 4)], fast_bytes=2 * MIB
+)
+MACHINE = emulated_machine(2 * MIB, promote=INSTANT, demote=INSTANT)
+OURS = Path(migration.__path__[0])
+SUBMISSION = (Moves._submit.__code__, NativeMover.submit_all.__code__)
+
+
+class Interrupter:
+    """Raises a KeyboardInterrupt at the `at`-th point of what `Engine._begin_planned` runs. A point is where a line
+    begins; in `by_bytecode`, each bytecode is one."""
+
+    def __init__(self, at: int, by_bytecode: tuple[CodeType, ...]) -> None:
+        self._left, self._by_bytecode = at, by_bytecode
+        self._outermost: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Interrupter | None:
+        if event == "call":
+            if self._outermost is None:
+                if frame.f_code is not Engine._begin_planned.__code__:
+                    return None
+                self._outermost = frame
+            if OURS not in Path(frame.f_code.co_filename).parents:
+                return None  # callbacks of weak references come at any time, and swallow what they raise
+            frame.f_trace_opcodes = frame.f_code in self._by_bytecode
+            frame.f_trace_lines = not frame.f_trace_opcodes
+        elif event == "return" and frame is self._outermost:
+            self._outermost = None
+        elif event in ("line", "opcode"):
+            self._left -= 1
+            if not self._left:
+                raise KeyboardInterrupt
+        return self
+
+
+def came(interrupter: Interrupter, *, refused: bool) -> bool:
+    """Whether `interrupter` raised as two blocks left together; the accounts and the books are right either way.
+
+    `refused`: there is no memory for the first submission, so that each is submitted alone.
+    """
+    with applied(PLAN, PROFILE, MACHINE) as running:
+        engine, mover = running.engine, running.engine._mover
+        if refused:
+            submit, answers = mover._submit_call, [-errno.ENOMEM]
+            mover._submit_call = lambda *given: answers.pop() if answers else submit(*given)
+        before, interrupted = sys.gettrace(), False
+        sys.settrace(interrupter)
+        try:
+            running.tick(1)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        engine._finish_moves()
+        check(engine, mover)
+        running.tick(0)  # the step is cut short; blocks that have left are sent back
+        running.step()
+        engine.end_run()
+        check(engine, mover)
+        assert engine._table.tier == [0, 0]
+        return interrupted
+
+
+def check(engine: Engine, mover: NativeMover) -> None:
+    """Nothing is under way, and each tier holds what the table says of its blocks."""
+    held = mover.held()
+    assert (engine._moves.all(), list(engine._moves.blocks)) == ([], [])
+    assert (mover.ended(), held.in_flight_bytes) == (mover.submitted(), 0)
+    assert tuple(sum(nbytes) for nbytes in engine._table.bytes_in) == held.bytes_in[:2]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_whatever_point_of_a_submission_is_interrupted_the_accounts_are_what_the_movers_did(refused: bool) -> None:
+    at = 1
+    while came(Interrupter(at, () if refused else SUBMISSION), refused=refused):
+        at += 1
+    assert at > 40, "points of a submission are many"
