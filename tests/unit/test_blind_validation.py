@@ -39,7 +39,15 @@ def test_errors_are_of_the_ratio_and_of_what_is_above_one() -> None:
 
 def test_nothing_is_predicted_while_others_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Namespace(
-        into=tmp_path, stem="", examples=["a"], fast="20%", slow="s", plans=tmp_path, policies=[], threads=2, others=0.05
+        into=tmp_path,
+        stem="",
+        examples=["a"],
+        fast="20%",
+        slow="s",
+        plans=tmp_path,
+        policies=[],
+        threads=2,
+        others=0.05,
     )
     monkeypatch.setattr(_bench, "child", lambda *_: {"policies": {}})
     for share, refused in ((0.3, True), (0.01, False)):
