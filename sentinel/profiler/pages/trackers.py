@@ -40,7 +40,7 @@ TRACKERS: dict[str, Callable[[], Reader]] = {
         "perf",
         native_touch.PERF,
         "counting page faults by perf_event_open",
-        "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n, or use --tracker pagemap",
+        "set kernel.perf_event_paranoid to 2 or less, raise ulimit -n and ulimit -l, or use --tracker pagemap",
         (PINNED, DEVICES, CHILDREN),
         ("touches",),
     ),
