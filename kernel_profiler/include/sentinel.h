@@ -431,6 +431,8 @@ typedef struct sn_frames_counters {
   uint64_t most_own_pages;  /* that a look has found */
   uint64_t unread_bytes;    /* that were away, and needed no reading, since they were to be zero */
   uint64_t kept;            /* granules that stay resident, since stores nobody announced came again and again */
+  uint64_t failed_reads, failed_writes; /* pieces of transfers that the disk, or a limit, refused */
+  uint64_t read_failure, write_failure; /* positive errno of the last of each */
 } sn_frames_counters;
 
 typedef struct sn_frames_result {
@@ -544,6 +546,7 @@ typedef struct sn_framed_ahead {
   uint64_t under_way;         /* granules whose transfer is not over */
   uint64_t read_alone_bytes, read_alone_ns;   /* the fastest 16 MiB of reads with no write under way; 0: never so many */
   uint64_t write_alone_bytes, write_alone_ns; /* the same of writes */
+  uint64_t read_lately_bytes, read_lately_ns, write_lately_bytes, write_lately_ns; /* the last 256 MiB, or 16 that took 2 s */
 } sn_framed_ahead;
 
 /* A training step begins. The first one that is whole is recorded, and again one after a step that was another. Later

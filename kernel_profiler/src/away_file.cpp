@@ -1,9 +1,11 @@
 #include "away_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
 #include <sys/uio.h>
@@ -22,6 +24,8 @@ constexpr uint64_t kPage = 4096;
 constexpr long kHugetlbfs = 0x958458f6, kRamfs = 0x858458f6;
 constexpr int kPatience = 1000;  // times that a call may say EAGAIN, or move nothing whole, one after the other
 
+constexpr char kName[] = ".sentinel-away-";
+
 std::atomic<uint64_t> names_used{0};
 
 int call(long number, long a, long b = 0, long c = 0, long d = 0) {
@@ -31,6 +35,15 @@ int call(long number, long a, long b = 0, long c = 0, long d = 0) {
 void nap() {
   const timespec a_while = {0, 1000000};
   sn_system(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, sn::arg(&a_while), 0, 0, 0);
+}
+
+// Of processes that were killed between making a file and taking its name away. Who is alive needs no name either.
+void remove_left_names(const char *directory) {
+  DIR *const opened = opendir(directory);
+  if (opened == nullptr) return;
+  while (const dirent *const entry = readdir(opened))
+    if (strncmp(entry->d_name, kName, sizeof kName - 1) == 0) unlinkat(dirfd(opened), entry->d_name, 0);
+  closedir(opened);
 }
 
 // Beyond it the kernel would not only refuse, but end the program by a signal.
@@ -112,14 +125,15 @@ int AwayFile::open_unnamed(const char *directory, int flags) {
 int AwayFile::open_named(const char *directory, int flags) {
   char path[4096];
   const unsigned long number = names_used.fetch_add(1);
-  const int length = snprintf(path, sizeof path, "%s/.sentinel-away-%d-%lu", directory, getpid(), number);
+  const int length = snprintf(path, sizeof path, "%s/%s%d-%lu", directory, kName, getpid(), number);
   if (length < 0 || length >= static_cast<int>(sizeof path)) return -ENAMETOOLONG;
+  remove_left_names(directory);
   constexpr int always = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW;
   const int fd = call(SYS_openat, AT_FDCWD, arg(path), always | flags, 0600);
   // A file system without direct transfers refuses the opening, but only after it has made the file.
   if (fd >= 0 || fd == -EINVAL) {
     const int unlinked = call(SYS_unlinkat, AT_FDCWD, arg(path), 0);
-    if (fd >= 0 && unlinked != 0) {
+    if (fd >= 0 && unlinked != 0 && unlinked != -ENOENT) {  // another process may have taken it away
       call(SYS_unlinkat, AT_FDCWD, arg(path), 0);
       call(SYS_close, fd);
       return unlinked;

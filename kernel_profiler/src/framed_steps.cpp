@@ -48,6 +48,11 @@ void count(sn_frames &f, sn_framed_ahead *out) {
   out->read_alone_ns = reads.ns;
   out->write_alone_bytes = writes.nbytes;
   out->write_alone_ns = writes.ns;
+  const sn::Pace last_reads = f.lanes.latest(false), last_writes = f.lanes.latest(true);
+  out->read_lately_bytes = last_reads.nbytes;
+  out->read_lately_ns = last_reads.ns;
+  out->write_lately_bytes = last_writes.nbytes;
+  out->write_lately_ns = last_writes.ns;
   for (const auto &[id, order] : f.orders)
     if (!order->settled && !f.lanes.over(order->transfer)) out->under_way += order->items.size();
 }

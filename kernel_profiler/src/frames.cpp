@@ -397,6 +397,10 @@ extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
   out->most_own_pages = f->most_own_pages;
   out->unread_bytes = f->unread_bytes;
   out->kept = f->kept;
+  out->failed_reads = f->failed_reads;
+  out->failed_writes = f->failed_writes;
+  out->read_failure = static_cast<uint64_t>(f->read_failure);
+  out->write_failure = static_cast<uint64_t>(f->write_failure);
   return 0;
 }
 

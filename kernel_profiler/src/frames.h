@@ -78,6 +78,8 @@ struct sn_frames {
   pthread_mutex_t manager = PTHREAD_MUTEX_INITIALIZER;  // taken before `mutex`, by those who make room
   std::map<uint64_t, std::unique_ptr<sn::Order>> orders;
   uint64_t last_id = 0, needs = 0;
+  uint64_t failed_reads = 0, failed_writes = 0;  // pieces of transfers
+  int read_failure = 0, write_failure = 0;       // of the last ones: positive errno
   uint64_t read_bytes = 0, written_bytes = 0, carried_pages = 0, given_up = 0, dropped = 0, fork_bytes = 0;
   int statm = -1;
   int64_t anonymous = 0;   // pages of the process; the least since they were looked through

@@ -139,9 +139,14 @@ int let_go(sn_frames &f, uint32_t granule) {
   return copy_out(f, granule, found > 0 ? own : nullptr);
 }
 
+template <size_t size>
+void say(const char (&text)[size]) {
+  sn_system(SYS_write, STDERR_FILENO, sn::arg(text), size - 1, 0, 0, 0);
+}
+
 [[noreturn]] void give_up() {
-  static const char text[] = "sentinel: a forked child could not get its own view of memory that is in frames; it ends here\n";
-  sn_system(SYS_write, STDERR_FILENO, sn::arg(text), sizeof text - 1, 0, 0, 0);
+  say("sentinel: a forked child could not get its own view of memory that is in frames; it ends here\n");
+  if (ready[1] < 0) say("sentinel: there was no file descriptor for it: allow more open files (ulimit -n)\n");
   _exit(EXIT_FAILURE);
 }
 

@@ -131,6 +131,11 @@ int add_arrival(sn_frames &f, Order &order, uint32_t granule) {
 
 void note_transferred(sn_frames &f, Order &order) {
   if (std::exchange(order.noted, true)) return;
+  for (const Piece &piece : order.transfer.pieces) {
+    if (piece.error == 0 || piece.error == ECANCELED) continue;
+    (order.arrives ? f.failed_reads : f.failed_writes)++;
+    (order.arrives ? f.read_failure : f.write_failure) = piece.error;
+  }
   for (const Item &item : order.items) {
     if (error_of(order, item) != 0 || item.piece == SIZE_MAX) continue;
     (order.arrives ? f.read_bytes : f.written_bytes) += kFrameBytes;

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <signal.h>
 
+#include <utility>
+
 #include "frame_pool.h"
 #include "lock.h"
 #include "naps.h"
@@ -128,6 +130,11 @@ Pace Lanes::fastest(bool writes) {
   return fastest_[writes];
 }
 
+Pace Lanes::latest(bool writes) {
+  Lock lock(&mutex_);
+  return latest_[writes];
+}
+
 void Lanes::count(bool writes, int change) {
   const bool reads_were = under_way_[0] != 0, writes_were = under_way_[1] != 0;
   under_way_[writes] += change;
@@ -141,6 +148,11 @@ void Lanes::count(bool writes, int change) {
       if (sum.rate() >= best.rate()) best = sum;
       sum = {};
     }
+    Pace &lately = lately_[writes_were];
+    lately.nbytes += stretch_bytes_;
+    lately.ns += took_ns;
+    if (lately.nbytes >= kLately || (lately.nbytes >= kLeastAlone && lately.ns >= kLatelyNs))
+      latest_[writes_were] = std::exchange(lately, Pace{});
   }
   stretch_++;
   stretch_since_ns_ += took_ns;

@@ -29,6 +29,8 @@ struct Pace {
 };
 
 constexpr uint64_t kLeastAlone = uint64_t{16} << 20;  // bytes: less says more of one call than of the disk
+constexpr uint64_t kLately = uint64_t{256} << 20;     // bytes, or kLeastAlone that took kLatelyNs: a pause is no slow disk
+constexpr uint64_t kLatelyNs = 2000000000;
 
 class Lanes {
  public:
@@ -52,7 +54,9 @@ class Lanes {
   // Until the count of transfers that are over, or of calls of `wake`, is another than `seen`: what it is then.
   uint64_t wait_for_ends(uint64_t seen);
   void wake();
-  Pace fastest(bool writes);  // of kLeastAlone bytes and more one after the other; 0 bytes: there were not so many
+  // Of bytes one after the other, the fastest kLeastAlone, and the last kLately; 0 bytes: there were not so many.
+  Pace fastest(bool writes);
+  Pace latest(bool writes);
   void drain();  // until all are over; nobody submits meanwhile
 
  private:
@@ -77,7 +81,7 @@ class Lanes {
   // A stretch begins when the first piece of a direction does, or the last one ends. Its bytes are of pieces within it.
   // `alone_`: of stretches of one direction, since the last kLeastAlone bytes.
   uint64_t stretch_ = 0, stretch_since_ns_ = 0, stretch_bytes_ = 0;
-  Pace alone_[2], fastest_[2];
+  Pace alone_[2], fastest_[2], lately_[2], latest_[2];
   uint64_t ends_ = 0;
   bool stopping_ = false;
   Lane lanes_[2 * kMostLanes];

@@ -71,6 +71,8 @@ void each_failing_call_leaves_the_bytes_right() {
     }
   }
   CHECK(failed > 40 && told > 10);
+  const sn_frames_counters now = counted(frames);
+  CHECK(now.failed_reads > 0 && now.failed_writes > 0 && now.read_failure == ENOSPC && now.write_failure == ENOSPC);
   for (uint32_t i = 0; i < kFrames; i++) CHECK(state(frames, i) == SN_GRANULE_DIRTY);
   CHECK(counted(frames).free_frames == 0);
   close_frames(frames);
@@ -100,6 +102,7 @@ void short_transfers_go_on() {
   const int error = there_and_back(frames, 99);
   sn_system_replace(nullptr);
   CHECK(error == 0 || error == EAGAIN);
+  CHECK(counted(frames).failed_reads == 0 && counted(frames).failed_writes == 0);
   check_all(frames, 99);
   CHECK(turn.load() > 30);
   close_frames(frames);

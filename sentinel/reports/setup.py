@@ -78,6 +78,10 @@ class StorageFigures(NamedTuple):
     `bound_written_bytes` are moved at least. At
     `read_alone_bytes_per_s`, `write_alone_bytes_per_s`: the fastest that transfers were while nothing went the other
     way; 0: that is not known, and the bound is one of the other direction. It is 0 where neither is known.
+    `read_lately_bytes_per_s`, `write_lately_bytes_per_s`: how fast the last such transfers were.
+
+    `failed_reads`, `failed_writes`: transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno
+    of the last of each, or 0.
     """
 
     pool_bytes: int
@@ -129,6 +133,12 @@ class StorageFigures(NamedTuple):
     bound_written_bytes: int = 0
     read_alone_bytes_per_s: int = 0
     write_alone_bytes_per_s: int = 0
+    read_lately_bytes_per_s: int = 0
+    write_lately_bytes_per_s: int = 0
+    failed_reads: int = 0
+    failed_writes: int = 0
+    read_failure: int = 0
+    write_failure: int = 0
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from sentinel.session.applying import nothing_ran
 from sentinel.session.fused_steps import FusedSteps
 from sentinel.session.overlapped_steps import OverlappedSteps
 from sentinel.session.request import Request
-from sentinel.session.storage_figures import StepTimes, about_too_large, figures_of, notes_on
+from sentinel.session.storage_figures import StepTimes, alarms, figures_of, notes_on
 from sentinel.system import native
 from sentinel.system.progress import say
 from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
@@ -76,7 +76,7 @@ class PassiveSession:
         self._unnamed_bytes = 0
         self._process = os.getpid()
         self._setup_ns = 0
-        self._told_too_large = False
+        self._told: set[str] = set()
         self._resident_bytes = 0  # at the end
         self._recorded: GranuleUses | None = None  # then
         self._times = StepTimes()
@@ -197,14 +197,13 @@ class PassiveSession:
         if self._framed is None:
             return
         self._framed.step()
-        if not self._told_too_large and self._framed.counters().too_large:
-            self._told_too_large = True
-            assert self._memory is not None
-            # without the record no bound is looked for, which takes time
-            told = figures_of(
-                self._framed, self._tier, self._memory.counters(), self._framed.resident_bytes(), None, self._times
-            )
-            say(about_too_large(told, self._tier), wrong=True)
+        assert self._memory is not None
+        # without resident bytes and the bound, which take time to find
+        told = figures_of(self._framed, self._tier, self._memory.counters(), 0, None, self._times)
+        for kind, sentence in alarms(told, self._tier).items():
+            if kind not in self._told:
+                self._told.add(kind)
+                say(sentence, wrong=True)
 
     def _end_frames(self) -> None:
         if RUNTIME.sink is self:  # an interrupt may have come before `_framed` was known; a forked child has no sink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
@@ -20,7 +21,7 @@ from sentinel.reports import StorageFigures
 from sentinel.system.progress import telling
 from sentinel.tiers.ahead import AheadCounters
 from sentinel.tiers.file_tier import FileTier, FramedTensors
-from sentinel.tiers.frames import FRAME_BYTES
+from sentinel.tiers.frames import FRAME_BYTES, REMEDIES
 from sentinel.tiers.pool_cap import pool_now
 
 NAMED = 'name the model, start_profile(model, optimizer, fast=..., slow="file:..."), or begin before it is built'
@@ -37,6 +38,8 @@ _NO_RATES = (
     "How fast a step could be on this disk is not known: not even 16 MiB were read, or written, while nothing went the"
     " other way."
 )
+_SLOW = 10
+"""A disk is slow that moves a tenth of what it did at its best."""
 _STEPS = 64
 """So many of the last steps are timed."""
 
@@ -154,6 +157,12 @@ def figures_of(
         bound_written_bytes=0 if bound is None else bound.written_bytes,
         read_alone_bytes_per_s=ahead.read_alone_bytes * 10**9 // max(ahead.read_alone_ns, 1),
         write_alone_bytes_per_s=ahead.write_alone_bytes * 10**9 // max(ahead.write_alone_ns, 1),
+        read_lately_bytes_per_s=ahead.read_lately_bytes * 10**9 // max(ahead.read_lately_ns, 1),
+        write_lately_bytes_per_s=ahead.write_lately_bytes * 10**9 // max(ahead.write_lately_ns, 1),
+        failed_reads=told.frames.failed_reads,
+        failed_writes=told.frames.failed_writes,
+        read_failure=told.frames.read_failure,
+        write_failure=told.frames.write_failure,
     )
 
 
@@ -165,6 +174,8 @@ def notes_on(
     budget, there = format_bytes(told.pool_bytes), format_bytes(unnamed_bytes)
     allocations, refused = counted(told.refused, "allocation"), format_bytes(told.refused_bytes)
     more = "raise fast" if tier.cap is None else "raise cap (and fast, if given)"
+    if told.failed_writes:
+        more = "nobody could leave for them, since the file could not be written"
     hour = told.written_bytes * 3600 / max(ran_s, 1)
     return holding(
         (not told.recorded and not told.record_too_long, _NO_STEP),
@@ -186,7 +197,7 @@ def notes_on(
             unnamed_bytes > 0,
             f"{there} of parameters were there before and stayed in ordinary memory: {NAMED}",
         ),
-        (told.too_large, about_too_large(told, tier)),
+        *((True, sentence) for sentence in alarms(told, tier).values()),
         (
             told.refused,
             f"{allocations} ({refused} added up) found no room and took memory beyond the budget; {more}",
@@ -197,7 +208,44 @@ def notes_on(
     )
 
 
-def about_too_large(told: StorageFigures, tier: FileTier) -> str:
+def alarms(told: StorageFigures, tier: FileTier) -> dict[str, str]:
+    """What costs much, each kind to be said at once and a single time: kind -> sentence."""
+    reads = told.read_alone_bytes_per_s, told.read_lately_bytes_per_s
+    writes = told.write_alone_bytes_per_s, told.write_lately_bytes_per_s
+    kept, read = "what could not leave stayed in memory", "the kernel read what was needed, page by page"
+    found = {
+        "too large": (told.too_large, _about_too_large(told, tier)),
+        "writes fail": (
+            told.failed_writes,
+            _about_failures(tier, f"{counted(told.failed_writes, 'write')} to", told.write_failure, kept),
+        ),
+        "reads fail": (
+            told.failed_reads,
+            _about_failures(tier, f"{counted(told.failed_reads, 'read')} from", told.read_failure, read),
+        ),
+        "reads are slow": (_is_slow(*reads), _about_slow(tier, "read", *reads)),
+        "writes are slow": (_is_slow(*writes), _about_slow(tier, "written", *writes)),
+    }
+    return {kind: sentence for kind, (holds, sentence) in found.items() if holds}
+
+
+def _about_failures(tier: FileTier, which: str, code: int, became: str) -> str:
+    remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
+    return f"{which} the file in {tier.folder} failed ({os.strerror(code)}). No byte is lost: {became}{remedy}."
+
+
+def _is_slow(best: int, lately: int) -> bool:
+    return best > _SLOW * lately > 0
+
+
+def _about_slow(tier: FileTier, moved: str, best: int, lately: int) -> str:
+    return (
+        f"The disk of {tier.folder} has become slow: it was {moved} at {format_bytes(best)}/s, and last at"
+        f" {format_bytes(lately)}/s. Steps wait for it. See who else uses it (iostat), or name a directory on another"
+    )
+
+
+def _about_too_large(told: StorageFigures, tier: FileTier) -> str:
     """What operators cost whose operands do not fit together, and what would do for them."""
     missing = max(told.too_large_bytes - told.least_pool_bytes, FRAME_BYTES)  # under a cap there may be more by now
     if tier.cap is None:

@@ -24,6 +24,7 @@ class AheadCounters(NamedTuple):
     `follows`: whether the job is where the record says; `too_long`: whether a step has more uses than are recorded.
     `under_way`: granules whose transfer is not over. `read_alone_bytes`, `read_alone_ns`: of the fastest reads of 16
     MiB or a little more while nothing was written, 0 where there were not so many; `write_alone_...`: likewise.
+    `read_lately_...`, `write_lately_...`: of the last 256 MiB, or 16 that took 2 s, instead of the fastest.
     """
 
     steps: int = 0
@@ -45,6 +46,10 @@ class AheadCounters(NamedTuple):
     read_alone_ns: int = 0
     write_alone_bytes: int = 0
     write_alone_ns: int = 0
+    read_lately_bytes: int = 0
+    read_lately_ns: int = 0
+    write_lately_bytes: int = 0
+    write_lately_ns: int = 0
 
 
 _NARROW = ("follows", "too_long")

@@ -23,7 +23,7 @@ _U64, _I64, _U32, _I32, _PTR = ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint32,
 _BUFFERED, _SMALL_PAGES = 1, 2  # SN_FRAMES_*
 _SLICE_NS = 100_000_000  # how long a wait keeps Python from handling signals
 
-_REMEDIES = {
+REMEDIES = {
     errno.EMEDIUMTYPE: "name a directory on a disk",
     errno.ENOENT: "name a directory that exists",
     errno.ENOTDIR: "name a directory",
@@ -31,12 +31,14 @@ _REMEDIES = {
     errno.EROFS: "name a directory that this user may write to",
     errno.ENOSPC: "name a directory on a disk with more room, or ask for less",
     errno.EDQUOT: "ask for less, or for a larger quota",
+    errno.EIO: "see the kernel's log (dmesg), and name a directory on another disk",
     errno.EFBIG: "allow larger files (ulimit -f), or ask for less",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENOMEM: "allow more addresses (ulimit -v) or memory (free -m, the container's limit), or ask for less",
     errno.E2BIG: "allow more mappings (sysctl vm.max_map_count), or ask for fewer granules",
     errno.EAGAIN: "allow more threads (ulimit -u)",
 }
+"""What to do about an errno of a file."""
 
 
 class State(IntEnum):
@@ -70,7 +72,8 @@ class Counters(NamedTuple):
     written for forks. `generations`: forks whose children may still read the file. `own_pages`: of 4 KiB beside the
     frames, made by stores into what is clean or away, when they were last looked for; `most_own_pages`: that were ever
     found. `unread_bytes`: were away, and came without being read, since they were to be zero. `kept`: granules that
-    stay resident, since stores that nobody announced came again and again."""
+    stay resident, since stores that nobody announced came again and again. `failed_reads`, `failed_writes`: pieces of
+    transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno of the last of each, or 0."""
 
     free_frames: int
     free_regions: int
@@ -87,6 +90,10 @@ class Counters(NamedTuple):
     most_own_pages: int
     unread_bytes: int
     kept: int
+    failed_reads: int
+    failed_writes: int
+    read_failure: int
+    write_failure: int
 
 
 class Turned(NamedTuple):
@@ -320,7 +327,7 @@ class Frames:
             raise self._error(what, -result)
 
     def _error(self, what: str, code: int) -> TierError:
-        remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
+        remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
         return TierError(f"{what}{remedy}", tier=f"file in {self._directory}", errno=code)
 
 

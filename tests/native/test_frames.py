@@ -69,7 +69,7 @@ def test_what_was_made_is_told(frames: Frames, folder: Path) -> None:
     assert facts.unnamed == disk.unnamed
     assert facts.direct <= disk.direct
     assert frames.states() == [State.ABSENT] * 10
-    assert frames.counters() == (4, 20, (10, *[0] * 6), *[0] * 12)
+    assert frames.counters() == (4, 20, (10, *[0] * 6), *[0] * 16)
 
 
 def test_the_kernel_counts_as_many_resident_bytes_as_were_promised(frames: Frames) -> None:

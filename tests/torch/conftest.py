@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import sentinel
 from sentinel.profiler.pages import native_touch
+from sentinel.system.disks import disk_of
+from tests.unlucky import compiled
 
 AHEAD_BYTES = 64 << 20
 """Prepared by each watch of a test beyond what is used. Without it a quarter of a GiB is allocated, which takes longer
@@ -39,3 +44,20 @@ def _end_sessions() -> Iterator[None]:
     yield
     if sentinel.active():
         sentinel.stop()
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on a disk, which has to be as empty afterwards: in the checkout, where pytest's is in memory."""
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        yield Path(made)
+        assert not os.listdir(made)
+
+
+@pytest.fixture(scope="session")
+def unlucky_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests.unlucky.Unlucky."""
+    return compiled(tmp_path_factory.mktemp("unlucky"))

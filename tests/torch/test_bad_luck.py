@@ -1,0 +1,307 @@
+"""Training from a file where disk, limits, signals or the user interfere: it costs time, and a sentence, no byte."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+from sentinel.reports import StorageFigures  # noqa: E402
+from sentinel.session.storage_figures import alarms  # noqa: E402
+from sentinel.system import native  # noqa: E402
+from sentinel.tiers.ahead import ahead_counters  # noqa: E402
+from sentinel.tiers.file_tier import FileTier  # noqa: E402
+from sentinel.tiers.frames import FRAME_BYTES  # noqa: E402
+from sentinel.tiers.pool_cap import taken_bytes  # noqa: E402
+from tests.processes import LONGEST_S, until  # noqa: E402
+from tests.torch.unlucky_training import (  # noqa: E402
+    LOOK,
+    At,
+    before,
+    begin,
+    read_by_numpy,
+    read_by_operators,
+    read_in_a_child,
+    train,
+)
+from tests.unlucky import Calls, Unlucky, Way  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch", "compiler", "native")
+STEPS = 5
+
+
+@pytest.fixture
+def unlucky(unlucky_library: Path) -> Iterator[Unlucky]:
+    made = Unlucky(unlucky_library)
+    yield made
+    made.end()
+
+
+@functools.cache
+def stock(steps: int) -> dict[str, Any]:
+    assert not sentinel.active()
+    return train(steps)
+
+
+def trained(scratch: Path, at: At, steps: int = STEPS, **more: Any) -> tuple[StorageFigures, str]:
+    """Bit-identically. What the report says, in figures and in sentences."""
+    expected = stock(steps)
+    begin(scratch, **more)
+    assert train(steps, at) == expected
+    setup = sentinel.report().setup
+    sentinel.stop()
+    assert setup.storage is not None
+    return setup.storage, " ".join(setup.notes)
+
+
+@contextmanager
+def lowered(limit: str, amount: int) -> Iterator[None]:
+    number = getattr(resource, limit)
+    before = resource.getrlimit(number)
+    resource.setrlimit(number, (amount, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(number, before)
+
+
+def addresses_in_use() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def descriptors_in_use() -> int:
+    """None below is free."""
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(errno.ENOSPC, "more room"), (errno.EDQUOT, "a larger quota"), (errno.EIO, "the kernel's log (dmesg)")],
+)
+def test_what_can_no_longer_be_written_stays(
+    code: int, says: str, scratch: Path, unlucky: Unlucky, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, notes = trained(scratch, before(2, lambda: unlucky.order(Way.FAIL, Calls.WRITES, code)))
+    assert told.failed_writes > 0
+    assert told.write_failure == code
+    said = " ".join(capsys.readouterr().err.split())
+    for text in (notes, said):
+        assert f"to the file in {scratch} failed ({os.strerror(code)}). No byte is lost: what could not leave" in text
+        assert says in text
+    assert said.count("No byte is lost") == 1
+    assert "raise fast" not in notes
+
+
+def test_what_can_no_longer_be_read_in_large_transfers_is_read_by_the_kernel(
+    scratch: Path, unlucky: Unlucky, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, notes = trained(scratch, before(2, lambda: unlucky.order(Way.FAIL, Calls.READS, errno.EIO)))
+    assert told.failed_reads > 0
+    for text in (notes, " ".join(capsys.readouterr().err.split())):
+        assert f"from the file in {scratch} failed (Input/output error). No byte is lost: the kernel read" in text
+
+
+def test_a_quota_that_is_too_small_is_named(scratch: Path) -> None:
+    expected = stock(2)
+    fallocate = {"x86_64": 285, "aarch64": 47}[os.uname().machine]
+    native.library().sn_system_fail(fallocate, 1, errno.EDQUOT)
+    with pytest.raises(sentinel.SentinelError, match=r"reserving room in the file .*a larger quota"):
+        begin(scratch)
+    assert not sentinel.active()
+    assert train(2) == expected
+
+
+def test_short_transfers_and_interrupted_ones_go_on(scratch: Path, unlucky: Unlucky) -> None:
+    told, notes = trained(scratch, before(1, lambda: unlucky.order(Way.FITFUL)))
+    assert unlucky.told("seen") > 50
+    assert (told.failed_reads, told.failed_writes, told.failed, told.refused) == (0, 0, 0, 0)
+    assert "No byte is lost" not in notes
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_50_times_slower_costs_time(
+    scratch: Path, unlucky: Unlucky, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def at(step: int, model: Any) -> None:
+        if step == 9:
+            for _ in range(8):  # soon nobody needs to be written before he leaves
+                read_by_operators(model)
+        if step == 10:
+            known = ahead_counters()
+            assert known.read_alone_bytes > 0
+            ns_per_kib = 1024 * known.read_alone_ns / known.read_alone_bytes
+            unlucky.order(Way.SLOW, amount=int(50 * ns_per_kib * 2) + 1)  # two threads read
+        if step == 11:
+            until(lambda: is_slow(model))
+
+    def is_slow(model: Any) -> bool:
+        read_by_operators(model)
+        now = ahead_counters()
+        return now.read_alone_bytes * now.read_lately_ns > 40 * now.read_lately_bytes * now.read_alone_ns > 0
+
+    told, notes = trained(scratch, at, steps=12)
+    assert (told.failed_reads, told.failed_writes) == (0, 0)
+    for text in (notes, " ".join(capsys.readouterr().err.split())):
+        assert f"The disk of {scratch} has become slow: it was read at" in text
+
+
+def test_a_disk_that_is_slow_from_the_start_has_not_become_slow() -> None:
+    tier = FileTier("/data", 8 << 20, 128 << 20)
+    same = dict.fromkeys(("read_alone_bytes_per_s", "read_lately_bytes_per_s"), 10 << 20)
+    known = StorageFigures(**{name: "" if name == "too_large_by" else 0 for name in StorageFigures._fields})
+    assert alarms(known._replace(**same), tier) == {}
+    assert alarms(known._replace(read_alone_bytes_per_s=100 << 20), tier) == {}  # there was no other
+    found = alarms(known._replace(**same)._replace(read_alone_bytes_per_s=101 << 20), tier)
+    assert list(found) == ["reads are slow"]
+    assert "at 101.00 MiB/s, and last at 10.00 MiB/s" in found["reads are slow"]
+
+
+def test_a_directory_that_vanishes_is_missed_by_the_next_session_only(scratch: Path) -> None:
+    place = scratch / "gone"
+    place.mkdir()
+
+    def at(step: int, model: Any) -> None:
+        if step == 2:
+            place.rmdir()
+            assert read_in_a_child(model) == read_by_numpy(model)
+
+    told, _ = trained(place, at)
+    assert told.written_bytes > 0
+    assert told.fork_bytes > 0
+    with pytest.raises(sentinel.UsageError, match="gone is not a directory"):
+        begin(place)
+
+
+def test_a_limit_on_files_that_comes_late_is_named(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as until_its_end:
+        limit = lowered("RLIMIT_FSIZE", 4 << 20)
+        told, notes = trained(scratch, before(2, lambda: until_its_end.enter_context(limit)))
+    assert told.failed_writes > 0
+    for text in (notes, " ".join(capsys.readouterr().err.split())):
+        assert "failed (File too large)" in text
+        assert "ulimit -f" in text
+
+
+def test_steps_and_forks_need_no_addresses(scratch: Path) -> None:
+    def at(step: int, model: Any) -> None:
+        if step == 2:
+            until_its_end.enter_context(lowered("RLIMIT_AS", addresses_in_use() + (16 << 20)))
+        if step == 3:
+            assert read_in_a_child(model) == read_by_numpy(model)
+
+    with ExitStack() as until_its_end:
+        told, _ = trained(scratch, at)
+    assert (told.failed, told.refused, told.failed_writes) == (0, 0, 0)
+    assert told.fork_bytes > 0
+
+
+def test_a_fork_without_descriptors_is_told(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Steps need none."""
+
+    def at(step: int, model: Any) -> None:
+        if step == 2:
+            reader, writer = os.pipe()
+            with lowered("RLIMIT_NOFILE", descriptors_in_use()):
+                if (pid := os.fork()) == 0:
+                    os.write(writer, b"x")
+                    os._exit(0)
+                ended.append(os.waitpid(pid, 0)[1])
+            os.close(writer)
+            ended.append(len(os.read(reader, 1)))
+            os.close(reader)
+        if step == 3:
+            steps.enter_context(lowered("RLIMIT_NOFILE", descriptors_in_use()))
+        if step == 4:
+            steps.close()
+
+    ended: list[int] = []
+    with ExitStack() as steps:
+        told, _ = trained(scratch, at)
+    assert ended == [1 << 8, 0]  # it ended itself before it came to user code
+    assert "allow more open files (ulimit -n)" in capfd.readouterr().err
+    assert (told.failed, told.refused) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "amount", "says"),
+    [
+        ("RLIMIT_FSIZE", lambda: 1 << 20, "ulimit -f"),
+        ("RLIMIT_NOFILE", descriptors_in_use, "ulimit -n"),
+        ("RLIMIT_AS", lambda: addresses_in_use() + (64 << 20), "ulimit -v"),
+    ],
+)
+def test_a_limit_refuses_a_session_by_name(limit: str, amount: Callable[[], int], says: str, scratch: Path) -> None:
+    expected = stock(2)
+    begin(scratch)  # what is made once in a process is there
+    sentinel.stop()
+    with lowered(limit, amount()), pytest.raises(sentinel.SentinelError, match=says):
+        begin(scratch)
+    assert not sentinel.active()
+    assert train(2) == expected
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_with_as_much_memory_as_tensors_take_nothing_moves(capped: bool, scratch: Path) -> None:
+    peak = trained(scratch, lambda *_: None, fast="128MiB")[0].tensor_peak_bytes
+    most = -(-peak // FRAME_BYTES) * FRAME_BYTES
+    more = {"cap": (taken_bytes() + most + (256 << 20)) * 8 // 7} if capped else {}
+    told, _ = trained(scratch, lambda *_: None, fast=most, **more)
+    assert told.pool_bytes == told.most_pool_bytes == told.least_pool_bytes == most
+    assert (told.read_bytes, told.written_bytes, told.dropped_granules, told.refused) == (0, 0, 0, 0)
+
+
+def test_a_foreign_thread_forks_within_a_transfer(scratch: Path, unlucky: Unlucky) -> None:
+    found: dict[str, Any] = {}
+
+    def at(step: int, model: Any) -> None:
+        if step != 2:
+            return
+        unlucky.let_go_at_fork()
+        unlucky.order(Way.HOLD)
+        reader = threading.Thread(target=read_by_operators, args=(model,))
+        forker = threading.Thread(target=lambda: found.update(child=read_in_a_child(model)))
+        reader.start()
+        until(lambda: unlucky.told("held"))
+        forker.start()
+        for thread in (forker, reader):
+            thread.join(LONGEST_S)
+        found["own"] = read_by_numpy(model)
+
+    told, _ = trained(scratch, at)
+    assert unlucky.told("held_at_fork") > 0
+    assert found["child"] == found["own"]
+    assert told.failed == told.refused == 0
+
+
+def test_a_program_that_a_session_starts_has_nothing_of_it(scratch: Path, unlucky: Unlucky) -> None:
+    def at(step: int, model: Any) -> None:
+        if step != 2:
+            return
+        unlucky.let_go_at_fork()  # where Python does not start programs by vfork
+        unlucky.order(Way.HOLD)
+        reader = threading.Thread(target=read_by_operators, args=(model,))
+        reader.start()
+        until(lambda: unlucky.told("held"))
+        command = [sys.executable, "-c", LOOK, str(scratch)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True, close_fds=False)
+        unlucky.order(Way.AS_EVER)
+        reader.join(LONGEST_S)
+        assert json.loads(done.stdout) == []
+
+    trained(scratch, at)
