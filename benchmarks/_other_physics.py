@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from sentinel import tiers
 from sentinel.migration import engine
-from sentinel.migration.mover import NativeMover, Order
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover_order import Order
 from sentinel.tiers import EmulatedTier
 
 LATENCY, HIDDEN, SHARED = 1.5, 0.5, 2.0

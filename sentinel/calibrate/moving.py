@@ -27,7 +27,8 @@ from sentinel.core.trace import LayerId
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.mover import NativeMover, order_of
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover_order import order_of
 from sentinel.system import processor
 from sentinel.tiers.tier import EMULATED, FAST, NODE, Job
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from sentinel.core.plan import Plan
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.clock import Clock
-from sentinel.migration.moves import Move, Moves
+from sentinel.migration.move import Move
+from sentinel.migration.moves import Moves
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.trials import Trials
 from sentinel.tiers.tier import FAST

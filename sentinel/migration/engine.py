@@ -3,8 +3,8 @@
 It acts at ticks only, as `core.schedule` says, and never writes bytes itself: a wrong plan, a late or failed move
 costs time, not data. A block is used where it is.
 
-It joins what knows one thing each: the agenda what is to happen, the block table where blocks are, moves what is under
-way, transients who is born and dies, the mover the accounts, the recorder what happened.
+It joins what knows one thing each: the agenda what is to happen, the block table where blocks are, the block mover what
+becomes of moves, transients who is born and dies, the mover the accounts, the recorder what happened.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import Run
 from sentinel.core.step_follower import Position
 from sentinel.migration.agenda import Agenda, Batch
+from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.delay import Delay
 from sentinel.migration.due_moves import DueMoves
 from sentinel.migration.handover import Handover
 from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.move import Move
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.moves import Begun, Move, Moves
+from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import Blocks, PageAudit
-from sentinel.migration.residents import Residents, Wanted
+from sentinel.migration.residents import Residents
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
 from sentinel.runtime import RUNTIME
@@ -63,6 +65,7 @@ class Engine:
         self._blocks = Blocks(self._table.tier, self._table.held, self._moves.blocks)
         self._recorder = RunRecorder(before)
         self._outcomes = Outcomes(plan, job, self._table, self._recorder, self._audit)
+        self._block_mover = BlockMover(self._moves, self._table, self._outcomes, job.clock)
         self._due = DueMoves(plan, self._agenda, self._moves, self._recorder, job.clock)
         self._delay = Delay(job.clock)
         self._applying = self._forked = False
@@ -80,8 +83,8 @@ class Engine:
         self._applying = True
         self._recorder.began_ns = self._now_ns()
         self._mover.set_capacity(_UNLIMITED)
-        self._send(self._residents.place())
-        self._finish_moves()
+        self._block_mover.send(self._residents.place(), 0)
+        self._block_mover.finish()
         self._mover.set_capacity(self._plan.capacity_bytes[FAST])
         held = self._mover.held()
         if held.overflows:
@@ -111,7 +114,7 @@ class Engine:
         if costs[0]:
             now = self._delay.inject(costs[0], now)
         self._recorder.end_layer(over, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
-        self._collect()
+        self._block_mover.collect()
         if not layer:
             self._recorder.end_step(now, in_step=True, unmanaged_bytes=self._job.unmanaged_bytes())
         self._enter(layer, now)
@@ -124,7 +127,7 @@ class Engine:
         """Wait for what is under way (the step under way is not in the tables) and return what was executed."""
         if not self._inert:
             self._applying = False
-            self._finish_moves()
+            self._block_mover.finish()
             self._transients.release_kept()
             self._outcomes.report_strays()
         return self.so_far()
@@ -140,10 +143,10 @@ class Engine:
         try:
             self._applying = False
             if not self._inert:
-                self._finish_moves()
+                self._block_mover.finish()
                 self._mover.set_capacity(_UNLIMITED)
-                self._send(self._residents.away_from_home())
-                self._finish_moves()
+                self._block_mover.send(self._residents.away_from_home(), self._recorder.step)
+                self._block_mover.finish()
                 self._count_accounts()
                 for tier in self._tiers:
                     if tier is not None:
@@ -157,9 +160,7 @@ class Engine:
         """Rest, and hold nothing, until `take_over`: tells where persistent bytes are. A step under way is no step."""
         self._abandon_step()
         self._applying = False
-        for move in reversed(self._moves.all()):
-            self._moves.cancel(move)  # gone if it had not started
-        self._finish_moves()
+        self._block_mover.cancel()
         spans = self._residents.give()
         self._release((*self._residents.passing, *self._residents.wrapping))
         self._transients.give_back(self._mover.held().bytes_in)
@@ -178,7 +179,7 @@ class Engine:
         self._recorder.begin_step(given.began_ns)
         self._mover.held(restart=True)
         self._send_back(demoting=True)
-        self._finish_moves()
+        self._block_mover.finish()
         self._residents.place_others()
         stall = 0
         if in_step:
@@ -207,15 +208,8 @@ class Engine:
 
     def _send_back(self, *, demoting: bool) -> None:
         misplaced = self._residents.misplaced(self._moves.blocks, demoting=demoting)
-        self._send(misplaced)
+        self._block_mover.send(misplaced, self._recorder.step)
         self._recorder.totals.sent_back += len(misplaced)
-
-    def _send(self, wanted: Iterable[Wanted]) -> None:
-        step, nbytes = self._recorder.step, self._table.nbytes
-        moves = [
-            Move(step, 0, each.block, each.source, each.target, nbytes[each.block], each.reason) for each in wanted
-        ]
-        self._outcomes.refused(self._begin(moves).refused)
 
     # ---- a layer ----------------------------------------------------------------------------------------
 
@@ -229,7 +223,7 @@ class Engine:
         self._abandon_step()
         now = self._now_ns()
         self._recorder.pass_layers(self._mover.restart_high_bytes(FAST + 1)[0][FAST])
-        self._collect()
+        self._block_mover.collect()
         self._recorder.end_step(now, in_step=False, unmanaged_bytes=self._job.unmanaged_bytes())
         self._enter(0, now, self._resume())
 
@@ -257,6 +251,13 @@ class Engine:
         self._begin_planned(agenda.after_births[layer], layer)
         return stall
 
+    def _begin_planned(self, batches: Iterable[Batch], layer: int) -> None:
+        asked, step = self._agenda.asked, self._recorder.step
+        for batch in batches:
+            begun = self._block_mover.begin([Move(step, layer, *asked[index]) for index in batch])
+            self._due.began(batch, begun.under_way)
+            self._outcomes.refused(begun.refused)
+
     def _finish_due(self, layer: int) -> int:
         """Migrations due before `layer`: late promotions are waited for or left. Returns the ns waited."""
         late = self._due.late(layer)
@@ -266,7 +267,7 @@ class Engine:
         if starved:
             self._transients.release_kept()
         stall = self._due.wait_or_leave(layer, late, starved=starved)
-        self._collect()
+        self._block_mover.collect()
         return stall
 
     def _look_for_strays(self, layer: int) -> None:
@@ -279,9 +280,7 @@ class Engine:
         else:
             self._outcomes.report_strays()
             checks = self._audit.after_step(ended, step, totals.failed + totals.partial, self._blocks)
-        for block, source, target, first in checks:
-            move = Move(step, layer, block, source, target, self._table.nbytes[block], "stray")
-            self._outcomes.refused(self._moves.look_at(move, first=first).refused)
+        self._block_mover.look_at(checks, step, layer)
 
     # ---- births and deaths ------------------------------------------------------------------------------
 
@@ -298,44 +297,9 @@ class Engine:
 
     def _release(self, blocks: Sequence[int], *, keep: bool = False) -> int:
         """Lives are over. Returns the ns waited for what was under way for them; see Transients."""
-        began = waited = 0
-        for block in blocks:
-            if self._table.held[block] and block in self._moves.blocks:
-                began = began or self._now_ns()
-                self._moves.end(block)
-        if began:
-            self._collect()
-            waited = self._now_ns() - began
+        waited = self._block_mover.end([block for block in blocks if self._table.held[block]])
         self._transients.release(blocks, keep=keep)
         return waited
-
-    # ---- moves ------------------------------------------------------------------------------------------
-
-    def _begin_planned(self, batches: Iterable[Batch], layer: int) -> None:
-        asked, step = self._agenda.asked, self._recorder.step
-        for batch in batches:
-            begun = self._begin([Move(step, layer, *asked[index]) for index in batch])
-            self._due.began(batch, begun.under_way)
-            self._outcomes.refused(begun.refused)
-
-    def _begin(self, moves: Sequence[Move]) -> Begun:
-        """Begin to move blocks. Whoever asks tells the outcomes what was refused, once the rest is noted."""
-        if self._moves.turn_back(moves):
-            self._collect()
-        begun = self._moves.begin(moves)
-        for asked, move in zip(moves, begun.under_way, strict=True):
-            if move is asked:  # another one was under way before
-                self._table.serve(move.block, move.served_by)
-        return begun
-
-    def _collect(self) -> None:
-        ended = self._moves.collect()
-        if ended:
-            self._outcomes.ended(ended)
-
-    def _finish_moves(self) -> None:
-        self._moves.wait_for(self._moves.all())
-        self._collect()
 
     # ---- what is recorded -------------------------------------------------------------------------------
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import chain
 from typing import Any, NamedTuple
 
 from sentinel.core.errors import NativeError
+from sentinel.migration.mover_order import Order, order_of
 from sentinel.system import native
 from sentinel.tiers.tier import FAST, MOST_TIERS, Job
 
@@ -88,10 +85,6 @@ class Copied(NamedTuple):
     errno: int
 
 
-_ORDER = struct.Struct(f"=Q{MOST_TIERS}Q5QiBBBB")
-"""struct sn_job; packed, since a field at a time takes longer than the rest of a submission."""
-_DURATION, _AFTER = (slice(8 * field, 8 * field + 8) for field in (MOST_TIERS + 1, MOST_TIERS + 3))
-_NOT_HELD = tuple((0,) * (MOST_TIERS - count) for count in range(MOST_TIERS + 1))
 _MOVED = struct.Struct(f"=4Q{MOST_TIERS}Qii")
 """struct sn_moved."""
 _OUTCOMES = tuple(Outcome)
@@ -118,10 +111,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
     "sn_mover_copied": (_INT, (_PTR, _PTR)),
     "sn_fork_count": (_U64, ()),
-    "sn_sleep_until": (_INT, (_U64,)),
 }
 _SUBMIT = "sn_mover_submit_all"
-_WAITING = ("sn_mover_close", "sn_mover_wait", "sn_mover_reserve", "sn_sleep_until")
+_WAITING = ("sn_mover_close", "sn_mover_wait", "sn_mover_reserve")
 """Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
 
 
@@ -131,51 +123,6 @@ def _bind(name: str, *, waiting: bool | None = None) -> Any:
     bound = loaded[name]
     bound.restype, bound.argtypes = _SIGNATURES[name]
     return bound
-
-
-class Order(NamedTuple):
-    """A job as the native mover reads it. `spans`: what `packed` points at, and so what must not go before it."""
-
-    packed: bytes
-    spans: array[int]
-
-    @property
-    def duration_ns(self) -> int:
-        """As of its job."""
-        return int.from_bytes(self.packed[_DURATION], sys.byteorder)
-
-    def lasting(self, duration_ns: int) -> Order:
-        """The same with another duration."""
-        return self._with(_DURATION, duration_ns)
-
-    def starting_after(self, job: int) -> Order:
-        """The same, once `job` has ended."""
-        return self._with(_AFTER, job)
-
-    def _with(self, field: slice, value: int) -> Order:
-        packed = self.packed[: field.start] + value.to_bytes(8, sys.byteorder) + self.packed[field.stop :]
-        return Order(packed, self.spans)
-
-
-def order_of(job: Job) -> Order:
-    """What tells the native mover of `job`. It may be submitted again and again."""
-    spans = array("Q", chain.from_iterable(job.spans))
-    packed = _ORDER.pack(
-        job.nbytes,
-        *job.held,
-        *_NOT_HELD[len(job.held)],
-        job.duration_ns,
-        job.bytes_per_s,
-        job.after,
-        spans.buffer_info()[0],
-        len(job.spans),
-        job.node,
-        job.source,
-        job.target,
-        job.kind,
-        job.first,
-    )
-    return Order(packed, spans)
 
 
 class NativeMover:
@@ -335,15 +282,3 @@ class NativeMover:
                 return False
             if result != -errno.ETIMEDOUT:
                 raise NativeError(name, -result)
-
-
-def sleep_until(deadline_ns: int) -> None:
-    """Sleep until `time.monotonic_ns()` is `deadline_ns`, precisely; other threads run, signals are handled."""
-    sleep = _sleep()
-    while sleep(deadline_ns) == -errno.EINTR:
-        pass
-
-
-@functools.cache
-def _sleep() -> Any:
-    return _bind("sn_sleep_until")

@@ -1,4 +1,4 @@
-"""Moves of blocks between tiers: which are under way, and which failed lately and wait.
+"""Moves of blocks between tiers: which are under way.
 
 The tier beside fast memory that a block goes to or comes from says what moves it, and the mover does it. Moves that
 begin together are one submission. What has ended comes back as values: whoever begins moves keeps the block table and
@@ -9,99 +9,18 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from sentinel.core.errors import NativeError
-from sentinel.core.plan import Reason
-from sentinel.core.run import OUTCOMES, REASONS
+from sentinel.migration.backoff import Backoff
 from sentinel.migration.block_table import BlockTable
-from sentinel.migration.mover import Moved, NativeMover, Order, Outcome, order_of
+from sentinel.migration.move import Ended, Move
+from sentinel.migration.mover import Moved, NativeMover, Outcome
+from sentinel.migration.mover_order import Order, order_of
 from sentinel.tiers.tier import FAST, HeldBlock, Tier
 
-FAILURES = 3
-"""After so many failures in a row to move a block to one tier, it is left where it is for HOLD_STEPS."""
-HOLD_STEPS = 16
-"""Steps until a block that failed FAILURES times is moved again; one more failure, and it is held again."""
-
-Why = Reason | Literal["stray"]
-
-_OUTCOME, _REASON = ({word: index for index, word in enumerate(words)} for words in (OUTCOMES, REASONS))
 _WORDS = {Outcome.DONE: "done", Outcome.PARTIAL: "partial", Outcome.FAILED: "failed", Outcome.ALREADY: "already there"}
-
-
-@dataclass(slots=True, eq=False)
-class Move:
-    """`block`, of `nbytes`, goes from tier `source` to tier `target`, as was asked for in `layer` of `step`.
-
-    `late`: it was due before a layer that has begun. `job`: how the mover numbers it.
-    """
-
-    step: int
-    layer: int
-    block: int
-    source: int
-    target: int
-    nbytes: int
-    reason: Why
-    late: bool = False
-    job: int = 0
-
-    @property
-    def served_by(self) -> int:
-        """The tier that serves accesses to the block meanwhile: the slower of the two."""
-        return max(self.source, self.target)
-
-
-class Ended(NamedTuple):
-    """A move that has ended, or one that was refused. `outcome` is one of OUTCOMES.
-
-    `tier`: in which its block counts as being now; `bytes_in`: its bytes in each tier. `queued`: the move of that block
-    that comes next. `held_back`: refused, since the block failed again and again. `gives_up`: this was its last try for
-    HOLD_STEPS.
-    """
-
-    move: Move
-    outcome: str
-    tier: int
-    bytes_in: Sequence[int]
-    errno: int = 0
-    moved_bytes: int = 0
-    start_ns: int = 0
-    stop_ns: int = 0
-    queued: Move | None = None
-    held_back: bool = False
-    gives_up: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether bytes stayed that were to move; of a look at pages, whether it could not begin."""
-        return self.outcome in ("partial", "failed") and (self.move.reason != "stray" or not self.move.job)
-
-    @property
-    def stayed_bytes(self) -> int:
-        """Bytes of the block that are not where it was to go."""
-        return sum(self.bytes_in) - self.bytes_in[self.move.target]
-
-    def row(self) -> tuple[int, ...]:
-        """As of MIGRATION_DTYPE; times as the clock shows them."""
-        move = self.move
-        return (
-            move.step,
-            move.layer,
-            move.block,
-            move.source,
-            move.target,
-            move.nbytes,
-            self.moved_bytes,
-            self.start_ns,
-            self.stop_ns,
-            _OUTCOME[self.outcome],
-            _REASON[move.reason],
-            self.errno,
-        )
 
 
 class Begun(NamedTuple):
@@ -110,35 +29,6 @@ class Begun(NamedTuple):
 
     under_way: list[Move | None]
     refused: list[Ended]
-
-
-class Backoff:
-    """A block that cannot move is left alone for a while, instead of being tried in every step.
-
-    Late migrations are another matter: test and trial (`trials`) decides about those, once for each layer.
-    """
-
-    def __init__(self) -> None:
-        self._failures: Counter[tuple[int, int]] = Counter()  # by block and the tier that it could not reach
-        self._until: dict[tuple[int, int], int] = {}
-
-    def holds(self, block: int, target: int, step: int) -> bool:
-        """Whether `block` is not to be sent to tier `target` in this step."""
-        return bool(self._until) and step < self._until.get((block, target), 0)
-
-    def moved(self, block: int, target: int) -> None:
-        """A move of `block` to `target` has ended well."""
-        if self._failures:
-            self._failures.pop((block, target), None)
-            self._until.pop((block, target), None)
-
-    def failed(self, block: int, target: int, step: int) -> bool:
-        """A move of `block` to `target` failed, in whole or in part. Whether it is held from now on."""
-        self._failures[block, target] += 1
-        if self._failures[block, target] < FAILURES:
-            return False
-        self._until[block, target] = step + 1 + HOLD_STEPS
-        return True
 
 
 class Moves:

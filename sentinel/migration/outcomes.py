@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from sentinel.core.errors import TierError
 from sentinel.core.plan import Plan
 from sentinel.core.units import format_bytes
+from sentinel.migration.backoff import FAILURES, HOLD_STEPS
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.moves import FAILURES, HOLD_STEPS, Ended
+from sentinel.migration.move import Ended
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Unplaced

@@ -22,7 +22,7 @@ import numpy as np
 
 from sentinel.core.plan import Plan
 from sentinel.core.units import PAGE_BYTES, format_bytes
-from sentinel.migration.moves import Ended
+from sentinel.migration.move import Ended
 from sentinel.tiers.tier import FAST
 
 AUDIT_STEPS = 64

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sentinel.core.errors import NativeError
-from sentinel.migration.mover import Held, NativeMover, Outcome, sleep_until
+from sentinel.migration.clock import sleep_until
+from sentinel.migration.mover import Held, NativeMover, Outcome
 from sentinel.tiers.tier import MOST_TIERS, NODE, Job
 from tests.processes import until
 
@@ -164,7 +165,8 @@ def test_a_sleep_is_never_short() -> None:
 NO_MEMORY = """
 from array import array
 import errno, resource
-from sentinel.migration.mover import NativeMover, _ORDER
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover_order import _ORDER
 from sentinel.tiers.tier import Job
 
 mover = NativeMover(100)

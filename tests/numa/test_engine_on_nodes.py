@@ -235,7 +235,7 @@ def test_a_block_takes_its_huge_pages_along_and_no_neighbours(chosen: bool) -> N
                 strayed += numa.bytes_on(slow, arena.ranges(1))
             if chosen:
                 assert (huge_of(a), huge_of(b), huge_of(x)) == (*whole[:2], 4 * MIB * alive)
-                running.engine._collect()
+                running.engine._block_mover.collect()
                 held = running.engine._mover.held()
                 assert numa.bytes_on(fast, [(arena.base, plan.extent_bytes)]) == held.fast_bytes
                 assert numa.bytes_on(slow, [(arena.base, plan.extent_bytes)]) == held.slow_bytes

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
+from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
+from sentinel.migration.move import Move
 from sentinel.migration.mover import NativeMover
-from sentinel.migration.moves import Move, Moves
+from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.residents import Residents
@@ -75,6 +77,7 @@ class Stage:
         self.transients = Transients(self.plan, tiers, job, self.mover, self.table)
         self.recorder = RunRecorder()
         self.outcomes = Outcomes(self.plan, job, self.table, self.recorder, PageAudit(self.plan, 0))
+        self.block_mover = BlockMover(self.moves, self.table, self.outcomes, job.clock)
 
     @staticmethod
     def _never_warns(sentence: str) -> None:
@@ -88,31 +91,23 @@ class Stage:
             _, unplaced = self.transients.reserve(born, room)
             assert all(birth.tier == FAST + 1 for birth in unplaced)
         elif deed == "release":
-            for block in what:  # type: ignore[attr-defined]
-                self.moves.end(block)
-            self.collect()
+            self.block_mover.end(what)  # type: ignore[arg-type]
             self.transients.release(what)  # type: ignore[arg-type]
         elif deed == "move":
             self.move(*what)  # type: ignore[misc]
         else:
-            self.collect()
+            self.block_mover.collect()
 
     def move(self, block: int, target: int) -> None:
         source = self.table.tier[block]
         if FAST not in (source, target) or source == target:
             return
         move = Move(0, 0, block, source, target, self.table.nbytes[block], "evict" if target else "prefetch")
-        if self.moves.turn_back([move]):
-            self.collect()
-        self.outcomes.refused(self.moves.begin([move]).refused)
-
-    def collect(self) -> None:
-        self.outcomes.ended(self.moves.collect())
+        self.outcomes.refused(self.block_mover.begin([move]).refused)
 
     def settle(self) -> None:
         """Nothing is under way any more."""
-        self.moves.wait_for(self.moves.all())
-        self.collect()
+        self.block_mover.finish()
         assert not self.moves.all()
         assert not self.moves.blocks
 

@@ -19,7 +19,7 @@ from sentinel.core.uses import with_uses
 from sentinel.migration.clock import Clock
 from sentinel.migration.engine import Engine
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.moves import Move
+from sentinel.migration.move import Move
 from tests.builders import make_machine
 from tests.processes import until
 

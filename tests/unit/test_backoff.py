@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from sentinel.core.run import OUTCOMES
-from sentinel.migration.moves import FAILURES, HOLD_STEPS, Backoff
+from sentinel.migration.backoff import FAILURES, HOLD_STEPS, Backoff
 from sentinel.system import native
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, applied, emulated_machine

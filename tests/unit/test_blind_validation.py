@@ -145,7 +145,8 @@ def test_other_physics_are_dearer_in_latency_and_cheaper_in_bytes_than_the_model
     from dataclasses import replace
 
     from benchmarks._other_physics import OtherPhysics, SharedLink
-    from sentinel.migration.mover import NativeMover, Order, order_of
+    from sentinel.migration.mover import NativeMover
+    from sentinel.migration.mover_order import Order, order_of
     from sentinel.tiers import EmulatedTier, HeldBlock
 
     machine = make_machine()

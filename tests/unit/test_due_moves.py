@@ -9,7 +9,7 @@ import pytest
 from sentinel.core.uses import with_uses
 from sentinel.migration.agenda import Agenda
 from sentinel.migration.due_moves import DueMoves, Late
-from sentinel.migration.moves import Move
+from sentinel.migration.move import Move
 from sentinel.migration.run_recorder import RunRecorder
 from tests.builders import MIB, make_profile, param, persistent_plan
 from tests.unit.engine_builders import HandClock

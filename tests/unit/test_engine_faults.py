@@ -12,8 +12,9 @@ import pytest
 
 from sentinel.core.errors import NativeError, TierError
 from sentinel.core.run import OUTCOMES, Run
-from sentinel.migration.mover import NativeMover, Order
-from sentinel.migration.moves import Move
+from sentinel.migration.move import Move
+from sentinel.migration.mover import NativeMover
+from sentinel.migration.mover_order import Order
 from sentinel.system import native
 from tests.builders import GB, MIB, act, make_profile, param, persistent_plan
 from tests.unit.engine_builders import INSTANT, HandClock, Running, applied, emulated_machine, transient_plan
@@ -297,12 +298,12 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
         look = Move(0, 1, 0, 1, 0, 4 * MIB, "stray")
         assert engine._moves.look_at(look, first=True).under_way == [look]
         time.sleep(0.1)  # it has begun
-        engine._begin([Move(0, 1, 0, 0, 1, 4 * MIB, "evict")])
+        engine._block_mover.begin([Move(0, 1, 0, 0, 1, 4 * MIB, "evict")])
         engine._mover.wait(look.job)
-        engine._collect()
+        engine._block_mover.collect()
         assert [move.reason for move in engine._moves.of(0)] == ["evict"]
         assert engine._table.served_fast_bytes == [0] * 8
         assert min(engine._table.slow_ns) > 0
         running.let_land()
-        engine._collect()
+        engine._block_mover.collect()
         assert engine._table.tier[0] == 1

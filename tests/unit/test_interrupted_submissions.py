@@ -74,7 +74,7 @@ def came(interrupter: Interrupter, *, refused: bool) -> bool:
             interrupted = True
         finally:
             sys.settrace(before)
-        engine._finish_moves()
+        engine._block_mover.finish()
         check(engine, mover)
         running.tick(0)  # the step is cut short; blocks that have left are sent back
         running.step()

@@ -13,10 +13,14 @@ import pytest
 from sentinel.core.machine import TierSpec
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.run import OUTCOMES
+from sentinel.migration.backoff import FAILURES
+from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.job_memory import JobMemory
-from sentinel.migration.mover import Moved, Order, Outcome
-from sentinel.migration.moves import FAILURES, Move, Moves
+from sentinel.migration.move import Move
+from sentinel.migration.mover import Moved, Outcome
+from sentinel.migration.mover_order import Order
+from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import PageAudit
 from sentinel.migration.run_recorder import RunRecorder
@@ -84,13 +88,12 @@ class Stage:
         self.moves = Moves(tiers, self.script, self.where, lambda block: [])  # type: ignore[arg-type]
         job = JobMemory(lambda block: [], self.said.append)
         self.outcomes = Outcomes(plan, job, self.where, self.recorder, PageAudit(plan, 0))
+        self.block_mover = BlockMover(self.moves, self.where, self.outcomes, job.clock)
 
     def submit(self, target: int, step: int = 0) -> Move | None:
         move = Move(step, 1, 0, 1 - target, target, NBYTES, "evict" if target else "prefetch")
-        (under_way,), refused = self.moves.begin([move])
+        (under_way,), refused = self.block_mover.begin([move])
         self.outcomes.refused(refused)
-        if under_way is not None:
-            self.where.serve(0, move.served_by)
         return under_way
 
     def move(self, target: int, outcome: Outcome, fast_bytes: int, *, error: int = 0, step: int = 0) -> None:
@@ -99,7 +102,7 @@ class Stage:
         assert move is not None
         assert self.served_fast_bytes == 0  # in flight: served by the slower of the two
         self.script.end(move.job, outcome, fast_bytes, abs(fast_bytes - before), error)
-        self.outcomes.ended(self.moves.collect())
+        self.block_mover.collect()
         assert self.moves.all() == []
 
     @property

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sentinel.core.plan import USE_DTYPE
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
-from sentinel.migration.moves import Ended, Move
+from sentinel.migration.move import Ended, Move
 from sentinel.migration.page_audit import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Blocks, PageAudit
 from tests.builders import MIB, act, make_profile, param
 from tests.unit.engine_builders import transient_plan

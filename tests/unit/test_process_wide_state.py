@@ -29,7 +29,7 @@ ELSEWHERE = {
     "system/compiler.py: calls atexit.register": "a temporary folder of this process alone",
     "data/reading_thread.py: calls atexit.register": "threads that bring samples are at their end before it",
     # libraries: the loader maps each once in a process, whatever we keep
-    "migration/mover.py: caches _sleep": "a function of a loaded library",
+    "migration/clock.py: caches _sleep": "a function of a loaded library",
     "profiler/reducers.py: caches _library": "a loaded library",
     "profiler/torch_shim.py: caches library": "a loaded library",
     "system/native.py: caches library": "a loaded library",
