@@ -103,18 +103,18 @@ def start_profile(
     session = _session()
     session.leave_to_script()
     request = session.Request(
-        fast,
-        slow,
-        tracker,
-        policy,
-        machine,
-        plan,
-        rate_limit,
-        cap,
-        overlap_optimizer,
-        keep_fast,
-        keep_slow,
-        smallest,
+        fast=fast,
+        slow=slow,
+        tracker=tracker,
+        policy=policy,
+        machine=machine,
+        plan=plan,
+        rate_limit=rate_limit,
+        cap=cap,
+        overlap_optimizer=overlap_optimizer,
+        keep_fast=keep_fast,
+        keep_slow=keep_slow,
+        smallest=smallest,
     )
     session.start_profile(model, optimizer, request)
 
@@ -175,18 +175,18 @@ def placing(
     from sentinel.session.placing import Placing
 
     request = session.Request(
-        fast,
-        slow,
-        tracker,
-        policy,
-        machine,
-        plan,
-        rate_limit,
-        cap,
-        overlap_optimizer,
-        keep_fast,
-        keep_slow,
-        smallest,
+        fast=fast,
+        slow=slow,
+        tracker=tracker,
+        policy=policy,
+        machine=machine,
+        plan=plan,
+        rate_limit=rate_limit,
+        cap=cap,
+        overlap_optimizer=overlap_optimizer,
+        keep_fast=keep_fast,
+        keep_slow=keep_slow,
+        smallest=smallest,
     )
     return Placing(request, report)
 

@@ -60,27 +60,32 @@ class EpochOrder:
         return cls(np.zeros(0, np.int64), nothing, nothing)
 
 
+@dataclass(frozen=True, eq=False)
+class FedSamples:
+    """The samples that a feeding brings: all of a data set. `digest`: of what lies where in it. `nbytes`: (n,) of each,
+    0 where that is unknown. `room`: in which epochs are planned. `source`: what workers ask."""
+
+    digest: str
+    nbytes: NDArray[np.int64]
+    room: Room
+    source: BytesOfSamples
+
+    @property
+    def n(self) -> int:
+        """Samples of the data set."""
+        return len(self.nbytes)
+
+    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
+        """Bytes of `samples` (k,) together, as far as they are known."""
+        return int(self.nbytes[samples].sum())
+
+
 class Feeding(Protocol):
     """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made anew."""
 
     @property
-    def digest(self) -> str:
-        """Of what lies where in the data set."""
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of the data set."""
-
-    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
-        """Bytes of `samples` (k,) together, as the index tells."""
-
-    @property
-    def room(self) -> Room:
-        """In which epochs are planned."""
-
-    @property
-    def source(self) -> BytesOfSamples:
-        """What workers ask."""
+    def samples(self) -> FedSamples:
+        """What it brings."""
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch and be ready to carry it out."""
@@ -147,8 +152,8 @@ class FileFeeding:
         many chunks are read at once. `why`: samples are staged, where that was a choice. `share`: in which other jobs
         may read for this one, and this one for others."""
         self._why, self._share = why, share
-        self._layout, self._digest = layout, data.layout.digest
-        self._room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
+        self._layout = layout
+        room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         files = SourceFiles(layout, data.root, data.source)
         if share is None:
             self._arena = SampleArena(shape)
@@ -161,34 +166,11 @@ class FileFeeding:
         self._host: _Host | None = None
         self._hosted, self._parted = 0, 0
         """Epochs that another job read for this one, and how many of them it did not read to their end."""
-        self._source = FromArena(files, self._arena, data.source)
+        source = FromArena(files, self._arena, data.source)
+        self.samples = FedSamples(data.layout.digest, layout.sample_nbytes, room, source)
         self._done: tuple[Order, int, Staging] | None = None
         """The last epoch that was delivered to its end, while what it kept is in the arena."""
         self._now: tuple[Order, int, Staging] | None = None
-
-    @property
-    def digest(self) -> str:
-        """Of what lies where in the data set."""
-        return self._digest
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of the data set."""
-        return self._layout.n_samples
-
-    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
-        """Bytes of `samples` (k,) together, as the index tells."""
-        return int(self._layout.sample_nbytes[samples].sum())
-
-    @property
-    def room(self) -> Room:
-        """In which epochs are planned."""
-        return self._room
-
-    @property
-    def source(self) -> BytesOfSamples:
-        """What workers ask."""
-        return self._source
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch, from what the one before kept if that was delivered to its end."""
@@ -265,7 +247,7 @@ class FileFeeding:
         own.clear()
         own.let_go()
         self._done = self._now = None
-        samples = order.of_rank(permutation(self.n_samples, order, epoch), 0 if begun is None else begun.delivered)
+        samples = order.of_rank(permutation(self.samples.n, order, epoch), 0 if begun is None else begun.delivered)
         none = np.zeros(len(samples), np.bool_)
         return EpochOrder(samples, none, none)
 
@@ -274,7 +256,7 @@ class FileFeeding:
         host, own, share = self._host, self._arena, self._share
         if host is None or share is None:
             return
-        m, told = host.order.per_rank(self.n_samples), host.arena.counters
+        m, told = host.order.per_rank(self.samples.n), host.arena.counters
         joined = int(told[JOINED + share.slot]) == host.epoch + 1
         all_read = joined and int(told[DONE]) >= m and int(told[EPOCH]) in (0, host.epoch + 1)  # 0: it was closed
         if all_read or m <= delivered + ahead:
@@ -289,8 +271,8 @@ class FileFeeding:
         except UsageError:
             return  # each sample of this epoch is read alone
         order, at = host.order, delivered + ahead
-        begun = Begun(at * order.world, order.world, self._room)
-        samples = order.of_rank(permutation(self.n_samples, order, host.epoch))
+        begun = Begun(at * order.world, order.world, self.samples.room)
+        samples = order.of_rank(permutation(self.samples.n, order, host.epoch))
         staging = self._planned(order, host.epoch, begun, None).after(samples[:at])
         self._now = order, host.epoch, staging
         self._reader.begin(staging, goes_on=False, copied=at)
@@ -299,9 +281,9 @@ class FileFeeding:
 
     def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
         """The staging of an epoch; `before`: that of the epoch before, whose kept samples are in the arena still."""
-        n, ahead = self._layout.n_samples, epochs_ahead(self._layout, order, self._room)
+        n, ahead = self._layout.n_samples, epochs_ahead(self._layout, order, self.samples.room)
         now, following, *later = (permutation(n, order, epoch + number) for number in range(1 + ahead))
-        return plan(self._layout, order, self._room, Epoch(now, following, begun, tuple(later)), before)
+        return plan(self._layout, order, self.samples.room, Epoch(now, following, begun, tuple(later)), before)
 
     def start(self) -> None:
         """Read, in threads of this process."""
@@ -389,7 +371,8 @@ class UnstagedFeeding:
 
     def __init__(self, source: BytesOfSamples, nbytes: NDArray[np.int64], digest: str, caveat: str) -> None:
         """`nbytes`: (n_samples,) their sizes, 0 where that is unknown. `caveat`: why nothing is staged."""
-        self._source, self._nbytes, self._digest, self._caveat = source, nbytes, digest, caveat
+        self.samples = FedSamples(digest, nbytes, Room(1, 1), source)  # no room is used
+        self._caveat = caveat
 
     @classmethod
     def of_dataset(cls, dataset: Dataset[Any]) -> UnstagedFeeding:
@@ -406,33 +389,9 @@ class UnstagedFeeding:
         source = FromFiles(SourceFiles(layout, data.root, data.source), data.source)
         return cls(source, layout.sample_nbytes, layout.digest, why)
 
-    @property
-    def digest(self) -> str:
-        """Of what lies where in the data set."""
-        return self._digest
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of the data set."""
-        return len(self._nbytes)
-
-    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
-        """Bytes of `samples` (k,) together, as far as they are known."""
-        return int(self._nbytes[samples].sum())
-
-    @property
-    def room(self) -> Room:
-        """None is used."""
-        return Room(1, 1)
-
-    @property
-    def source(self) -> BytesOfSamples:
-        """What workers ask."""
-        return self._source
-
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Torch's order."""
-        samples = order.of_rank(permutation(self.n_samples, order, epoch), 0 if begun is None else begun.delivered)
+        samples = order.of_rank(permutation(self.samples.n, order, epoch), 0 if begun is None else begun.delivered)
         return EpochOrder(samples, np.zeros(len(samples), np.bool_), np.ones(len(samples), np.bool_))
 
     def start(self) -> None:

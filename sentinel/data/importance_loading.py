@@ -47,7 +47,7 @@ class ImportanceFeeding(FileFeeding):
 
     def selection(self, order: Order, epoch: int, losses: NDArray[np.float16]) -> Selection:
         """What all ranks deliver in an epoch that begins with `losses`."""
-        of_all = permutation(self.n_samples, order, epoch)
+        of_all = permutation(self.samples.n, order, epoch)
         return select(self._neighbours, self.importance, epoch, order.epoch_seed(epoch), of_all, losses)
 
     def _planned(self, order: Order, epoch: int, begun: Begun | None, before: Staging | None) -> Staging:
@@ -59,8 +59,8 @@ class ImportanceFeeding(FileFeeding):
             before = narrowed(before, self._following, chosen.samples)
         # a rank cannot know which of the next epoch's samples are its own, nor which will be substitutes
         known = order.world == 1 and not self.importance.substitute
-        self._following = permutation(self.n_samples, order, epoch + 1) if known else None
-        return stage_selected(self._layout, self._room, chosen.samples, self.losses[0], self._following, before)
+        self._following = permutation(self.samples.n, order, epoch + 1) if known else None
+        return stage_selected(self._layout, self.samples.room, chosen.samples, self.losses[0], self._following, before)
 
     def _exchange(self, order: Order, begins: bool) -> None:
         """Where an epoch begins, all ranks have the losses that any of them was told."""

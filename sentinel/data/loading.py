@@ -78,7 +78,7 @@ class Loader(IterableDataset[Any]):
         self._workers: DataLoader[Any] | None = None
         self._number = 0
         """The epoch that `_now` counts."""
-        of_rank = order.per_rank(feeding.n_samples)
+        of_rank = order.per_rank(feeding.samples.n)
         self._total, self._now = _Counted(feeding.counts(), of_rank), _Counted(feeding.counts(), of_rank)
 
     # --- batches ---
@@ -104,23 +104,23 @@ class Loader(IterableDataset[Any]):
         else:
             planned = self._feeding.begin(self._order, self._epoch, self._base)
         self._delivered = 0
-        self._now = _Counted(self._feeding.counts(), self._order.per_rank(self._feeding.n_samples))
+        self._now = _Counted(self._feeding.counts(), self._order.per_rank(self._feeding.samples.n))
         self._asked = False
         return self._deliver(self._iteration, planned)
 
     def _length(self, world: int) -> int:
         """Samples of an epoch that was begun by so many ranks, with those that are delivered twice. In exact order
         these come last, and other ranks need not deliver them."""
-        n, order = self._feeding.n_samples, self._order
+        n, order = self._feeding.samples.n, self._order
         return n if order.kind == "exact" else replace(order, world=world, rank=0).per_rank(n) * world
 
     def _check_ranks(self) -> None:
         """Raises UsageError, on every rank, unless all begin with the same order at the same place."""
-        order, room = self._order, self._feeding.room
+        order, room = self._order, self._feeding.samples.room
         said = {"seed": order.seed, "world": order.world, "order": order.kind, "drop_last": order.drop_last}
         memory = None if order.kind == "exact" else room.nbytes
         place = {name: value for name, value in self.state_dict().items() if name in ("epoch", "delivered")}
-        check_ranks_agree(order.world, {**said, "data set": self._feeding.digest, "memory": memory, **place})
+        check_ranks_agree(order.world, {**said, "data set": self._feeding.samples.digest, "memory": memory, **place})
         self._agreed = True
 
     def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
@@ -153,7 +153,7 @@ class Loader(IterableDataset[Any]):
             self._asked = done < len(requests)
             self._delivered += served.samples
             for counted in (self._total, self._now):
-                counted.add(served, len(asked), self._feeding.nbytes_of(asked))
+                counted.add(served, len(asked), self._feeding.samples.nbytes_of(asked))
             if done == len(requests):
                 self._feeding.finish()
             yield _pinned(batch) if self._batching.pin_memory else batch
@@ -187,7 +187,7 @@ class Loader(IterableDataset[Any]):
                 "multiprocessing_context": asked.multiprocessing_context,
             }
         return DataLoader(
-            StagedSamples(self._feeding.source, asked.transform),
+            StagedSamples(self._feeding.samples.source, asked.transform),
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
             collate_fn=Collate(asked.collate_fn),  # type: ignore[arg-type]  # of what StagedSamples gives
@@ -226,7 +226,7 @@ class Loader(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches of an epoch from its begin."""
-        whole = self._order.per_rank(self._feeding.n_samples)
+        whole = self._order.per_rank(self._feeding.samples.n)
         return (
             whole // self._batching.batch_size if self._batching.drop_last else -(-whole // self._batching.batch_size)
         )
@@ -255,11 +255,11 @@ class Loader(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, in less than 1 KB of JSON values: what it received, not what workers have fetched."""
-        order, room = self._order, self._feeding.room
+        order, room = self._order, self._feeding.samples.room
         begun = self._base or Begun(0, order.world, room)
         return {
             "version": STATE_VERSION,
-            "data": self._feeding.digest,
+            "data": self._feeding.samples.digest,
             "order": order.kind,
             "seed": order.seed,
             "drop_last": order.drop_last,
@@ -276,7 +276,7 @@ class Loader(IterableDataset[Any]):
         order = self._order
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise UsageError("this is no state of a loader of this version", "give what state_dict() returned")
-        if state.get("data") != self._feeding.digest:
+        if state.get("data") != self._feeding.samples.digest:
             raise UsageError("the state is of another data set", "give the files that it was made with")
         same = {"order": order.kind, "seed": order.seed, "drop_last": order.drop_last}
         if order.kind != "exact":

@@ -6,19 +6,18 @@ import weakref
 from threading import Event
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.data_index import DataFiles
-from sentinel.data.feeding import EpochOrder, cut_within, permutation
+from sentinel.data.feeding import EpochOrder, FedSamples, cut_within, permutation
 from sentinel.data.peer_exchange import ChunkProvider, Progress
 from sentinel.data.peer_samples import FromPeers
 from sentinel.data.peers import Peer, RankHash
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, Held
+from sentinel.data.staged_samples import Held
 from sentinel.samples import Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
 
 _LEAD, _MOST_LEAD = 16, 4096
@@ -42,52 +41,28 @@ class PeerFeeding:
         """`layout`: that of `data`, cut in chunks. `rooms`: `rooms_within`. `peers`: of each machine, in the order of
         ranks. `in_flight`: how many chunks are read at once."""
         shape, room = rooms
-        self._layout, self._digest, self._room = layout, data.layout.digest, room.checked(layout)
-        self._in_flight, self._board = in_flight, SampleArena(shape)
+        room, digest = room.checked(layout), data.layout.digest
+        self._layout, self._in_flight, self._board = layout, in_flight, SampleArena(shape)
         peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
         self._ranks = [
-            RankHash(peer, f"sentinel:{self._digest[-32:]}:{order.seed}:{rank}".encode())
-            for rank, peer in enumerate(peers)
+            RankHash(peer, f"sentinel:{digest[-32:]}:{order.seed}:{rank}".encode()) for rank, peer in enumerate(peers)
         ]
         files = SourceFiles(layout, data.root, data.source)
         self._progress, self._stopping = Progress(self._board), Event()
         own = self._ranks[order.rank]
         self._provider = ChunkProvider(files, self._board, own, self._progress, self._stopping)
         self._source = FromPeers(files, self._board, self._ranks, data.source)
+        self.samples = FedSamples(digest, layout.sample_nbytes, room, self._source)
         self._planned: tuple[Order, int, WorldPlan] | None = None
         self._finished = self._agreed = False
         self._ended = weakref.finalize(self, self._stopping.set)  # threads end with the job's last use of it
-
-    @property
-    def digest(self) -> str:
-        """Of what lies where in the data set."""
-        return self._digest
-
-    @property
-    def n_samples(self) -> int:
-        """Samples of the data set."""
-        return self._layout.n_samples
-
-    def nbytes_of(self, samples: NDArray[np.int64]) -> int:
-        """Bytes of `samples` (k,) together, as the index tells."""
-        return int(self._layout.sample_nbytes[samples].sum())
-
-    @property
-    def room(self) -> Room:
-        """In which epochs are planned: that of all ranks."""
-        return self._room
-
-    @property
-    def source(self) -> BytesOfSamples:
-        """What workers ask."""
-        return self._source
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Plan an epoch of all ranks, from what the one before kept if that was delivered to its end. Raises UsageError
         where ranks were given unlike peers or memory."""
         if not self._agreed:
             self._provider.forget()  # on all ranks before any of them takes a sample
-            said = {"peers": [rank.peer.address for rank in self._ranks], "memory": self._room.nbytes}
+            said = {"peers": [rank.peer.address for rank in self._ranks], "memory": self.samples.room.nbytes}
             check_ranks_agree(order.world, said)
             self._agreed = True
         self.pause()
@@ -96,7 +71,7 @@ class PeerFeeding:
         if begun is None and self._finished and done is not None and done[:2] == (order, epoch - 1):
             before = done[2]
         now, following = permutation(n, order, epoch), permutation(n, order, epoch + 1)
-        plan = plan_world(self._layout, order, self._room, epoch, Epoch(now, following, begun), before)
+        plan = plan_world(self._layout, order, self.samples.room, epoch, Epoch(now, following, begun), before)
         share = plan.share(self._layout, order.rank)
         self._planned, self._finished = (order, epoch, plan), False
         self._board.taken[:] = 0

@@ -23,7 +23,7 @@ from sentinel.system.configuration import Setting, configuration
 from sentinel.tiers.file_tier import FileTier, is_file
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """The arguments of `start_profile` that say where tensors may live, and how fast they may move, as given."""
 
