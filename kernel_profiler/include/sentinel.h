@@ -504,7 +504,7 @@ typedef struct sn_framed_counters {
   uint64_t needs, need_ns;             /* operators with operands here, and what they waited for them */
   uint64_t too_large, too_large_bytes; /* operators whose operands do not fit in all frames together; the most */
   uint64_t sliced;                     /* elementwise operators that ran slice by slice instead */
-  uint64_t failed;                     /* operands that could not be brought in */
+  uint64_t failed;                     /* operands that could not be brought in, and operators without memory for theirs */
   int32_t refused_error, failure;      /* positive errno of the last of each */
   char too_large_by[128];              /* the first such operator */
 } sn_framed_counters;

@@ -352,7 +352,11 @@ extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count,
   if (sn_frames *const there = frames.load(); there != nullptr)
     found = sn::guarded([&] { return ask(there, operands, count, name); });
   asking--;
-  if (found < 0) return 0;
+  if (found < 0) {  // they come page by page, as they are touched
+    failed++;
+    failure = -found;
+    return 0;
+  }
   if (found == 1) sn::overflow_begin(tidy);
   return found;
 }

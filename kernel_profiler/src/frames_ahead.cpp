@@ -185,9 +185,9 @@ bool begin_transfers(sn_frames &f) {
   // Frames of what waits for its use are missed by what is used again soon: the more is read ahead, the more is read.
   const size_t window = std::clamp<size_t>(f.pool.count() / kWindow, 1, kMostAhead), ahead = f.ahead.unused;
   Wanted wanted = look_ahead(f, most, window - std::min(window, ahead));
-  f.ahead.sure = wanted.sure;
   arrive(f, wanted.reads, false);
   arrive(f, wanted.writes, true);
+  f.ahead.sure = wanted.sure;  // not before: where there was no memory for a transfer, it is looked at again
   return make_frames(f, wanted.later, count_under_way(f, false));
 }
 

@@ -91,9 +91,7 @@ bool own_pages_may_have_grown(sn_frames &f) {
     f.anonymous = std::min(f.anonymous, now);
     return false;
   }
-  if (f.look_after_ns != 0 && sn_now_ns() < f.look_after_ns) return false;
-  f.anonymous = now;
-  return true;
+  return f.look_after_ns == 0 || sn_now_ns() >= f.look_after_ns;
 }
 
 void leave_page_cache(sn_frames &f) {
@@ -114,6 +112,7 @@ void leave_page_cache(sn_frames &f) {
 
 std::vector<Owner> find_owners(sn_frames &f) {
   const uint64_t began = spent_ns();
+  const int64_t now = anonymous_pages(f.statm);
   std::vector<Owner> owners;
   bool own[kPagesPerGranule];
   for (uint32_t i = 0; i < f.count; i++) {
@@ -122,6 +121,7 @@ std::vector<Owner> find_owners(sn_frames &f) {
     const int found = own_pages(f.pagemap, f.address(i), own);
     if (found > 0) owners.push_back({i, static_cast<uint32_t>(found)});
   }
+  f.anonymous = now;  // not before: a look that found no memory for its list comes again
   f.own_pages = 0;
   for (const Owner &owner : owners) f.own_pages += owner.pages;
   f.most_own_pages = std::max(f.most_own_pages, f.own_pages);
