@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.errors import PlanError
 from sentinel.core.plan import Plan, ring_sum
-from sentinel.core.profile import Profile
+from sentinel.core.profile import Profile, allocation_keys
 from sentinel.core.units import PAGE_BYTES
 
 _MOST_AREA = 1 << 62
@@ -106,13 +106,13 @@ def check_profile(plan: Plan, profile: Profile) -> None:
         raise PlanError(f"a slot is of tensor {tensor}, which the profile does not have")
     needed = np.flatnonzero(rows["managed"][slots.tensor])  # one of a tensor that is not managed does no harm
     of = rows[slots.tensor[needed]]
-    keys = zip(of["persistent"].tolist(), of["key_layer"].tolist(), of["key_ordinal"].tolist(), strict=True)
-    for at, (lasting, layer, ordinal), nbytes in zip(needed.tolist(), keys, of["nbytes"].tolist(), strict=True):
-        slot, key = plan.slots[at], None if lasting else (layer, ordinal)
-        name = profile.names[slot.tensor]
-        if slot.key != key or (key is None and slot.name != name):
+    for at, key, nbytes in zip(needed.tolist(), allocation_keys(of), of["nbytes"].tolist(), strict=True):
+        slot = plan.slots[at]
+        if slot.key != key or (key is None and slot.name != profile.names[slot.tensor]):
+            name = profile.names[slot.tensor]
             raise PlanError(f"the slot of {name} answers to {slot.key or slot.name!r}, not to {key or name!r}")
         if slot.nbytes < nbytes:
+            name = profile.names[slot.tensor]
             raise PlanError(f"the slot of {name} has {slot.nbytes} bytes, the tensor {nbytes}")
     without = rows["managed"].copy()
     without[slots.tensor] = False

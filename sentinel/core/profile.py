@@ -130,6 +130,12 @@ class Profile:
         return out.cumsum(axis=1)[:, :-1]
 
 
+def allocation_keys(tensors: NDArray[Any]) -> list[tuple[int, int] | None]:
+    """Of each row of TENSOR_DTYPE the layer and ordinal of its allocation; None of a persistent tensor."""
+    keys = zip(tensors["key_layer"].tolist(), tensors["key_ordinal"].tolist(), strict=True)
+    return [None if lasting else key for lasting, key in zip(tensors["persistent"].tolist(), keys, strict=True)]
+
+
 def _problems(p: Profile, n_layers: int, n: int) -> str | None:
     t, a = p.tensors, p.accesses
     shapes = [

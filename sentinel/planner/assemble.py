@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sentinel.core import laws
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
-from sentinel.core.profile import Profile
+from sentinel.core.profile import Profile, allocation_keys
 from sentinel.core.run import REASONS
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
 from sentinel.core.uses import block_uses
@@ -234,18 +234,9 @@ def _slots(draft: _Draft, profile: Profile) -> tuple[Slot, ...]:
     t = profile.tensors
     chosen = np.flatnonzero(draft.offset >= 0)
     rows = t[chosen]
-    columns = (
-        chosen.tolist(),
-        rows["persistent"].tolist(),
-        rows["key_layer"].tolist(),
-        rows["key_ordinal"].tolist(),
-        draft.offset[chosen].tolist(),
-        rows["nbytes"].tolist(),
-    )
-    return tuple(
-        Slot(i, profile.names[i], None if persistent else (layer, ordinal), offset, nbytes)
-        for i, persistent, layer, ordinal, offset, nbytes in zip(*columns, strict=True)
-    )
+    tensors, offsets = chosen.tolist(), draft.offset[chosen].tolist()
+    keys = allocation_keys(rows)
+    return tuple(map(Slot, tensors, map(profile.names.__getitem__, tensors), keys, offsets, rows["nbytes"].tolist()))
 
 
 def finalize(plan: Plan, profile: Profile, machine: Machine) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.plan import ring_sum
-from sentinel.core.ragged import positions, ring_layers
+from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.decision import EVICT, PART_DTYPE, Decision, migrations_of, tier_at_zero
 from sentinel.planner.episodes import Episodes
@@ -159,8 +159,9 @@ def _granted(
     if (left >= 0).all():
         return pages
     pages = pages.copy()
-    layer, which = ring_layers(start, stop, length)
-    touching = np.unique(owner[which[left[layer] < 0]])
+    over = np.append(0, np.cumsum(np.tile(left < 0, 2)))
+    begin = start % length
+    touching = np.unique(owner[over[begin + np.clip(stop - start, 0, length)] > over[begin]])
     value = np.bincount(owner, episodes.value_ns[some], columns.n) / work.units.nbytes[columns.unit]
     order = np.argsort(owner, kind="stable")
     first = np.searchsorted(owner[order], np.arange(columns.n + 1))

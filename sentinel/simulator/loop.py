@@ -30,10 +30,13 @@ def play(line: Timeline, steps: int) -> tuple[list[int], Record]:
     movers.advance(0)
     for job in line.pending:
         movers.submit(job)
-    before = -1
+    before, state = -1, movers.state()
     for _ in range(MAX_WARM_STEPS):
-        begin = movers.now
-        _one_step(line, movers, None, 0)
+        begin, record = movers.now, Record()
+        _one_step(line, movers, record, 0)
+        earlier, state = state, movers.state()
+        if state == earlier:  # so it goes on for ever
+            return _repeated(record, begin, movers.now - begin, steps)
         if movers.now - begin == before:
             break
         before = movers.now - begin
@@ -47,41 +50,54 @@ def play(line: Timeline, steps: int) -> tuple[list[int], Record]:
     return durations, record
 
 
-def _one_step(line: Timeline, movers: Movers, record: Record | None, step: int) -> None:
-    for layer, duration in enumerate(line.duration_ns):
+def _repeated(step: Record, begin: int, duration: int, steps: int) -> tuple[list[int], Record]:
+    """`steps` steps that are all like this one, which began at `begin`."""
+    begins = [(number, number * duration - begin) for number in range(steps)]
+    record = Record(
+        [at + t for _, at in begins for t in step.layer_start_ns],
+        step.layer_stall_ns * steps,
+        step.layer_spent_ns * steps,
+        step.layer_held_bytes * steps,
+        step.layer_slow_bytes * steps,
+        [(n, k, j, at + a, at + b, late, room) for n, at in begins for _, k, j, a, b, late, room in step.jobs],
+    )
+    return [duration] * steps, record
+
+
+def _one_step(line: Timeline, movers: Movers, record: Record, step: int) -> None:
+    room = zip(zip(*line.dead_bytes, strict=True), zip(*line.born_bytes, strict=True), strict=True)
+    by_layer = zip(line.duration_ns, line.due_before, line.starts_at, room, strict=True)
+    for layer, (duration, due, starts, (died, born)) in enumerate(by_layer):
         tick = movers.now
-        _await_due(line, movers, record, step, layer, tick)
-        for tier, born in enumerate(line.dead_bytes):
-            if born[layer]:
-                movers.give(tier, born[layer])
-        for job in line.starts_at[layer]:
+        if due:
+            _await_due(line, movers, record, step, layer, tick)
+        for tier, nbytes in enumerate(died):
+            if nbytes:
+                movers.give(tier, nbytes)
+        for job in starts:
             movers.submit(job)
-        for tier, born in enumerate(line.born_bytes):
-            while born[layer] > movers.free_bytes[tier]:
+        for tier, nbytes in enumerate(born):
+            while nbytes > movers.free_bytes[tier]:
                 movers.step(f"a birth in layer {layer}")
-            movers.take(tier, born[layer])
+            if nbytes:
+                movers.take(tier, nbytes)
         movers.least_free_bytes = list(movers.free_bytes)
         stall = movers.now - tick
         spent = movers.compute(duration)
-        if record is None:
-            continue
         record.layer_start_ns.append(tick)
         record.layer_stall_ns.append(stall)
         record.layer_spent_ns.append(spent)
-        slow = sum(c - f for c, f in zip(line.capacity_bytes[1:], movers.free_bytes[1:], strict=True))
         most = [capacity - free for capacity, free in zip(line.capacity_bytes, movers.least_free_bytes, strict=True)]
         record.layer_held_bytes.append(most)
-        record.layer_slow_bytes.append(slow)
+        record.layer_slow_bytes.append(sum(line.capacity_bytes[1:]) - sum(movers.free_bytes[1:]))
 
 
-def _await_due(line: Timeline, movers: Movers, record: Record | None, step: int, layer: int, tick: int) -> None:
+def _await_due(line: Timeline, movers: Movers, record: Record, step: int, layer: int, tick: int) -> None:
     for job in line.due_before[layer]:
         if movers.submitted_ns[job] < 0:
             continue  # the first warm step: it would have been submitted in the step before
         while movers.waits_for(job):
             movers.step(f"layer {layer}")
-        if record is None:
-            continue
         done, spec = movers.done_ns[job], line.jobs[job]
         submitted = line.submit_layer[job]
         record.jobs.append((step, submitted, job, done - spec.duration_ns, done, done > tick, movers.blocked[job]))

@@ -6,9 +6,12 @@ import math
 from collections import deque
 
 from sentinel.core.errors import PlanError
-from sentinel.simulator.timeline import Job, Timeline
+from sentinel.simulator.timeline import Timeline
 
 PROMOTE, DEMOTE = 0, 1
+
+_NEVER = 1 << 62
+"""ns: when a mover that has nothing to do ends."""
 
 _ROUNDING = 1e-6
 """ns that a sum of floating-point numbers may be off: less does not make a layer a whole ns longer."""
@@ -28,9 +31,10 @@ class Movers:
         n = len(line.jobs)
         self.submitted_ns, self.started_ns, self.done_ns = [-1] * n, [-1] * n, [-1] * n
         self.blocked = [False] * n
+        self._ways = [PROMOTE if job.target < job.source else DEMOTE for job in line.jobs]
         self._queues: tuple[deque[int], deque[int]] = (deque(), deque())
         self._active = [-1, -1]
-        self._ends = [0, 0]
+        self._ends = [_NEVER, _NEVER]
         self.least_free_bytes = list(self.free_bytes)  # of each tier, since it was last set
         self._free_of_charge = not any(job.lost_ns for job in line.jobs)
 
@@ -38,7 +42,7 @@ class Movers:
         """Queue a job now."""
         self.submitted_ns[job], self.started_ns[job], self.done_ns[job] = self.now, -1, -1
         self.blocked[job] = False
-        self._queues[self._way(self.line.jobs[job])].append(job)
+        self._queues[self._ways[job]].append(job)
 
     def waits_for(self, job: int) -> bool:
         """Whether a job was submitted and is not done."""
@@ -55,10 +59,9 @@ class Movers:
 
     def advance(self, until: int) -> None:
         """Let the movers work until then."""
-        while self._active[0] >= 0 or self._active[1] >= 0 or self._queues[0] or self._queues[1]:
-            self._start()
+        while True:
             end = self._next_end()
-            if end is None or end > until:
+            if end > until:
                 break
             self._finish(end)
         self.now = max(self.now, until)
@@ -69,17 +72,24 @@ class Movers:
         A move that takes `lost_ns` from compute does so evenly all the time that it is under way, until nothing is
         left: then the layer stands still.
         """
-        begin, left, pace, until = self.now, float(work_ns), 1.0, self.now + work_ns
+        begin, left, until = self.now, float(work_ns), self.now + work_ns
         while not self._free_of_charge:
-            self._start()
             end, pace = self._next_end(), self._pace()
-            if end is None or left <= (end - self.now) * pace:
+            if end == _NEVER or left <= (end - self.now) * pace:
                 until = self.now + (math.ceil(left / pace - _ROUNDING) if left else 0)
                 break
             left -= (end - self.now) * pace
             self._finish(end)
         self.advance(until)
         return until - begin
+
+    def state(self) -> tuple[object, ...]:
+        """What decides all that happens from now on, times counted from now: the same again means the same again."""
+        since = [done - self.now if done >= 0 else None for done in self.done_ns]
+        waits = [submitted >= 0 for submitted in self.submitted_ns]
+        ends = [end - self.now for end, job in zip(self._ends, self._active, strict=True) if job >= 0]
+        queues = [list(queue) for queue in self._queues]
+        return list(self.free_bytes), list(self._active), ends, queues, since, waits, list(self.blocked)
 
     def _pace(self) -> float:
         """What share of its time compute gets beside the moves that are under way."""
@@ -88,28 +98,24 @@ class Movers:
 
     def step(self, reason: str) -> None:
         """Let the movers work until the next job ends. Raises PlanError if nothing is under way."""
-        self._start()
         end = self._next_end()
-        if end is None:
+        if end == _NEVER:
             raise PlanError(f"{reason} waits for room that never comes: the plan breaks the law of capacity")
         self._finish(end)
 
-    @staticmethod
-    def _way(job: Job) -> int:
-        return PROMOTE if job.target < job.source else DEMOTE
-
-    def _next_end(self) -> int | None:
-        (one, other), (end, later) = self._active, self._ends
-        if one < 0:
-            return later if other >= 0 else None
-        return end if other < 0 else min(end, later)
+    def _next_end(self) -> int:
+        """Start what can start now; returns when the next job ends."""
+        if self._queues[0] or self._queues[1]:
+            self._start()
+        one, other = self._ends
+        return one if one < other else other
 
     def _finish(self, end: int) -> None:
         self.now = max(self.now, end)
         for way in (DEMOTE, PROMOTE):
-            job = self._active[way]
-            if job >= 0 and self._ends[way] <= end:
-                self._active[way] = -1
+            if self._ends[way] <= end:
+                job = self._active[way]
+                self._active[way], self._ends[way] = -1, _NEVER
                 self.done_ns[job] = end
                 spec = self.line.jobs[job]
                 self.free_bytes[spec.source] += spec.nbytes

@@ -33,8 +33,7 @@ def served_spans(plan: Plan) -> NDArray[np.int64]:
     # the ring of a persistent block closes: its first span continues its last one
     heads = np.flatnonzero(np.diff(out[:, 0], prepend=-1) != 0)
     tails = np.append(heads[1:], len(out)) - 1
-    persistent = np.fromiter((block.persistent for block in plan.blocks), bool, len(plan.blocks))
-    ring = persistent[out[heads, 0]] & (tails > heads) & (out[heads, 1] > out[tails, 1])
+    ring = plan.block_columns.persistent[out[heads, 0]] & (tails > heads) & (out[heads, 1] > out[tails, 1])
     heads, tails = heads[ring], tails[ring]
     out[heads, 2] = held_from[heads]
     out[tails, 3] = held_from[heads] + plan.n_layers

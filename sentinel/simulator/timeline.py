@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.cost import lost_ns, transfer_ns
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Block, Migration, Plan
+from sentinel.core.plan import Plan
 from sentinel.core.schedule import schedule
 
 
@@ -53,7 +53,7 @@ def timeline(plan: Plan, machine: Machine, duration_ns: NDArray[np.float64]) -> 
     born, dead, held, pending = _room(plan, tiers)
     return Timeline(
         duration_ns=[int(x) for x in np.rint(duration_ns)],
-        jobs=[_job(move, machine) for move in plan.migrations],
+        jobs=_jobs(plan, machine),
         starts_at=times.starts_at,
         due_before=times.due_before,
         born_bytes=born,
@@ -62,19 +62,26 @@ def timeline(plan: Plan, machine: Machine, duration_ns: NDArray[np.float64]) -> 
         held_bytes=held,
         capacity_bytes=list(plan.capacity_bytes),
         full_duplex=machine.full_duplex,
-        submit_layer=[move.start for move in plan.migrations],
+        submit_layer=plan.move_columns.start.tolist(),
     )
 
 
-def _job(move: Migration, machine: Machine) -> Job:
-    link = machine.link(move.source, move.target)
-    return Job(move.source, move.target, move.nbytes, transfer_ns(link, move.nbytes), lost_ns(link, move.nbytes))
+def _jobs(plan: Plan, machine: Machine) -> list[Job]:
+    links = {(link.source, link.target): link for link in machine.links}
+    found = []
+    for move in plan.migrations:
+        link, nbytes = links[move.source, move.target], move.nbytes
+        found.append(Job(move.source, move.target, nbytes, transfer_ns(link, nbytes), lost_ns(link, nbytes)))
+    return found
 
 
 def submitting_ns(plan: Plan, machine: Machine) -> NDArray[np.float64]:
     """(L,) what the training thread does in each layer for the migrations that it submits there."""
-    each = [machine.link(move.source, move.target).lost_ns_per_move for move in plan.migrations]
-    return np.bincount(plan.move_columns.start, each, plan.n_layers).astype(np.float64)
+    per_move = np.zeros((len(machine.tiers), len(machine.tiers)))
+    for link in machine.links:
+        per_move[link.source, link.target] = link.lost_ns_per_move
+    moves = plan.move_columns
+    return np.bincount(moves.start, per_move[moves.source, moves.target], plan.n_layers).astype(np.float64)
 
 
 def _room(plan: Plan, tiers: int) -> tuple[list[list[int]], list[list[int]], list[int], list[int]]:
@@ -87,35 +94,18 @@ def _room(plan: Plan, tiers: int) -> tuple[list[list[int]], list[list[int]], lis
     born = _summed(blocks.tier[transient] * length + blocks.start[transient], nbytes, tiers * length)
     dead = _summed(ends_in[transient] * length + blocks.stop[transient] % length, nbytes, tiers * length)
     there = blocks.lasting | (blocks.stop >= length)  # what dies as layer 0 begins is still held
-    held = _summed(blocks.tier[there], blocks.nbytes[there], tiers).tolist()
-    pending: list[int] = []
-    position = {id(move): index for index, move in enumerate(plan.migrations)}
-    for index, moves in plan.moves_by_block.items():
-        block = plan.blocks[index]
-        if there[index]:
-            tier, crossing = _at_zero(plan, block, moves)
-            held[block.tier] -= block.nbytes
-            held[tier] += block.nbytes
-            pending += [position[id(move)] for move in crossing]
-    return born.reshape(tiers, length).tolist(), dead.reshape(tiers, length).tolist(), held, sorted(pending)
+    block, end, moves = flights.block, flights.end, plan.move_columns
+    lasting = blocks.lasting[block]
+    crossing = there[block] & (end > length) & (lasting | (flights.begin < length))  # in flight as layer 0 begins
+    arrived = there[block] & ~lasting & (end <= length)
+    tier = blocks.tier.copy()
+    tier[block[arrived]] = moves.target[flights.move[arrived]]  # of several the last one
+    held = _summed(tier[there], blocks.nbytes[there], tiers).tolist()
+    pending = np.sort(flights.move[crossing]).tolist()
+    return born.reshape(tiers, length).tolist(), dead.reshape(tiers, length).tolist(), held, pending
 
 
 def _summed(place: NDArray[np.int64], nbytes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     out = np.zeros(count, np.int64)
     np.add.at(out, place, nbytes)
     return out
-
-
-def _at_zero(plan: Plan, block: Block, moves: Sequence[Migration]) -> tuple[int, list[Migration]]:
-    """The tier in which a block is as layer 0 begins, and its moves in flight across that instant."""
-    if block.persistent or block.fixed:
-        return block.tier, [move for move in moves if move.due > plan.n_layers]
-    tier = block.tier
-    for move in moves:
-        begin = plan.unrolled_start(move)
-        if begin >= plan.n_layers:
-            break
-        if begin + move.due - move.start > plan.n_layers:
-            return tier, [move]
-        tier = move.target
-    return tier, []

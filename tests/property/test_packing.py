@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel.core.units import HUGE_PAGE_BYTES, PAGE_BYTES
-from sentinel.planner.packing import pack
+from sentinel.planner.lowest_fit import pack
 
 Arc = tuple[int, int, int]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sentinel.core.errors import PlanError
+from sentinel.simulator import loop
 from sentinel.simulator.loop import play
 from sentinel.simulator.movers import Movers
 from sentinel.simulator.served import layer_extra_ns, loaded_ns, served_spans, tier_shares, touched_bytes
@@ -66,6 +68,27 @@ def test_a_layer_waits_for_what_is_due_and_the_record_says_for_how_long() -> Non
     assert record.layer_start_ns == [0, 130, 230, 360]
     late = [(job, stop - start, late) for _, _, job, start, stop, late, _ in record.jobs]
     assert late == [(1, 130, True), (0, 20, False)] * 2
+
+
+def test_a_step_that_leaves_all_as_it_found_it_is_played_once_for_all_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = dataclasses.replace(
+        line(Job(0, 1, 5, 20), Job(1, 0, 5, 130), held=(5, 0)), starts_at=[(0,), (1,)], due_before=[(1,), (0,)]
+    )
+    played: list[int] = []
+    one_step = loop._one_step
+
+    def counted(*given: Any) -> None:
+        played.append(given[-1])
+        one_step(*given)
+
+    monkeypatch.setattr(loop, "_one_step", counted)
+    durations, record = play(step, 5)
+    assert len(played) == 2  # the first begins with nothing in flight, the second as all that follow
+    assert durations == [230] * 5
+    assert record.layer_start_ns == [230 * turn + at for turn in range(5) for at in (0, 130)]
+    assert [job[0] for job in record.jobs] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_what_is_held_and_in_flight_as_a_step_begins() -> None:
