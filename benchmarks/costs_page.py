@@ -133,10 +133,26 @@ def _scale(told: Told) -> Iterator[str]:
             runs, memory = f"{each['runs'] / 1e6:,.1f} million", f"{each['extra_bytes'] / 2**30:.2f} GiB"
             met = _goal(goal, each["within_limits"])
             yield f"| {size[:-3]} {size[-3:]} | {runs} | {each['seconds']:.0f} | {memory} | {met} |"
+    yield ""
+    yield _parts([each for rounds in told["results"]["data_path"].values() for each in rounds])
     among = told["results"]["migration"]
     costs = ", ".join(f"{each['tensors']:,}: {statistics.median(each['ns_a_migration']):.0f} ns" for each in among)
     yield ""
     yield f"To tell where a block is, once a migration, among so many persistent tensors (medians of five): {costs}."
+
+
+def _parts(rounds: list[Told]) -> str:
+    """What of the time went where, in the mean."""
+    if not all("parts_s" in each for each in rounds):
+        return "Merging the logs, building tensors and telling chunks that keep small pages were not timed yet."
+    names = {
+        "small_chunks": "telling chunks that keep small pages",
+        "rest_of_stop": "the rest of the tracker's end",
+        "merge": "merging the logs into tensors and events",
+        "profile": "the profile and its digest",
+    }
+    parts = (f"{what} {statistics.mean(each['parts_s'][name] for each in rounds):.1f}" for name, what in names.items())
+    return f"Of these seconds, in the mean: {', '.join(parts)}."
 
 
 def _gpt2_large(told: Told) -> Iterator[str]:

@@ -1,7 +1,11 @@
 """The data path of `end_profile` at 128 GiB and 1 TiB, and a migration among many tensors: `benchmarks/scale.py`.
 
-The path: the tracker's runs of touched pages -> samples -> trace -> profile -> digest, as `end_profile` goes it;
-planning is `plan_time.py`'s. The runs are made up: every page of the footprint is touched in five layers of 130, by
+The path: the tracker's runs of touched pages -> samples -> trace -> profile -> digest, as `end_profile` goes it, from
+where the watch has ended: which chunks of 2 MiB keep small pages, what the tracker itself took, both logs merged into
+tensors and events, what stock allocation would have shared; planning is `plan_time.py`'s. `parts_s` tells them apart.
+Not in it: taking the logs from the library, which grow with operators and not with bytes.
+
+The runs are made up: every page of the footprint is touched in five layers of 130, by
 1,200 tensors that live across steps, at 4 KiB. *A tenth of the rows one-page runs* is read as: a tenth of all (page,
 layer) pairs, 16.8 million of 168 million at 128 GiB, is a run by itself; the other nine tenths have lengths drawn from
 those that a recorded step of a small GPT-2 has, neighbours being unlike in what was seen, as the tracker joins what is
@@ -23,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +38,16 @@ from benchmarks import _bench
 from sentinel import files
 from sentinel.core.attribution import attribute
 from sentinel.core.plan import Block, Plan, Slot
-from sentinel.core.trace import (
-    EVENT_DTYPE,
-    PAGE_RUN_DTYPE,
-    READ,
-    SEEN_READ,
-    SEEN_WRITE,
-    TICK,
-    LayerId,
-    Quality,
-    TensorInfo,
-    Trace,
-)
+from sentinel.core.trace import PAGE_RUN_DTYPE, SEEN_READ, SEEN_WRITE, LayerId, Quality, Trace
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.session.binding import Addresses
 
+if TYPE_CHECKING:
+    from sentinel.profiler.merge import Step
+    from sentinel.profiler.operators import OperatorLog
+
 GIB = 1 << 30
-SIZES = {"128GiB": (128 * GIB, 2 * GIB, 30), "1TiB": (1024 * GIB, 6 * GIB, 240)}
+SIZES = {"1GiB": (GIB, GIB, 30), "128GiB": (128 * GIB, 2 * GIB, 30), "1TiB": (1024 * GIB, 6 * GIB, 240)}
 """Footprint, most extra memory in bytes, most seconds."""
 LAYERS, TENSORS, TIMES = 130, 1200, 5
 ONE_PAGE_SHARE = 0.1
@@ -61,13 +58,14 @@ FIRST_PAGE = 1 << 30
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one JSON object: machine, versions, the lengths recorded, and what each size took."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default=",".join(SIZES), help="of 128GiB, 1TiB")
+    parser.add_argument("--sizes", default="128GiB,1TiB", help=f"of {', '.join(SIZES)} (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lengths-of", metavar="FILE", type=Path, help="an earlier result: lengths as recorded there")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.child:
         return _child(int(given.child[0]), json.loads(given.child[1]))
-    lengths = recorded_lengths()
+    lengths = json.loads(given.lengths_of.read_text())["run_lengths"] if given.lengths_of else recorded_lengths()
     found: dict[str, Any] = {}
     found["data_path"] = {
         size: [_data_path(*SIZES[size], lengths) for _ in range(given.rounds)] for size in given.sizes.split(",")
@@ -109,23 +107,52 @@ def _status(pid: int, name: str) -> int:
 
 
 def _child(footprint: int, lengths: dict[str, int]) -> None:
-    from sentinel.profiler.pages import AddressRange, armed_tracker, make
+    from sentinel.profiler.malloc_layout import stock_sharing
+    from sentinel.profiler.merge import merge
+    from sentinel.profiler.pages import AddressRange, armed_tracker, make, native_touch
     from sentinel.profiler.record import _on_ring
 
     places = np.linspace(0, footprint // PAGE_BYTES, TENSORS + 1).astype(np.int64) + FIRST_PAGE
+    step, allocations, log = make_logs(places)
     runs, touches = _made_elsewhere(places, lengths)
     print(json.dumps({"runs": len(runs), "runs_bytes": runs.nbytes, "touches": touches}), flush=True)
     sys.stdin.readline()
     begin, begin_cpu = time.perf_counter(), time.process_time()
+    # as ArmedTracker.stop
+    native_touch.keep_small(armed_tracker._chunks_in_parts(runs))
+    chunks_done = time.perf_counter()
     runs = armed_tracker._without(runs, AddressRange(PAGE_BYTES, 2 * PAGE_BYTES))
     spent = make("ebpf")._costs(runs)
-    trace = make_trace(places, _on_ring(runs, LAYERS), sum(spent.values()))
+    np.bitwise_and(runs["seen"], ~native_touch.IN_GRANULE, out=runs["seen"])
+    stop_done = time.perf_counter()
+    # as StepRecorder.finish
+    tensors, events = merge(step, allocations, log, lambda address: address >= FIRST_PAGE * PAGE_BYTES)
+    sharing = stock_sharing(step, allocations, tensors, events)
+    merge_done = time.perf_counter()
+    trace = Trace(
+        layers=step.ring,
+        layer_ns=np.full(LAYERS, 10**9, np.int64),
+        tensors=tensors,
+        ops=log.ops,
+        events=events,
+        quality=Quality("ebpf", "touched layers", overhead_ns=sum(spent.values()), granularity_bytes=PAGE_BYTES),
+        sharing=sharing,
+        pages=_on_ring(runs, LAYERS),
+    )
     profile = attribute(trace)
     profile = files.with_origin(profile, trace=trace)
-    seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+    end = time.perf_counter()
+    parts = {
+        "small_chunks": chunks_done - begin,
+        "rest_of_stop": stop_done - chunks_done,
+        "merge": merge_done - stop_done,
+        "profile": end - merge_done,
+    }
+    cpu = time.process_time() - begin_cpu
     counted = int(profile.accesses["pages_touched"].sum())
     assert counted == touches, f"{counted} of {touches} touches are in the profile"
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "extents": len(profile.extents)}), flush=True)
+    told = {"seconds": end - begin, "cpu_seconds": cpu, "parts_s": parts, "extents": len(profile.extents)}
+    print(json.dumps({**told, "tensors": len(tensors), "events": len(events)}), flush=True)
     sys.stdin.readline()
 
 
@@ -198,28 +225,42 @@ def _cuts(n_pages: int, lengths: dict[str, int], random: Any) -> NDArray[np.int6
     return every[every < n_pages]
 
 
-def make_trace(places: NDArray[np.int64], runs: NDArray[Any], overhead_ns: int) -> Trace:
-    """A step of 1,200 tensors whose operators read each in each of its layers."""
-    rows = []
+def make_logs(places: NDArray[np.int64]) -> tuple[Step, NDArray[Any], OperatorLog]:
+    """What the recorder and the allocator have of a step whose operators read each tensor in each of its layers, and
+    have a small tensor of their own meanwhile. `places` as above."""
+    from sentinel.migration.memory import ALLOC, EVENT_DTYPE, FREE, SMALL
+    from sentinel.profiler.merge import Known, Step
+    from sentinel.profiler.operators import OPERATOR, OPERATOR_DTYPE, READ, OperatorLog
+
+    nbytes = (np.diff(places) * PAGE_BYTES).tolist()
+    addresses = (places[:-1] * PAGE_BYTES).tolist()
+    known = tuple(Known(f"w{i}", "param", addresses[i], nbytes[i]) for i in range(TENSORS))
+    allocations, operands, ticks = [], [], []
+    seq, small = 1, 1 << 20
     for layer in range(LAYERS):
-        for tensor in range(TENSORS):
-            if layer in touched_in(tensor):
-                nbytes = int(places[tensor + 1] - places[tensor]) * PAGE_BYTES
-                rows.append((READ, layer, tensor, 0, nbytes, 0, layer))
-        rows.append((TICK, layer, -1, -1, 0, 0, layer))
-    tensors = tuple(
-        TensorInfo(f"w{i}", "param", int(places[i + 1] - places[i]) * PAGE_BYTES, int(places[i]) * PAGE_BYTES)
-        for i in range(TENSORS)
+        used = [tensor for tensor in range(TENSORS) if layer in touched_in(tensor)]
+        for ordinal, tensor in enumerate(used):
+            allocations.append((seq + 1, small, 512, seq, layer, ordinal, SMALL, ALLOC, (0, 0, 0)))
+            operands.append((seq + 2, addresses[tensor], nbytes[tensor], 0, nbytes[tensor], 0, READ, 0, 0))
+            operands.append((seq + 2, 0, 0, seq, nbytes[tensor], 0, OPERATOR, 0, 0))
+            allocations.append((seq + 3, small, 0, seq, layer, -1, 0, FREE, (0, 0, 0)))
+            seq += 3
+        seq += 1
+        ticks.append(seq)
+    step = Step(
+        first_seq=0,
+        last_seq=seq + 1,
+        began_ns=0,
+        tick_seqs=np.array(ticks, np.uint64),
+        tick_ns=np.array(ticks, np.int64),
+        first_layer=0,
+        ring=tuple(LayerId(f"layer{i}", 0, "forward") for i in range(LAYERS)),
+        before=known,
+        after=known,
     )
-    return Trace(
-        layers=tuple(LayerId(f"layer{i}", 0, "forward") for i in range(LAYERS)),
-        layer_ns=np.full(LAYERS, 10**9, np.int64),
-        tensors=tensors,
-        ops=("aten::mm",),
-        events=np.array(rows, EVENT_DTYPE),
-        quality=Quality("ebpf", "touched layers", overhead_ns=overhead_ns, granularity_bytes=PAGE_BYTES),
-        pages=runs,
-    )
+    events = np.array(operands, OPERATOR_DTYPE)
+    log = OperatorLog(events, ("aten::mm",), np.zeros(len(events), np.int64), 0)
+    return step, np.array(allocations, EVENT_DTYPE), log
 
 
 def _migration_among(count: int) -> dict[str, Any]:
