@@ -260,6 +260,9 @@ SN_API int sn_mover_cancel(sn_mover *mover, uint64_t id);
 SN_API int sn_mover_wait(sn_mover *mover, uint64_t id, uint64_t timeout_ns);
 /* Takes at most `count` results of ended jobs, oldest first; returns how many. */
 SN_API uint64_t sn_mover_results(sn_mover *mover, sn_moved *out, uint64_t count);
+/* At most `count` of them from the `first`-th on that has ended, 0 being the first of all: these stay, to be told again,
+ * so that whatever cuts their reader short loses none. Those before are dropped. */
+SN_API uint64_t sn_mover_results_from(sn_mover *mover, uint64_t first, sn_moved *out, uint64_t count);
 /* Address of the number of jobs that have ended, to look at without a call. */
 SN_API const uint64_t *sn_mover_ended(const sn_mover *mover);
 /* Address of the number of jobs that were submitted, and so the id of the last: to know, before a call and whatever cuts

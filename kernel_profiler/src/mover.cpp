@@ -191,13 +191,19 @@ extern "C" int sn_mover_wait(sn_mover *m, uint64_t id, uint64_t timeout_ns) {
   return 0;
 }
 
-extern "C" uint64_t sn_mover_results(sn_mover *m, sn_moved *out, uint64_t count) {
+extern "C" uint64_t sn_mover_results_from(sn_mover *m, uint64_t first, sn_moved *out, uint64_t count) {
   if (m->inert()) return 0;
   Lock lock(&m->mutex);
-  uint64_t taken = 0;
-  for (; taken < count && !m->ended_jobs.empty(); m->ended_jobs.pop_front())
-    out[taken++] = m->ended_jobs.front().moved;
-  return taken;
+  for (; m->dropped < first && !m->ended_jobs.empty(); ++m->dropped) m->ended_jobs.pop_front();
+  uint64_t told = 0;
+  for (auto job = m->ended_jobs.begin(); told < count && job != m->ended_jobs.end(); ++job) out[told++] = job->moved;
+  return told;
+}
+
+extern "C" uint64_t sn_mover_results(sn_mover *m, sn_moved *out, uint64_t count) {
+  const uint64_t told = sn_mover_results_from(m, 0, out, count);
+  if (told != 0) sn_mover_results_from(m, m->dropped + told, nullptr, 0);
+  return told;
 }
 
 extern "C" const uint64_t *sn_mover_ended(const sn_mover *m) { return looked_at(m->ended); }

@@ -90,7 +90,8 @@ struct sn_mover {
   uint64_t link_free_ns[2] = {0, 0};  // by the link's own clock; half duplex uses the first
   uint64_t room_since_ns = 0;         // by the same clock: when fast room was last given back
   std::unordered_set<uint64_t> unfinished;
-  sn::Jobs ended_jobs;  // whose results nobody has taken yet
+  sn::Jobs ended_jobs;  // whose results are not dropped yet
+  uint64_t dropped = 0;
   std::atomic<uint64_t> ended{0};
   uint64_t errors[SN_ERRNO_COUNT] = {};
   pthread_t threads[2];

@@ -101,7 +101,14 @@ void jobs_submitted_together_are_numbered_in_their_order() {
   jobs[1].source = 1;
   CHECK(sn_mover_submit_all(mover, jobs, 3) == 1 && *sn_mover_submitted(mover) == 3);
   for (uint64_t id = 1; id <= 3; ++id) CHECK(sn_mover_wait(mover, id, kForever) == 0);
-  const std::vector<sn_moved> all = results(mover);
+  sn_moved seen[3];
+  CHECK(sn_mover_results_from(mover, 0, seen, 2) == 2 && seen[0].id == 1 && seen[1].id == 2);
+  CHECK(sn_mover_results_from(mover, 0, seen, 3) == 3 && seen[0].id == 1 && seen[2].id == 3);  // they stay
+  CHECK(sn_mover_results_from(mover, 1, seen + 1, 2) == 2 && seen[1].id == 2);
+  CHECK(sn_mover_results_from(mover, 0, seen + 1, 2) == 2 && seen[1].id == 2);  // but for the one before
+  std::vector<sn_moved> all = results(mover);
+  CHECK(sn_mover_results_from(mover, 3, seen + 1, 2) == 0);
+  all.insert(all.begin(), seen[0]);
   CHECK(all.size() == 3 && all[0].id == 1 && all[1].id == 2 && all[2].id == 3);
   CHECK(all[1].start_ns >= all[0].stop_ns && all[2].start_ns >= all[1].stop_ns);  // there was no room before
   CHECK(held(mover).bytes[0] == 90 && held(mover).most_fast_bytes <= 100);

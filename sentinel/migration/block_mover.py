@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sentinel.core.errors import TierError
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.clock import Clock
 from sentinel.migration.move import Move
@@ -46,8 +47,13 @@ class BlockMover:
     def collect(self) -> None:
         """The table and the run learn what has ended."""
         ended = self._moves.collect()
-        if ended:
-            self._outcomes.ended(ended)
+        while ended:
+            try:
+                self._outcomes.ended(ended)
+            except TierError:  # the job is strict; all of them are noted
+                self._moves.forget(ended)
+                raise
+            ended = self._moves.collect() if self._moves.forget(ended) else ()
 
     def finish(self) -> None:
         """Wait for all that is under way."""

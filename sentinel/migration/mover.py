@@ -99,7 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_submit_all": (_I64, (_PTR, _PTR, _U64)),
     "sn_mover_cancel": (_INT, (_PTR, _U64)),
     "sn_mover_wait": (_INT, (_PTR, _U64, _U64)),
-    "sn_mover_results": (_U64, (_PTR, _PTR, _U64)),
+    "sn_mover_results_from": (_U64, (_PTR, _U64, _PTR, _U64)),
     "sn_mover_ended": (_PTR, (_PTR,)),
     "sn_mover_submitted": (_PTR, (_PTR,)),
     "sn_mover_reserve": (_INT, (_PTR, _U64, _U64)),
@@ -112,7 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_copied": (_INT, (_PTR, _PTR)),
     "sn_fork_count": (_U64, ()),
 }
-_SUBMIT = "sn_mover_submit_all"
+_SUBMIT, _RESULTS = "sn_mover_submit_all", "sn_mover_results_from"
 _WAITING = ("sn_mover_close", "sn_mover_wait", "sn_mover_reserve")
 """Calls that may take long let go of the GIL; the others are shorter than letting go of it."""
 
@@ -141,6 +141,7 @@ class NativeMover:
         self._accounts = _Held()
         self._accounts_at = ctypes.addressof(self._accounts)
         self._held_call, self._submit_call = self._call["sn_mover_held"], self._call[_SUBMIT]
+        self._results_call, self._told = self._call[_RESULTS], 0
         self._take_call = _bind("sn_mover_reserve", waiting=False)
 
     def submit(self, job: Job) -> int:
@@ -201,13 +202,20 @@ class NativeMover:
     def results(self) -> list[Moved]:
         """The jobs that have ended since the last call, oldest first."""
         found: list[Moved] = []
-        while True:
-            count = self._call["sn_mover_results"](self._open("sn_mover_results"), self._rows_at, _BATCH)
-            for row in _MOVED.iter_unpack(memoryview(self._rows)[: count * _MOVED.size]):
-                job, start, stop, moved = row[:4]
-                found.append(Moved(job, start, stop, moved, row[4:-2], _OUTCOMES[row[-2]], row[-1]))
-            if count < _BATCH:
-                return found
+        while told := self.results_from(self._told):
+            found += told
+            self._told += len(told)
+        return found
+
+    def results_from(self, first: int) -> list[Moved]:
+        """Up to 64 jobs in the order in which they have ended, from the `first`-th on, 0 being the first of all. Those
+        before are told of no more."""
+        count = self._results_call(self._open(_RESULTS), first, self._rows_at, _BATCH)
+        found = []
+        for row in _MOVED.iter_unpack(memoryview(self._rows)[: count * _MOVED.size]):
+            job, start, stop, moved = row[:4]
+            found.append(Moved(job, start, stop, moved, row[4:-2], _OUTCOMES[row[-2]], row[-1]))
+        return found
 
     def held(self, *, restart: bool = False) -> Held:
         """The accounts; `restart`: the high-water marks begin anew."""

@@ -50,7 +50,8 @@ class Moves:
         self._by_block: dict[int, list[Move]] = {}
         self._backoff = Backoff()
         self._booked = 0  # the last job that is in the books, or is about to be
-        self._ended = 0  # moves that the mover has ended and `collect` returned
+        self._told = 0  # jobs that `collect` has seen and nobody forgot
+        self._ended = 0  # jobs that were forgotten since they have ended
 
     # ---- what is under way ------------------------------------------------------------------------------
 
@@ -97,9 +98,13 @@ class Moves:
         A move is refused if its block will not be at the source, is to wait since it failed again and again, or if
         there is no memory for one job more: that is a failed migration like others.
         """
-        self._strike_unsubmitted()
-        table, under_way, refused = self._table, list[Move | None](), list[Ended]()
-        going, orders = list[Move](), list[Order]()
+        if self._booked != self._mover.submitted():
+            self._strike_unsubmitted()
+        table = self._table
+        under_way: list[Move | None] = []
+        refused: list[Ended] = []
+        going: list[Move] = []
+        orders: list[Order] = []
         for move in moves:
             block = move.block
             pending = self._by_block.get(block)
@@ -178,18 +183,20 @@ class Moves:
     def _strike_unsubmitted(self) -> None:
         """Drop from the books what the mover has not got: it refused it, or an interrupt came before the call."""
         submitted = self._mover.submitted()
-        if self._booked == submitted:
-            return
         for job in [job for job in self._by_job if job > submitted]:
             move = self._by_job[job]
-            pending = [other for other in self.of(move.block) if other is not move]
-            if pending:
-                self._by_block[move.block] = pending
-            else:
-                self._by_block.pop(move.block, None)
-            del self._by_job[job]
+            self._strike(move)
             move.job = 0
         self._booked = submitted
+
+    def _strike(self, move: Move) -> None:
+        """Drop it from the books. One that is out of them in part goes wholly."""
+        pending = self._by_block.get(move.block, [])
+        if move in pending:
+            pending.remove(move)
+        if not pending:
+            self._by_block.pop(move.block, None)
+        self._by_job.pop(move.job, None)
 
     def _no_memory_for(self, move: Move, error: int) -> Ended:
         gives_up = self._backoff.failed(move.block, move.target, move.step)
@@ -215,19 +222,37 @@ class Moves:
                 self._mover.wait(move.job)
 
     def collect(self) -> Sequence[Ended]:
-        """What has ended since the last call, oldest first. A look at a counter if nothing has."""
-        self._strike_unsubmitted()
+        """What has ended, oldest first, up to 64 of them. A look at a counter if nothing has. Until `forget` it is told
+        again: what cuts short whoever notes it loses none."""
+        if self._booked != self._mover.submitted():
+            self._strike_unsubmitted()
         if self._mover.ended() == self._ended:
             return ()
-        return [self._end_of(moved) for moved in self._mover.results()]
+        moved = self._mover.results_from(self._ended)
+        self._told = len(moved)
+        found: list[Ended] = []
+        over: set[Move] = set()
+        for each in moved:
+            move = self._by_job.get(each.job)
+            if move is not None:  # else `forget` was cut short
+                over.add(move)
+                found.append(self._end_of(move, each, over))
+        if not found:
+            self.forget(())
+        return found
 
-    def _end_of(self, moved: Moved) -> Ended:
-        self._ended += 1
-        move = self._by_job.pop(moved.job)
-        pending = self._by_block[move.block]
-        pending.remove(move)
-        if not pending:
-            del self._by_block[move.block]
+    def forget(self, ended: Iterable[Ended]) -> bool:
+        """All that `collect` returned last, and is noted now. Whether more has ended meanwhile."""
+        for each in ended:
+            self._strike(each.move)
+        told, self._told = self._told, 0
+        self._ended += told
+        return self._mover.ended() != self._ended
+
+    def _end_of(self, move: Move, moved: Moved, over: Collection[Move]) -> Ended:
+        """`over`: moves that have ended, this one too, and are in the books still."""
+        pending = self._by_block.get(move.block, ())
+        queued = [other for other in pending if other not in over] if len(pending) > 1 else ()
         outcome = "late" if move.late and moved.outcome is Outcome.DONE else _WORDS.get(moved.outcome, "skipped")
         return Ended(
             move,
@@ -238,7 +263,7 @@ class Moves:
             moved.moved_bytes,
             moved.start_ns,
             moved.stop_ns,
-            queued=pending[-1] if pending else None,
+            queued=queued[-1] if queued else None,
             gives_up=self._gives_up(move, moved.outcome),
         )
 

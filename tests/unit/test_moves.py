@@ -41,7 +41,6 @@ class Script:
         self.holds_pages = True
         self.jobs = 0
         self._ended: list[Moved] = []
-        self._taken = 0
 
     def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
         return Job(source, target, block.nbytes, block.held, after)
@@ -61,12 +60,10 @@ class Script:
         self._ended.append(Moved(job, 11, 13, moved_bytes, held, outcome, error))
 
     def ended(self) -> int:
-        return self._taken + len(self._ended)
+        return len(self._ended)
 
-    def results(self) -> list[Moved]:
-        found, self._ended = self._ended, []
-        self._taken += len(found)
-        return found
+    def results_from(self, first: int) -> list[Moved]:
+        return self._ended[first:]
 
     def cancel(self, job: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Ctrl-C at any point of a submission: what the movers have got is in the books, and nothing else is."""
+"""Ctrl-C at any point of a tick that moves blocks, or learns what became of them: the books are what the movers did."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sentinel import migration
+from sentinel.migration.block_mover import BlockMover
 from sentinel.migration.engine import Engine
 from sentinel.migration.mover import NativeMover
 from sentinel.migration.moves import Moves
@@ -27,28 +28,24 @@ PLAN = persistent_plan(
 MACHINE = emulated_machine(2 * MIB, promote=INSTANT, demote=INSTANT)
 OURS = Path(migration.__path__[0])
 SUBMISSION = (Moves._submit.__code__, NativeMover.submit_all.__code__)
+COLLECTION = tuple(
+    call.__code__ for call in (BlockMover.collect, Moves.collect, Moves.forget, Moves._strike, NativeMover.results_from)
+)
 
 
 class Interrupter:
-    """Raises a KeyboardInterrupt at the `at`-th point of what `Engine._begin_planned` runs. A point is where a line
-    begins; in `by_bytecode`, each bytecode is one."""
+    """Raises a KeyboardInterrupt at the `at`-th point of a tick. A point is where a line of ours begins; in
+    `by_bytecode` each bytecode is one."""
 
     def __init__(self, at: int, by_bytecode: tuple[CodeType, ...]) -> None:
         self._left, self._by_bytecode = at, by_bytecode
-        self._outermost: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Interrupter | None:
         if event == "call":
-            if self._outermost is None:
-                if frame.f_code is not Engine._begin_planned.__code__:
-                    return None
-                self._outermost = frame
             if OURS not in Path(frame.f_code.co_filename).parents:
                 return None  # callbacks of weak references come at any time, and swallow what they raise
             frame.f_trace_opcodes = frame.f_code in self._by_bytecode
             frame.f_trace_lines = not frame.f_trace_opcodes
-        elif event == "return" and frame is self._outermost:
-            self._outermost = None
         elif event in ("line", "opcode"):
             self._left -= 1
             if not self._left:
@@ -56,26 +53,29 @@ class Interrupter:
         return self
 
 
-def came(interrupter: Interrupter, *, refused: bool) -> bool:
-    """Whether `interrupter` raised as two blocks left together; the accounts and the books are right either way.
+def came(interrupter: Interrupter, layer: int, *, refused: bool = False) -> bool:
+    """Whether `interrupter` raised in the tick that begins `layer`; accounts and books are right either way.
 
-    `refused`: there is no memory for the first submission, so that each is submitted alone.
+    `refused`: there is no memory for the first submission, so that each block is submitted alone.
     """
     with applied(PLAN, PROFILE, MACHINE) as running:
         engine, mover = running.engine, running.engine._mover
         if refused:
             submit, answers = mover._submit_call, [-errno.ENOMEM]
             mover._submit_call = lambda *given: answers.pop() if answers else submit(*given)
+        running.tick(*range(1, layer))
+        running.let_land()
         before, interrupted = sys.gettrace(), False
         sys.settrace(interrupter)
         try:
-            running.tick(1)
+            running.tick(layer)
         except KeyboardInterrupt:
             interrupted = True
         finally:
             sys.settrace(before)
         engine._block_mover.finish()
         check(engine, mover)
+        assert layer == 1 or engine._table.tier == [1, 1]
         running.tick(0)  # the step is cut short; blocks that have left are sent back
         running.step()
         engine.end_run()
@@ -88,13 +88,21 @@ def check(engine: Engine, mover: NativeMover) -> None:
     """Nothing is under way, and each tier holds what the table says of its blocks."""
     held = mover.held()
     assert (engine._moves.all(), list(engine._moves.blocks)) == ([], [])
+    assert mover.ended() == engine._moves._ended
     assert (mover.ended(), held.in_flight_bytes) == (mover.submitted(), 0)
     assert tuple(sum(nbytes) for nbytes in engine._table.bytes_in) == held.bytes_in[:2]
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_whatever_point_of_a_submission_is_interrupted_the_accounts_are_what_the_movers_did(refused: bool) -> None:
+def test_where_a_submission_is_interrupted_what_was_submitted_is_booked(refused: bool) -> None:
     at = 1
-    while came(Interrupter(at, () if refused else SUBMISSION), refused=refused):
+    while came(Interrupter(at, () if refused else SUBMISSION), 1, refused=refused):
         at += 1
-    assert at > 40, "points of a submission are many"
+    assert at > 100, "points of such a tick are many"
+
+
+def test_where_a_collection_is_interrupted_what_has_ended_is_noted() -> None:
+    at = 1
+    while came(Interrupter(at, COLLECTION), 2):
+        at += 1
+    assert at > 100, "points of such a tick are many"
