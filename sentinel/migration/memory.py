@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +40,6 @@ EVENT_DTYPE = np.dtype(
     ]
 )
 
-_RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
-_RESERVED_TIMES_MEMORY = 4  # and else: what is free lies in pieces, so a step takes more addresses than memory
-_MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _LEAST_RESERVED_BYTES = 1 << 26
 _LOG_BYTES = (1 << 24) * EVENT_DTYPE.itemsize  # of address space, kernel_profiler/src/log.cpp
 _PARTS = 4  # two arenas, a tracker's view of the first, and as much for whatever else the job does
@@ -269,7 +265,7 @@ class ManagedMemory:
     def note_on_limit(self) -> str:
         """What a report must say where the limit on address space left little for the arenas; else ""."""
         _, _, reserved = self.exclusive_extent()
-        if reserved >= wanted_bytes() or limits.address_space_left() is None:
+        if reserved >= limits.arena_bytes() or limits.address_space_left() is None:
             return ""
         return (
             f"the limit on address space (ulimit -v) leaves {format_bytes(reserved)} for tensors, and as much for those"
@@ -381,15 +377,9 @@ def _create(library: ctypes.CDLL) -> None:
         )
 
 
-def wanted_bytes() -> int:
-    """Address space for each arena, without a limit on it: it costs nothing, and all nodes' memory is to fit."""
-    memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    return min(max(_RESERVED_BYTES, _RESERVED_TIMES_MEMORY * memory), _MOST_RESERVED_BYTES)
-
-
 def _arena_bytes() -> tuple[int, int]:
     """What to ask for: address space of the exclusive arena, and of the placement arena."""
-    wanted = wanted_bytes()
+    wanted = limits.arena_bytes()
     if (left := limits.address_space_left()) is not None:
         wanted = min(wanted, max((left - _LOG_BYTES) // _PARTS, _LEAST_RESERVED_BYTES))
     return wanted, wanted

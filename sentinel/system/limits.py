@@ -58,6 +58,11 @@ def most_mappings(root: Path = Path("/")) -> int:
     return int(told) if told.isdigit() else _USUAL_MAPPINGS
 
 
+def arena_bytes() -> int:
+    """Address space for each arena, without a limit on it: it costs nothing, and all nodes' memory is to fit."""
+    return min(max(_RESERVED_BYTES, _RESERVED_TIMES_MEMORY * host_bytes()), _MOST_RESERVED_BYTES)
+
+
 def address_space_left() -> int | None:
     """Bytes of addresses that this process may still map (`ulimit -v`); None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -67,6 +72,9 @@ def address_space_left() -> int | None:
     return max(limit - (int(pages[0]) * resource.getpagesize() if pages else 0), 0)
 
 
+_RESERVED_BYTES = 1 << 38  # of address space, for each arena, on a host of little memory
+_RESERVED_TIMES_MEMORY = 4  # and else: what is free lies in pieces, so a step takes more addresses than memory
+_MOST_RESERVED_BYTES = (1 << 44) - (1 << 21)  # pages of the exclusive arena are numbered by 32 bits
 _USUAL_MAPPINGS = 65530  # the kernel's own choice
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
 _V2 = ("memory.max", "memory.current", "inactive_file", "active_file")

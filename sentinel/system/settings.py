@@ -8,11 +8,10 @@ import resource
 from pathlib import Path
 
 from sentinel.core.units import format_bytes
+from sentinel.system import limits
 from sentinel.system.probes import Missing
 from sentinel.system.sysfs import numbers
 
-RESERVED_BYTES = 1 << 38
-"""Of address space for an arena."""
 PERF_THREADS = 1024
 """The perf tracker opens a file a thread of the step."""
 
@@ -106,12 +105,13 @@ def open_files() -> str:
 
 
 def address_space() -> str:
-    """An arena's worth of addresses is reserved, with no memory behind."""
+    """As many addresses are reserved as a session asks for an arena of this host, with no memory behind."""
+    nbytes = limits.arena_bytes()
     try:
-        mmap.mmap(-1, RESERVED_BYTES, prot=0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000).close()
+        mmap.mmap(-1, nbytes, prot=0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000).close()
     except OSError as error:
-        raise Missing(f"{format_bytes(RESERVED_BYTES)} of addresses: {error.strerror}") from error
-    return f"{format_bytes(RESERVED_BYTES)} of addresses were reserved"
+        raise Missing(f"{format_bytes(nbytes)} of addresses: {error.strerror}") from error
+    return f"{format_bytes(nbytes)} of addresses were reserved"
 
 
 def no_kernel_demotion() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.system import capabilities, numa, probes, settings
+from sentinel.system import capabilities, limits, numa, probes, settings
 from sentinel.system.capabilities import probe_all
 
 SOURCE = Path(__file__).parents[2]
@@ -166,3 +166,14 @@ def test_a_cpuset_that_leaves_out_a_node_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "read_text", lambda path, *_: texts[str(path)])
     with pytest.raises(probes.Missing, match=r"nodes \[1, 3\]"):
         settings.cpuset_nodes()
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "told"), [(8 << 30, "256.00 GiB"), (1 << 40, "4.00 TiB"), (1 << 50, "16.00 TiB")]
+)
+def test_as_many_addresses_are_tried_as_a_session_asks_for(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes: int, told: str
+) -> None:
+    """256 GiB or four times the memory, up to what the arena can number."""
+    monkeypatch.setattr(limits, "host_bytes", lambda: memory_bytes)
+    assert settings.address_space() == f"{told} of addresses were reserved"
