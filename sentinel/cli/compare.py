@@ -44,13 +44,13 @@ examples:
       runs the script under ours and the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
 How to read it. 1 in `of all-fast speed`: as fast as with everything in fast memory. 1 in `of the bound`: no plan of
-this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. In this model a
-migration takes time on the link and none on a processor. The second table has the step of the same plan on a worse
-machine too: links carry half, slow accesses take 1.5 times as long. The third has the fast memory that is held, at most
-and in the mean over the step. `best-static` is the best placement found that moves nothing. A policy without a plan is
-shown with the reason. The curve shows the policy sentinel with more and more fast memory. Its knee, the least amount
-tried with at least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just below the knee are
-tried as well.
+this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. Beside time on the
+link a migration takes time from compute: as much as `sentinel calibrate` measured, and 0 on described machines, where
+nobody did; the first lines say which. The second table has the step of the same plan on a worse machine too: links
+carry half, slow accesses take 1.5 times as long. The third has the fast memory that is held, at most and in the mean
+over the step. `best-static` is the best placement found that moves nothing. A policy without a plan is shown with the
+reason. The curve shows the policy sentinel with more and more fast memory. Its knee, the least amount tried with at
+least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just below the knee are tried as well.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
 `simulated`. A share such as 20% is of the memory that a profile's plan needs to keep everything fast (its footprint).
@@ -137,6 +137,7 @@ def _compared(
     profiles: dict[str, Profile], machine: Machine, policies: tuple[str, ...], arguments: argparse.Namespace
 ) -> Comparison:
     from sentinel.planner.sweep import Comparison, cells, curve, knee, make_subject, near_knee
+    from sentinel.reports.price_of_moves import about_moves
 
     subjects: list[Subject] = []
     table: list[Cell] = []
@@ -156,7 +157,8 @@ def _compared(
         points += own
         knees.append(knee(own))
     reached = tuple(k for k in knees if k is not None)
-    return Comparison(machine.name, tuple(policies), tuple(subjects), tuple(table), tuple(points), reached)
+    told = tuple(subjects), tuple(table), tuple(points), reached
+    return Comparison(machine.name, tuple(policies), *told, about_moves(machine))
 
 
 def _labels(paths: list[str]) -> dict[str, str]:

@@ -98,7 +98,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return OK
     print("estimated from shapes: nothing was run, no weights were made; times are a model\n")
     print_table(rows_of(needs, profile, found))
-    print(f"\n{_times_are(machine, flops_per_s, why)}\n")
+    print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}\n")
     print(_points(found))
     print(f"\n{to_buy(found, machine, here, arguments.fast)}")
     print(f"profile written to {arguments.output}" if arguments.output else "-o FILE keeps the profile")
@@ -184,12 +184,14 @@ def _times_are(machine: Machine, flops_per_s: float, why: str) -> str:
 
 def _curve(label: str, profile: Profile, machine: Machine, asked: str | None) -> Comparison:
     from sentinel.planner.sweep import Comparison, curve, knee, make_subject
+    from sentinel.reports.price_of_moves import about_moves
 
     subject = make_subject(label, profile, machine)
     amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*CURVE, *filter(None, [asked]))}
     points = list(curve(subject, profile, machine, amounts))
     at = knee(points)
-    return Comparison(machine.name, (), (subject,), (), tuple(points), () if at is None else (at,))
+    knees = () if at is None else (at,)
+    return Comparison(machine.name, (), (subject,), (), tuple(points), knees, about_moves(machine))
 
 
 def point_at(found: Comparison, asked: str | None) -> Point | None:

@@ -18,13 +18,15 @@ def curve_text(label: str, profile: Profile, machine: Machine, asked: str | None
     """The curve, its knee, and where `asked` lies on it. Raises UsageError for a step without managed tensors."""
     from sentinel.planner.sweep import Comparison, curve, knee, make_subject, near_knee
     from sentinel.reports.policy_comparison import text
+    from sentinel.reports.price_of_moves import about_moves
 
     with telling("simulating the curve of fast memory"):
         subject = make_subject(label, profile, machine)
         amounts = {fast: parse_budget(fast, subject.footprint_bytes) for fast in (*CURVE, *filter(None, [asked]))}
         points = near_knee(subject, profile, machine, list(curve(subject, profile, machine, amounts)))
     at = knee(points)
-    found = Comparison(machine.name, (), (subject,), (), tuple(points), () if at is None else (at,))
+    knees = () if at is None else (at,)
+    found = Comparison(machine.name, (), (subject,), (), tuple(points), knees, about_moves(machine))
     here = next((point for point in points if asked is not None and point.fast_bytes == amounts[asked]), None)
     if here is None or here.speed is None:
         return text(found)

@@ -66,6 +66,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, write the plan, print what it decides."""
     from sentinel import files, planner
+    from sentinel.reports.price_of_moves import about_moves
     from sentinel.simulator import simulate
 
     check_outputs(arguments.output)
@@ -83,7 +84,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.output:
         files.save(files.with_origin(plan, profile=profile, machine=machine), arguments.output)
     if arguments.json:
-        print_json({**decisions(plan), "fast_mean_bytes": mean, "step_ns_all_fast": all_fast})
+        told = {"fast_mean_bytes": mean, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)}
+        print_json({**decisions(plan), **told})
         return OK
     print(f"simulated on {machine.name}: predictions, nothing was run\n")
     print_table(rows_of(plan, all_fast, mean))
@@ -158,6 +160,7 @@ def against(step_ns: int, all_fast_ns: int | None) -> str:
 def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | None) -> list[str]:
     """What a reader must know before believing the rows."""
     from sentinel.core.pins import pins_of
+    from sentinel.reports.price_of_moves import about_moves
 
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     pins = pins_of(plan.details)
@@ -167,6 +170,7 @@ def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | 
             budget >= footprint,
             f"{format_bytes(budget)} hold all {format_bytes(footprint)}: nothing moves; `--fast 20%` leaves less.",
         ),
+        (budget < footprint, about_moves(machine)),
         *((True, sentence) for sentence in about_pins(plan)),
         *((True, f"{pattern!r} names nothing that lives across steps: no effect.") for pattern in pins.idle(profile)),
         (told := pins.overruled(profile), f"{told}."),

@@ -50,6 +50,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Simulate, write the run, print its numbers."""
     from sentinel import files, planner
+    from sentinel.reports.price_of_moves import about_moves
     from sentinel.simulator import simulate
 
     check_outputs(arguments.output)
@@ -64,10 +65,12 @@ def execute(arguments: argparse.Namespace) -> int:
         files.save(files.with_origin(run, profile=profile, plan=plan, machine=machine), arguments.output)
     found = numbers(run)
     if arguments.json:
-        print_json({**found, "step_ns_all_fast": all_fast})
+        print_json({**found, "step_ns_all_fast": all_fast, "price_of_moves": about_moves(machine)})
         return OK
     print(f"simulated on {machine.name}: predictions, nothing was run\n")
     print_table(rows_of(found, all_fast))
+    if plan.migrations:
+        print(f"\n{about_moves(machine)}")
     if told := about_compute(machine, all_fast, profile.step_ns_plain):
         print(f"\n{told}")
     if arguments.output:

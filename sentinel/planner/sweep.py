@@ -107,7 +107,8 @@ class Knee:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it on one machine. `knees` has no entry for a profile whose curve never reaches KNEE_SHARE."""
+    """All of it on one machine. `knees` has no entry for a profile whose curve never reaches KNEE_SHARE.
+    `price_of_moves`: what moves take from compute there, in sentences."""
 
     machine: str
     policies: tuple[str, ...]
@@ -115,6 +116,7 @@ class Comparison:
     cells: tuple[Cell, ...]
     curve: tuple[Point, ...]
     knees: tuple[Knee, ...]
+    price_of_moves: str = ""
 
 
 def make_subject(name: str, profile: Profile, machine: Machine) -> Subject:

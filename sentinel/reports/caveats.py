@@ -14,6 +14,7 @@ from sentinel.core.run import OUTCOMES, Run, TrialDecision
 from sentinel.core.trace import Quality
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports.grades import SMALL_SHARE, Grades, sentence
+from sentinel.reports.price_of_moves import unpriced
 from sentinel.reports.setup import Setup
 
 BUSY_SHARE = 0.1
@@ -214,9 +215,8 @@ def _of_machine(machine: Machine) -> list[str]:
     declared = [tier.name for tier in machine.tiers if not tier.measured]
     names = [tier.name for tier in machine.tiers]
     declared += [f"{names[link.source]}→{names[link.target]}" for link in machine.links if not link.measured]
-    if not declared:
-        return []
-    return [f"Machine {machine.name}: declared, not measured: {', '.join(declared)}."]
+    told = unpriced(machine)
+    return holding((declared, f"Machine {machine.name}: declared, not measured: {', '.join(declared)}."), (told, told))
 
 
 def _of_memory(headline: dict[str, Any], setup: Setup, found: Grades) -> None:

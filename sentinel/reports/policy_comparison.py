@@ -23,6 +23,7 @@ def as_object(found: Comparison) -> dict[str, Any]:
         "policies": list(found.policies),
         "knee_rule": knee_rule(),
         "worse_machine": WORSE,
+        "price_of_moves": found.price_of_moves,
         "profiles": [asdict(subject) for subject in found.profiles],
         "cells": [asdict(cell) for cell in found.cells],
         "curve": [asdict(point) for point in found.curve],
@@ -32,7 +33,8 @@ def as_object(found: Comparison) -> dict[str, Any]:
 
 def text(found: Comparison) -> str:
     """What a terminal shows: for each profile the policies by amount of fast memory, then the curve and its knee."""
-    parts = [f"simulated on {found.machine}: predictions, nothing was run"]
+    head = (f"simulated on {found.machine}: predictions, nothing was run", found.price_of_moves)
+    parts = ["\n".join(filter(None, head))]
     for subject in found.profiles:
         cells = [cell for cell in found.cells if cell.profile == subject.profile]
         points = [point for point in found.curve if point.profile == subject.profile]

@@ -192,6 +192,7 @@ def test_json_is_one_object_with_cells_curve_and_knee(tmp_path: Path, capsys: py
         assert cell["worse_step_ns"] > cell["step_ns"]
         assert cell["fast_mean_bytes"] <= cell["fast_peak_bytes"]
     assert "half" in found["worse_machine"]
+    assert "counted as 0" in found["price_of_moves"]
     assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "75%", "87.5%", "100%"]  # two near the knee
     speeds = [point["speed"] for point in found["curve"]]
     assert speeds == sorted(speeds)
@@ -205,7 +206,7 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = compared(tmp_path, capsys, "--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast")
-    assert out.startswith("simulated on built")
+    assert out.startswith("simulated on built: predictions, nothing was run\nWhat moves between fast and slow take")
     assert "links carry half, slow accesses take 1.5 times as long" in out
     assert "Fast memory held, simulated: at most / in the mean over the step" in out
     assert out.count("<- knee") == 1
@@ -246,6 +247,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
     assert "simulated" in page
     assert "knee: 100%" in page
     assert "on a worse machine" in page
+    assert "on built is counted as 0" in page
     assert "in the mean over the step" in page
     assert "Knee (simulated): 100%" in page.split("Before you read")[0], "the answer comes first"
     assert "keeps everything in the fast tier" in page

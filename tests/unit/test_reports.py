@@ -191,6 +191,7 @@ def test_a_plan_of_another_machine_is_a_caveat() -> None:
             "1.00 MiB less than the 9.00 MiB that one layer needs at once",
         ),
         ({"machine": MACHINE}, "declared, not measured"),
+        ({"machine": MACHINE}, "on built is counted as 0"),
         ({"setup": Setup(notes=("beware",))}, "Beware."),
         ({"executed": executed(events=((2, "a page stayed"),))}, "Step 2: a page stayed"),
         ({"setup": SETUP}, "1 tensor (4.00 KiB) stayed in place"),

@@ -43,6 +43,7 @@ def test_plan_prints_what_it_decides(saved: dict[str, str], capsys: pytest.Captu
     assert plan.execute(asked(plan, *words)) == OK
     found = json.loads(capsys.readouterr().out)
     all_fast = found.pop("step_ns_all_fast")
+    assert "counted as 0" in found.pop("price_of_moves")
     assert 0 < found.pop("fast_mean_bytes") <= PLAN.fast_peak_bytes
     assert found == plan.decisions(PLAN)
     assert 0 < all_fast <= (PLAN.predicted_step_ns or 0)
@@ -74,7 +75,10 @@ def test_plan_says_what_to_compare_with_and_where_it_is(
     told = capsys.readouterr().out
     assert told.endswith(f"plan written to {out}\n")
     assert "times the step with everything fast" in told
+    assert "on built is counted as 0" in told
     assert "TFLOP/s" not in told
+    assert simulate.execute(asked(simulate, "simulate", saved["profile"], saved["plan"], *words[2:4])) == OK
+    assert "on built is counted as 0" in capsys.readouterr().out
 
 
 def test_a_host_without_a_calibration_must_name_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +100,7 @@ def test_simulate_prints_the_run_in_numbers(saved: dict[str, str], capsys: pytes
     assert simulate.execute(asked(simulate, *words)) == OK
     found = json.loads(capsys.readouterr().out)
     all_fast = found.pop("step_ns_all_fast")
+    assert "counted as 0" in found.pop("price_of_moves")
     assert found == simulate.numbers(SIMULATED)
     rows = {what: (amount, remark) for what, amount, remark in simulate.rows_of(found, all_fast)}
     assert rows["step"][0] == format_ns(SIMULATED.step_ns or 0)

@@ -29,6 +29,7 @@ def comparison_page(found: Comparison) -> str:
     )
     caveats = (
         f"Every number is simulated on the described machine {found.machine}: a prediction; nothing was run.",
+        *filter(None, (found.price_of_moves,)),
         f"The bound is below every plan's time, perhaps below what any can reach. {EXCHANGE[0].upper()}{EXCHANGE[1:]}.",
         f"The knee is {knee_rule()}. It is no finer than the amounts tried.",
     )
