@@ -59,6 +59,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {capability}: {remedy}")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Plans for emulated tiers count what copies take on a calibrated host (docs/decisions/0159), and may move less."""
+    if exitstatus != pytest.ExitCode.TESTS_FAILED:
+        return
+    from sentinel.system.calibration import kept_copies_path
+    from sentinel.system.topology import topology
+
+    host = topology()
+    path = kept_copies_path(host.nodes, host.fast)
+    if path.exists():
+        terminalreporter.write_line(f"sessions planned with what copies take on this host: {path}; try without it")
+
+
 class _Watch:
     """Collects the reasons of skips, and fails the run for those that were ruled out."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sentinel.calibrate.machines import machine_of
+from sentinel.calibrate.machines import copies_of, machine_of
 from sentinel.calibrate.measure import calibrate
 from sentinel.calibrate.measurement_plan import MeasurementPlan, plan_measurements
 from sentinel.calibrate.moving import as_copied_here, with_moving
@@ -17,6 +17,7 @@ __all__ = [
     "NodeFigures",
     "as_copied_here",
     "calibrate",
+    "copies_of",
     "machine_of",
     "plan_measurements",
     "with_moving",

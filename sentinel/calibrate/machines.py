@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sentinel.calibrate.moving import with_moving
 from sentinel.calibrate.results import EMULATED, Calibration, NodeFigures, best
 from sentinel.core.errors import UsageError
@@ -45,6 +47,19 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
         decided_by=ordered.decided_by,
     )
     return with_moving(measured, found.moving)
+
+
+def copies_of(found: Calibration, host: Topology) -> Machine | None:
+    """What copies within this host's fast memory take, of which emulated tiers are made: its links have their rate and
+    what they take from compute. None where none were measured."""
+    mine = [each for each in found.moving if each.node is None]
+    if not mine:
+        return None
+    fast = _tier(found, found.nodes[0], host, "fast")
+    copied = replace(fast, name="emulated", kind="emulated", node=None)
+    rates = [((1, 0) if each.to_fast else (0, 1), max(int(each.rate.median), 1)) for each in mine]
+    links = tuple(Link(*ends, rate) for ends, rate in rates)
+    return with_moving(Machine("this host", (fast, copied), links, decided_by="measurement"), mine)
 
 
 def conditions(found: Calibration) -> str:

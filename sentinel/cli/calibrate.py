@@ -27,7 +27,8 @@ examples:
   sentinel run --machine machine.json train.py
       keeps the figures in a file of their own; plan, simulate and compare take it too
   sentinel calibrate --slow emulated:cxl-asic-x8 -o machine.json
-      this host's memory as fast tier, a declared slow one: for hosts with one node
+      this host's memory as fast tier, a declared slow one: for hosts with one node. Without -o only what copies take
+      from compute is kept, and plans for all emulated tiers count it
 
 Bandwidth: `read`, `write` (ordinary stores) and `mixed` (bytes read and written back in place, both counted), by
 threads on the CPUs of the fast node. Latency: dependent loads in random order. Migration: pages moved as a plan moves
@@ -134,15 +135,20 @@ def _said(found: Calibration, machine: Machine, asked_slow: str | None) -> list[
 def _kept(found: Calibration, machine: Machine, host: Topology, arguments: argparse.Namespace) -> str:
     """Writes or keeps the machine; says which."""
     from sentinel import files
-    from sentinel.system.calibration import keep
+    from sentinel.calibrate import copies_of
+    from sentinel.system.calibration import keep, keep_copies
 
     if arguments.output:
         files.save(machine, arguments.output)
         return f"machine written to {arguments.output}; use it with --machine {arguments.output}"
     if found.emulated:
         return "not kept for plans, since the machine is emulated; -o FILE writes it all the same"
-    if not all(tier.measured for tier in machine.tiers):
-        return "not kept: a plan for a declared slow tier takes declared numbers; -o FILE writes this machine"
+    copies = copies_of(found, host)
+    if copies is not None:
+        return (
+            f"kept in {keep_copies(copies, host.nodes)}: plans for emulated tiers count what copies take here from now"
+            " on; speeds of a declared slow tier stay declared, and -o FILE writes this machine"
+        )
     return f"kept in {keep(machine, host.nodes)}: plans for nodes of this host use it from now on"
 
 

@@ -54,24 +54,26 @@ def execute(arguments: argparse.Namespace) -> int:
         return build(arguments.json)
     from sentinel.cli import doctor_watchers
     from sentinel.system.affinity import spanning
-    from sentinel.system.calibration import kept
+    from sentinel.system.calibration import kept, kept_copies
     from sentinel.system.capabilities import GROUPS, probe_all
     from sentinel.system.topology import topology
 
     with telling("probing this host (the first time, the torch shim is compiled)"):
         host, found, seen = topology(), probe_all(), doctor_watchers.examine()
-    measured, spans = kept(host.nodes, host.fast), spanning(host)
+    measured, copies, spans = kept(host.nodes, host.fast), kept_copies(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
     if not missing:  # else it is what tracker ops misses too
         missing = ["tracker ops" for trial in seen.trackers if trial.tracker == "ops" and not trial.available]
     if arguments.json:
         answer = {"topology": asdict(host), "capabilities": [asdict(c) for c in found], "missing": missing}
-        placed = {"calibration": None if measured is None else asdict(measured), "affinity": spans or None}
+        kept_here = {"calibration": measured, "copies": copies}
+        placed: dict[str, Any] = {name: machine and asdict(machine) for name, machine in kept_here.items()}
+        placed["affinity"] = spans or None
         print_json(answer | placed | seen.as_json() | {"settings": settings_as_json()})
     else:
         print_table(node_rows(host, measured))
         print(f"slow memory: {slow_memory(host)}")
-        for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured)):
+        for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured), emulated_moves(copies)):
             print(line)
         print("\n".join(seen.lines()))
         print("\n".join(setting_lines()))
@@ -174,6 +176,15 @@ def speeds(host: Topology, measured: Machine | None) -> list[str]:
     if measured is not None:
         return [f"speeds: {measured.tiers[0].source}"]
     return ["speeds: not measured, so migration is planned at memory bandwidth; `sentinel calibrate` measures them"]
+
+
+def emulated_moves(copies: Machine | None) -> str:
+    """What moves take where an emulated tier is planned for, and by whom it was measured."""
+    from sentinel.reports.price_of_moves import about_moves
+
+    if copies is None:
+        return "moves of emulated tiers: not measured, so they are planned as if they took nothing from compute"
+    return f"moves of emulated tiers: {about_moves(copies)} {copies.fast.source}"
 
 
 def told(capability: Capability) -> str:

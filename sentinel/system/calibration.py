@@ -1,12 +1,15 @@
-"""The calibration of this host that is kept in the user's cache: a Machine of all nodes, as seen from the fast one.
+"""The calibrations of this host that are kept in the user's cache: a Machine of all nodes, as seen from the fast one,
+and one of copies within its memory, which emulated tiers are made of.
 
-It is found by what it depends on: processor, nodes, their CPUs, memory and distances, and the node that is fast. A
-host that is changed, or a process that runs elsewhere, finds none.
+Each is found by what it depends on: processor, nodes, their CPUs, memory and distances, and the node that is fast; and
+copies by how many CPUs the process may use, since a copy takes from compute what no CPU has left over. A host that is
+changed, or a process that runs elsewhere, finds none.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,30 +26,60 @@ _GIB = 1 << 30
 
 def kept_path(nodes: Sequence[Node], fast: int) -> Path:
     """Where the calibration of these nodes, seen from node `fast`, is kept."""
+    return _path("machine", nodes, fast)
+
+
+def kept_copies_path(nodes: Sequence[Node], fast: int) -> Path:
+    """Where the calibration of copies within node `fast` is kept by processes that may use as many CPUs as this."""
+    return _path("copies", nodes, fast, len(os.sched_getaffinity(0)))
+
+
+def _path(what: str, nodes: Sequence[Node], *place: int) -> Path:
     about = [(n.number, n.cpus, round(n.total_bytes / _GIB), sorted(n.distances.items())) for n in nodes]
-    digest = hashlib.sha256(repr((processor.model(), about, fast)).encode()).hexdigest()
-    return cache_folder() / f"machine-{digest[:16]}.json"
+    digest = hashlib.sha256(repr((processor.model(), about, *place)).encode()).hexdigest()
+    return cache_folder() / f"{what}-{digest[:16]}.json"
 
 
 def kept(nodes: Sequence[Node], fast: int) -> Machine | None:
     """The calibration that is kept for these nodes, None if there is none. One that cannot be read is warned of."""
-    path = kept_path(nodes, fast)
+    return _read(kept_path(nodes, fast))
+
+
+def kept_copies(nodes: Sequence[Node], fast: int) -> Machine | None:
+    """The calibration of copies that is kept for node `fast`: two tiers, whose links have the rate of a copy and what
+    it takes from compute. None if there is none; one that cannot be read is warned of."""
+    return _read(kept_copies_path(nodes, fast))
+
+
+def _read(path: Path) -> Machine | None:
     if not path.exists():
         return None
     try:
         return load_machine(path)
     except (FormatError, OSError) as error:
         said = f"this host's calibration is not used: {error}; run `sentinel calibrate` again"
-        warn(said, stacklevel=3)
+        warn(said, stacklevel=4)
         return None
 
 
 def keep(machine: Machine, nodes: Sequence[Node]) -> Path:
     """Keep the calibration `machine` of these nodes for the next session; returns its path. OSError if it can't."""
-    fast = machine.fast.node
-    if fast is None:
+    return _write(machine, kept_path(nodes, _fast(machine)))
+
+
+def keep_copies(machine: Machine, nodes: Sequence[Node]) -> Path:
+    """Keep what `machine` tells of copies within its fast node, for plans of emulated tiers; returns its path. OSError
+    if it can't."""
+    return _write(machine, kept_copies_path(nodes, _fast(machine)))
+
+
+def _fast(machine: Machine) -> int:
+    if machine.fast.node is None:
         raise ValueError("a calibration's fast tier is a node")
-    path = kept_path(nodes, fast)
+    return machine.fast.node
+
+
+def _write(machine: Machine, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     save(machine, path)
     return path

@@ -11,7 +11,7 @@ from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.core.rules import require
 from sentinel.core.units import parse_bytes
-from sentinel.system.calibration import kept
+from sentinel.system.calibration import kept, kept_copies
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology, topology
 from sentinel.tiers.presets import (
@@ -51,7 +51,8 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
     slower node if there is one, else described as cxl-asic-x8. `fast_capacity`: budget in bytes, by default all
     that the fast node has. `fast`: preset of the fast tier where the host tells no speeds.
 
-    Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's.
+    Speeds of nodes are those of the calibration kept for this host, else the firmware's, else a preset's. What moves to
+    emulated tiers is copied: it takes from compute what a kept calibration says, and is no faster than its copies.
 
     Raises UsageError for a word that is none of these, CapabilityError for one that this host cannot do.
     """
@@ -71,7 +72,8 @@ def machine_for(slow: str, fast_capacity: int | None = None, fast: str = DEFAULT
             'only start_profile and `sentinel run` take one; slow="emulated:nvme-gen4" shows what a plan would do',
         )
     declared, named = declared_words(slow)
-    return _described(host, named, declared, local, fast_capacity)
+    machine = _described(host, named, declared, local, fast_capacity)
+    return _as_copied(machine, kept_copies(host.nodes, host.fast)) if declared == "emulated" else machine
 
 
 def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
@@ -173,6 +175,22 @@ def _as_measured(machine: Machine, calibration: Machine | None) -> Machine:
     up, down = calibration.link(slow, fast), calibration.link(fast, slow)
     links = (replace(up, source=1, target=0), replace(down, source=0, target=1))
     return replace(machine, tiers=tiers, links=links, full_duplex=calibration.full_duplex)
+
+
+def _as_copied(machine: Machine, copies: Machine | None) -> Machine:
+    """`machine`, of emulated tiers, with the prices of this host's copies, and links that are no faster than they."""
+    if copies is None:
+        return machine
+    links = []
+    for link in machine.links:
+        found = copies.link(1, 0) if link.target == machine.hub else copies.link(0, 1)
+        rate = min(link.bandwidth_bytes_per_s, found.bandwidth_bytes_per_s)
+        links.append(
+            replace(
+                found, source=link.source, target=link.target, bandwidth_bytes_per_s=rate, latency_ns=link.latency_ns
+            )
+        )
+    return replace(machine, links=tuple(links))
 
 
 def _fast_tier(host: Topology, local: Preset, capacity: int | None) -> TierSpec:
