@@ -37,6 +37,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def commit() -> str:
+    """The commit that ran, and whether it was changed since; "unknown" outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    except OSError:  # there is no git
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
 def versions() -> dict[str, str | None]:
     """Versions of what was measured; None where it is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "libc": " ".join(platform.libc_ver())}
@@ -111,9 +121,10 @@ def paired(rounds: Sequence[Mapping[str, float]], name: str, rival: str) -> dict
 
 
 def told(claim: str, settings: Mapping[str, Any], results: Any) -> dict[str, Any]:
-    """What a benchmark says of itself: its claim, when and where it ran, how it was set, and what it found."""
+    """What a benchmark says of itself: its claim, when, where and as which commit it ran, how it was set, and what it
+    found."""
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    where = {"when": when, "machine": machine(), "versions": versions()}
+    where = {"when": when, "commit": commit(), "machine": machine(), "versions": versions()}
     return {"claim": claim, **where, **settings, "results": results}
 
 

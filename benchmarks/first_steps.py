@@ -54,8 +54,6 @@ def summary(turn: dict[str, Any]) -> dict[str, Any]:
     setup_ns = turn["start"]["outside_ns"] + watched_ns + end_ns
     applied = [pair["applied"]["outside_ns"] / pair["stock"]["outside_ns"] for pair in turn["applied"]]
     plain = [pair["plain"]["outside_ns"] / pair["stock"]["outside_ns"] for pair in turn["plain"]]
-    stock_losses = [pair["stock"]["loss"] for pair in turn["plain"]] + [turn["watched"]["before"]["loss"]]
-    our_losses = [pair["plain"]["loss"] for pair in turn["plain"]] + [turn["watched"]["watched"]["loss"]]
     return {
         "stock_step_ns": stock_ns,
         "plain_over_stock": statistics.median(plain),
@@ -66,8 +64,17 @@ def summary(turn: dict[str, Any]) -> dict[str, Any]:
         "planning_ns": turn["headline"]["plan_ns"],
         "applied_over_stock": {"median": statistics.median(applied), "steps": applied},
         "tracker": turn["headline"]["tracker"],
-        "same_losses": stock_losses == our_losses,
+        "same_losses": _same_losses(turn),
     }
+
+
+def _same_losses(turn: dict[str, Any]) -> bool:
+    """Of every step of ours, applied ones included: stock's of the same number, which is one step ahead in the end."""
+    watched, applied = turn["watched"], turn["applied"]
+    ours = [*(pair["plain"] for pair in turn["plain"]), watched["watched"], *(pair["applied"] for pair in applied)]
+    stock = [pair["stock"] for pair in turn["plain"]]
+    stock += [watched["before"], watched["after"], *(pair["stock"] for pair in applied)]
+    return all(own["loss"] == other["loss"] for own, other in zip(ours, stock, strict=False))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from benchmarks import (
     data_orders_page,
     data_page,
     estimate_page,
+    first_steps,
     policies_page,
     profiling_page,
     tiertrain_page,
@@ -227,11 +228,38 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:
-    medians = told("costs/first-steps.json")["results"]["medians"]
-    said = [f"{medians[f'{name}_over_stock']:.2f}" for name in ("watched", "setup", "applied")]
+    found = told("costs/first-steps.json")["results"]
+    said = [f"{found['medians'][f'{name}_over_stock']:.2f}" for name in ("watched", "setup")]
+    later, first = costs_page.later_applied(found["rounds"]), costs_page.first_applied(found["rounds"])
     assert f"the watched step takes {said[0]} stock steps" in README
     assert f"to the first applied step {said[1]} of them, planning apart" in README
-    assert f"with everything fast, {said[2]} each" in README
+    assert f"later applied steps, with everything fast, {later:.2f} each; the first {first:.2f} |" in README
+
+
+def test_first_steps_have_the_losses_of_stock_to_the_last_one() -> None:
+    found = told("costs/first-steps.json")["results"]
+    assert [first_steps.summary(turn) for turn in found["raw"]] == found["rounds"]
+    turn = found["raw"][0]
+    assert first_steps.summary(turn)["same_losses"]
+    turn["applied"][-1]["applied"]["loss"] += 1.0
+    assert not first_steps.summary(turn)["same_losses"]
+
+
+def test_a_goal_of_at_most_1_is_missed_a_little_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = told("costs/overhead-always.json")
+    models = results["results"]["models"]
+    for each in models.values():
+        for what in ("sentinel_over_stock", "sentinel_over_tuned", "peak_rss_over_stock"):
+            each[what]["median"] = 1.0
+    page = costs_page.page({"overhead-always": results})
+    assert page.count(": met") == 3
+    assert "missed" not in page
+    for each in models.values():
+        for what in ("sentinel_over_stock", "sentinel_over_tuned", "peak_rss_over_stock"):
+            each[what]["median"] = 1.004
+    page = costs_page.page({"overhead-always": results})
+    assert page.count("**missed**") == 3
+    assert ": met" not in page
 
 
 def test_the_readme_says_how_near_plans_come_to_the_bound() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -25,21 +24,24 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch: a process with threads of its own cannot be forked for each line
 
-from benchmarks._bench import machine, versions  # noqa: E402
+from benchmarks._bench import commit, machine, versions  # noqa: E402
 from tools.interrupts.cases import CaseServer, table  # noqa: E402
 from tools.interrupts.life import Outcome, Place  # noqa: E402
 
 TELL_EVERY_S = 2
 ABOUT = """\
-# A session interrupted at every line
+# A session interrupted line by line
 
-Ctrl-C may come at any moment. Here a KeyboardInterrupt is raised once at every line of Sentinel that a session runs.
+Ctrl-C may come at any moment. Here a KeyboardInterrupt is raised once at each line of Sentinel that one kind of session
+runs: on an emulated tier, without a saved plan, without NUMA nodes and without a file as slow memory. What only other
+sessions run was not interrupted.
 
 A *life* is one session in a process of its own: `start_profile()`, a watched step, `end_profile()`, steps that are
 watched again, applied steps, `stop()`. In each life the interrupt is raised at one line, and the program catches it and
 goes on. A row of the table sums up the lives whose line is in that file:
 
-- *reached*: lives in which the line ran, and so was interrupted.
+- *reached*: lives in which the line ran, and so was interrupted. The others ran as their module was imported, which
+  was done before.
 - *went on*: the session went on after the interrupt. In the other lives it ended.
 - *cut a step*: the interrupt ended the optimizer's step early, as Ctrl-C does in stock training.
 - *wrong*: at least one of these is true after the next call to Sentinel. Something is left behind (a mapping, a
@@ -77,7 +79,7 @@ def main() -> int:
         rows = [{"place": place, **asdict(outcome)} for place, outcome in outcomes.items()]
         given.json.write_text(json.dumps({**_asked(given), "rows": rows}, indent=1))
     if given.markdown:
-        given.markdown.write_text(f"{ABOUT}\n{_made_by(given, len(outcomes), known)}\n\n{text}\n")
+        given.markdown.write_text(f"{ABOUT}\n{_made_by(given, list(outcomes.values()), known)}\n\n{text}\n")
     if len(outcomes) < len(places):
         return 130
     return 1 if wrong else 0
@@ -85,7 +87,7 @@ def main() -> int:
 
 def _asked(given: argparse.Namespace) -> dict[str, str]:
     """What outcomes that belong together have in common."""
-    return {"tracker": given.tracker, "commit": _commit()}
+    return {"tracker": given.tracker, "commit": commit()}
 
 
 def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Place, Outcome]:
@@ -99,12 +101,6 @@ def _kept(parser: argparse.ArgumentParser, given: argparse.Namespace) -> dict[Pl
         parser.error(f"--resume: {given.json} is of {before}, this is {_asked(given)}: run without --resume")
     rows = [(tuple(row.pop("place")), row) for row in told["rows"]]
     return {place: Outcome(**row) for place, row in rows}
-
-
-def _commit() -> str:
-    """The commit whose lines are run, and whether they were changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
 class Progress:
@@ -126,15 +122,17 @@ class Progress:
         sys.stderr.flush()
 
 
-def _made_by(given: argparse.Namespace, n_lives: int, known: int) -> str:
+def _made_by(given: argparse.Namespace, outcomes: list[Outcome], known: int) -> str:
     """When, where and by which command a table was made."""
     seed = "" if given.sample is None else f" --sample {given.sample} --seed {given.seed}"
     seed = f" --once --seed {given.seed}" if given.once else seed
+    reached = sum(outcome.raised for outcome in outcomes)
     about = machine()
     on = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     return (
         f"Made by `python -m tools.interrupts --tracker {given.tracker}{seed}` on {time.strftime('%Y-%m-%d')}"
-        f", commit {_commit()}.\n{n_lives} lives; a life has {known} places, each a line in a part of it.\n"
+        f", commit {commit()}.\n{len(outcomes):,} lives, of which {reached:,} reached their line and were"
+        f" interrupted there; a life has {known:,} places, each a line in a part of it.\n"
         f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}; {on}."
     )
 
