@@ -177,10 +177,13 @@ def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.in
     """Units with parts born in several tiers: addresses of their own, since a page is born in one tier only."""
     pooled = np.zeros(len(units), bool)
     pooled[decision.parts["unit"][decision.parts["pooled"]]] = True
-    for unit in np.flatnonzero((draft.base < 0) & ~pooled).tolist():
+    sizes, tiers = (decision.parts["pages"] * PAGE_BYTES).tolist(), decision.parts["tier"].tolist()
+    mixed = np.flatnonzero((draft.base < 0) & ~pooled)
+    for unit, begin, end in zip(mixed.tolist(), first[mixed].tolist(), first[mixed + 1].tolist(), strict=True):
         draft.align(int(units.nbytes[unit]))
         draft.base[unit] = draft.top
-        draft.extend_by(decision.parts[first[unit] : first[unit + 1]])
+        for nbytes, tier in zip(sizes[begin:end], tiers[begin:end], strict=True):
+            draft.extend(nbytes, tier)
 
 
 def _movable_blocks(draft: _Draft, decision: Decision, units: Units, profile: Profile) -> NDArray[np.int64]:

@@ -86,11 +86,12 @@ def _slow_ns(plan: Plan, profile: Profile, machine: Machine, run: int) -> NDArra
     each = extra[rows] / (last + 1 - first)
     # A tensor covers all pages of the runs from its first to its last, but for some at both ends.
     change = np.zeros((-(-plan.extent_bytes // (run * PAGE_BYTES)) + 1, profile.n_layers))
-    np.add.at(change, (first // run, layer), each * run)
-    np.add.at(change, (last // run + 1, layer), -each * run)
+    head, tail = first // run * profile.n_layers + layer, last // run * profile.n_layers + layer
+    np.add.at(change.reshape(-1), head, each * run)
+    np.add.at(change.reshape(-1), tail + profile.n_layers, -each * run)
     found = change.cumsum(axis=0)[:-1]
-    np.add.at(found, (first // run, layer), -each * (first % run))
-    np.add.at(found, (last // run, layer), -each * (run - 1 - last % run))
+    np.add.at(found.reshape(-1), head, -each * (first % run))
+    np.add.at(found.reshape(-1), tail, -each * (run - 1 - last % run))
     np.maximum(found, 0.0, out=found)
     return found
 

@@ -50,12 +50,7 @@ class Episodes:
 
 def gaps(work: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Per use: (row of the unit's next use, its unrolled layer, whether there is one). Persistent units go round."""
-    unit, layer = work.use_unit, work.use_layer
-    row = np.arange(len(unit))
-    first, last = work.first_use[unit], work.first_use[unit + 1] - 1
-    wraps = (row == last) & work.units.persistent[unit]
-    follower = np.where(row == last, first, row + 1)
-    return follower, layer[follower] + np.where(wraps, work.n_layers, 0), (row != last) | wraps
+    return work.gaps
 
 
 def bridge_shortest_gaps(
@@ -84,34 +79,34 @@ def episodes_of(work: Workload, choice: Choice) -> Episodes:
     if not m:
         none, flags = np.zeros(0, np.int64), np.zeros(0, bool)
         return Episodes(none, none, none, none, none, flags, flags, np.zeros(0))
-    row = np.arange(m)
-    first, last = work.first_use[unit], work.first_use[unit + 1] - 1
-    follower, _, has_gap = gaps(work)
+    follower, _, has_gap = work.gaps
     linked = fast & fast[follower] & ~choice.parted & has_gap
-    before = np.where(row == first, last, row - 1)
-    born = (row == first) & ~units.persistent[unit]
-    heads = np.flatnonzero(fast & (born | ~linked[before]))
-    tails = np.flatnonzero(fast & ~linked)
+    opens = np.flatnonzero(work.is_first_use)
+    after_link = np.append(False, linked[:-1])  # whether the use before is linked to this one, round the ring
+    after_link[opens] = linked[np.append(opens[1:], m) - 1]
+    heads, tails = np.flatnonzero(fast & ~after_link), np.flatnonzero(fast & ~linked)
+    owner, opening = unit[heads], work.is_first_use[heads]
+    first, last = work.first_use[owner], work.first_use[owner + 1] - 1
     at = np.searchsorted(tails, heads)
     tail = tails[np.minimum(at, len(tails) - 1)] if len(tails) else np.zeros(0, np.int64)
-    round_ring = (at >= len(tails)) | (unit[tail] != unit[heads]) if len(heads) else np.zeros(0, bool)
-    tail = np.where(round_ring, tails[np.searchsorted(tails, first[heads])] if len(heads) else tail, tail)
-    total = np.append(0.0, np.cumsum(work.use_ns))
+    round_ring = (at >= len(tails)) | (unit[tail] != owner) if len(heads) else np.zeros(0, bool)
+    tail = np.where(round_ring, tails[np.searchsorted(tails, first)] if len(heads) else tail, tail)
+    total = work.ns_before
     value = total[tail + 1] - total[heads]
-    value += np.where(round_ring, total[last[heads] + 1] - total[first[heads]], 0.0)
-    is_born, dies = born[heads], ~has_gap[tail]
-    shift = np.where(row == first, length, 0)[heads]
+    value += np.where(round_ring, total[last + 1] - total[first], 0.0)
+    is_born, dies = opening & ~units.persistent[owner], ~has_gap[tail]
+    before, shift = np.where(opening, last, heads - 1), np.where(opening, length, 0)
     turn = np.where(round_ring, length, 0)
-    whole = np.flatnonzero(np.bincount(unit, fast & linked, len(units)) == np.diff(work.first_use))
-    whole = whole[(np.diff(work.first_use)[whole] > 0)]
+    counts = np.diff(work.first_use)
+    whole = np.flatnonzero((np.bincount(unit, linked, len(units)) == counts) & (counts > 0))
     zero, full = np.zeros(len(whole), np.int64), np.full(len(whole), length)
     never = np.zeros(len(whole), bool)
     return Episodes(
-        unit=np.append(unit[heads], whole),
-        held_from=np.append(np.where(is_born, layer[heads], choice.arrive[before[heads]] - shift), zero),
-        begin=np.append(np.where(is_born, layer[heads], choice.arrived[before[heads]] - shift), zero),
-        end=np.append(np.where(dies, units.stop[unit[heads]], choice.leave[tail] + turn), full),
-        held_until=np.append(np.where(dies, units.stop[unit[heads]], choice.left[tail] + turn), full),
+        unit=np.append(owner, whole),
+        held_from=np.append(np.where(is_born, layer[heads], choice.arrive[before] - shift), zero),
+        begin=np.append(np.where(is_born, layer[heads], choice.arrived[before] - shift), zero),
+        end=np.append(np.where(dies, units.stop[owner], choice.leave[tail] + turn), full),
+        held_until=np.append(np.where(dies, units.stop[owner], choice.left[tail] + turn), full),
         promote=np.append(~is_born, never),
         demote=np.append(~dies, never),
         value_ns=np.append(np.rint(value), np.bincount(unit, work.use_ns, len(units))[whole]),

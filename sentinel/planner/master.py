@@ -27,7 +27,7 @@ class Columns:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
-        self._seen: set[tuple[int, int]] = set()
+        self._marks: list[NDArray[np.uint64]] = []  # (units,) of the timelines of each choice, 0 of a unit without
         self._units: list[NDArray[np.int64]] = []
         self._uses: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._episodes: list[Episodes] = []
@@ -44,14 +44,16 @@ class Columns:
         """Add what is new in a choice; returns how many columns were."""
         episodes = episodes_of(self.work, choice)
         marks = _marks(self.work, episodes, choice)
-        units = np.flatnonzero(np.bincount(episodes.unit, minlength=len(self.work.units)))
-        fresh = [u for u in units.tolist() if (u, int(marks[u])) not in self._seen]
-        self._seen.update((u, int(marks[u])) for u in fresh)
+        new = marks > 0
+        for before in self._marks:
+            new &= marks != before
+        self._marks.append(marks)
+        fresh = np.flatnonzero(new)
         number = np.full(len(self.work.units), -1, np.int64)
         number[fresh] = self.n + np.arange(len(fresh))
         self.n += len(fresh)
         rows = np.flatnonzero((number[episodes.unit] >= 0) if len(episodes) else np.zeros(0, bool))
-        self._units.append(np.array(fresh, np.int64))
+        self._units.append(fresh)
         self._episodes.append(_take(episodes, rows))
         self._episode_columns.append(number[episodes.unit[rows]])
         used = np.flatnonzero(choice.fast & (number[self.work.use_unit] >= 0))
@@ -81,7 +83,7 @@ def _take(episodes: Episodes, rows: NDArray[np.int64]) -> Episodes:
 
 
 def _marks(work: Workload, episodes: Episodes, choice: Choice) -> NDArray[np.uint64]:
-    """(units,) a fingerprint of each unit's timeline."""
+    """(units,) a fingerprint of each unit's timeline; 0 of a unit that is never in fast memory."""
     out = np.zeros(len(work.units), np.uint64)
     columns = (episodes.held_from, episodes.begin, episodes.end, episodes.held_until)
     mark = np.zeros(len(episodes), np.uint64)
@@ -91,7 +93,8 @@ def _marks(work: Workload, episodes: Episodes, choice: Choice) -> NDArray[np.uin
     np.add.at(out, episodes.unit, mark)
     served = np.flatnonzero(choice.fast)
     np.add.at(out, work.use_unit[served], (served.astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9))
-    return out
+    there = np.bincount(episodes.unit, minlength=len(out)) > 0
+    return np.where(there, np.maximum(out, np.uint64(1)), np.uint64(0))
 
 
 _MOVE_COST = 1e-3

@@ -92,7 +92,7 @@ def _layer_ns(
     work: Workload, choice: Choice, candidates: PinnedCandidates, chosen: NDArray[np.bool_], base: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """(L,) ns that each layer's traffic takes."""
-    saved = np.bincount(work.use_layer % work.n_layers, work.use_ns * choice.fast, work.n_layers)
+    saved = np.bincount(work.layer_of_use, work.use_ns * choice.fast, work.n_layers)
     return (
         base
         - saved

@@ -98,7 +98,10 @@ class RangeMinimum:
 
 @dataclass(frozen=True, eq=False)
 class _Runs:
-    """Uses in consecutive layers are one: `head` row, `unit`, layers [first, last], `next` run round the ring."""
+    """Uses in consecutive layers are one: `head` row, `unit`, layers [first, last], `next` run round the ring.
+
+    `dying`: those behind which their unit is freed.
+    """
 
     of: NDArray[np.int64]
     head: NDArray[np.int64]
@@ -110,6 +113,7 @@ class _Runs:
     next_layer: NDArray[np.int64]
     has_gap: NDArray[np.bool_]
     born: NDArray[np.bool_]
+    dying: NDArray[np.int64]
     by_ordinal: list[NDArray[np.int64]]
     rings_by_ordinal: list[NDArray[np.int64]]
     end_run: NDArray[np.int64]
@@ -122,19 +126,20 @@ class Pricer:
         self.work = work
         self.runs = _make_runs(work)
         self.nbytes = work.units.nbytes.astype(np.float64)
+        self._run_nbytes, self._deaths = self.nbytes[self.runs.unit], work.units.stop[self.runs.unit[self.runs.dying]]
         links = np.concatenate([work.move_slowdown, work.lost_ns_per_byte])[:, self.runs.unit]
         first, of = alike(*links)
         self._links = [(links[:, row], np.flatnonzero(of == i)) for i, row in enumerate(first.tolist())]
-        self._of_moves = work.lost_ns_of_moves[:, self.runs.unit] / self.nbytes[self.runs.unit]
+        self._of_moves = work.lost_ns_of_moves[:, self.runs.unit] / self._run_nbytes
 
     def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
         """The cheapest timeline of each unit, and (units,) what it saves against slow memory throughout, in ns."""
         work, runs = self.work, self.runs
         room = _room_before(prices)
-        nbytes = self.nbytes[runs.unit]
+        nbytes = self._run_nbytes
         here = np.zeros((len(runs.head), 2))  # cost of a run: fast, slow
         here[:, 0] = nbytes * (room[runs.last + 1] - room[runs.first])
-        weighed = work.use_ns * prices.slow[work.use_layer % work.n_layers]
+        weighed = work.use_ns * prices.slow[work.layer_of_use]
         here[:, 1] = np.bincount(runs.of, weighed, len(runs.head))
         all_slow = np.bincount(runs.unit, here[:, 1], len(self.nbytes))
         stay, leave, arrive, out, back = self._gaps(prices)
@@ -143,9 +148,8 @@ class Pricer:
         gap[:, 0, 0] = np.where(runs.has_gap, nbytes * np.minimum(stay, out.price + back.price), 0.0)
         gap[:, 0, 1] = np.where(runs.has_gap, _times(nbytes, leave.price), 0.0)
         gap[:, 1, 0] = np.where(runs.has_gap, _times(nbytes, arrive.price), 0.0)
-        dying = ~runs.has_gap  # held until it is freed
-        death = work.units.stop[runs.unit[dying]]
-        here[dying, 0] += nbytes[dying] * (room[death] - room[runs.last[dying] + 1])
+        dying = runs.dying  # held until it is freed
+        here[dying, 0] += nbytes[dying] * (room[self._deaths] - room[runs.last[dying] + 1])
         fast, cost = self._shortest(here, gap)
         return self._choice(fast, parted, leave, arrive, out, back), all_slow - cost
 
@@ -283,6 +287,7 @@ def _make_runs(work: Workload) -> _Runs:
         next_layer=layer[head][next_run] + np.where(wraps, work.n_layers, 0),
         has_gap=(number != end) | wraps,
         born=(number == start) & ~persistent,
+        dying=np.flatnonzero((number == end) & ~wraps),
         by_ordinal=by_ordinal,
         rings_by_ordinal=[rows[persistent[rows]] for rows in by_ordinal],
         end_run=np.where(counted > 0, first_run[1:] - 1, -1),

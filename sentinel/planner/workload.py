@@ -188,6 +188,30 @@ class Workload:
         return self.machine.fast.capacity_bytes // PAGE_BYTES * PAGE_BYTES
 
     @cached_property
+    def is_first_use(self) -> NDArray[np.bool_]:
+        """(m,) whether each use is its unit's first."""
+        return np.asarray(np.diff(self.use_unit, prepend=-1) != 0)
+
+    @cached_property
+    def gaps(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Per use: (row of its unit's next use, the unrolled layer of that, whether there is one)."""
+        row = np.arange(len(self.use_unit))
+        is_last = np.diff(self.use_unit, append=-1) != 0
+        wraps = is_last & self.units.persistent[self.use_unit]
+        follower = np.where(is_last, self.first_use[self.use_unit], row + 1)
+        return follower, self.use_layer[follower] + np.where(wraps, self.n_layers, 0), ~is_last | wraps
+
+    @cached_property
+    def layer_of_use(self) -> NDArray[np.int64]:
+        """(m,) the layer of each use, on the ring."""
+        return self.use_layer % self.n_layers
+
+    @cached_property
+    def ns_before(self) -> NDArray[np.float64]:
+        """(m + 1,) sum of `use_ns` of all uses before each row."""
+        return np.append(0.0, np.cumsum(self.use_ns))
+
+    @cached_property
     def move_slowdown(self) -> NDArray[np.float64]:
         """(2, U) times as long as at `per_s` that promoting and demoting a byte of each unit takes."""
         links = [self._per_s(tier) for tier in range(1, len(self.machine.tiers))]

@@ -106,13 +106,15 @@ def _held(record: Record, length: int) -> NDArray[np.void]:
 
 def _migrations(plan: Plan, record: Record) -> NDArray[np.void]:
     out = np.zeros(len(record.jobs), MIGRATION_DTYPE)
-    for row, (step, layer, job, start, stop, late, _) in enumerate(record.jobs):
-        move = plan.migrations[job]
-        outcome = OUTCOMES.index("late" if late else "done")
-        out[row] = (
-            *(step, layer, move.block, move.source, move.target, move.nbytes, move.nbytes, start, stop),
-            *(outcome, REASONS.index(move.reason), 0),
-        )
+    if not record.jobs:
+        return out
+    out["step"], out["layer"], job, out["start_ns"], out["stop_ns"], late, _ = np.array(record.jobs, np.int64).T
+    moves = plan.move_columns
+    for name in ("block", "source", "target", "nbytes"):
+        out[name] = getattr(moves, name)[job]
+    out["moved_bytes"] = out["nbytes"]
+    out["outcome"] = np.where(late, OUTCOMES.index("late"), OUTCOMES.index("done"))
+    out["reason"] = np.array([REASONS.index(move.reason) for move in plan.migrations])[job]
     return out
 
 

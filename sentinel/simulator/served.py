@@ -70,8 +70,9 @@ def tier_shares(plan: Plan, profile: Profile) -> NDArray[np.float64]:
     span = np.repeat(np.arange(len(slow)), count)
     pair = np.arange(len(span)) - np.repeat(np.cumsum(count) - count, count) + first[span]
     row, query = rows_of(profile, extent[pair], slow[span, 2], slow[span, 3])
-    out = np.zeros((len(plan.tier_names), len(profile.accesses)))
-    np.add.at(out, (slow[span[query], 1], row), share[pair[query]])
+    shape = (len(plan.tier_names), len(profile.accesses))
+    served = np.bincount(slow[span[query], 1] * shape[1] + row, share[pair[query]], shape[0] * shape[1])
+    out = served.astype(np.float64).reshape(shape)
     out[0] = np.maximum(1.0 - out[1:].sum(axis=0), 0.0)
     return out
 
