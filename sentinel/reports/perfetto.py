@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,21 @@ Event = dict[str, Any]
 
 
 def timeline(facts: Facts) -> dict[str, Any]:
-    """One process a run (and one for the profile if there is no run); times in µs, as the format wants them."""
+    """One process a run (and one for the profile if there is no run); times in µs, as the format wants them.
+
+    They count from the first migration where one was under way before the first step, as in a simulated steady state:
+    Perfetto drops what has a time below 0.
+    """
     ids = facts.layers
     events: list[Event] = []
     process = 0
     first = "emulated" if facts.executed is not None and facts.executed.emulated else "executed"
-    for run, word in ((facts.executed, first), (facts.simulated, "simulated")):
-        if run is not None and len(run.steps):
-            process += 1
-            events += _process(process, word) + _run(run, ids, facts.plan, process)
+    both = ((facts.executed, first), (facts.simulated, "simulated"))
+    runs = [(run, word) for run, word in both if run is not None and len(run.steps)]
+    origin_ns = min([0, *(int(run.migrations["start_ns"].min()) for run, _ in runs if len(run.migrations))])
+    for run, word in runs:
+        process += 1
+        events += _process(process, word) + _run(run, ids, facts.plan, process, origin_ns)
     if not process and facts.profile is not None:
         events += _process(1, "profiled, trackers' cost taken off") + _profiled(facts.profile.layer_ns.tolist(), ids)
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": facts.caveats}}
@@ -39,21 +46,34 @@ def _named(process: int, thread: int, what: str, name: str) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
 
 
-def _span(process: int, thread: int, name: str, start_ns: int, duration_ns: int, args: Event) -> Event:
-    times = {"ts": start_ns / 1000, "dur": max(duration_ns, 0) / 1000}
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, **times, "args": args}
+def _span(process: int, thread: int, name: str, category: str, start_ns: int, duration_ns: int, args: Event) -> Event:
+    times = {"ts": _us(start_ns), "dur": _us(max(duration_ns, 0))}
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "cat": category, **times, "args": args}
 
 
-def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int) -> list[Event]:
+def _us(ns: int) -> float:
+    """The least number of µs that is `ns` again where it is multiplied by 1,000 and cut off, as Perfetto does it: 1.001
+    would be 1,000 ns. A layer that began 1 ns early would lie partly within the one before, and be dropped."""
+    us = ns / 1000
+    return us if int(us * 1000) == ns else math.nextafter(us, math.inf)
+
+
+def _of_layer(ids: Sequence[LayerId], layer: int) -> tuple[str, str]:
+    """(name, category) of a layer's span."""
+    if layer >= len(ids):
+        return f"layer {layer}", "layer"
+    return str(ids[layer]), f"layer,{ids[layer].phase}" if ids[layer].phase else "layer"
+
+
+def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int, origin_ns: int) -> list[Event]:
     events: list[Event] = []
     held_in = {name: run.held_bytes(tier) for tier, name in enumerate(run.tier_names)}
     for index, row in enumerate(run.layers):
-        layer, start = int(row["layer"]), int(row["start_ns"])
-        label = str(ids[layer]) if layer < len(ids) else f"layer {layer}"
+        layer, start = int(row["layer"]), int(row["start_ns"]) - origin_ns
         args: Event = {name: int(row[name]) for name in ("step", "layer", "stall_ns", "slow_ns", "touched_bytes")}
-        events.append(_span(process, _LAYERS, label, start, int(row["duration_ns"]), args))
+        events.append(_span(process, _LAYERS, *_of_layer(ids, layer), start, int(row["duration_ns"]), args))
         held = {name: int(nbytes[index]) for name, nbytes in held_in.items() if nbytes is not None}
-        events.append({"ph": "C", "pid": process, "name": "bytes held", "ts": start / 1000, "args": held})
+        events.append({"ph": "C", "pid": process, "name": "bytes held", "ts": _us(start), "args": held})
     lanes: dict[tuple[int, int], int] = {}
     for row in run.migrations:
         pair = (int(row["source"]), int(row["target"]))
@@ -61,17 +81,21 @@ def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int) -> l
             lanes[pair] = _FIRST_MOVER + len(lanes)
             name = f"{run.tier_names[pair[0]]} → {run.tier_names[pair[1]]}"
             events.append(_named(process, lanes[pair], "thread_name", name))
-        block, start = int(row["block"]), int(row["start_ns"])
+        block, started = int(row["block"]), int(row["start_ns"])
         label = plan.blocks[block].name if plan is not None and plan.blocks[block].name else f"block {block}"
         args = {name: int(row[name]) for name in ("step", "layer", "block", "nbytes", "moved_bytes")}
         words = {"outcome": OUTCOMES[row["outcome"]], "reason": REASONS[row["reason"]]}
-        events.append(_span(process, lanes[pair], label, start, int(row["stop_ns"]) - start, args | words))
+        category, stopped = f"migration,{words['outcome']}", int(row["stop_ns"])
+        if words["outcome"] == "skipped":  # it was given up then, and never started
+            started = stopped
+        times = started - origin_ns, stopped - started
+        events.append(_span(process, lanes[pair], label, category, *times, args | words))
     return events
 
 
 def _profiled(layer_ns: list[int], ids: Sequence[LayerId]) -> list[Event]:
     events, start = [], 0
-    for layer, (identity, took) in enumerate(zip(ids, layer_ns, strict=True)):
-        events.append(_span(1, _LAYERS, str(identity), start, took, {"layer": layer}))
+    for layer, took in enumerate(layer_ns):
+        events.append(_span(1, _LAYERS, *_of_layer(ids, layer), start, took, {"layer": layer}))
         start += took
     return events
