@@ -11,6 +11,7 @@ import numpy as np
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Block, Plan, Segment
 from sentinel.core.profile import Profile
+from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import Decision, no_moves, whole_parts
@@ -45,24 +46,37 @@ def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:
 
 def with_page_tiers(plan: Plan, profile: Profile, tier: np.ndarray, policy: str) -> Plan:
     """An all-fast plan with each page moved to `tier[page]` for good. Blocks are cut where the tier changes."""
-    blocks: list[Block] = []
-    nbytes = profile.tensors["nbytes"]
-    offset = np.zeros(len(profile.names), np.int64)
-    for slot in plan.slots:
-        offset[slot.tensor] = slot.offset
-    for block in plan.blocks:
-        first, last = block.offset // PAGE_BYTES, (block.offset + block.nbytes) // PAGE_BYTES
-        cuts = [first, *(np.flatnonzero(np.diff(tier[first:last])) + first + 1).tolist(), last]
-        members = np.array(block.tensors, np.int64)
-        for low, high in itertools.pairwise(cuts):
-            a, b = low * PAGE_BYTES, high * PAGE_BYTES
-            inside = members[(offset[members] < b) & (offset[members] + nbytes[members] > a)]
-            name = block.name if len(cuts) == 2 else f"{block.name}[{low - first}:{high - first}]"
-            blocks.append(
-                replace(block, offset=a, nbytes=b - a, tier=int(tier[low]), tensors=tuple(inside.tolist()), name=name)
-            )
-    cuts = [0, *(np.flatnonzero(np.diff(tier)) + 1).tolist(), len(tier)] if len(tier) else [0]
+    changes = np.flatnonzero(np.diff(tier)) + 1
+    blocks, slots = plan.block_columns, plan.slot_columns
+    first, last = blocks.offset // PAGE_BYTES, (blocks.offset + blocks.nbytes) // PAGE_BYTES
+    before = np.searchsorted(changes, first, side="right")
+    count = np.searchsorted(changes, last) - before + 1  # pieces of each block
+    of, number = np.repeat(np.arange(len(blocks)), count), positions(count)
+    edges = np.append(changes, 0)
+    begin = np.where(number == 0, first[of], edges[before[of] + number - 1])
+    end = np.where(number == count[of] - 1, last[of], edges[before[of] + number])
+    # each tensor of a block is in all pieces from that of its first page to that of its last one
+    low, high = np.zeros((2, len(profile.names)), np.int64)
+    low[slots.tensor] = slots.offset // PAGE_BYTES
+    high[slots.tensor] = -(-(slots.offset + profile.tensors["nbytes"][slots.tensor]) // PAGE_BYTES)
+    low, high, owner = low[blocks.tensors], high[blocks.tensors], blocks.owner
+    lowest = np.maximum(np.searchsorted(changes, low, side="right") - before[owner], 0)
+    highest = np.minimum(np.searchsorted(changes, high) - before[owner], count[owner] - 1)
+    spans = np.where((low < last[owner]) & (high > first[owner]), highest + 1 - lowest, 0)
+    piece = np.repeat((np.cumsum(count) - count)[owner] + lowest, spans) + positions(spans)
+    order = np.argsort(piece, kind="stable")
+    members = np.repeat(blocks.tensors, spans)[order].tolist()
+    cuts = np.searchsorted(piece[order], np.arange(len(of) + 1))
+    columns = (of, begin, end, tier[begin], cuts[:-1], cuts[1:], count[of])
+    made = []
+    for index, head, tail, home, one, other, pieces in zip(*(column.tolist() for column in columns), strict=True):
+        block = plan.blocks[index]
+        page, offset, nbytes = head - block.offset // PAGE_BYTES, head * PAGE_BYTES, (tail - head) * PAGE_BYTES
+        name = block.name if pieces == 1 else f"{block.name}[{page}:{page + tail - head}]"
+        inside = tuple(members[one:other])
+        made.append(Block(offset, nbytes, block.start, block.stop, home, inside, name, block.persistent, block.fixed))
+    bounds = [0, *changes.tolist(), len(tier)] if len(tier) else [0]
     segments = tuple(
-        Segment(low * PAGE_BYTES, (high - low) * PAGE_BYTES, int(tier[low])) for low, high in itertools.pairwise(cuts)
+        Segment(low * PAGE_BYTES, (high - low) * PAGE_BYTES, int(tier[low])) for low, high in itertools.pairwise(bounds)
     )
-    return replace(plan, policy=policy, blocks=tuple(blocks), segments=segments)
+    return replace(plan, policy=policy, blocks=tuple(made), segments=segments)
