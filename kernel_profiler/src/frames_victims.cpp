@@ -20,6 +20,11 @@ bool is_recent(const sn_frames &f, const Granule &g) {
   return g.used > f.ahead.recents[f.ahead.operators % std::size(f.ahead.recents)];
 }
 
+// By the operator that begins: its operands would push out one another.
+bool is_operand(const sn_frames &f, const Granule &g) {
+  return g.used > f.ahead.recents[(f.ahead.operators - 1) % std::size(f.ahead.recents)];
+}
+
 bool is_clean(const Granule &g) { return g.view == View::kPrivate && g.saved; }
 
 // Index of the next use that needs its bytes; kNever: they are dead weight.
@@ -29,12 +34,13 @@ uint64_t next_use(const StepPlan &plan, uint32_t granule) {
 }
 
 struct Order {
-  bool recent;
+  bool operand, recent;
   uint64_t next, used;
   uint32_t granule;
 
   // Who leaves before.
   bool operator<(const Order &other) const {
+    if (operand != other.operand) return other.operand;
     if (recent != other.recent) return other.recent;
     if (next != other.next) return next > other.next;
     return used != other.used ? used < other.used : granule < other.granule;
@@ -43,8 +49,8 @@ struct Order {
 
 Order order_of(const sn_frames &f, uint32_t granule) {
   const Granule &g = f.granules[granule];
-  if (!f.ahead.follows()) return {false, 0, g.used, granule};
-  return {is_recent(f, g), next_use(*f.ahead.plan, granule), g.used, granule};
+  if (!f.ahead.follows()) return {false, false, 0, g.used, granule};
+  return {is_operand(f, g), is_recent(f, g), next_use(*f.ahead.plan, granule), g.used, granule};
 }
 
 }  // namespace

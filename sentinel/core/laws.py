@@ -1,7 +1,9 @@
 """The laws of a Plan. `check` raises PlanError, naming layer, block and rule, at the first one broken.
 
 1 capacity, 2 residence, 3 chain, 4 lifetime, 5 closed, 6 isolation, 9 coverage, 10 sharing, 11 birth. Law 7
-(determinism) and 8 (bounds) compare plans and runs; they are property tests.
+(determinism) and 8 (bounds) compare plans and runs; they are property tests. So are two laws of executions on a file,
+which have no plan: freshness (no operator finds other bytes than were written last) and the hard budget:
+tests/property/test_frame_laws.py.
 """
 
 from __future__ import annotations
