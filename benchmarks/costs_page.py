@@ -94,6 +94,15 @@ def _first_steps(told: Told) -> Iterator[str]:
     yield f"Goals, by the medians: {'; '.join(goals)}."
     alike = all(each["same_losses"] for each in found["rounds"])
     yield f"Losses of all steps are the same as stock's: {'yes' if alike else '**no**'}."
+    firsts, later = (
+        [each["applied"]["faults"] for turn in found["raw"] for each in turn["applied"][part]]
+        for part in (slice(1), slice(1, None))
+    )
+    yield (
+        "The first applied step is the first to touch the plan's memory:"
+        f" {' and '.join(f'{count:,}' for count in firsts)} page faults, in those after it {max(later):,} at most"
+        " ([0165](decisions/0165-the-plans-memory-is-touched-first-in-an-applied-step.md))."
+    )
 
 
 def first_applied(rounds: Sequence[Told]) -> float:
