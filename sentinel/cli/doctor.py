@@ -53,13 +53,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.build:
         return build(arguments.json)
     from sentinel.cli import doctor_watchers
+    from sentinel.profiler.selftest import check_host
     from sentinel.system.affinity import spanning
     from sentinel.system.calibration import kept, kept_copies
-    from sentinel.system.capabilities import GROUPS, probe_all
+    from sentinel.system.capabilities import GROUPS
     from sentinel.system.topology import topology
 
     with telling("probing this host (the first time, the torch shim is compiled)"):
-        host, found, seen = topology(), probe_all(), doctor_watchers.examine()
+        host, found, seen = topology(), check_host(), doctor_watchers.examine()
     measured, copies, spans = kept(host.nodes, host.fast), kept_copies(host.nodes, host.fast), spanning(host)
     missing = [capability.name for capability in found if capability.name in NEEDED and not capability.available]
     if not missing:  # else it is what tracker ops misses too

@@ -1,15 +1,18 @@
-"""Each tracker tried on memory of its own: armed, known pages touched, and exactly those to be seen."""
+"""Each tracker tried on memory of its own: armed, known pages touched, and exactly those to be seen. And whether the
+host lacks a compiler that is needed."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentinel.core.errors import CapabilityError, SentinelError
 from sentinel.core.trace import Quality
 from sentinel.core.units import PAGE_BYTES
 from sentinel.profiler.pages import AUTO, TRACKERS, AddressRange, PageSamples, make, native_touch
+from sentinel.system.capabilities import COMPILER, Capability, probe_all
 
 PAGES = 61
 READ, WRITTEN, BY_SYSTEM_CALL = (3, 5, 29), (7, 43), (53,)
@@ -26,6 +29,28 @@ class SelfTest:
     remedy: str = ""
     sees: tuple[str, ...] = ()
     blind_to: tuple[str, ...] = ()
+
+
+def check_host() -> list[Capability]:
+    """All capabilities, each tried now. A missing compiler counts as there where this installation brought what it
+    would compile, and that loads with the torch at hand. Never raises; takes seconds where it has to import torch."""
+    return [_without(each) if each.name == COMPILER and not each.available else each for each in probe_all()]
+
+
+def _without(compiler: Capability) -> Capability:
+    """A compiler that is not there: why none is needed, or why what was brought does not do."""
+    if importlib.util.find_spec("torch") is None:
+        return compiler
+    try:
+        from sentinel.profiler import torch_shim
+
+        found = torch_shim.brought()
+    except Exception as error:  # of a torch that does not load, whatever its reason
+        return replace(compiler, why=f"{compiler.why}; {type(error).__name__}: {error}")
+    if wrong := [f"{name}: {why}" for name, why in found.items() if why]:
+        return replace(compiler, why=f"{compiler.why}; {'; '.join(wrong)}")
+    why = f"{compiler.why}, and none is needed: {' and '.join(found)} came with this installation, and load"
+    return replace(compiler, available=True, why=why)
 
 
 def check_trackers() -> list[SelfTest]:
@@ -112,8 +137,6 @@ def _judged(name: str, samples: PageSamples, first: int) -> SelfTest:
 
 def _operators() -> SelfTest:
     """One operator, which must be seen to read one tensor and write the other."""
-    import importlib.util
-
     if importlib.util.find_spec("torch") is None:
         raise CapabilityError("watching operators", "torch is not installed", "pip install 'sentinel-hm[torch]'")
     import torch

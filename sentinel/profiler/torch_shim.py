@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+from sentinel.core.errors import SentinelError
 from sentinel.system import native
 from sentinel.system.compiler import Library, compile_into, compile_once, made_ahead
 
 _SOURCES = Path(__file__).parent / "shim"
 REDUCERS = _SOURCES / "reducers"
+AHEAD = (("sentinel_torch", _SOURCES), ("sentinel_reducers", REDUCERS))
+"""What a wheel may bring: (library, the folder of its C++ files)."""
 
 
 def path() -> Path:
@@ -96,8 +99,25 @@ def library() -> ctypes.PyDLL:
 def make_ahead(folder: Path) -> None:
     """Compile all that is made for torch into `folder`, as a wheel brings it. Raises CapabilityError without a
     compiler."""
-    for name, sources in (("sentinel_torch", _SOURCES), ("sentinel_reducers", REDUCERS)):
+    for name, sources in AHEAD:
         compile_into(made_for_torch(name, sources), folder)
+
+
+def brought() -> dict[str, str]:
+    """Library -> "" where this installation brought it and it loads with the torch that is imported, else why not."""
+    return {name: _why_not_brought(made_for_torch(name, sources)) for name, sources in AHEAD}
+
+
+def _why_not_brought(made: Library) -> str:
+    ahead = made_ahead(made)
+    if ahead is None:
+        return f"this installation brought none that was made for torch {torch.__version__} as it is here"
+    try:
+        native.library()  # first: calls into it are resolved as this one loads
+        ctypes.PyDLL(str(ahead))
+    except (OSError, SentinelError) as error:
+        return f"{ahead.name} does not load: {error}"
+    return ""
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -61,10 +61,9 @@ def same_host(facts: dict[str, Any]) -> dict[str, Any]:
 
 def allowed(_order: None = None) -> dict[str, Any]:
     """What the doctor finds: by name whether it is there, and where not, what for and how to allow it."""
-    from sentinel.profiler.selftest import automatic, check_trackers
-    from sentinel.system.capabilities import probe_all
+    from sentinel.profiler.selftest import automatic, check_host, check_trackers
 
-    trials, found = check_trackers(), probe_all()
+    trials, found = check_trackers(), check_host()
     return {
         "tracker": automatic(trials)[0],
         "there": [each.name for each in found if each.available],

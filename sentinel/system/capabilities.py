@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sentinel.core.errors import NativeError, SentinelError
 from sentinel.system import features, probes, settings, versions
 
+COMPILER = "C++ compiler"
 GROUPS = ("rights", "settings", "kernel", "memory", "software")
 """Of capabilities, as the doctor lists them."""
 
@@ -205,7 +206,7 @@ _PROBES = (
         "memory",
     ),
     _Probe(
-        "C++ compiler",
+        COMPILER,
         probes.compiler,
         "install one (Debian: apt-get install g++), or name one in CXX",
         "the torch shim, compiled once against the torch it meets",

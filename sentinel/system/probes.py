@@ -16,7 +16,6 @@ from pathlib import Path
 
 from sentinel.core.units import PAGE_BYTES
 from sentinel.system import numa, versions
-from sentinel.system.compiler import AHEAD
 from sentinel.system.kernel import system_call
 from sentinel.system.topology import topology as read_topology
 
@@ -141,7 +140,7 @@ def pagemap() -> str:
 
 
 def compiler() -> str:
-    """A line of C++ is checked by the compiler that would be used; none is needed for what a wheel brought."""
+    """A line of C++ is checked by the compiler that would be used."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path:
@@ -151,17 +150,7 @@ def compiler() -> str:
                 said = " ".join(done.stderr.decode(errors="replace").split())
                 raise Missing(f"{path} does not take C++20: {said[:200]}")
             return path
-    brought = sorted(AHEAD.glob(f"*-torch-{_torch_version()}-*.so"))
-    if brought:
-        return f"none, and none is needed: this installation brought {brought[0].name}"
     raise Missing("none of $CXX, c++, g++, clang++ was found")
-
-
-def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def torch() -> str:
