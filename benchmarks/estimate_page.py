@@ -27,7 +27,8 @@ those kernels that these examples meet ([decision 145](decisions/0145-what-kerne
 elsewhere, and with another torch, an estimate may be lower. Rows of a sparse gradient that a batch asks for twice are
 added up, since integers that the job draws or is given are known ([decision
 153](decisions/0153-integers-of-an-estimate-are-known.md)). Where they are not, as in `torch.empty(...)`, no two rows
-are taken to be of one index, and the optimizer's bytes are an upper bound."""
+are taken to be of one index, and the optimizer's bytes are an upper bound. Operators that PyTorch has no rule of shapes
+for run on zeros, and the estimate names them."""
 
 
 def page(told: Mapping[str, Any]) -> str:

@@ -50,8 +50,9 @@ are taken to be all different. Importing it must not train. Where there is no su
 train.py` records one step of the script instead.
 
 Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions,
-embedding bags and sparse gradients alone. How far both are off: docs/estimate.md. Times are a model: of each layer the
-larger of its floating-point operations and its bytes, over what the machine does of either.
+embedding bags and sparse gradients alone. How far both are off: docs/estimate.md. Operators that PyTorch has no rule of
+shapes for run, on zeros, and are named. Times are a model: of each layer the larger of its floating-point operations
+and its bytes, over what the machine does of either.
 """
 
 
@@ -77,10 +78,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Estimate, write the profile, print what it says."""
     from sentinel import files, need_torch
+
+    need_torch()
+    from sentinel.profiler.estimate.fake_step import NOTE
     from sentinel.profiler.estimate.memory_needs import needs_of
     from sentinel.reports.policy_comparison import as_object
 
-    need_torch()
     check_outputs(arguments.output)
     machine, why = _machine(arguments.machine)
     make = function_named(arguments.factory)
@@ -94,11 +97,15 @@ def execute(arguments: argparse.Namespace) -> int:
     here = point_at(found, arguments.fast)
     if arguments.json:
         told = {"kind": "estimated", "flops_per_s": flops_per_s, "needs": needs, "curve": as_object(found)}
-        print_json({**told, "at_fast": None if here is None else vars(here)})
+        print_json({**told, "at_fast": None if here is None else vars(here), "notes": list(profile.notes)})
         return OK
     print("estimated from shapes: nothing was run, no weights were made; times are a model\n")
     print_table(rows_of(needs, profile, found))
-    print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}\n")
+    print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}")
+    for note in profile.notes:
+        if note != NOTE:  # which is said first
+            print(note)
+    print()
     print(_points(found))
     print(f"\n{to_buy(found, machine, here, arguments.fast)}")
     print(f"profile written to {arguments.output}" if arguments.output else "-o FILE keeps the profile")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sentinel.core.attribution import attribute
@@ -28,6 +29,10 @@ NOTE = (
     "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels take while they run is in it"
     " for convolutions, embedding bags and sparse gradients alone; what only values decide is not; times are a model."
 )
+ON_ZEROS = (
+    "But these ran, in memory and on zeros, for PyTorch has no rule for the shapes of their results: {}. Where the size"
+    " of a result hangs on values it is the one that zeros give; what these kernels allocate inside is not counted."
+)
 BLIND_TO = (
     "memory that kernels take while they run, but for convolutions, embedding bags and sparse gradients",
     "what depends on values that are not known: `.item()` gives 1, and no two rows of a sparse gradient are the same",
@@ -43,12 +48,30 @@ def estimated(make: Callable[[], object], where: str) -> Profile:
     if RUNTIME.sink is not None:
         raise UsageError("an estimate while a session is running", "call sentinel.stop() first")
     recorder = FakeRecorder()
-    # a step reads constants and buffers that were made elsewhere
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+    fakes = _Fakes()
+    with fakes, recorder:
         job = job_of(_made(make, where), where)
         trace = _recorded(job, recorder, where)
     profile = attribute(trace)
-    return replace(profile, provisional=False, notes=(*profile.notes, NOTE))
+    notes = (NOTE, ON_ZEROS.format(", ".join(sorted(fakes.ran)))) if fakes.ran else (NOTE,)
+    return replace(profile, provisional=False, notes=(*profile.notes, *notes))
+
+
+class _Fakes(FakeTensorMode):
+    """Remembers which operators `ran`: PyTorch runs those of its own that it has no rule of shapes for, on zeros in
+    memory."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)  # a step reads constants and buffers that were made elsewhere
+        self.cache_clear()  # of what this process has run already, it keeps the results
+        self.ran: set[str] = set()
+
+    def can_run_unsafe_fallback(self, func: OpOverload) -> bool:
+        """See FakeTensorMode: it asks, and where it may it runs `func` at once."""
+        may = bool(super().can_run_unsafe_fallback(func))
+        if may:
+            self.ran.add(str(func))
+        return may
 
 
 def _made(make: Callable[[], object], where: str) -> object:
