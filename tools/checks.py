@@ -51,7 +51,9 @@ _KNOWN_MOVES = (
     "tests/numa/test_ballast_on_nodes.py",
     "tests/numa/test_vm_compare.py",
 )
-_PLANS = tuple(f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "changed_layers", "refined", "huge_pages"))
+_PLANS = tuple(
+    f"tests/numa/test_{name}_on_nodes.py" for name in ("shapes", "changed_layers", "refined", "huge_pages", "samples")
+)
 # These take memory, nodes and system calls away, or import torch in a process of their own: each has a machine to
 # itself.
 _FAULTS = ("tests/numa/test_faults_on_nodes.py",)

@@ -21,6 +21,8 @@ examples:
       what each order would read, and whether it is worth it; reads little, trains nothing
   sentinel data run 'train-{000..146}.tar' --memory 20% --workers 4
       delivers epochs without training, and prints what was read
+  sentinel data run 'train-{000..146}.tar' --memory 20% --where numa:1
+      with the memory on another NUMA node; it says how many pages the kernel has where
   sentinel data index photos/ --beside
       keeps the index in the folder of the data; otherwise it is made at first use, and kept in your cache
   sentinel data plan tokens.bin --record uint16:1025
@@ -49,6 +51,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     told.add_argument(
         "--memory", type=_amounts, default=["5%", "20%", "50%"], metavar="AMOUNTS", help="default 5%%,20%%,50%%"
     )
+    _add_where(told)
     told.add_argument(
         "--workers", type=_count, default=1, help="a plain DataLoader's, a read of each at once (default 1)"
     )
@@ -61,6 +64,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tried.add_argument("--epochs", type=whole_number, default=2, help="default 2")
     tried.add_argument("--workers", type=_count, default=0, help="processes that fetch samples (default 0: none)")
     tried.add_argument("--seed", type=_count, default=0, help="default 0")
+    _add_where(tried)
     tried.add_argument("--share", metavar="NAME", help="of other runs beside it: one of them reads for all")
     _add_batches(tried)
     tried.set_defaults(execute=execute_run)
@@ -92,6 +96,15 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     said.add_argument("--columns", metavar="NAMES", help="of Parquet: those to read, as a,b (default all)")
     said.add_argument("--tensor", metavar="NAME", help="of safetensors: the one whose rows are samples")
     add_json(parser)
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--where",
+        default="auto",
+        metavar="WORD",
+        help="where the memory is: auto (default: a slower node if there is one), slow, fast, numa:N or file:DIR",
+    )
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +152,7 @@ def execute_plan(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         unit=arguments.unit,
         workers=arguments.workers,
+        where=arguments.where,
     )
     if arguments.json:
         print_json(forecast_json(told))
@@ -218,6 +232,7 @@ def execute_run(arguments: argparse.Namespace) -> int:
         unit=arguments.unit,
         collate_fn=_as_it_is,
         share=arguments.share,
+        where=arguments.where,
     )
     began = time.monotonic()
     for _ in range(arguments.epochs):
@@ -227,7 +242,9 @@ def execute_run(arguments: argparse.Namespace) -> int:
     report = loader.report()
     loader.close()
     if arguments.json:
-        print_json({**report.headline, "epochs": arguments.epochs, "seconds": seconds, "caveats": report.caveats})
+        nodes = {str(node): pages for node, pages in report.node_pages.items()}
+        told = {"epochs": arguments.epochs, "seconds": seconds, "node_pages": nodes, "caveats": report.caveats}
+        print_json({**report.headline, **told})
     else:
         print(report.text())
         print(

@@ -16,12 +16,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
@@ -36,14 +38,14 @@ from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import lead_for, memory_bytes
 from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
 from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of, path_of
-from sentinel.samples import ALONE, Layout, Order, best_unit
+from sentinel.samples import ALONE, Layout, Order, SourceCosts, best_unit
 
 UNIT = 64
 """Samples that are read at once, where neither `unit` says otherwise nor is it measured."""
 _MOST_UNIT = 256
 
 _TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
-_OPTIONS = (*_TORCHS, "index_path", "unit", "share", "peers", "peers_password_file")
+_OPTIONS = (*_TORCHS, "index_path", "unit", "where", "share", "peers", "peers_password_file")
 _NAMED = ("transform", "batch_size", "memory", "order", "seed", "workers", "rank", "world")
 
 
@@ -76,17 +78,22 @@ def loader(
     cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact and with
     peers; Parquet's row groups and packed shards are read whole), `index_path` (an index made by `index`), and of
     torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
-    `multiprocessing_context`. `share`: a name; of jobs of one user on this machine that give the same one, and deliver
-    the same epoch in the same exact order at about the same time, one reads for all. `peers`: `"host:port"` of what
-    `sentinel data serve` started on each machine, in the order of ranks, which then have one plan, and one memory;
+    `multiprocessing_context`. `where`: in which memory samples lie: `"auto"` (the default: on a slower NUMA node if
+    there is one), `"slow"` (the slowest), `"fast"` (which then has so much less for tensors), `"numa:N"`, or
+    `"file:DIR"`, a file on a disk. `share`: a name; of jobs of one user on this machine that give the same one, and
+    deliver the same epoch in the same exact order at about the same time, one reads for all. `peers`: `"host:port"` of
+    what `sentinel data serve` started on each machine, in the order of ranks, which then have one plan, and one memory;
     `peers_password_file`.
 
-    Raises UsageError for an argument that has no meaning or memory that is too little or not there, FormatError for a
-    file that is damaged or changed since it was indexed; nothing is read from it then.
+    Raises UsageError for an argument that has no meaning or memory that is too little or not there, CapabilityError for
+    a node that is not there, FormatError for a file that is damaged or changed since it was indexed; nothing is read
+    from it then.
     """
     _check_options(options)
     share = options.pop("share", None)
     unit, index_path = options.pop("unit", "auto"), options.pop("index_path", None)
+    where = options.pop("where", AUTO)
+    disk = disk_named(where)
     peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
     if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
         raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
@@ -101,6 +108,10 @@ def loader(
     _check_peers(peers, source, order)
     if peers and share is not None:
         raise UsageError(f"peers= and share={share!r} are two ways to read once", "give one of them")
+    if peers and where != AUTO:
+        raise UsageError(f"peers= with where={where!r}: samples lie in the servers' memory", "leave where= out")
+    if share is not None and disk is not None:
+        raise UsageError(f"share={share!r} with where={where!r}: a file is for one job", "give one of them")
     order = "exact" if isinstance(order, Importance) else order
     asked = Order(order, _seed(seed), ranks, own, bool(options.get("drop_last", False)))
     batching = Batching(batch_size, workers, transform, **options)
@@ -116,7 +127,7 @@ def loader(
         feeding, unit = UnstagedFeeding.of_dataset(cast("Dataset[Any]", source)), 0
     else:
         data = open_data(source, index_path)
-        nbytes = memory_bytes(memory, data.layout)
+        nbytes = memory_bytes(memory, data.layout, disk)
         if peers:
             rooms = rooms_within(nbytes, data.layout, ranks)
             layout, unit = cut_for_peers(data.layout, rooms[1], UNIT if unit == "auto" else unit)
@@ -124,34 +135,48 @@ def loader(
             feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
             return Loader(feeding, asked, batching, unit)
         shape = shape_within(nbytes, data.layout.sample_nbytes, 1 if share is None else MOST_JOBS)
+        reads = _Reads(data)
+        place = place_of(where, shape.nbytes, lambda: reads.costs.read_bytes_per_s)
         if importance is not None:
-            return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit)
+            return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit, place)
         why = ""
         if unit == "auto":
             fixed = order != "exact" or data.layout.encoded  # other orders depend on it
-            unit, why = (UNIT, "") if fixed else _cheapest_unit(data, shape, workers, share is None)
+            unit, why = (UNIT, "") if fixed else _cheapest_unit(reads, shape, workers, share is None)
         if unit == ALONE:
             feeding = UnstagedFeeding.of_files(data, why)
         else:
             layout, unit = cut_within(data.layout, shape, unit)
             lead = lead_for(data.layout, shape)
-            place = None
+            name = None
             if share is not None:
                 said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
                 room = [shape.n_pages, shape.page_bytes, lead]
-                place = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
-            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place)
+                name = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
+            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, name, place)
     return Loader(feeding, asked, batching, unit)
 
 
-def _cheapest_unit(data: DataFiles, shape: ArenaShape, workers: int, measures: bool) -> tuple[int, str]:
+class _Reads:
+    """What reads of `data` cost: measured where somebody asks, once."""
+
+    def __init__(self, data: DataFiles) -> None:
+        self.data = data
+
+    @cached_property
+    def costs(self) -> SourceCosts:
+        return measured_costs(self.data)
+
+
+def _cheapest_unit(reads: _Reads, shape: ArenaShape, workers: int, measures: bool) -> tuple[int, str]:
     """Samples to read at once, by what reads of these files cost now, ALONE where no unit is cheaper than that; and a
     sentence that says why. What is measured is another unit each time: jobs that share take a fixed one."""
+    data = reads.data
     if all_cached(data):
         return ALONE, CACHED
     if not measures:
         return UNIT, ""
-    parts, costs = data.layout.cut(_MOST_UNIT), measured_costs(data)
+    parts, costs = data.layout.cut(_MOST_UNIT), reads.costs
     staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
     unit = best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
     if unit == ALONE:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
+from sentinel.data.arena_place import ANYWHERE, ArenaPlace
 from sentinel.data.chunk_reader import APART_S, IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
 from sentinel.data.sample_arena import (
@@ -147,19 +148,20 @@ class FileFeeding:
         in_flight: int = IN_FLIGHT,
         why: str = "",
         share: ShareName | None = None,
+        place: ArenaPlace = ANYWHERE,
     ) -> None:
         """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
         many chunks are read at once. `why`: samples are staged, where that was a choice. `share`: in which other jobs
-        may read for this one, and this one for others."""
-        self._why, self._share = why, share
+        may read for this one, and this one for others. `place`: of the memory."""
+        self._why, self._share = [said for said in (why, place.why) if said], share
         self._layout = layout
         room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         files = SourceFiles(layout, data.root, data.source)
         if share is None:
-            self._arena = SampleArena(shape)
+            self._arena = SampleArena(shape, place=place)
             self._reader = ChunkReader(self._arena, files, in_flight=in_flight)
         else:
-            self._arena = SampleArena(shape, slot=share.slot, reserved=False)
+            self._arena = SampleArena(shape, slot=share.slot, reserved=False, place=place)
             self._reader = ChunkReader(self._arena, files, in_flight=in_flight, alive=share.alive)
             share.publish(self._arena.descriptor, self._arena.inode)
             weakref.finalize(self, share.close)
@@ -342,7 +344,7 @@ class FileFeeding:
 
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
-        found = [self._why] if self._why else []
+        found = list(self._why)
         if self._share is not None:
             found.append(self._said_of(self._share))
         if self._reader.error is not None:

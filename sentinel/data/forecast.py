@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sentinel.core.errors import UsageError
+from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.chunk_reader import MOST_IN_FLIGHT, reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
 from sentinel.data.feeding import cut_within, permutation
@@ -87,16 +88,19 @@ def forecast(
     unit: int = 64,
     costs: SourceCosts | None = None,
     workers: int = 1,
+    where: str = AUTO,
 ) -> Forecast:
     """What each order would read with each amount of memory. `costs`: of the source, measured here if not given.
-    `workers`: those of the loader; a plain DataLoader has a read of each in flight.
+    `workers`: those of the loader; a plain DataLoader has a read of each in flight. `where`: as `loader` takes it; a
+    note says where each memory would lie.
 
-    An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source, and for
-    a memory where no other one fits.
+    An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source and for
+    `where`, and for a memory where no other one fits.
     """
+    disk = disk_named(where)
     data = open_data(source)
     layout = data.layout
-    costs = costs or measured_costs(data)
+    costs = measured = costs or measured_costs(data)
     alone = costs.of_reader(max(workers, 1)).ns(layout.n_samples, int(layout.alone_nbytes.sum()))
     staged = costs.of_reader(reads_in_flight(workers))
     nothing = _alone(layout, unit, batch_size, alone)
@@ -105,15 +109,18 @@ def forecast(
     with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
         for text in memory:
             try:
-                nbytes = memory_bytes(text, layout)
+                nbytes = memory_bytes(text, layout, disk)
                 shape = shape_within(nbytes, layout.sample_nbytes)
                 cut, now = cut_within(layout, shape, unit)
+                place = place_of(where, shape.nbytes, lambda: measured.read_bytes_per_s)
             except UsageError as error:
                 notes.append(f"memory {text} is left out: {error}")
                 refused = error
                 continue
             if now and now < unit:
                 notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
+            if place.why:
+                notes.append(f"memory {text}: {place.why}")
             room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
             for kind in KINDS:
                 try:

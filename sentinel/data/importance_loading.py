@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sentinel.core.errors import UsageError
+from sentinel.data.arena_place import ArenaPlace
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FileFeeding, permutation, unit_within
 from sentinel.data.loading import Batching, Loader
@@ -33,8 +34,10 @@ NO_LOSSES = "no losses were reported, so all samples are delivered: call loader.
 class ImportanceFeeding(FileFeeding):
     """Samples of files, selected by the losses in `losses`."""
 
-    def __init__(self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, importance: Importance) -> None:
-        super().__init__(data, layout, shape, lead)
+    def __init__(
+        self, data: DataFiles, layout: Layout, shape: ArenaShape, lead: int, importance: Importance, place: ArenaPlace
+    ) -> None:
+        super().__init__(data, layout, shape, lead, place=place)
         self.importance = importance
         self._neighbours = data.layout if data.layout.encoded else data.layout.cut(_NEIGHBOURS)
         """Of which substitutes are taken, whatever the memory is."""
@@ -168,12 +171,18 @@ class ImportanceLoader(Loader):
 
 
 def selecting(
-    data: DataFiles, shape: ArenaShape, importance: Importance, order: Order, batching: Batching, unit: int
+    data: DataFiles,
+    shape: ArenaShape,
+    importance: Importance,
+    order: Order,
+    batching: Batching,
+    unit: int,
+    place: ArenaPlace,
 ) -> ImportanceLoader:
     """A loader of `data`, of which it reads `unit` samples at once, or fewer where the memory is little."""
     layout = data.layout
     if not layout.encoded:
         unit = unit_within(layout, shape, unit)
         layout = layout.cut(unit)
-    feeding = ImportanceFeeding(data, layout, shape, lead_for(data.layout, shape), importance)
+    feeding = ImportanceFeeding(data, layout, shape, lead_for(data.layout, shape), importance, place)
     return ImportanceLoader(feeding, order, batching, unit)

@@ -6,6 +6,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, parse_amount
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Layout
+from sentinel.system.disks import Disk
 from sentinel.system.limits import available_bytes
 
 _SHARE, _MOST_LEAD = 128, 1024
@@ -22,16 +23,17 @@ def lead_for(layout: Layout, shape: ArenaShape) -> int:
     return max(1, min(held // _SHARE, _MOST_LEAD))
 
 
-def memory_bytes(memory: str | int, layout: Layout) -> int:
-    """What `memory` means for this data set, in bytes. Raises UsageError for no amount and for more than there is."""
+def memory_bytes(memory: str | int, layout: Layout, disk: Disk | None = None) -> int:
+    """What `memory` means for this data set, in bytes. `disk`: of the file that takes its place. Raises UsageError for
+    no amount and for more than there is."""
     try:
         nbytes = parse_amount(memory).of(layout.nbytes)
     except UsageError as error:
         raise UsageError(error.what, 'write memory="20%" of the data set, "8GiB", or bytes') from None
-    there = available_bytes()
+    there, whose = (available_bytes(), "this machine") if disk is None else (disk.free_bytes, str(disk.folder))
     if nbytes > there:
         raise UsageError(
-            f"memory={memory!r} is {format_bytes(nbytes)}, this machine has {format_bytes(there)} left",
+            f"memory={memory!r} is {format_bytes(nbytes)}, {whose} has {format_bytes(there)} left",
             f"give at most {format_bytes(there)}",
         )
     return nbytes

@@ -2,6 +2,7 @@
 
 All of it is reserved before the first read, so that no access can fail for want of memory, and sealed, so that nobody
 can shorten it. It has no name in any file system: it goes with the last process that has it open, however that ends.
+It may be on a NUMA node, or be a file on a disk, which cannot be sealed.
 
     counters   whether the reader goes on
     entries    a mailbox a sample: 0, or where its bytes are: the number of the read that brought them in the upper 32
@@ -20,7 +21,6 @@ A bell (an eventfd) beside it wakes the reader when samples were copied. Of the 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -36,9 +36,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.errors import UsageError
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
+from sentinel.data.arena_memory import is_sealed, new_memory, prefer, require_on, reserve
+from sentinel.data.arena_place import ANYWHERE, ArenaPlace
+from sentinel.runtime.process import RUNTIME
 from sentinel.system.limits import available_bytes
 
 MOST_SAMPLES = 100_000_000
@@ -60,8 +63,6 @@ _SMALLEST_PAGE = 64
 _WORD_BYTES = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 """Multiplying by it carries each bit of a sum into the upper half."""
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
-_SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW: Python names them from 3.13 on
 
 
 @dataclass(frozen=True)
@@ -125,24 +126,39 @@ class SampleArena:
     """The memory as one process sees it. Goes to workers as descriptors, whether they are forked or spawned."""
 
     def __init__(
-        self, shape: ArenaShape, descriptors: tuple[int, int] | None = None, *, slot: int = 0, reserved: bool = True
+        self,
+        shape: ArenaShape,
+        descriptors: tuple[int, int] | None = None,
+        *,
+        slot: int = 0,
+        reserved: bool = True,
+        place: ArenaPlace = ANYWHERE,
     ) -> None:
-        """Reserves the memory, without `reserved` all but the pages; or, with `descriptors` (of the memory and of the
-        bell, -1 for none), which it takes over, maps what another process has reserved. `slot`: which of the jobs this
-        is.
+        """Reserves the memory at `place`, without `reserved` all but the pages; or, with `descriptors` (of the memory
+        and of the bell, -1 for none), which it takes over, maps what another process has reserved. `slot`: which of the
+        jobs this is.
 
-        Raises UsageError where so much memory cannot be reserved.
+        Raises UsageError where so much memory cannot be reserved there, CapabilityError where the kernel refuses to
+        place it.
         """
-        self.shape, self.slot = shape, slot
+        self.shape, self.slot, self.node = shape, slot, place.node
         ends = np.cumsum((0, *shape.parts)).tolist()
         self._of_pages = ends[5], shape.parts[5]
+        is_new = descriptors is None
         if descriptors is None:
-            memfd = _reserved(shape.nbytes, shape.nbytes if reserved else ends[5])
-            descriptors = memfd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            descriptors = new_memory(shape.nbytes, place.folder), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.descriptor, self._bell = descriptors
+        for fd in descriptors:
+            if fd >= 0:
+                weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
         self.inode = os.fstat(self.descriptor).st_ino
         """In no other arena of this machine: descriptors, and numbers of processes, are used again."""
         self._memory = memory = mmap.mmap(self.descriptor, shape.nbytes)
+        if is_new:
+            if self.node is not None:
+                prefer(np.frombuffer(memory, np.uint8), self.node)  # before any page is there
+            self._reserve(0, shape.nbytes if reserved else ends[5])
+            RUNTIME.beside.add(self)
         self.counters: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _COUNTERS, ends[0])
         self.entries: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, shape.n_samples, ends[1])
         words = np.random.default_rng(0).integers(1 << 63, size=shape.page_bytes // 8, dtype=np.uint64)
@@ -154,9 +170,6 @@ class SampleArena:
         self.following: NDArray[np.uint32] = np.frombuffer(memory, np.uint32, shape.n_pages, ends[4])
         pages = np.frombuffer(memory, np.uint8, shape.n_pages * shape.page_bytes, ends[5])
         self.pages: NDArray[np.uint8] = pages.reshape(shape.n_pages, shape.page_bytes)
-        for fd in descriptors:
-            if fd >= 0:
-                weakref.finalize(self, os.close, fd)  # the mapping goes with its last view
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
@@ -166,13 +179,23 @@ class SampleArena:
     def reserve(self) -> None:
         """The pages are reserved, if they were not. Raises UsageError where there is not so much memory: where a
         container limits it, the kernel would end a job that asks for more."""
-        missing, there = self.shape.nbytes - 512 * os.fstat(self.descriptor).st_blocks, available_bytes()
+        missing, there = self.shape.nbytes - self.held_bytes, available_bytes()
         if missing > there:
             raise UsageError(
                 f"{format_bytes(missing)} of memory for samples cannot be reserved, {format_bytes(there)} are left",
                 "give less memory=",
             )
-        _reserve(self.descriptor, *self._of_pages)
+        self._reserve(*self._of_pages)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is reserved of it."""
+        return 512 * os.fstat(self.descriptor).st_blocks
+
+    def _reserve(self, at: int, nbytes: int) -> None:
+        reserve(self.descriptor, at, nbytes)
+        if self.node is not None and nbytes:
+            require_on(np.frombuffer(self._memory, np.uint8, nbytes, at), self.node)
 
     def let_go(self) -> None:
         """The pages go back to the kernel; what lay there is lost."""
@@ -328,40 +351,13 @@ def arena_of(pid: int, descriptor: int, inode: int, shape: ArenaShape, slot: int
     try:
         status = os.fstat(found)
         fits = (status.st_ino, status.st_size) == (inode, shape.nbytes)
-        fits = fits and fcntl.fcntl(found, _F_GET_SEALS) & _SEALS == _SEALS
+        fits = fits and is_sealed(found)
     except OSError:  # a file of another kind has no seals
         fits = False
     if not fits:
         os.close(found)
         return None
     return SampleArena(shape, (found, -1), slot=slot)
-
-
-def _reserved(nbytes: int, first: int) -> int:
-    """A new memfd of `nbytes`, of which the first are reserved."""
-    try:
-        descriptor = os.memfd_create("sentinel-samples", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise CapabilityError(
-            "memory for samples", f"memfd_create: {error.strerror}", "allow it to this job"
-        ) from error
-    try:
-        _reserve(descriptor, 0, first)
-        os.ftruncate(descriptor, nbytes)
-        fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _reserve(descriptor: int, at: int, nbytes: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, at, nbytes)
-    except OSError as error:
-        raise UsageError(
-            f"{format_bytes(nbytes)} of memory for samples cannot be reserved ({error.strerror})", "give less memory="
-        ) from error
 
 
 def _received(shape: ArenaShape, slot: int, *descriptors: Any) -> SampleArena:

@@ -56,6 +56,17 @@ class NotInherited(Protocol):
         """This is a forked child: leave all of it to the parent."""
 
 
+class MemoryBeside(Protocol):
+    """Memory that this process holds beside its tensors. `node`: the NUMA node that was asked for; None: the kernel
+    puts it where it likes, and it counts nowhere."""
+
+    node: int | None
+
+    @property
+    def held_bytes(self) -> int:
+        """How much it is now."""
+
+
 @dataclass
 class BackwardPass:
     """The backward that is running, whatever models it passes through; see profiler/backward.py."""
@@ -84,6 +95,8 @@ class Runtime:
 
     Pins. `kept`: what `keep_fast` and `keep_slow` were told, in order: where, and a pattern or a weak reference.
 
+    `beside`: memory that comes off what a session may have of a node.
+
     `not_inherited`: what a forked child must leave to its parent.
     """
 
@@ -105,12 +118,18 @@ class Runtime:
         self.grad_modes: list[bool] = []
         self.backward = BackwardPass()
         self.kept: list[tuple[str, str | ref[Any]]] = []
+        self.beside: WeakSet[MemoryBeside] = WeakSet()
         self.not_inherited: WeakSet[NotInherited] = WeakSet()
+
+    def bytes_beside(self, node: int | None) -> int:
+        """Bytes that are held beside tensors on a node, because they were asked for there; 0 of None."""
+        return 0 if node is None else sum(held.held_bytes for held in self.beside if held.node == node)
 
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
         self.sink, self.memory, self.finder, self.watches = None, None, None, []
+        self.beside = WeakSet()
         for held in self.not_inherited:
             held.forked()
 

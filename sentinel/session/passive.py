@@ -39,6 +39,7 @@ from sentinel.session.request import Request
 from sentinel.session.storage_figures import StepTimes, alarms, figures_of, notes_on
 from sentinel.system import native
 from sentinel.system.progress import say
+from sentinel.system.topology import topology
 from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
 from sentinel.tiers.frames import FRAME_BYTES
 from sentinel.tiers.pool_cap import pool_now
@@ -52,7 +53,7 @@ class PassiveSession:
 
     def __init__(self, request: Request, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         self.request = request
-        self._tier = FileTier.asked(request.slow, request.fast, request.cap)
+        self._tier = FileTier.asked(request.slow, request.fast, request.cap, RUNTIME.bytes_beside(topology().fast))
         unplanned = ("machine", "plan", "rate_limit", "tracker", "policy")
         require(
             *(

@@ -54,16 +54,23 @@ class Planning:
     """Plans by the policy and within the budget of `request`, on `machine`.
 
     `available_bytes`: of the fast tier, for this job; what it holds there counts, for its plans may place that.
-    `pins()`: what is to be kept fast or slow, asked for each plan.
+    `pins()`: what is to be kept fast or slow, asked for each plan. `beside()`: bytes of the fast tier that the process
+    holds beside its tensors, as a loader may; they come off what was asked for, and count in `available_bytes`.
     `spent_ns`: time that planning has taken so far. Raises UsageError where the request's `fast` is no amount.
     """
 
     def __init__(
-        self, request: Request, machine: Machine, available_bytes: int, pins: Callable[[], Pins] | None = None
+        self,
+        request: Request,
+        machine: Machine,
+        available_bytes: int,
+        pins: Callable[[], Pins] | None = None,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
         self._request, self._machine = request, machine
         self._asked = None if request.fast is None else parse_fast(request.fast)
         self._pins = pins or (lambda: request.pins)
+        self._beside, self._taken_off = beside, 0
         self._saved_pins = Pins()
         self._said: list[str] = []
         self._available_bytes = available_bytes
@@ -73,9 +80,14 @@ class Planning:
     def check_words(self) -> None:
         """Raises UsageError for whatever can be known to be wrong before anything is changed."""
         check_policies([self._request.policy])
-        budget = self._budget(footprint_bytes=0, known=False)  # what a share comes to, only the footprint tells
+        budget = self._whole(footprint_bytes=0, known=False)  # what a share comes to, only the footprint tells
         if budget.capped:
             raise UsageError(budget.capped, "ask for less")
+        taken = self._beside()
+        if taken > budget.fast_bytes and (self._asked is None or self._asked.share is None):
+            raise UsageError(
+                _taken_by_loaders(taken, budget), 'ask for more fast memory, or give the loader where="slow"'
+            )
 
     def check_kept_fast(self, kept: Mapping[str, int]) -> None:
         """Raises UsageError where what is to be kept fast, in bytes by name, exceeds a budget that is known already."""
@@ -115,7 +127,8 @@ class Planning:
     def saved(self, plan: Plan) -> Dataflow:
         """The dataflow of a saved plan, held to the budget that is asked for."""
         if self._asked is not None:
-            asked = self._amount(self._asked, plan.footprint_bytes, known=True).of(plan.footprint_bytes)
+            whole = self._amount(self._asked, plan.footprint_bytes, known=True).of(plan.footprint_bytes)
+            asked = self._less_taken(Budget(whole)).fast_bytes
             if plan.fast_peak_bytes > asked:
                 raise UsageError(
                     f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
@@ -131,7 +144,7 @@ class Planning:
     def keep_budget_of(self, plan: Plan) -> str:
         """From now on plans are made within the bytes of a saved one, unless an amount was asked for. Says so."""
         if self._asked is None:
-            self._asked = Amount(format_bytes(plan.capacity_bytes[0]), plan.capacity_bytes[0])
+            self._asked = Amount(format_bytes(plan.capacity_bytes[0]), plan.capacity_bytes[0] + self._beside())
             return f", within the {self._asked.text} of fast memory that it was for"
         return ""
 
@@ -221,6 +234,16 @@ class Planning:
             say(sentence, wrong=True)
 
     def _budget(self, footprint_bytes: int, *, known: bool = True) -> Budget:
+        """Of `_whole`, what tensors may have beside what loaders hold of fast memory."""
+        return self._less_taken(self._whole(footprint_bytes, known=known))
+
+    def _less_taken(self, whole: Budget) -> Budget:
+        self._taken_off = taken = self._beside()
+        if taken <= whole.fast_bytes:
+            return replace(whole, fast_bytes=whole.fast_bytes - taken)
+        return Budget(0, _taken_by_loaders(taken, whole))
+
+    def _whole(self, footprint_bytes: int, *, known: bool = True) -> Budget:
         """What was asked for, of what this host has; a share is one of `footprint_bytes`. Not `known`: the steps to
         come have another footprint, so nothing is said of it to other processes.
 
@@ -242,16 +265,29 @@ class Planning:
         return replace(asked, nbytes=self._shared.of_need(footprint_bytes) if known else self._shared.nbytes)
 
     def notes(self) -> list[str]:
-        """What a report must say of pins, and of a budget that several processes share."""
+        """What a report must say of pins, of what loaders hold, and of a budget that several processes share."""
+        said = list(self._said)
+        if self._taken_off:
+            said.append(
+                f"Loaders hold {format_bytes(self._taken_off)} of fast memory, which came off what tensors have."
+            )
+        if (since := self._beside() - self._taken_off) > 0:
+            what = f"A loader that was made after the plan holds {format_bytes(since)} of fast memory on top of it"
+            said.append(f"{what}: make loaders before start_profile().")
         if self._shared is None or self._shared.who.local_size < 2:
-            return self._said
+            return said
         shared = self._shared
         part = f"{format_bytes(shared.nbytes)} of the {format_bytes(shared.total_bytes)} of fast memory"
         told = f"This process has {part} that {shared.who.local_size} processes on this node share"
         return [
-            *self._said,
+            *said,
             f"{told} equally: nothing is known of the others ({shared.alone})" if shared.alone else f"{told} by need",
         ]
+
+
+def _taken_by_loaders(taken: int, whole: Budget) -> str:
+    there = f"{format_bytes(whole.fast_bytes)} of fast memory are there for this job"
+    return f"{there}, and loaders hold {format_bytes(taken)} of it"
 
 
 def _largest(footprint_bytes: int, beside: Iterable[Dataflow]) -> int:

@@ -127,9 +127,13 @@ class Session:
         began = time.perf_counter_ns()
         given = load_plan(self.request)
         machine = machine_of(self.request)
+
+        def beside() -> int:
+            return RUNTIME.bytes_beside(machine.fast.node)
+
         self._notes += notes_on(machine, topology(), self.request.rate_limit)
         available = available_bytes(self.request, machine) + self._job.held_bytes_of(machine.fast)
-        planning = Planning(self.request, machine, available, self._pins)
+        planning = Planning(self.request, machine, available + beside(), self._pins, beside)
         planning.check_words()
         self._check_pins(planning, machine)
         context = SessionContext(self._job, machine, planning, self._notes, self.request.bytes_per_s)

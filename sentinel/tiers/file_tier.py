@@ -52,11 +52,12 @@ class FileTier:
     chosen: str = ""
 
     @classmethod
-    def asked(cls, slow: str, fast: str | int | None, cap: str | int | None = None) -> FileTier:
+    def asked(cls, slow: str, fast: str | int | None, cap: str | int | None = None, beside: int = 0) -> FileTier:
         """Of the words `slow="file:DIR"`, `"file:DIR=64GiB"` or `"file:auto"`, and of `fast` and `cap`, sizes.
 
-        Without `fast` the memory is what the cap leaves, and without both, what the container's limit leaves. A file
-        without a size is as large as the host's memory, at most what the kernel lets a process map of it, and at most
+        `beside`: bytes that loaders hold of fast memory, which come off `fast`; all that the process takes comes off a
+        cap. Without `fast` the memory is what the cap leaves, and without both, what the container's limit leaves. A
+        file without a size is as large as the host's memory, at most what the kernel lets a process map, and at most
         half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError for what
         means nothing here: a share of a footprint that nobody knows yet, less than a frame, more memory than there is,
         more than can be mapped, a cap that leaves too little, a directory that is missing, is in memory, or may not be
@@ -68,8 +69,8 @@ class FileTier:
         told_bytes = parse_bytes(sized["size"]) if sized else 0
         if folder == "":
             raise UsageError(f"slow={slow!r} names no directory", 'name one on a disk: "file:/data/scratch"')
-        within = PoolCap.asked(cap, None if fast is None else _fast_bytes(fast), _ranks())
-        asked_bytes = within.pool_bytes if within is not None else _required(fast, slow)
+        within = PoolCap.asked(cap, None if fast is None else _fast_bytes(fast, beside), _ranks())
+        asked_bytes = within.pool_bytes if within is not None else _required(fast, slow, beside)
         _require_memory(asked_bytes, fast, cap)
         fast_bytes = asked_bytes // FRAME_BYTES * FRAME_BYTES
         least = told_bytes or fast_bytes * _OF_FREE * _ranks()
@@ -229,26 +230,27 @@ class FramedTensors:
         return FramedCounters(frames=frames, too_large_by=told.too_large_by.decode(), **own)
 
 
-def _required(fast: str | int | None, slow: str) -> int:
+def _required(fast: str | int | None, slow: str, beside: int) -> int:
     if fast is None:
         raise UsageError(
             f"slow={slow!r} needs a budget, since no container limits this process",
             'say how much memory tensors may take, fast="8GiB", or the whole process, cap="12GiB"',
         )
-    return _fast_bytes(fast)
+    return _fast_bytes(fast, beside)
 
 
-def _fast_bytes(fast: str | int) -> int:
+def _fast_bytes(fast: str | int, beside: int) -> int:
     amount = parse_fast(fast)
     if amount.share is not None:
         raise UsageError(
             f"fast={fast!r} with a file as slow tier: a share of a footprint that nobody knows yet",
             'give a size: fast="8GiB"',
         )
-    nbytes = amount.nbytes // _ranks() if amount.per_node else amount.nbytes
+    nbytes = (amount.nbytes // _ranks() if amount.per_node else amount.nbytes) - beside
     if nbytes < FRAME_BYTES:
+        less = f", less {format_bytes(beside)} that loaders hold of it," if beside else ""
         raise UsageError(
-            f"fast={fast!r} is less than one frame of {format_bytes(FRAME_BYTES)}",
+            f"fast={fast!r}{less} is less than one frame of {format_bytes(FRAME_BYTES)}",
             "give at least what the largest operator works on, and a little more",
         )
     return nbytes

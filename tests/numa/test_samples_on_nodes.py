@@ -1,0 +1,117 @@
+"""The memory of a loader on two real nodes: all of it where it was asked for, and none of it taken from tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.needs("two nodes", "root", "torch", "native", "transformers"),
+    pytest.mark.slow,
+    pytest.mark.usefixtures("one_plan"),
+]
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+import sentinel  # noqa: E402
+import sentinel.data  # noqa: E402
+from sentinel.data.feeding import FileFeeding, permutation  # noqa: E402
+from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.samples import Order  # noqa: E402
+from sentinel.system import numa  # noqa: E402
+from sentinel.system.topology import topology  # noqa: E402
+
+ROWS, COLUMNS, BATCH, STEPS = 1200, 17, 4, 6
+
+
+@pytest.fixture
+def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however slow the machine is
+    path = str(tmp_path / "tokens.npy")
+    np.save(path, np.random.default_rng(0).integers(0, 64, (ROWS, COLUMNS)))
+    sentinel.data.index(path, f"{path}.index")
+    return path
+
+
+def loader_of(tokens: str, where: str) -> Loader:
+    return sentinel.data.loader(
+        tokens, batch_size=BATCH, memory="50%", unit=16, where=where, index_path=f"{tokens}.index"
+    )
+
+
+def pages_on(loader: Loader, node: int) -> bool:
+    """Whether all of its memory is there, by the kernel's word."""
+    feeding = loader._feeding
+    assert isinstance(feeding, FileFeeding)
+    whole = np.frombuffer(feeding._arena._memory, np.uint8)
+    on_node = numa.bytes_on(node, [(whole.ctypes.data, whole.nbytes)]) == whole.nbytes
+    return on_node and list(loader.report().node_pages) == [node]
+
+
+@pytest.mark.parametrize(("where", "node"), [("numa:1", 1), ("slow", 1), ("auto", 1), ("fast", 0)])
+def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, where: str, node: int) -> None:
+    assert (topology().fast, topology().slower) == (0, (1,))
+    loader = loader_of(tokens, where)
+    assert pages_on(loader, node)
+    batches = iter(loader)
+    expected, array = permutation(ROWS, Order(), 0), np.load(tokens)
+    for number in range(3):
+        rows = expected[number * BATCH : (number + 1) * BATCH]
+        assert np.array_equal(next(batches).numpy(), array[rows])
+    assert pages_on(loader, node)  # it stays there, whoever touches it
+    loader.close()
+
+
+class Trained(NamedTuple):
+    losses: list[float]
+    served: float
+    fast_bytes: int
+
+
+def train(batches: Iterable[Any]) -> Trained:
+    """Six steps of a small GPT-2; one is watched."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_positions=16, n_embd=48, n_layer=3, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = sentinel.annotate(model, optimizer)
+    losses, fast_bytes = [], 0
+    for step, rows in zip(range(STEPS), batches, strict=False):
+        if step == 1:
+            sentinel.start_profile(model, optimizer, fast="40%", slow="numa:1", tracker="ops")
+        logits = model(rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step == 1:
+            fast_bytes = sentinel.end_profile().capacity_bytes[0]
+    sentinel.stop()
+    handle.remove()
+    served = sentinel.report().headline["fast_served_fraction"]
+    assert served is not None
+    return Trained(losses, served, fast_bytes)
+
+
+def in_memory(tokens: str) -> Iterator[Any]:
+    array, order = np.load(tokens), permutation(ROWS, Order(), 0)
+    for begin in range(0, ROWS, BATCH):
+        yield torch.utils.data.default_collate([array[row] for row in order[begin : begin + BATCH]])
+
+
+def test_gpt2_is_served_from_fast_memory_as_often_as_without_a_loader(tokens: str) -> None:
+    without = train(in_memory(tokens))
+    loader = loader_of(tokens, "auto")
+    ours = train(loader)
+    assert pages_on(loader, 1)
+    assert ours.losses == without.losses
+    assert ours.fast_bytes == without.fast_bytes  # the loader took nothing from tensors
+    assert ours.served >= without.served > 0.4
+    loader.close()
