@@ -143,3 +143,51 @@ def test_a_model_half_as_large_again_as_free_memory_is_built_trained_saved_and_l
     assert ours["storage"]["failed"] == ours["storage"]["refused"] == 0
     stock = told([*child, str(ours["layers"]), str(folder), ".", ".", "."])
     assert ours["found"] == stock["found"]
+
+
+LOWERED = """
+import json, os, sys
+from pathlib import Path
+
+folder, group, limit, used = map(Path, sys.argv[1:])
+(group / "cgroup.procs").write_text(str(os.getpid()))
+import torch, torch._dynamo  # what an optimizer imports as it steps first
+import sentinel
+from sentinel.system import native
+from sentinel.tiers.pool_cap import pool_now
+from tests.torch import unlucky_training
+
+MIB = 1 << 20
+unlucky_training.LAYERS = 40  # 120 MiB
+stock = unlucky_training.train(6)
+unlucky_training.begin(folder)  # what is made once is made, and what stock training has left is given back
+sentinel.stop()
+limit.write_text(str(int(used.read_text()) + (128 + 160) * MIB))  # what stays free, and more than all tensors take
+sentinel.start_profile(slow=f"file:{folder}=1GiB")
+read = []
+
+def lower(step, model):
+    read.append(sentinel.report().setup.storage.read_bytes)
+    if step == 3:
+        limit.write_text(str(int(used.read_text()) + 32 * MIB))  # less than has to stay free
+    native.function("sn_framed_look", None)()
+
+same = unlucky_training.train(6, lower) == stock
+setup = sentinel.report().setup
+print(json.dumps({"same": same, "read": read, "storage": setup.storage._asdict(), "notes": " ".join(setup.notes)}))
+"""
+
+
+@pytest.mark.slow
+def test_a_limit_that_is_lowered_while_it_trains_is_kept(folder: Path, group: MemoryGroup) -> None:
+    used = group.folder / ("memory.current" if group.limit.name == "memory.max" else "memory.usage_in_bytes")
+    words = [str(each) for each in (folder, group.folder, group.limit, used)]
+    found = told([sys.executable, "-c", LOWERED, *words])
+    storage = found["storage"]
+    assert found["same"]
+    assert found["read"][:4] == [0] * 4
+    assert storage["read_bytes"] > 0
+    assert storage["most_pool_bytes"] >= storage["tensor_peak_bytes"] > storage["least_pool_bytes"]
+    assert (storage["over_bytes"], storage["failed"], storage["refused"]) == (0, 0, 0)
+    assert "is the cap on this process's memory cgroup" in found["notes"]
+    assert not list(folder.iterdir())
