@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from sentinel.core.run import OUTCOMES
 from sentinel.core.trace import LayerId
 from sentinel.planner.sweep import Cell, Comparison, Knee, Point, Subject
 from sentinel.reports.html.heat import heat
+from sentinel.reports.html.lanes import lanes
 from sentinel.reports.html.layer_axis import MAX_COLUMNS, Columns
 from sentinel.reports.html.layer_charts import footprint, frame_of, occupancy
 from sentinel.reports.html.policy_comparison_page import comparison_page
@@ -15,7 +19,7 @@ from sentinel.reports.html.shell import caveat_list, document, section
 from sentinel.reports.html.svg import Frame, byte_ticks, escape, figure, tag, time_ticks
 from sentinel.reports.policy_comparison import answer, as_object, knee_of, text
 from tests.builders import GB, MIB
-from tests.unit.report_builders import PLAN, PROFILE, full_report
+from tests.unit.report_builders import PLAN, PROFILE, SIMULATED, executed, full_report
 
 HOSTILE = "<b>\"'&\x1b\u202e"
 
@@ -115,3 +119,14 @@ def test_without_a_knee_more_memory_is_advised() -> None:
     found = _comparison(0.5, knee=False)
     assert knee_of(found, found.profiles[0]) is None
     assert "none; no amount tried" in text(found)
+
+
+def test_a_move_that_never_started_is_drawn_where_it_was_given_up() -> None:
+    """A run that was executed has 0 as its beginning."""
+    moves = SIMULATED.migrations.copy()
+    given_up = int(np.flatnonzero(moves["step"] == 1)[1])
+    moves[given_up]["outcome"], moves[given_up]["start_ns"] = OUTCOMES.index("skipped"), 0
+    run = executed(migrations=moves[moves["step"] == 1])
+    (drawn,) = re.findall(r'<rect [^>]*url\(#dots\)" class="mark" data-k="[^>]*>', lanes(run, PLAN, PROFILE.layers))
+    assert 'width="1.5"' in drawn
+    assert "in 0 ns" in drawn

@@ -40,6 +40,8 @@ def lanes(run: Run, plan: Plan | None, layers: Sequence[LayerId], keys: Callable
         return ""
     bands = run.layers[run.layers["step"] == step]
     moves = run.migrations[run.migrations["step"] == step]
+    never = moves["outcome"] == OUTCOMES.index("skipped")  # each is drawn where it was given up
+    moves["start_ns"][never] = moves["stop_ns"][never]
     if not len(bands) or not len(moves):
         return ""
     shown = moves[np.argsort(-moves["nbytes"], kind="stable")[:MAX_SHOWN]]
