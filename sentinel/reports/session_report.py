@@ -61,8 +61,15 @@ class Report(Facts):
             self.setup.script or "",
             summary(self.headline, self.setup.storage),
             self.grades,
-            [f"Timeline of these steps: `{name}`; open it in ui.perfetto.dev." for name in self.timelines],
+            self._about_timelines(),
         )
+
+    def _about_timelines(self) -> list[str]:
+        """Those that were written; where none was, how to get one."""
+        if self.run is not None and not self.timelines:
+            how = "`--report NAME.trace`, or `report.write('NAME.trace')`, writes"
+            return [f"{how} a timeline of these steps for ui.perfetto.dev: layers, migrations, bytes held."]
+        return [f"Timeline of these steps: `{name}`; open it in ui.perfetto.dev." for name in self.timelines]
 
     @property
     def facts(self) -> Facts:

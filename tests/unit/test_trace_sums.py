@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.run import Run
 from sentinel.reports import build_report
+from sentinel.reports.html.page import page
 from tests.trace_events import Traced, read
 from tests.trace_sums import require_same_sums, written
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SIMULATED, executed
@@ -55,6 +56,15 @@ def test_a_profile_alone_is_a_timeline_of_its_layers(tmp_path: Path) -> None:
     traced, tables = written(build_report(profile=profile), tmp_path)
     assert [each.duration_ns for each in traced.slices] == [row["duration_ns"] for row in tables["layers"]]
     assert not traced.counts
+
+
+def test_the_page_names_the_timeline_or_how_to_get_one(tmp_path: Path) -> None:
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed())
+    assert "--report NAME.trace" in " ".join(page(report).split())
+    report.write(tmp_path / "steps.trace")
+    assert "steps.trace" in page(report)
+    assert "NAME.trace" not in page(report)
+    assert "NAME.trace" not in page(build_report(profile=PROFILE))
 
 
 def of(folder: Path, *events: dict[str, Any]) -> Traced:
