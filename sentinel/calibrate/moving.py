@@ -20,7 +20,7 @@ import numpy as np
 from sentinel.calibrate.regions import Region
 from sentinel.calibrate.results import MovingFigures, figure_of
 from sentinel.core.errors import CapabilityError
-from sentinel.core.machine import Link, Machine, TierSpec
+from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.core.plan import Block, Migration, Plan, Segment, Slot
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId
@@ -89,7 +89,7 @@ def moving_figures(
             if number:  # in the first round memory is touched for the first time
                 for to_fast, all_of_it in carried.items():
                     found[to_fast].append((all_of_it.bytes_per_s, all_of_it.lost_ns_per_kib))
-    each = figure_of(_lost_to_moves(region, rounds, work))
+    each = figure_of(lost_to_moves(region, rounds, work, fast, node))
     return tuple(  # type: ignore[return-value]
         MovingFigures(
             node, way, figure_of([rate for rate, _ in found[way]]), figure_of([x for _, x in found[way]]), each
@@ -184,13 +184,14 @@ def _beside(mover: NativeMover, region: Region, work: Work, *, to_fast: bool, to
     return _Carried(arrived, took, spent - alone)
 
 
-def _lost_to_moves(region: Region, rounds: int, work: Work) -> list[float]:
+def lost_to_moves(region: Region, rounds: int, work: Work, fast: int = -1, node: int | None = None) -> list[float]:
     """ns of compute lost a migration, one of each round: steps of a plan whose migrations carry a page each, less steps
-    of the same plan without them, by turns."""
+    of the same plan without them, by turns. Of `region` pages move to node `node` and back, or are copied where it is
+    None; in the end all of them are on node `fast`."""
     with ExitStack() as stack:
         steps = []
         for moving in (False, True):
-            plan, machine = _plan(moving=moving)
+            plan, machine = _plan(fast, node, moving=moving)
 
             def ranges(block: int) -> list[tuple[int, int]]:
                 return [(region.address + block * PAGE_BYTES, PAGE_BYTES)]
@@ -222,7 +223,7 @@ def _unsaid(warning: str) -> None:
     """A migration that fails here costs a figure, no training run."""
 
 
-def _plan(*, moving: bool) -> tuple[Plan, Machine]:
+def _plan(fast: int, node: int | None, *, moving: bool) -> tuple[Plan, Machine]:
     """Blocks of a page, each promoted in one layer and demoted three layers later, if anything moves."""
     blocks = [Block(i * PAGE_BYTES, PAGE_BYTES, 0, LAYERS, _SLOW, (i,), f"{i}", True) for i in range(MOVES)]
     ways = [(_SLOW, FAST, 1), (FAST, _SLOW, 4)]
@@ -244,5 +245,7 @@ def _plan(*, moving: bool) -> tuple[Plan, Machine]:
         footprint_bytes=MOVES * PAGE_BYTES,
         fast_needed_bytes=0,
     )
-    tiers = TierSpec("fast", "node", room, 0, rate, rate), TierSpec("slow", "emulated", room, 0, rate, rate)
+    kind: TierKind = "emulated" if node is None else "node"
+    here = None if node is None else fast
+    tiers = TierSpec("fast", "node", room, 0, rate, rate, here), TierSpec("slow", kind, room, 0, rate, rate, node)
     return plan, Machine("calibrate", tiers, (Link(_SLOW, FAST, rate), Link(FAST, _SLOW, rate)))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.calibrate.moving import MOVES, lost_to_moves
+from sentinel.calibrate.regions import Region
 from sentinel.cli import main
 from sentinel.files import load_machine
-from sentinel.system import calibration, processor
+from sentinel.system import calibration, numa, processor
 from sentinel.system.topology import topology
 from sentinel.tiers import machine_for
 
@@ -58,6 +60,23 @@ def test_what_is_kept_is_what_plans_for_nodes_calculate_with(
     up = [move for move in told["moves"] if (move["source"], move["page_bytes"]) == (slow, 4096)]
     link = machine.link(1, 0)
     assert link.bandwidth_bytes_per_s == min(round(up[0]["rates"]["1"]["median"]), machine.most_bytes_per_s(link))
+
+
+def test_the_price_of_a_migration_is_that_of_one_that_moves_pages_between_the_nodes() -> None:
+    host = topology()
+    with Region(1 << 20, host.fast, huge=False) as region:
+        before = _moved_pages()
+        prices = lost_to_moves(region, 1, lambda: None, host.fast, host.slower[0])
+        assert _moved_pages() - before >= 2 * 5 * 2 * MOVES  # of two rounds of five steps: each page there and back
+        assert (numa.residency(region.address, region.nbytes) == host.fast).all()
+    assert len(prices) == 1
+    assert prices[0] >= 0
+
+
+def _moved_pages() -> int:
+    """What the kernel has counted."""
+    (line,) = [x for x in Path("/proc/vmstat").read_text().splitlines() if x.startswith("pgmigrate_success ")]
+    return int(line.split()[1])
 
 
 @pytest.mark.skipif(not processor.is_emulated(), reason="its processor is real: see the test above")
