@@ -33,6 +33,7 @@ from sentinel.core.units import parse_budget
 from sentinel.files import digest
 from sentinel.planner import POLICIES, bound, check_policies, exchange_bound, footprint_bytes, plan
 from sentinel.planner.lower_bound import Bound
+from sentinel.planner.make_plan import SEARCHING
 from sentinel.simulator import simulate_lawful
 
 FAST = ("10%", "20%", "40%", "60%", "80%")
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
             flag, type=lambda text: tuple(text.split(",")), default=default, help=f"{what}, with commas"
         )
     parser.add_argument("--time-limit", type=float, default=120.0, help="seconds for each bound")
+    parser.add_argument("--search-limit", type=float, help="seconds for each search of autotm (default: 50 nodes)")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser
 
@@ -96,7 +98,7 @@ def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
                 if least is None or least["loose"] or least["step_ns"] > int(_fast_ns(profile, machine) * _AS_FAST):
                     least = _bounds(trace, profile, name, machine, fast, given.time_limit)
                 # else: with less fast memory the bound was that of all in fast memory, so it is with more
-                yield _cell(trace, profile, name, machine, fast, least, given.policies)
+                yield _cell(trace, profile, name, machine, fast, least, given.policies, given.search_limit)
 
 
 def _fast_ns(profile: Profile, machine: Machine) -> float:
@@ -113,6 +115,7 @@ def _cell(
     fast: str,
     least: dict[str, Any],
     policies: Sequence[str],
+    search_s: float | None,
 ) -> dict[str, Any]:
     fast_ns = _fast_ns(profile, machine)
     cell: dict[str, Any] = {
@@ -135,7 +138,7 @@ def _cell(
             continue  # it is what the others are a fraction of
         begin = time.process_time()
         try:
-            made = plan(profile, machine, policy)
+            made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
         except PlanError as error:
             cell.setdefault("refused", {})[policy] = str(error)
             continue
@@ -147,6 +150,8 @@ def _cell(
         cell["held_in_mean"][policy] = _short(held / machine.fast.capacity_bytes)
         cell["fraction"][policy] = _short(fast_ns / step_ns)
         cell["of_bound"][policy] = _short(least["step_ns"] / step_ns)
+        if "gap" in made.details:
+            cell["search"] = {policy: {"gap": made.details["gap"], "limit_s": search_s}}
     print(
         f"{trace} {name} {fast}: bound {cell['bound_fraction']:.3f}, of it", _shares(cell), file=sys.stderr, flush=True
     )

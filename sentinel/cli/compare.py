@@ -81,9 +81,10 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--policies", type=_names, metavar="NAMES", help="comma-separated; default: all but autotm, which is slow"
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
-    parser.add_argument(
-        "--bound-limit", type=_seconds, default=60.0, metavar="SECONDS", help="time limit for each bound (default 60)"
-    )
+    for flag, what in (("--bound-limit", "each bound"), ("--search-limit", "each search of autotm")):
+        parser.add_argument(
+            flag, type=_seconds, default=60.0, metavar="SECONDS", help=f"time limit for {what} (default 60)"
+        )
     add_json(parser)
     compare_executed.add_to(parser)
     parser.set_defaults(execute=execute)
@@ -152,7 +153,8 @@ def _compared(
         for point in own:
             if point.fast_bytes in wanted:
                 with telling(f"{label}: simulating {len(policies)} policies and the bound at {point.fast}"):
-                    table += cells(subject, profile, machine, point, policies, time_limit_s=arguments.bound_limit)
+                    limits = {"time_limit_s": arguments.bound_limit, "search_s": arguments.search_limit}
+                    table += cells(subject, profile, machine, point, policies, **limits)
         subjects.append(subject)
         points += own
         knees.append(knee(own))

@@ -126,6 +126,8 @@ def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) 
         rows.append(("step", format_ns(step), against(step, all_fast_ns)))
     if all_fast_ns is not None:
         rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
+    if (gap := plan.details.get("gap")) is not None:
+        rows.append(("  gap", f"{gap:.2%}", "by no more could the step of its program be shorter"))
     if plan.bound_step_ns is not None:
         rows.append(("  bound", format_ns(plan.bound_step_ns), "no plan of this kind is faster"))
     return rows

@@ -32,7 +32,8 @@ class Effort:
     `rounds` of the subgradient descent, of which the last `keep` give columns. At most `repriced` rounds of master and
     pricing. `dives`: a mix is rounded after each of these numbers of LP diving rounds. `pinned_entries`: most (class,
     instant) entries of long-lived units that may be pinned; 0: long-lived units hold room by layers only.
-    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `promised_by`: round
+    `whole_nodes`: nodes of the search for a mix that splits no unit; 0: units may be split. `whole_s`: seconds of that
+    search, 0: as long as it takes. `promised_by`: round
     the mix only if a round of pricing found nothing more; do not even look for one where this other effort is far
     from that.
     """
@@ -43,6 +44,7 @@ class Effort:
     dives: tuple[int, ...] = (0,)
     pinned_entries: int = MOST_ENTRIES
     whole_nodes: int = 0
+    whole_s: float = 0.0
     promised_by: Effort | None = None
 
 
@@ -84,7 +86,8 @@ _NEAR = 1.0005
 def optimized(work: Workload, *efforts: Effort) -> Iterator[tuple[str, Decision]]:
     """Decisions with their labels, of each effort one for each of its `dives`, until one is near the relaxed step.
 
-    Their details: `program_ns`, the step that the program predicts; `columns`. None of an effort whose solver fails.
+    Their details: `program_ns`, the step that the program predicts; `columns`; of a mix that splits no unit its `gap`.
+    None of an effort whose solver fails.
     """
     relaxed_by = cache(partial(_relaxed, work, cache(partial(_descended, work))))
     for effort in efforts:
@@ -150,7 +153,7 @@ def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator
         units = pinned_units(generation.work, of, master.candidates, dive.mix)
         rounded = generation.round_to_pool(slow, units, effort.repriced)
         if rounded is not None and effort.whole_nodes:
-            whole = master.solve_whole(effort.whole_nodes)
+            whole = master.solve_whole(effort.whole_nodes, effort.whole_s)
             rounded = None if whole is None else replace(rounded, mix=whole)
         if rounded is not None:
             yield f"optimized, {dived} dives" if effort.pinned_entries else "optimized by layers", rounded
@@ -158,7 +161,9 @@ def _rounded(generation: ColumnGeneration, mix: Mix, effort: Effort) -> Iterator
 
 def _decision(generation: ColumnGeneration, rounded: PoolRounding) -> Decision:
     decision = round_to_pages(generation.work, generation.of, generation.columns, rounded.mix.share, rounded.short)
-    return replace(decision, details={"program_ns": int(rounded.mix.step_ns), "columns": generation.columns.n})
+    details = {"program_ns": int(rounded.mix.step_ns), "columns": generation.columns.n}
+    gap = {} if rounded.mix.gap is None else {"gap": round(rounded.mix.gap, 6)}
+    return replace(decision, details=details | gap)
 
 
 _ENOUGH = 2e-4

@@ -25,6 +25,8 @@ from sentinel.simulator import simulate
 
 FORGIVING = "sentinel"
 """The policy that has candidates, and can look at a worse machine as it chooses."""
+SEARCHING = "autotm"
+"""The policy whose search may be given seconds."""
 
 
 class Policy(Protocol):
@@ -45,6 +47,7 @@ def plan(
     whole_tensors: bool = False,
     forgiving: bool | None = None,
     pins: Pins | None = None,
+    search_s: float | None = None,
 ) -> Plan:
     """The plan of a policy for one profile on one machine, checked against the laws.
 
@@ -54,18 +57,20 @@ def plan(
     `forgiving`, of policy `sentinel`, by default: a plan that on `machine.worse()` takes over 1.03 times what the best
     placement that moves nothing takes there gives way to the fastest candidate that does not.
     `pins`: tensors whose tier is fixed; the policy plans the others around them, and `details["pins"]` tells of each.
-    Raises UsageError for an unknown policy, one that cannot forgive, and pins that do not fit, Infeasible where not
-    even slow memory helps, PlanError for a policy that uses tensors in a tier that cannot be used in place, and for a
-    bug.
+    `search_s`, of policy `autotm`: seconds that its search may take; then the plan may depend on the host. Without, the
+    search is as long on any host.
+    Raises UsageError for an unknown policy, one that cannot forgive or search, and pins that do not fit, Infeasible
+    where not even slow memory helps, PlanError for a policy that uses tensors in a tier that cannot be used in place,
+    and for a bug.
     """
     machine = machine if budget is None else budget.reach(machine)
     if pins:
         rest = rest_of(profile, machine, pins)
-        around = plan(rest.profile, rest.machine, policy, whole_tensors=whole_tensors, forgiving=forgiving)
+        around = plan(
+            rest.profile, rest.machine, policy, whole_tensors=whole_tensors, forgiving=forgiving, search_s=search_s
+        )
         return finalize(put_back(around, rest, profile, machine), profile, machine)
-    able = policy == FORGIVING
-    require((bool(forgiving) and not able, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"))
-    make = _in_reach(_trusting() if able and forgiving is False else load_policy(policy))
+    make = _in_reach(_made(policy, forgiving, search_s))
     if not profile.is_cut:
         return finalize(make(profile, machine), profile, machine)
     merged = merge_extents(profile)
@@ -102,10 +107,22 @@ def _in_reach(policy: Policy) -> Callable[[Profile, Machine], Plan]:
     return make
 
 
-def _trusting() -> Policy:
-    from sentinel.planner.portfolio import Sentinel
+def _made(policy: str, forgiving: bool | None, search_s: float | None) -> Policy:
+    able, searches = policy == FORGIVING, policy == SEARCHING
+    require(
+        (bool(forgiving) and not able, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"),
+        (search_s is not None and not searches, f"policy {policy} has no search", f"use policy {SEARCHING}"),
+        (search_s is not None and not search_s > 0, f"search_s is {search_s}", "give seconds above 0"),
+    )
+    if able and forgiving is False:
+        from sentinel.planner.portfolio import Sentinel
 
-    return Sentinel(forgiving=False)
+        return Sentinel(forgiving=False)
+    if search_s is not None:
+        from sentinel.planner.rivals.autotm import AutoTm
+
+        return AutoTm(search_s)
+    return load_policy(policy)
 
 
 def _simulated(made: Plan, profile: Profile, machine: Machine) -> tuple[Plan, Run]:

@@ -111,7 +111,8 @@ class Mix:
     """`share`: (columns,) of each class's bytes; `pinned`: (groups,) of each group's of `PinnedCandidates`.
 
     `prices`: what room, links and slow time are worth here. `step_ns`: time of the step. `duals`: the solver's own
-    of the rows of time, room and links, in this order.
+    of the rows of time, room and links, in this order. `gap`: of a mix of wholes, by what share of its time another one
+    of the same columns may be shorter at most.
     """
 
     share: NDArray[np.float64]
@@ -119,6 +120,7 @@ class Mix:
     prices: Prices
     step_ns: float
     duals: NDArray[np.float64]
+    gap: float | None = None
 
 
 class Master:
@@ -244,12 +246,15 @@ class Master:
     def _step_ns(self, x: NDArray[np.float64]) -> float:
         return (float(x[: self.length].sum()) + float((x[self.first :] * self._lost_ms).sum())) * 1e6
 
-    def solve_whole(self, nodes: int) -> Mix | None:
-        """The best mix found in which every share is 0 or 1, by a search of so many nodes; None if there is none."""
+    def solve_whole(self, nodes: int, seconds: float = 0.0) -> Mix | None:
+        """The best mix found in which every share is 0 or 1, by a search of so many nodes, and seconds unless these are
+        0, then to a smaller gap; None if there is none."""
         kind = highspy.HighsVarType.kInteger
         for column in range(self.first, self.first + self.added):
             self.highs.changeColIntegrality(column, kind)
-        for option, setting in (("solver", "choose"), ("mip_max_nodes", nodes), ("mip_rel_gap", 2e-3)):
+        enough = 1e-4 if seconds else 2e-3
+        limits = (("mip_max_nodes", nodes), ("mip_rel_gap", enough), ("time_limit", seconds or np.inf))
+        for option, setting in (("solver", "choose"), *limits):
             self.highs.setOptionValue(option, setting)
         self.highs.run()
         found = self.highs.getSolution()
@@ -259,7 +264,8 @@ class Master:
         instants = np.zeros(self.candidates.exists.shape)
         prices = Prices(nothing, nothing, nothing, nothing, instants, nothing)
         share, step_ns = np.rint(x[self.first :]), self._step_ns(x)
-        return Mix(share, x[2 * self.length : self.first], prices, step_ns, np.zeros(self.held_row))
+        duals, gap = np.zeros(self.held_row), float(self.highs.getInfo().mip_gap)
+        return Mix(share, x[2 * self.length : self.first], prices, step_ns, duals, gap)
 
     @property
     def spent_s(self) -> float:

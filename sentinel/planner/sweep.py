@@ -11,6 +11,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, parse_budget
 from sentinel.planner import POLICIES, bound, exchange_bound, footprint_bytes, not_slower, plan
+from sentinel.planner.make_plan import SEARCHING
 from sentinel.simulator import simulate_lawful
 
 CURVE_POLICY = "sentinel"
@@ -47,7 +48,8 @@ class Cell:
     `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one side of a move only, and
     all-fast time over it; None where it is loose. `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`,
     beside the same all-fast time. `fast_peak_bytes`, `fast_mean_bytes`: held in fast memory at most, and in the mean
-    over the time of the step.
+    over the time of the step. `gap`: of a policy that searches, by what share of its time its program could be shorter
+    at most.
     """
 
     profile: str
@@ -68,6 +70,7 @@ class Cell:
     fast_mean_bytes: int | None = None
     exchange_step_ns: int | None = None
     exchange_speed: float | None = None
+    gap: float | None = None
 
     @property
     def mean_share(self) -> float | None:
@@ -89,6 +92,7 @@ class Point:
     worse_step_ns: int | None = None
     fast_peak_bytes: int | None = None
     fast_mean_bytes: int | None = None
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,10 +196,11 @@ def cells(
     policies: Sequence[str],
     *,
     time_limit_s: float = 60.0,
+    search_s: float | None = None,
 ) -> list[Cell]:
     """A cell for each policy at the amount of `point`, which is the cell of the curve's policy. Refusals are cells.
 
-    `time_limit_s`: for each bound.
+    `time_limit_s`: for each bound. `search_s`: for the search of `autotm`; without, it is as in `plan`.
     """
     machine = machine.with_fast_capacity(point.fast_bytes)
     least = bound(profile, machine, time_limit_s=time_limit_s)
@@ -203,7 +208,7 @@ def cells(
     exchange_ns = None if looser.loose else looser.step_ns
     found = []
     for policy in policies:
-        made = point if policy == CURVE_POLICY else _planned(subject, point, profile, machine, policy)
+        made = point if policy == CURVE_POLICY else _planned(subject, point, profile, machine, policy, search_s)
         found.append(
             Cell(
                 profile=subject.profile,
@@ -224,6 +229,7 @@ def cells(
                 fast_mean_bytes=made.fast_mean_bytes,
                 exchange_step_ns=exchange_ns,
                 exchange_speed=_over(subject.all_fast_step_ns, exchange_ns),
+                gap=made.gap,
             )
         )
     return found
@@ -239,10 +245,12 @@ def knee(points: Sequence[Point]) -> Knee | None:
     return None
 
 
-def _planned(subject: Subject, point: Point, profile: Profile, machine: Machine, policy: str) -> Point:
+def _planned(
+    subject: Subject, point: Point, profile: Profile, machine: Machine, policy: str, search_s: float | None
+) -> Point:
     """What a policy makes of the amount of `point`."""
     try:
-        made = plan(profile, machine, policy)
+        made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
     except PlanError as error:
         return Point(subject.profile, point.fast, point.fast_bytes, None, None, None, str(error))
     return _point(subject, point.fast, point.fast_bytes, made, profile, machine)
@@ -261,6 +269,7 @@ def _point(subject: Subject, fast: str, nbytes: int, made: Plan, profile: Profil
         worse_step_ns=simulate_lawful(made, profile, machine.worse()).step_ns,
         fast_peak_bytes=made.fast_peak_bytes,
         fast_mean_bytes=simulate_lawful(made, profile, machine).fast_mean_bytes,
+        gap=made.details.get("gap"),
     )
 
 

@@ -39,7 +39,13 @@ def text(found: Comparison) -> str:
         cells = [cell for cell in found.cells if cell.profile == subject.profile]
         points = [point for point in found.curve if point.profile == subject.profile]
         tables = [_table(cells), _worse_table(cells), _held_table(cells)]
-        parts += [about(subject), *tables, _refusals(cells), _curve(points, knee_of(found, subject))]
+        parts += [
+            about(subject),
+            *tables,
+            "\n".join(gaps(cells)),
+            _refusals(cells),
+            _curve(points, knee_of(found, subject)),
+        ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -86,6 +92,18 @@ def refusals(cells: list[Cell]) -> list[tuple[str, str, str]]:
         if cell.refused:
             found.setdefault((cell.policy, cell.refused), []).append(cell.fast)
     return [(policy, ", ".join(amounts), why) for (policy, why), amounts in found.items()]
+
+
+def gaps(cells: list[Cell]) -> list[str]:
+    """Of each policy that searches, how far from its program's best its search may have ended, by amount."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.gap is not None:
+            found.setdefault(cell.policy, []).append(f"{cell.gap:.2%} with {cell.fast}")
+    return [
+        f"{policy}: the gap of its search is {', '.join(told)}; by no more could its program's step be shorter."
+        for policy, told in found.items()
+    ]
 
 
 def _table(cells: list[Cell]) -> str:

@@ -214,6 +214,21 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
     assert "keeps everything in the fast tier" in out
 
 
+def test_the_gap_of_a_search_stands_below_the_table_of_its_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.html"
+    more = ("--fast", "20%,50%", "--curve", "100%", "--policies", "sentinel,autotm", "--search-limit", "600")
+    found = json.loads(compared(tmp_path, capsys, *more, "--json"))
+    gaps = {(cell["policy"], cell["fast"]): cell["gap"] for cell in found["cells"]}
+    assert gaps["sentinel", "20%"] is gaps["sentinel", "50%"] is None
+    told = (
+        f"autotm: the gap of its search is {gaps['autotm', '20%']:.2%} with 20%, {gaps['autotm', '50%']:.2%} with 50%;"
+    )
+    assert told in compared(tmp_path, capsys, *more, "--html", str(path))
+    assert told in path.read_text()
+
+
 class Elements(HTMLParser):
     """Fails on an end tag that does not close what was opened last."""
 
@@ -281,7 +296,13 @@ def test_two_profiles_of_one_name_are_told_by_their_paths(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("more", "said"), [(("--fast", "8GB"), "GiB?"), (("--bound-limit", "0"), "above 0"), (("--fast", ""), "amount")]
+    ("more", "said"),
+    [
+        (("--fast", "8GB"), "GiB?"),
+        (("--bound-limit", "0"), "above 0"),
+        (("--search-limit", "0"), "above 0"),
+        (("--fast", ""), "amount"),
+    ],
 )
 def test_arguments_that_mean_nothing_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str

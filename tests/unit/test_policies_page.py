@@ -113,3 +113,14 @@ def test_what_does_not_exist_is_refused_before_anything_is_computed(asked, capsy
     told = capsys.readouterr()
     assert repr(asked[1].split(",")[-1]) in told.err
     assert not told.out
+
+
+GAPS = (("resnet32", 0.01), ("lstm", 0.03))
+
+
+def test_the_page_says_when_searches_end_and_how_far_from_the_best():
+    assert "whose search ends after 50 nodes (given 60 s" in page_of(CELLS)
+    gaps = [{**cell(trace, 0.9, 0.5), "search": {"autotm": {"gap": gap, "limit_s": 60.0}}} for trace, gap in GAPS]
+    told = "after 60 s, with a gap to the best of its program of 2.0% in the mean and at most 3.0% (lstm on cxl-m5"
+    assert told in page_of([*gaps, CELLS[2]])
+    assert "50 nodes or 60 s" in page_of([*gaps, {**CELLS[2], "search": {"autotm": {"gap": 0.0, "limit_s": None}}}])

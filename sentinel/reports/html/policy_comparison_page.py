@@ -9,7 +9,17 @@ from sentinel.planner.sweep import CURVE_POLICY, Cell, Comparison, Knee, Point, 
 from sentinel.reports.html.shell import badge, caveat_list, document, section
 from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag, text, y_axis
 from sentinel.reports.html.tables import Column, of_share, pairs, table
-from sentinel.reports.policy_comparison import EXCHANGE, WORSE, about, amount, answer, knee_of, knee_rule, refusals
+from sentinel.reports.policy_comparison import (
+    EXCHANGE,
+    WORSE,
+    about,
+    amount,
+    answer,
+    gaps,
+    knee_of,
+    knee_rule,
+    refusals,
+)
 
 _FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
 _APART = 64
@@ -48,6 +58,7 @@ def _profile(found: Comparison, subject: Subject) -> str:
         _shares(cells, "speed", f"Speed of {subject.profile}"),
         tag("h3", "Speed as a share of the bound (simulated)"),
         _shares(cells, "of_bound", f"Share of the bound of {subject.profile}"),
+        *(tag("p", escape(told)) for told in gaps(cells)),
         tag("h3", "Speed as a share of all-fast speed on a worse machine (simulated)"),
         tag("p", escape(f"{WORSE[0].upper()}{WORSE[1:]}.")),
         _shares(cells, "worse_speed", f"Speed of {subject.profile} on a worse machine"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sentinel.core.errors import PlanError
+from sentinel.core.errors import PlanError, UsageError
+from sentinel.planner import plan as make_plan
+from sentinel.planner.master import Master
 from sentinel.planner.pool import reserve
 from sentinel.planner.rivals.autotm import MOST_UNITS, AutoTm
 from sentinel.planner.rivals.reactive import Capuchin, Lru, NextUse
@@ -86,10 +88,43 @@ def test_an_active_list_brings_in_what_was_missed_behind_its_use():
     assert promotions["start"].tolist() == [1, 5]
 
 
-def test_the_integer_program_splits_no_unit_and_refuses_many():
+@pytest.mark.parametrize("search_s", [None, 600.0])
+def test_the_integer_program_splits_no_unit_says_its_gap_and_refuses_many(search_s):
     profile = make_profile([param(name, LARGE, [0, 1]) for name in "abc"], 4)
-    plan = AutoTm().plan(profile, make_machine(LARGE * 5 // 2, promote=1, demote=1))
+    plan = AutoTm(search_s).plan(profile, make_machine(LARGE * 5 // 2, promote=1, demote=1))
     assert sorted((block.nbytes, block.tier) for block in plan.blocks) == [(LARGE, 0), (LARGE, 0), (LARGE, 1)]
+    assert 0 <= plan.details["gap"] <= 2e-3
     many = make_profile([param(f"p{i}", 1 << 16, [i % 2]) for i in range(MOST_UNITS + 1)], 2)
     with pytest.raises(PlanError, match=f"at most {MOST_UNITS} blocks"):
         AutoTm().plan(many, make_machine(LARGE))
+
+
+def test_seconds_give_a_search_more_timelines_and_what_they_bring_not_is_that_of_nodes(monkeypatch):
+    """A search that time ends at once finds nothing: what 50 nodes found is taken."""
+    asked = []
+    by_master = Master.solve_whole
+
+    def noted(master, nodes, seconds=0.0):
+        found = by_master(master, nodes, seconds)
+        asked.append((nodes, seconds, master.highs.getOptionValue("time_limit")[1]))
+        return found
+
+    monkeypatch.setattr(Master, "solve_whole", noted)
+    profile = make_profile([param(name, LARGE, [k, 7 - k]) for k, name in enumerate("abcd")], 8, layer_ns=1_000_000)
+    machine = make_machine(LARGE * 5 // 2)
+    usual = make_plan(profile, machine, "autotm")
+    assert asked == [(50, 0.0, np.inf)]
+    none = make_plan(profile, machine, "autotm", search_s=1e-9)
+    assert asked[1:] == [(1 << 30, 1e-9, 1e-9), (50, 0.0, np.inf)]
+    assert (none.blocks, none.migrations, none.details["gap"]) == (usual.blocks, usual.migrations, usual.details["gap"])
+    given = make_plan(profile, machine, "autotm", search_s=600.0)
+    assert given.details["program_ns"] <= usual.details["program_ns"]
+    assert 0 <= given.details["gap"] <= 1e-4
+
+
+def test_only_autotm_has_a_search_and_it_takes_time():
+    profile, machine = make_profile([param("a", LARGE, [0])], 2), make_machine(LARGE // 2)
+    with pytest.raises(UsageError, match="policy sentinel has no search; use policy autotm"):
+        make_plan(profile, machine, search_s=1.0)
+    with pytest.raises(UsageError, match="search_s is 0; give seconds above 0"):
+        make_plan(profile, machine, "autotm", search_s=0)
