@@ -280,7 +280,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("group")
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(execution=executions())
 @example(
     execution=([{0: READS, 1: READS, 3: READS}, {0: READS, 4: READS, 5: READS}, {0: READS, 1: READS, 2: READS}], [], 2)
