@@ -87,10 +87,11 @@ extern "C" long unlucky_call(long number, const long a[6]) {
       return fitful(number, a, turn);
     case kFail:
       return -static_cast<long>(amount);
-    case kSignal:
-      way = kAsEver;
-      kill(getpid(), static_cast<int>(amount));
+    case kSignal: {
+      int expected = kSignal;  // of several lanes one sends it
+      if (way.compare_exchange_strong(expected, kAsEver)) kill(getpid(), static_cast<int>(amount));
       return real(number, a);
+    }
     case kHold:
       return hold(number, a);
     default:

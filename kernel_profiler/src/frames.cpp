@@ -243,16 +243,22 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
 // disk or a storm of stores prevents is left for the next time.
 void take_in_own_pages(sn_frames &f, bool at_once = false) {
   if (!sn::own_pages_may_have_grown(f) && !at_once) return;
+  const int64_t before = f.anonymous;
   const std::vector<sn::Owner> owners = sn::find_owners(f);
-  for (const sn::Owner &owner : owners) {
-    if (f.own_pages <= sn::own_pages_allowed(f)) return;
-    Granule &g = f.granules[owner.granule];
-    int error = g.view == View::kFile ? fetch(f, owner.granule, owner.granule + 1, true) : 0;
-    if (error == 0 && g.view == View::kPrivate && g.order == nullptr) error = sn::turn_shared(f, owner.granule);
-    g.used = f.needs;
-    if (error != 0) continue;
-    f.own_pages -= owner.pages;
-    f.anonymous -= owner.pages;  // else as many could come anew before the next look
+  try {
+    for (const sn::Owner &owner : owners) {
+      if (f.own_pages <= sn::own_pages_allowed(f)) return;
+      Granule &g = f.granules[owner.granule];
+      int error = g.view == View::kFile ? fetch(f, owner.granule, owner.granule + 1, true) : 0;
+      if (error == 0 && g.view == View::kPrivate && g.order == nullptr) error = sn::turn_shared(f, owner.granule);
+      g.used = f.needs;
+      if (error != 0) continue;
+      f.own_pages -= owner.pages;
+      f.anonymous -= owner.pages;  // else as many could come anew before the next look
+    }
+  } catch (...) {  // no memory: the next call looks again
+    f.anonymous = std::min(before, f.anonymous);
+    throw;
   }
 }
 

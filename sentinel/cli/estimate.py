@@ -99,12 +99,12 @@ def execute(arguments: argparse.Namespace) -> int:
         told = {"kind": "estimated", "flops_per_s": flops_per_s, "needs": needs, "curve": as_object(found)}
         print_json({**told, "at_fast": None if here is None else vars(here), "notes": list(profile.notes)})
         return OK
-    print("estimated from shapes: nothing was run, no weights were made; times are a model\n")
+    ran = [note for note in profile.notes if note != NOTE]
+    print(f"estimated from shapes: {'' if ran else 'nothing was run, '}no weights were made; times are a model\n")
     print_table(rows_of(needs, profile, found))
     print(f"\n{_times_are(machine, flops_per_s, why)} {found.price_of_moves}")
-    for note in profile.notes:
-        if note != NOTE:  # which is said first
-            print(note)
+    for note in ran:
+        print(note)
     print()
     print(_points(found))
     print(f"\n{to_buy(found, machine, here, arguments.fast)}")

@@ -7,12 +7,13 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sentinel.core.errors import SentinelError
 from sentinel.system import native
 from sentinel.system.compiler import Library, compile_into, compile_once, made_ahead
 
@@ -113,11 +114,24 @@ def _why_not_brought(made: Library) -> str:
     if ahead is None:
         return f"this installation brought none that was made for torch {torch.__version__} as it is here"
     try:
-        native.library()  # first: calls into it are resolved as this one loads
-        ctypes.PyDLL(str(ahead))
-    except (OSError, SentinelError) as error:
-        return f"{ahead.name} does not load: {error}"
+        done = subprocess.run(
+            [sys.executable, "-c", _LOADS, str(ahead)], capture_output=True, text=True, check=False, timeout=_PATIENCE_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{ahead.name} was not tried: {error}"
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return f"{ahead.name} does not load: {lines[-1] if lines else f'signal {-done.returncode}'}"
     return ""
+
+
+_LOADS = """import ctypes, sys, torch
+from sentinel.system import native
+native.library()  # first: calls into it are resolved as this one loads
+ctypes.PyDLL(sys.argv[1])
+"""
+"""In a process of its own: a damaged library may end it."""
+_PATIENCE_S = 300
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:

@@ -223,8 +223,8 @@ def alarms(told: StorageFigures, tier: FileTier) -> dict[str, str]:
             told.failed_reads,
             _about_failures(tier, f"{counted(told.failed_reads, 'read')} from", told.read_failure, read),
         ),
-        "reads are slow": (_is_slow(*reads), _about_slow(tier, "read", *reads)),
-        "writes are slow": (_is_slow(*writes), _about_slow(tier, "written", *writes)),
+        "reads are slow": (told.direct and _is_slow(*reads), _about_slow(tier, "read", *reads)),
+        "writes are slow": (told.direct and _is_slow(*writes), _about_slow(tier, "written", *writes)),
     }
     return {kind: sentence for kind, (holds, sentence) in found.items() if holds}
 

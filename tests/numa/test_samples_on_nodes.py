@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 import sentinel.data  # noqa: E402
+from sentinel.core.plan import Plan  # noqa: E402
 from sentinel.data.feeding import FileFeeding, permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
@@ -69,11 +70,11 @@ def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, 
 class Trained(NamedTuple):
     losses: list[float]
     served: float
-    fast_bytes: int
+    plan: Plan
 
 
-def train(batches: Iterable[Any]) -> Trained:
-    """Six steps of a small GPT-2; one is watched."""
+def train(batches: Iterable[Any], plan: Plan | None = None) -> Trained:
+    """Six steps of a small GPT-2; the second is watched, or has `plan` applied."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -81,23 +82,24 @@ def train(batches: Iterable[Any]) -> Trained:
     model = GPT2LMHeadModel(config).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     handle = sentinel.annotate(model, optimizer)
-    losses, fast_bytes = [], 0
+    losses, made = [], plan
     for step, rows in zip(range(STEPS), batches, strict=False):
         if step == 1:
-            sentinel.start_profile(model, optimizer, fast="40%", slow="numa:1", tracker="ops")
+            sentinel.start_profile(model, optimizer, fast="40%", slow="numa:1", tracker="ops", plan=plan)
         logits = model(rows[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step == 1:
-            fast_bytes = sentinel.end_profile().capacity_bytes[0]
+        if step == 1 and plan is None:
+            made = sentinel.end_profile()
     sentinel.stop()
     handle.remove()
     served = sentinel.report().headline["fast_served_fraction"]
     assert served is not None
-    return Trained(losses, served, fast_bytes)
+    assert made is not None
+    return Trained(losses, served, made)
 
 
 def in_memory(tokens: str) -> Iterator[Any]:
@@ -109,9 +111,10 @@ def in_memory(tokens: str) -> Iterator[Any]:
 def test_gpt2_is_served_from_fast_memory_as_often_as_without_a_loader(tokens: str) -> None:
     without = train(in_memory(tokens))
     loader = loader_of(tokens, "auto")
-    ours = train(loader)
+    # One plan for both: another step is measured to take another time, and may be planned otherwise. It is refused
+    # where a loader has taken of the fast memory that it is for.
+    ours = train(loader, without.plan)
     assert pages_on(loader, 1)
     assert ours.losses == without.losses
-    assert ours.fast_bytes == without.fast_bytes  # the loader took nothing from tensors
     assert ours.served >= without.served > 0.4
     loader.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -193,6 +194,7 @@ class Job:
         self.touched += len(pages)
         if (pid := os.fork()) == 0:
             code = 1
+            signal.alarm(120)  # a deadlock ends by this signal
             try:
                 code = int(not all(np.array_equal(each.held[page], each.expected[page]) for each, page in pages))
             finally:

@@ -63,10 +63,17 @@ def test_one_is_needed_where_what_was_brought_misses_a_symbol(folder: Path, monk
     assert "of_another_torch" in found.why
 
 
-def test_one_is_needed_where_what_was_brought_is_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [1000, 2])
+def test_one_is_needed_where_what_was_brought_is_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Of half a library the loader is ended by a signal."""
     shim = brought(folder, monkeypatch)
-    shim.write_bytes(shim.read_bytes()[:100])
-    assert not told().available
+    whole = shim.read_bytes()
+    shim.write_bytes(whole[: len(whole) // part])
+    found = told()
+    assert not found.available
+    assert f"{shim.name} does not load: " in found.why
 
 
 def test_one_is_needed_where_the_torch_of_that_version_is_another_one(

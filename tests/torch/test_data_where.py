@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 import sentinel  # noqa: E402
 import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
-from sentinel.core.errors import CapabilityError, NativeError, UsageError  # noqa: E402
+from sentinel.core.errors import CapabilityError, NativeError, SentinelError, UsageError  # noqa: E402
 from sentinel.data.arena_memory import is_sealed, new_memory  # noqa: E402
 from sentinel.data.arena_place import ANYWHERE, ArenaPlace, place_of  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
@@ -31,7 +31,7 @@ from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
 from sentinel.session.planning import Dataflow, Planning  # noqa: E402
 from sentinel.session.request import Request  # noqa: E402
-from sentinel.system import numa  # noqa: E402
+from sentinel.system import numa, probes  # noqa: E402
 from sentinel.system.disks import disk_of  # noqa: E402
 from sentinel.system.nodes import Node  # noqa: E402
 from sentinel.system.topology import Topology, topology  # noqa: E402
@@ -52,6 +52,15 @@ def tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shards(tmp_path, [200, 150, 250])
 
 
+@pytest.fixture
+def placing() -> None:
+    try:
+        probes.mbind()
+        probes.move_pages()
+    except (probes.Missing, SentinelError) as error:
+        pytest.skip(f"needs memory policies, which are refused here: {error}")
+
+
 def loader_of(source: Any, **options: Any) -> Loader:
     return sentinel.data.loader(source, number_of, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
 
@@ -70,6 +79,7 @@ def delivers_all(loader: Loader) -> bool:
 # --- on a node ---
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_pages_are_on_the_node_that_was_asked_for_before_a_sample_is_read(tars: list[str], workers: int) -> None:
     node = topology().fast
@@ -96,6 +106,7 @@ def test_memory_without_a_word_lies_where_the_kernel_puts_it(tars: list[str]) ->
     assert RUNTIME.bytes_beside(topology().fast) == 0
 
 
+@pytest.mark.usefixtures("placing")
 def test_jobs_that_share_have_their_memory_where_they_asked_for_it(tars: list[str]) -> None:
     node = topology().fast
     loader = loader_of(tars, share=f"where-{os.getpid()}", where="fast")
@@ -134,7 +145,9 @@ def test_words_that_go_with_other_arguments_only(tars: list[str], tmp_path: Path
         loader_of(tars, where="fast", peers=("127.0.0.1:1",))
 
 
+@pytest.mark.usefixtures("placing")
 def test_pages_that_are_elsewhere_by_the_kernels_word_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
     node, open_before = topology().fast, len(os.listdir("/proc/self/fd"))
     shape = ArenaShape(10, 40, 64)
     with monkeypatch.context() as patch:
@@ -305,6 +318,7 @@ def test_a_saved_plan_is_held_to_what_loaders_leave() -> None:
         planning.saved(plan)
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.needs("native", "compiler")
 def test_a_session_plans_for_what_a_loader_leaves() -> None:
     def capacity() -> int:
@@ -328,8 +342,10 @@ def test_a_session_plans_for_what_a_loader_leaves() -> None:
     assert capacity() == 64 * MIB
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.needs("native")
 def test_a_pool_under_a_cap_has_less_room_from_the_first_read_on() -> None:
+    gc.collect()
     cap = f"{(taken_bytes() >> 20) + 1024}MiB"
     before, taken = PoolCap.asked(cap, None, 1), taken_bytes()
     assert before is not None
@@ -351,6 +367,7 @@ def test_a_pool_of_a_size_is_less_what_loaders_hold(tmp_path: Path) -> None:
 # --- the command ---
 
 
+@pytest.mark.usefixtures("placing")
 def test_the_command_takes_the_word(tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = topology().fast
     assert main(["data", "run", *tars, "--where", "fast", "--epochs", "1", "--json"]) == 0

@@ -28,7 +28,7 @@ def job():
 
     return {{"model": model, "optimizer": optimizer, "step": step}}
 """
-SAID = "these ran, in memory and on zeros"
+SAID = "These operators ran, in memory and on zeros"
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], also: str, *words: str) -> str:

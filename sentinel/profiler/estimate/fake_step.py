@@ -30,8 +30,9 @@ NOTE = (
     " for convolutions, embedding bags and sparse gradients alone; what only values decide is not; times are a model."
 )
 ON_ZEROS = (
-    "But these ran, in memory and on zeros, for PyTorch has no rule for the shapes of their results: {}. Where the size"
-    " of a result hangs on values it is the one that zeros give; what these kernels allocate inside is not counted."
+    "These operators ran, in memory and on zeros, for PyTorch has no rule for the shapes of their results: {}. Where"
+    " the size of a result hangs on values it is the one that zeros give; what these kernels allocate inside is not"
+    " counted."
 )
 BLIND_TO = (
     "memory that kernels take while they run, but for convolutions, embedding bags and sparse gradients",

@@ -16,12 +16,14 @@ import resource
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 _PR_CAPBSET_DROP = 24
 _IPC_LOCK, _SYS_ADMIN, _BPF = 14, 21, 39
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _DUMMY = 1, 9  # an event that counts nothing
 _RING_BYTES = 64 << 10
+_CANNOT = 77
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,9 +63,15 @@ def _must(result: int) -> None:
 
 
 def main() -> None:
-    """See the module's docstring."""
-    give_up(_IPC_LOCK, _SYS_ADMIN, _BPF)
-    held = lock_all_that_may_be()
+    """See the module's docstring. Exits with 77 where rights cannot be given up, or rings have no limit."""
+    if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 0:
+        sys.exit(_CANNOT)
+    try:
+        give_up(_IPC_LOCK, _SYS_ADMIN, _BPF)
+        held = lock_all_that_may_be()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        sys.exit(_CANNOT)
     done = subprocess.run(sys.argv[1:], check=False, timeout=600)
     for ring in held:
         ring.close()
