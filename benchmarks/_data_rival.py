@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -21,8 +22,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import sentinel.data
-from benchmarks.data import without_pictures
+from benchmarks._data_formats import without_pictures
+from benchmarks.data import EXACT, LAST_USED, UNITS
 from sentinel.data.data_index import open_data
+from sentinel.data.sources.source import EncodedSource, SampleOfChunk
+from sentinel.data.sources.stored_file import OpenedFile, opened
 
 CROP = 8 << 10
 BUFFERED = ("webdataset", "hf-streaming")
@@ -54,6 +58,50 @@ class RandomAccess(Dataset[Any]):
             self._open[path] = os.open(path, os.O_RDONLY)
         data = os.pread(self._open[path], self._nbytes[sample], self._at[sample])
         return item(self._decode(memoryview(data), path))
+
+
+class LastUsed(Dataset[Any]):
+    """Samples of chunks that are decoded as a whole; of the decoded chunks as many as have room stay, those used
+    last."""
+
+    def __init__(self, shards: list[str], share: float) -> None:
+        data = open_data(shards)
+        assert isinstance(data.source, EncodedSource)
+        self._data, self._source, layout = data, data.source, data.layout
+        self._nbytes = np.add.reduceat(layout.sample_nbytes, layout.first_sample[:-1]).tolist()
+        self._free = int(layout.nbytes * share)
+        self._held: OrderedDict[int, SampleOfChunk] = OrderedDict()
+        self._open: dict[int, OpenedFile] = {}
+
+    def __len__(self) -> int:
+        return self._data.layout.n_samples
+
+    def __getitem__(self, sample: int) -> tuple[int, torch.Tensor]:
+        layout = self._data.layout
+        chunk = int(layout.chunk_of[sample])
+        if chunk not in self._held:
+            self._free -= self._nbytes[chunk]
+            while self._free < 0:
+                self._free += self._nbytes[self._held.popitem(last=False)[0]]
+            self._held[chunk] = self._read(chunk)
+        self._held.move_to_end(chunk)
+        data = self._held[chunk](sample - int(layout.first_sample[chunk]))
+        return item(self._source.decode(data, self._path(int(layout.chunk_file[chunk]))))
+
+    def _path(self, file: int) -> str:
+        return str(Path(self._data.root) / self._data.layout.files[file])
+
+    def _read(self, chunk: int) -> SampleOfChunk:
+        layout, file = self._data.layout, int(self._data.layout.chunk_file[chunk])
+        if file not in self._open:
+            self._open[file] = opened(self._path(file))
+        number = chunk - int(np.searchsorted(layout.chunk_file, file))
+        return self._source.unpack(self._open[file], int(layout.file_nbytes[file]), number)
+
+
+def last_used(given: argparse.Namespace) -> Iterable[Any]:
+    """A DataLoader over them."""
+    return DataLoader(LastUsed(shards_of(given), given.share), shuffle=True, **batches_of(given))
 
 
 def ours(given: argparse.Namespace, order: str, unit: int | str) -> Iterable[Any]:
@@ -170,16 +218,19 @@ def buffer_of(given: argparse.Namespace) -> int:
 
 
 def shards_of(given: argparse.Namespace) -> list[str]:
-    """The tar shards."""
-    return sorted(map(str, (given.folder / "source" / "tar").glob("*.tar")))
+    """The files of this form; of MDS their folder."""
+    folder: Path = given.folder / "source" / given.form
+    return [str(folder)] if given.form == "packed" else sorted(map(str, folder.glob(f"*.{given.form}")))
 
 
 RIVALS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
     "torch, random access": torchs,
-    "sentinel exact": lambda given: ours(given, "exact", given.chunk),
+    LAST_USED: last_used,
+    EXACT: lambda given: ours(given, "exact", given.chunk),
     'sentinel exact, unit="auto"': lambda given: ours(given, "exact", "auto"),
     "sentinel windowed": lambda given: ours(given, "windowed", given.chunk),
     "sentinel redirect": lambda given: ours(given, "redirect", given.chunk),
+    **{f"sentinel exact, unit={unit}": lambda given, unit=unit: ours(given, "exact", unit) for unit in UNITS},
     "webdataset": webdataset,
     "hf-streaming": hf_streaming,
     "mosaicml-streaming": lambda given: mosaic(given, None),
@@ -200,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rival")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--form", default="tar", help="of the files")
     for name, kind in (("--samples", int), ("--chunk", int), ("--share", float), ("--batch", int), ("--workers", int)):
         parser.add_argument(name, type=kind, required=True)
     given = parser.parse_args()

@@ -8,14 +8,17 @@ Sources: files in the page cache, and a source of 2 ms a read and 1 GB/s (inject
 once. Rivals: the plain DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as
 they are installed: `pip install --no-deps -r benchmarks/data_rivals.txt`.
 
-`--quick` takes half of the samples and two rounds. `python -m benchmarks.data_page` writes the table into
-docs/data.md.
+`--encoded`: in place of tar shards, Parquet in row groups of 64 and MDS shards of as many packed by zstd, chunks that
+are decoded as a whole. The rival there is a cache of the decoded chunks used last, with room for as many bytes, in one
+worker, so that it is one cache: `python -m benchmarks.data --encoded > docs/data-encoded.json`.
+
+`--quick` takes half of the samples and two rounds. How busy others kept the host is in the JSON. `python -m
+benchmarks.data_page` writes the tables into docs/data.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import mmap
 import os
@@ -23,30 +26,29 @@ import statistics
 import struct
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-import types
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import _bench
+from benchmarks import _bench, _data_formats
+from benchmarks._data_formats import CHUNK, MEAN_BYTES, SIGMA
 
-CHUNK, BATCH, SHARE = 64, 256, 0.2
-MEAN_BYTES, SIGMA = 32 << 10, 0.5
+BATCH, SHARE = 256, 0.2
+UNITS = (4, 8, 16, 32)
+"""Samples that are read at once, beside 64, where reads take long: the sweep in which `unit="auto"` has to be good."""
 PLAIN = "torch, random access"
+LAST_USED, EXACT = "cache of the chunks used last", "sentinel exact"
 RIVALS = (
     PLAIN,
-    "sentinel exact",
+    EXACT,
     'sentinel exact, unit="auto"',
     "sentinel windowed",
     "sentinel redirect",
+    *(f"sentinel exact, unit={unit}" for unit in UNITS),
     "webdataset",
     "hf-streaming",
     "mosaicml-streaming",
@@ -58,19 +60,24 @@ _HEAD, _STATE = "3Q", 8 * (6 + 64)
 
 
 class Described(NamedTuple):
-    """A source. Without a latency and a bandwidth reads take what they take."""
+    """A source. Without a latency and a bandwidth reads take what they take. `form`: of its files."""
 
     name: str
     latency_ns: int = 0
     read_bytes_per_s: int = 0
     depth: int = 0
     workers: int = 2
+    form: str = "tar"
 
 
 SOURCES = (
     Described("page cache"),
     Described("2 ms a read, 1 GB/s, one in flight (injected)", 2_000_000, 10**9, 1),
     Described("2 ms a read, 1 GB/s, 16 in flight (injected)", 2_000_000, 10**9, 16, workers=8),
+)
+ENCODED = (
+    Described("row groups of Parquet, in the page cache", workers=1, form="parquet"),
+    Described("MDS shards packed by zstd, in the page cache", workers=1, form="packed"),
 )
 
 
@@ -79,18 +86,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="8,192 samples and 2 rounds, not 16,384 and 3")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="rivals whose name has this word")
+    parser.add_argument(
+        "--encoded", action="store_true", help="chunks that are decoded as a whole, and a cache of them"
+    )
     parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
     given = parser.parse_args(arguments)
     samples, rounds = (8192, 2) if given.quick else (16_384, 3)
-    names = [name for name in RIVALS if not given.only or any(word in name for word in given.only)]
+    rivals = (LAST_USED, EXACT) if given.encoded else RIVALS
+    names = [name for name in rivals if not given.only or any(word in name for word in given.only)]
+    others = _bench.others_share()
     with tempfile.TemporaryDirectory(dir=given.folder) as made:
         folder = Path(made)
-        library, refused = _built(folder), _written(folder / "source", samples)
+        library = _built(folder)
+        write = _data_formats.write_encoded if given.encoded else _data_formats.write
+        refused = write(folder / "source", samples)
         results = []
-        for source in SOURCES:
-            say(f"{source.name}: {len(names)} loaders")
-            rivals = _rounds(folder, library, source, names, samples, rounds)
-            results.append({"source": source._asdict(), "rivals": rivals})
+        for source in ENCODED if given.encoded else SOURCES:
+            named = [name for name in names if source.latency_ns or "unit=" not in name or "auto" in name]
+            say(f"{source.name}: {len(named)} loaders")
+            found = _rounds(folder, library, source, named, samples, rounds)
+            results.append({"source": source._asdict(), "rivals": found, "others_share": others()})
     settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
     told = {"settings": {**settings, "sigma": SIGMA, "rounds": rounds}, "not_written": refused}
     print(json.dumps(_bench.told("a loader in exact order reads a source few times", told, results)))
@@ -146,6 +161,7 @@ class _Rival:
         self._errors = path / "errors"
         options = {"samples": samples, "chunk": CHUNK, "share": SHARE, "batch": BATCH, "workers": source.workers}
         words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
+        words += ["--form", source.form]
         said = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks._data_rival", name, str(folder), *words],
@@ -216,63 +232,6 @@ def _built(folder: Path) -> Path:
     command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return library
-
-
-def _written(source: Path, samples: int) -> dict[str, str]:
-    """The samples in each format. Returns why a format could not be written."""
-    chance = np.random.default_rng(1)
-    sizes = chance.lognormal(np.log(MEAN_BYTES) - SIGMA**2 / 2, SIGMA, samples).astype(np.int64) + (8 << 10)
-
-    def sample(number: int) -> dict[str, bytes]:
-        return {"cls": b"%d" % number, "img": np.random.default_rng(number).bytes(int(sizes[number]))}
-
-    (source / "tar").mkdir(parents=True)
-    for shard in range(-(-samples // CHUNK)):
-        with tarfile.open(source / "tar" / f"train-{shard:05d}.tar", "w") as tar:
-            for number in range(shard * CHUNK, min((shard + 1) * CHUNK, samples)):
-                for extension, data in sample(number).items():
-                    member = tarfile.TarInfo(f"{number:08d}.{extension}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-    refused = {}
-    for name, write in (("mds", _write_mds), ("litdata", _write_litdata)):
-        try:
-            write(source / name, samples, sample)
-        except Exception as error:  # of a rival: it is named as not measured
-            refused[name] = f"{type(error).__name__}: {error}"
-    return refused
-
-
-def without_pictures() -> None:
-    """torchvision as far as mosaicml-streaming imports it, for pictures: no build of it goes with every torch."""
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
-        stub: Any = types.ModuleType(name)
-        stub.__spec__ = ModuleSpec(name, None)
-        stub.VisionDataset = stub.to_tensor = stub.CIFAR10 = object
-        sys.modules.setdefault(name, stub)
-
-
-def _write_mds(folder: Path, samples: int, sample: Any) -> None:
-    without_pictures()
-    from streaming import MDSWriter
-
-    largest = int(2 * CHUNK * MEAN_BYTES * np.exp(4 * SIGMA))  # a shard is closed by number here
-    with MDSWriter(out=str(folder), columns={"cls": "bytes", "img": "bytes"}, size_limit=largest) as writer:
-        for number in range(samples):
-            writer.write(sample(number))
-            if number % CHUNK == CHUNK - 1:
-                writer.flush_shard()
-                writer._reset_cache()
-
-
-def _write_litdata(folder: Path, samples: int, sample: Any) -> None:
-    from litdata.streaming.cache import Cache
-
-    cache = Cache(str(folder), chunk_size=CHUNK)
-    for number in range(samples):
-        cache[number] = sample(number)
-    cache.done()
-    cache.merge()
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(_bench.told("exact order reads a chunk few times", {"settings": settings}, results)))
 
 
-def layout_of(n: int, chunk: int) -> Layout:
+def layout_of(n: int, chunk: int, mean_bytes: int = MEAN_BYTES) -> Layout:
     """`n` samples of lognormal sizes in chunks of `chunk`, one after the other in one file."""
-    sizes = np.random.default_rng(1).lognormal(np.log(MEAN_BYTES) - SIGMA**2 / 2, SIGMA, n).astype(np.int64) + 1
+    sizes = np.random.default_rng(1).lognormal(np.log(mean_bytes) - SIGMA**2 / 2, SIGMA, n).astype(np.int64) + 1
     ends = sizes.cumsum()
     first = np.arange(0, n, chunk)
     begins = np.concatenate([[0], ends])[first]

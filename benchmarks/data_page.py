@@ -1,27 +1,35 @@
-"""The tables of docs/data.md: loaders of training data side by side, from docs/data.json, and ranks with and without
-peers, from docs/three-ranks.json.
+"""The tables of docs/data.md: loaders of training data side by side, from docs/data.json, of chunks that are decoded as
+a whole from docs/data-encoded.json; what a loader takes beside reading, from docs/data-limits.json; and ranks with and
+without peers, from docs/three-ranks.json.
 
-python -m benchmarks.data > docs/data.json; python -m benchmarks.three_ranks > docs/three-ranks.json
+python -m benchmarks.data > docs/data.json; python -m benchmarks.data --encoded > docs/data-encoded.json
+python -m benchmarks.data_limits > docs/data-limits.json; python -m benchmarks.three_ranks > docs/three-ranks.json
 python -m benchmarks.data_page
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks._bench import paired
-from benchmarks.data import PLAIN
+from benchmarks.data import EXACT, LAST_USED, PLAIN
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN = "<!-- beside other loaders: made by `python -m benchmarks.data_page` -->"
 END = "<!-- end of beside other loaders -->"
+ENCODED_BEGIN = "<!-- chunks decoded as a whole: made by `python -m benchmarks.data_page` -->"
+ENCODED_END = "<!-- end of chunks decoded as a whole -->"
+LIMITS_BEGIN = "<!-- beside reading: made by `python -m benchmarks.data_page` -->"
+LIMITS_END = "<!-- end of beside reading -->"
 RANKS_BEGIN = "<!-- ranks with peers: made by `python -m benchmarks.data_page` -->"
 RANKS_END = "<!-- end of ranks with peers -->"
 Told = Mapping[str, Any]
+_IDLE = 0.1
+"""Of the processors, the share that others may have had while times were taken that a page states."""
 _BATCHES = "2026-11-23T18:00"
 """When workers began to take whole batches from servers."""
 _HEADS = (
@@ -40,6 +48,14 @@ def rewritten(page: str, loaders: Told, ranks: Told) -> str:
     """The page's text with the tables of both; ValueError without their marks."""
     page = between(page, BEGIN, END, [*_made(loaders), *_tables(loaders)])
     return between(page, RANKS_BEGIN, RANKS_END, _ranks(ranks))
+
+
+def with_limits(page: str, encoded: Told, limits: Told) -> str:
+    """The page's text with the tables of chunks that are decoded as a whole, and of what a loader takes beside reading;
+    ValueError without their marks."""
+    return between(
+        between(page, ENCODED_BEGIN, ENCODED_END, _encoded(encoded)), LIMITS_BEGIN, LIMITS_END, _limits(limits)
+    )
 
 
 def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
@@ -62,6 +78,92 @@ def _made(told: Told) -> Iterator[str]:
         f" {settings['rounds']} rounds in which all take turns."
     )
     yield ""
+
+
+def _encoded(told: Told) -> Iterator[str]:
+    settings, results = told["settings"], told["results"]
+    others = max(result["others_share"] for result in results)
+    yield (
+        f"`python -m benchmarks.data --encoded`, {told['when'][:10]}: {settings['samples']:,} samples of"
+        f" lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, {settings['chunk']} a chunk; room for"
+        f" {settings['share']:.0%} of them, one worker; a first epoch, then {settings['rounds']} in which both take"
+        f" turns. {_said_of_times(others)}"
+    )
+    yield ""
+    yield "| chunks | loader | reads a chunk: first epoch, next | times those of the loader in exact order |"
+    yield "| --- | --- | --- | --- |"
+    chunks = settings["samples"] / settings["chunk"]
+    for result in results:
+        ours = median(epoch["reads"] for epoch in result["rivals"][EXACT]["rounds"])
+        for name in (LAST_USED, EXACT):
+            rival = result["rivals"][name]
+            reads = median(epoch["reads"] for epoch in rival["rounds"])
+            cells = result["source"]["name"], name, f"{rival['first']['reads'] / chunks:.2f}, {reads / chunks:.2f}"
+            yield f"| {' | '.join(cells)} | {reads / ours:.1f} |"
+    yield ""
+    if others <= _IDLE:
+        for result in results:
+            found = paired(_speeds(result["rivals"], EXACT, LAST_USED), EXACT, LAST_USED)
+            yield f"Samples a second, {result['source']['name']}: {found['median']:.1f} times those of the {LAST_USED}."
+        yield ""
+
+
+def _limits(told: Told) -> Iterator[str]:
+    settings, results = told["settings"], told["results"]
+    timed = [row for part in ("index", "begin", "resume") for row in results[part]]
+    machine, others = told["machine"], max(row["others_share"] for row in timed)
+    yield (
+        f"`python -m benchmarks.data_limits`, {told['when'][:10]}, {machine['cores']} cores ({machine['cpu']}),"
+        f" {settings['rounds']} of each. {_said_of_times(others)}"
+    )
+    yield ""
+    if others <= _IDLE:
+        yield from _times(told)
+    jobs, chunk = results["share"], settings["chunk"]
+    yield (
+        f"Two jobs of two workers each, {settings['shared']:,} rows of {settings['shared_row_bytes'] >> 10} KiB in"
+        f" chunks of {chunk}, room for {settings['share']:.0%} of them, two epochs. Memory: what the kernel counts for"
+        " the samples in all processes (Pss), over that of one job."
+    )
+    yield ""
+    yield "| jobs | reads a chunk and epoch, all jobs | samples read alone | memory |"
+    yield "| --- | --- | --- | --- |"
+    for name, one in jobs.items():
+        cells = f"{one['reads_per_chunk']:.2f}", str(one["direct_reads"])
+        yield f"| {name} | {' | '.join(cells)} | {one['pss_bytes'] / jobs['alone']['arena_bytes']:.2f} |"
+    yield ""
+
+
+def _times(told: Told) -> Iterator[str]:
+    settings, results = told["settings"], told["results"]
+    yield "| what | seconds | seconds of a processor |"
+    yield "| --- | --- | --- |"
+    begins, whole = results["begin"], f"of {settings['large']:,} samples"
+    rows = (
+        (f"index {settings['indexed']:,} samples of 1 KiB, headers in the page cache", results["index"], ""),
+        (f"plan the first epoch {whole}", begins, "planning_"),
+        (f"plan the last twentieth of an epoch {whole}", results["resume"], "planning_"),
+        ("then to the first batch, at the begin", begins, "beyond"),
+        ("then to the first batch, in the last twentieth", results["resume"], "beyond"),
+    )
+    for name, found, part in rows:
+        yield f"| {name} | {' | '.join(f'{_seconds(found, part, kind):.2f}' for kind in ('seconds', 'cpu_s'))} |"
+    yield ""
+
+
+def _said_of_times(others_share: float) -> str:
+    if others_share <= _IDLE:
+        return "The host did little else."
+    return (
+        f"Other work had up to {others_share:.0%} of the processors meanwhile: counts do not depend"
+        " on it; times do, and are in the JSON only."
+    )
+
+
+def _seconds(rows: Sequence[Told], part: str, kind: str) -> float:
+    if part == "beyond":
+        return median(row[kind] - row[f"planning_{kind}"] for row in rows)
+    return median(row[f"{part}{kind}"] for row in rows)
 
 
 def _ranks(told: Told) -> Iterator[str]:
@@ -121,9 +223,7 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
     speed = median(epoch["samples"] / epoch["ns"] * 1e9 for epoch in rounds)
     ratio = "-"
     if PLAIN in measured:
-        pairs = zip(rounds, measured[PLAIN]["rounds"], strict=True)
-        speeds = [{a: one["samples"] / one["ns"] for a, one in (("mine", m), ("plain", p))} for m, p in pairs]
-        found = paired(speeds, "mine", "plain")
+        found = paired(_speeds(measured, name, PLAIN), name, PLAIN)
         ratio = f"{found['median']:.2f} ({found['least']:.2f}–{found['most']:.2f})"
     version = f" {rival['version']}" if rival.get("version") else ""
     of_data = f"{last['read_bytes'] / data:.2f}" if data else "-"
@@ -140,7 +240,16 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
     return f"| {' | '.join(cells)} |"
 
 
+def _speeds(rivals: Mapping[str, Told], *names: str) -> list[dict[str, float]]:
+    """Samples a nanosecond of these, in each round."""
+    rounds = zip(*(rivals[name]["rounds"] for name in names), strict=True)
+    return [{name: one["samples"] / one["ns"] for name, one in zip(names, both, strict=True)} for both in rounds]
+
+
 if __name__ == "__main__":
     page = DOCS / "data.md"
-    told = (json.loads((DOCS / name).read_text()) for name in ("data.json", "three-ranks.json"))
-    page.write_text(rewritten(page.read_text(), *told))
+    loaders, ranks, encoded, limits = (
+        json.loads((DOCS / f"{name}.json").read_text())
+        for name in ("data", "three-ranks", "data-encoded", "data-limits")
+    )
+    page.write_text(with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,10 @@ def rows(folder: Path, count: int, width: int = 50) -> str:
 
 
 def mds(
-    folder: Path, columns: dict[str, tuple[str, int | None]], shards: list[list[dict[str, bytes]]], zstd: bool = False
+    folder: Path,
+    columns: dict[str, tuple[str, int | None]],
+    shards: Iterable[list[dict[str, bytes]]],
+    zstd: bool = False,
 ) -> None:
     """MDS shards of samples whose columns are encoded already, written from the description of the format alone.
     `columns`: encoding and fixed size. Needs pyarrow for `zstd`."""

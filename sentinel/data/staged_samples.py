@@ -203,6 +203,7 @@ class FromArena:
             waiting = waiting[~again]
             if shared:
                 here = request.position + waiting >= come
+                here |= arena.entries[samples[waiting]] != 0  # brought again while it was copied
                 served.apart += len(waiting) - int(here.sum())
                 waiting = waiting[here]
             if not len(waiting):

@@ -211,6 +211,18 @@ def test_little_of_the_memory_is_kept_for_reading_ahead_and_for_ends_of_pages() 
     assert max(reads[1:]) <= 2.6
 
 
+def test_redirect_has_groups_of_five_chunks_in_the_room_of_a_loader() -> None:
+    """Tables and ends of pages take some of a fifth of the data: groups of six would be read 8.1 times."""
+    for mean_bytes in (8 << 10, 40 << 10):
+        layout = layout_of(8192, 64, mean_bytes)
+        shape = shape_within(layout.nbytes // 5, layout.sample_nbytes)
+        room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
+        known = Epoch(permutation(layout.n_samples, Order(), 0))
+        feed = simulate(layout, plan(layout, Order("redirect"), room, known))
+        assert feed.reads_per_chunk == pytest.approx(7.6, rel=0.05)
+        assert feed.peak_bytes <= room.nbytes
+
+
 def test_amounts_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layout = open_data(shards(tmp_path, [40])).layout

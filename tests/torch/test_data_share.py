@@ -21,10 +21,23 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
 from sentinel.core.errors import FormatError, SentinelError, UsageError  # noqa: E402
+from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
-from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, SampleArena, arena_of  # noqa: E402
+from sentinel.data.sample_arena import (  # noqa: E402
+    DONE,
+    EPOCH,
+    JOINED,
+    MOST_JOBS,
+    RUNNING,
+    WANTED,
+    ArenaShape,
+    SampleArena,
+    arena_of,
+)
 from sentinel.data.share_names import FOLDER, ShareName, _entered, path_of, remove  # noqa: E402
+from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.staged_samples import FromArena, Request, Served  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 
@@ -168,6 +181,39 @@ def test_two_jobs_that_share_read_once(tars: list[str], job: Callable[..., OfASh
     assert results[1][1]["source_reads"] == 0
     assert sum(headline["direct_reads"] for _, headline, _ in results) <= 0.05 * reads
     assert any("another job read 2 epochs for this one" in said for said in results[1][2])
+
+
+def test_a_sample_that_is_brought_again_while_it_is_copied_is_not_read_alone(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = open_data(tars)
+    files, one, none = SourceFiles(data.layout, data.root, data.source), np.array([4]), np.zeros(1, np.bool_)
+    raw, pages = files.sample(4), np.arange(20, dtype=np.int32)
+    arena = SampleArena(ArenaShape(COUNT, len(pages), -(-len(raw) // len(pages) // 8) * 8, jobs=2))
+    pages = pages[: -(-len(raw) // arena.shape.page_bytes)]
+    reads = [1, 2]
+
+    def bring() -> None:
+        size = np.array([len(raw)])
+        arena.publish(one, arena.put(raw, np.zeros(1, np.int64), size, one, pages, reads.pop(0)))
+
+    def sums(*arguments: Any) -> Any:
+        if len(reads) == 1:
+            monkeypatch.setattr(arena, "_sums", real)
+            bring()
+        return real(*arguments)
+
+    real = arena._sums
+    bring()
+    monkeypatch.setattr(arena, "_sums", sums)
+    for counter in (RUNNING, EPOCH, WANTED, JOINED):
+        arena.counters[counter] = 1
+    arena.counters[DONE] = 10  # all is there that is due before
+    served = Served()
+    (found,) = FromArena(files, arena, data.source).fetch(Request(4, one, none, none), served)
+    assert not reads
+    assert number_of(found) == 4
+    assert (served.hits, served.direct_reads, served.apart) == (1, 0, 0)
 
 
 def test_a_job_goes_on_by_itself_when_the_one_that_reads_is_killed(

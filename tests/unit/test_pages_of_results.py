@@ -225,6 +225,7 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
 def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     page = (DOCS / "data.md").read_text()
     assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
+    assert page == data_page.with_limits(page, told("data-encoded.json"), told("data-limits.json"))
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:
