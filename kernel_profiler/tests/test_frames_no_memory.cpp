@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -16,18 +17,29 @@ constexpr uint32_t kFrames = 8, kGranules = 16;  // half of them are away
 sn_frames *frames;
 uint64_t base;
 
-bool settles_at(uint64_t wanted) {  // a thread that was joined may be listed for a moment
-  for (int i = 0; i < 10000 && entries_in("/proc/self/task") != wanted; i++) usleep(1000);
-  return entries_in("/proc/self/task") == wanted;
+uint64_t threads_now() { return entries_in("/proc/self/task"); }
+
+// A thread that was joined may be listed for a moment.
+bool settles_at(uint64_t wanted) {
+  for (int i = 0; i < 10000 && threads_now() != wanted; i++) usleep(1000);
+  return threads_now() == wanted;
+}
+
+uint64_t threads_that_stay() {
+  uint64_t least = threads_now();
+  for (int i = 0; i < 200; i++) {
+    usleep(1000);
+    least = std::min(least, threads_now());
+  }
+  return least;
 }
 
 void frames_are_made_whole_or_not() {
-  const uint64_t threads = entries_in("/proc/self/task");  // none was begun yet
   const std::string here = "./././././././././././.";  // longer than what a string holds by itself
   sn_frames_request request = request_of(kFrames, kGranules, kGranules);
   request.directory = here.c_str();
   CHECK(sn_frames_destroy(open_frames(request)) == 0);  // what is done once in a process
-  const uint64_t files = entries_in("/proc/self/fd");
+  const uint64_t files = entries_in("/proc/self/fd"), threads = threads_that_stay();  // a sanitizer has one
   sn_frames *made = nullptr;
   const char *step;
   const auto nothing_is_left = [&] {
