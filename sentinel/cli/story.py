@@ -32,6 +32,7 @@ _METHOD = (
     "The plain step time",
     "The tracker",
     "Tracker ",
+    "What moves between ",
 )
 """How caveats begin that say how something was found, or that all went as it should: the report has them."""
 _SMALL = 0.001

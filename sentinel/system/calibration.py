@@ -52,7 +52,11 @@ def kept_copies(nodes: Sequence[Node], fast: int) -> Machine | None:
 
 
 def _read(path: Path) -> Machine | None:
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError:  # of a folder that this process may not enter
+        return None
+    if not there:
         return None
     try:
         return load_machine(path)

@@ -116,3 +116,15 @@ def test_doctor_says_what_moves_of_emulated_tiers_take_and_who_measured_it() -> 
     told = doctor.emulated_moves(copies)
     assert "from emulated to fast 102.40 µs a MiB and 100.00 µs a migration (measured)" in told
     assert "measured 2026-11-20T10:00:00+00:00 by sentinel calibrate on A Processor" in told
+
+
+def test_a_cache_that_may_not_be_entered_has_no_calibration(host: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of another user, whose home a process without rights was started from."""
+    _kept()
+
+    def refused(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert calibration.kept_copies(host.nodes, host.fast) is None
+    assert calibration.kept(host.nodes, host.fast) is None
