@@ -155,8 +155,8 @@ def _said_of_times(others_share: float) -> str:
     if others_share <= _IDLE:
         return "The host did little else."
     return (
-        f"Other work had up to {others_share:.0%} of the processors meanwhile: counts do not depend"
-        " on it; times do, and are in the JSON only."
+        f"Other work, or workers of loaders that are not told apart from it, had up to {others_share:.0%} of the"
+        " processors meanwhile: counts do not depend on it; times do, and are in the JSON only."
     )
 
 
