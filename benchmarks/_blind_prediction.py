@@ -25,8 +25,15 @@ from sentinel.core.units import parse_amount
 from sentinel.planner import footprint_bytes, plan
 from sentinel.session import Overrides, current, set_overrides
 from sentinel.simulator import plain_layer_ns, simulate
+from sentinel.tiers.choice import links_among
 
 ALL_FAST = "all-fast"
+
+
+def as_asked(machine: Machine) -> Machine:
+    """`machine` with the links that were asked for: on a calibrated host those of a session are as fast as copies were
+    when it was calibrated, and have the prices of that day."""
+    return replace(machine, links=links_among(machine.fast, [machine.tiers[index] for index in machine.slower]))
 
 
 def predicted(profile: Profile, machine: Machine, policy: str, fast: str, folder: Path, stem: str) -> dict[str, Any]:
@@ -71,7 +78,8 @@ def main() -> None:
     if layer_ns is None:
         raise SystemExit("no step ran as planned: --steps gives it more")
     profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
-    machine = as_copied_here(flow.machine)
+    asked = as_asked(flow.machine)
+    machine = as_copied_here(asked)
     given.plans.mkdir(parents=True, exist_ok=True)
     rows = {
         policy: predicted(profile, machine, policy, given.fast, given.plans, given.example)
@@ -83,7 +91,7 @@ def main() -> None:
         "footprint_bytes": footprint_bytes(profile),
         "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
         "lost": [[link.source, link.target, link.lost_ns_per_kib, link.lost_ns_per_move] for link in machine.links],
-        "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in flow.machine.links],
+        "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in asked.links],
         "policies": rows,
     }
     print(json.dumps(told))

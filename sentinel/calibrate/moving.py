@@ -115,9 +115,10 @@ def _with(link: Link, found: MovingFigures, slow: TierSpec) -> Link:
     return replace(
         link,
         bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, copied),
-        measured=True,
+        measured=link.measured or (slow.kind == "emulated" and copied <= link.bandwidth_bytes_per_s),
         lost_ns_per_kib=round(found.lost_ns_per_kib.median, 1),
         lost_ns_per_move=round(found.lost_ns_per_move.median, 1),
+        lost_measured=True,
     )
 
 

@@ -58,7 +58,8 @@ class Link:
 
     What moves costs the job besides time on the link: `lost_ns_per_kib` ns of its computation for each KiB that moves
     beside it, since whoever copies takes processor time and memory bandwidth, and `lost_ns_per_move` ns of the training
-    thread for each migration, however small. 0 where nobody measured them (`sentinel calibrate` does).
+    thread for each migration, however small. 0 where nobody measured them (`sentinel calibrate` does); `lost_measured`
+    where somebody did, even if 0 came out. `measured` is of the bandwidth alone.
     """
 
     source: int
@@ -68,6 +69,7 @@ class Link:
     measured: bool = False
     lost_ns_per_kib: float = field(default=0.0, metadata={"sparse": True})
     lost_ns_per_move: float = field(default=0.0, metadata={"sparse": True})
+    lost_measured: bool = field(default=False, metadata={"sparse": True})
 
     def __post_init__(self) -> None:
         require(
@@ -95,6 +97,12 @@ class Link:
     def takes_from_compute(self) -> bool:
         """Whether what moves here costs the job more than time on the link."""
         return self.lost_ns_per_kib > 0 or self.lost_ns_per_move > 0
+
+    @property
+    def price_is_measured(self) -> bool:
+        """Whether what moves take from compute was measured. Files of before `lost_measured` tell it by a price on a
+        link whose rate was measured."""
+        return self.lost_measured or (self.takes_from_compute and self.measured)
 
 
 @dataclass(frozen=True)

@@ -184,10 +184,14 @@ def _as_copied(machine: Machine, copies: Machine | None) -> Machine:
     links = []
     for link in machine.links:
         found = copies.link(1, 0) if link.target == machine.hub else copies.link(0, 1)
-        rate = min(link.bandwidth_bytes_per_s, found.bandwidth_bytes_per_s)
         links.append(
             replace(
-                found, source=link.source, target=link.target, bandwidth_bytes_per_s=rate, latency_ns=link.latency_ns
+                link,
+                bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, found.bandwidth_bytes_per_s),
+                measured=found.bandwidth_bytes_per_s <= link.bandwidth_bytes_per_s,
+                lost_ns_per_kib=found.lost_ns_per_kib,
+                lost_ns_per_move=found.lost_ns_per_move,
+                lost_measured=True,
             )
         )
     return replace(machine, links=tuple(links))

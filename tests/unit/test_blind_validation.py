@@ -58,6 +58,20 @@ def test_nothing_is_predicted_while_others_compute(tmp_path: Path, monkeypatch: 
     assert told["results"]["a"]["others_share"] == 0.01
 
 
+def test_what_was_asked_for_is_told_on_a_calibrated_host_too() -> None:
+    """There a session's links are no faster than copies, and have their prices."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    from benchmarks._blind_prediction import as_asked
+    from sentinel.tiers.choice import links_between
+
+    machine = make_machine(slow_kind="emulated", lost_ns_per_kib=200.0, lost_ns_per_move=50_000.0)
+    fast, slow = machine.tiers
+    asked = as_asked(machine)
+    assert asked.links == links_between(fast, slow, 1)
+    assert asked.links != machine.links
+    assert not any(link.takes_from_compute or link.measured for link in asked.links)
+
+
 @pytest.mark.parametrize("amiss", ["emulated", "as_saved"])
 def test_what_was_not_carried_out_as_predicted_is_not_judged(amiss: str) -> None:
     with pytest.raises(SystemExit, match=r"not carried out.*why"):

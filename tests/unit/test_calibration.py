@@ -135,6 +135,8 @@ def test_copies_price_emulated_links_and_are_their_rate_where_the_host_is_slower
     assert [x.bandwidth_bytes_per_s for x in machine.links] == [3 * GB, 3 * GB]
     slower = machine_of(alone, _host(), "emulated:cxl-worst")
     assert slower.link(0, 1).bandwidth_bytes_per_s == int(2.4 * GB)
+    assert [x.measured for x in slower.links] == [True, False]  # as declared, which is less than copies reached
+    assert all(x.lost_measured for x in slower.links)
     on_paper = machine_of(alone, _host(), "cxl-asic-x8")
     assert not any(x.takes_from_compute or x.measured for x in on_paper.links)
 

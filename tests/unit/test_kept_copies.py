@@ -76,6 +76,8 @@ def test_every_emulated_tier_takes_from_compute_what_copies_take_and_is_no_faste
     assert (machine.tiers, machine.name) == (before.tiers, "emulated:cxl-asic-x8")  # still declared, and so labelled
     slower = machine_for("emulated:cxl-worst")
     assert slower.link(0, 1).bandwidth_bytes_per_s == int(2.4 * GB)
+    assert [x.measured for x in slower.links] == [True, False]  # as declared, which is less than copies reached
+    assert all(x.lost_measured for x in slower.links)
     three = machine_for("emulated:cxl-asic-x8=1GiB+cxl-worst")
     assert _prices(three) == {(t, 0, 100.0, 100_000.0) for t in (1, 2)} | {(0, t, 200.0, 200_000.0) for t in (1, 2)}
     assert not any(link.takes_from_compute for link in machine_for("cxl-asic-x8").links)  # on paper nothing is copied

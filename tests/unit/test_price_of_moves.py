@@ -40,3 +40,10 @@ def test_a_link_whose_rate_alone_was_measured_has_no_price() -> None:
     assert "from slow to fast 0 ns a MiB and 1.00 µs a migration (measured)" in about_moves(half)
     assert about_moves(half).endswith(unpriced(half))
     assert "between fast and slow" in unpriced(half)
+
+
+def test_a_price_of_0_that_was_measured_is_told_as_such() -> None:
+    free = replace(FREE, links=tuple(replace(link, lost_measured=True) for link in FREE.links))
+    assert unpriced(free) == ""
+    assert "from slow to fast 0 ns a MiB and 0 ns a migration (measured)" in about_moves(free)
+    assert "is counted as 0" in unpriced(replace(free, links=(FREE.links[0], free.links[1])))
