@@ -100,7 +100,7 @@ def _first_steps(told: Told) -> Iterator[str]:
     )
     yield (
         "The first applied step is the first to touch the plan's memory:"
-        f" {' and '.join(f'{count:,}' for count in firsts)} page faults, in those after it {max(later):,} at most"
+        f" {min(firsts):,} to {max(firsts):,} page faults, in those after it {max(later):,} at most"
         " ([0165](decisions/0165-the-plans-memory-is-touched-first-in-an-applied-step.md))."
     )
 
