@@ -1,8 +1,9 @@
 """What a rank does for the others: it reads its chunks once, and puts their samples into the server of its machine.
 
 A rank has a hash there. A field of it is a sample that the plan of all ranks keeps; its value is a checksum of the
-sample, then its bytes. Whoever needs a sample last deletes it. One more field says that the rank puts there what it
-reads, but for reads that it names; it is taken away where the server is full. So nobody waits for what does not come.
+sample, then its bytes. Whoever needs a sample last deletes it. Two more fields: one says that the rank has begun, the
+other that it puts there what it reads, but for reads that it names; this one is taken away where the server is full. So
+nobody waits for what does not come, and whoever comes before the rank has begun does wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sentinel.data.sample_arena import SampleArena
 from sentinel.data.source_files import SourceFiles
 from sentinel.samples.world_plan import NAME, WorldPlan
 
-OPEN = b"open"
+OPEN, BEGUN = b"open", b"begun"
 SUM_BYTES = 4
 FULL_S = 2.0
 """For so long a server that was full is given nothing."""
@@ -76,7 +77,9 @@ class ChunkProvider:
         self._next, self._full_until, self._renewed = 0, 0.0, time.monotonic()
         self._not_put: deque[tuple[int, int]] = deque(maxlen=_MOST_NOT_PUT)
         """Epoch and number of reads whose samples will not come."""
-        self._untold = False
+        self._untold, self._open = False, True
+        """Whether some of them were not named yet, and whether others may wait for them: not if OPEN was taken away."""
+        self._teller: ReadingThread | None = None
         self._turn, self._lock, self._putting = Lock(), Lock(), Lock()
         self._threads: list[ReadingThread] = []
         self.reads = self.read_bytes = self.failed = 0
@@ -84,7 +87,7 @@ class ChunkProvider:
 
     def forget(self) -> None:
         """The server has nothing of an earlier job in this hash."""
-        self._full_until = 0.0
+        self._full_until, self._open = 0.0, True
         with closing(Line(self._own.peer, _PATIENT_S)) as line:
             line.ask((b"UNLINK", self._own.key), *self._opened())
 
@@ -120,16 +123,23 @@ class ChunkProvider:
         self._threads = [ReadingThread("sentinel provider", self._stopping, self._work) for _ in range(in_flight)]
         for thread in self._threads:
             thread.start()
+        with self._putting:
+            self._tell_later()
 
     def finish(self) -> None:
-        """Waits until all is read, or what had begun when it was stopped."""
+        """Waits until all is read, or what had begun when it was stopped. What a silent server was not told is told
+        later, until it is stopped."""
         for thread in self._threads:
             thread.join()
         self._threads = []
+        teller = self._teller
+        if teller is not None and self._stopping.is_set():
+            teller.join()
+            self._teller = None
 
     def _work(self) -> None:
         with closing(Line(self._own.peer)) as line:
-            while (read := self._next_due(line)) is not None:
+            while (read := self._next_due()) is not None:
                 whole = False
                 try:
                     whole = self._provide(read, line)
@@ -137,17 +147,33 @@ class ChunkProvider:
                     with self._lock:
                         self.failed, self.failure = self.failed + 1, error
                 if not whole and self._plan is not None:
-                    with self._putting:
-                        self._not_put.append((self._plan.epoch, read))
-                        self._untold = True
-                self._tell(line)
+                    self._lacks(self._plan.epoch, read)
 
-    def _tell(self, line: Line) -> None:
-        """Says which reads were not put, where that was not said yet and the server takes it."""
-        if self._untold and time.monotonic() >= self._full_until:
-            self._put([], line)
+    def _lacks(self, epoch: int, read: int) -> None:
+        """The samples of a read will not come: others are told as soon as the server takes that."""
+        with self._putting:
+            self._not_put.append((epoch, read))
+            self._untold = True
+            self._tell_later()
 
-    def _next_due(self, line: Line) -> int | None:
+    def _tell_later(self) -> None:
+        """With the lock of what is put."""
+        if self._untold and self._open and self._teller is None and not self._stopping.is_set():
+            self._teller = ReadingThread("sentinel provider", self._stopping, self._tell)
+            self._teller.start()
+
+    def _tell(self) -> None:
+        """Says which reads were not put, until the server has taken it or nobody waits for any."""
+        with closing(Line(self._own.peer)) as line:
+            while not self._stopping.is_set():
+                self._put([], line)
+                with self._putting:
+                    if not (self._untold and self._open):
+                        self._teller = None
+                        return
+                self._stopping.wait(_LONGEST_WAIT_S)
+
+    def _next_due(self) -> int | None:
         plan = self._plan
         assert plan is not None
         with self._turn:
@@ -157,7 +183,6 @@ class ChunkProvider:
                 if due <= self._progress.delivered * plan.world:
                     self._next += 1
                     return read
-                self._tell(line)  # others may wait for what was not put, and nothing is due before
                 self._board.wait(_LONGEST_WAIT_S)
         return None
 
@@ -195,14 +220,17 @@ class ChunkProvider:
             if isinstance(said, Refusal):
                 line.peer.refused()
                 self._full_until = time.monotonic() + FULL_S
-                line.ask((b"HDEL", self._own.key, OPEN))
-            self._untold &= not isinstance(said, int)
+                (closed,) = line.ask((b"HDEL", self._own.key, OPEN))
+                self._open = not isinstance(closed, int)
+            else:
+                self._open = True  # a silent server may have taken it
+                self._untold &= not isinstance(said, int)
         return isinstance(said, int)
 
     def _opened(self, *fields: bytes) -> tuple[tuple[bytes, ...], ...]:
         """The commands that put names and values, and say that more may follow, and what does not."""
         not_put = np.array(self._not_put, ">u4").tobytes()
-        return (b"HSET", self._own.key, OPEN, not_put, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
+        return (b"HSET", self._own.key, BEGUN, b"", OPEN, not_put, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
 
 
 def names_of(names: NDArray[np.void]) -> list[bytes]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.chunk_reader import MOST_IN_FLIGHT
-from sentinel.data.peer_exchange import OPEN, SUM_BYTES, names_of
+from sentinel.data.peer_exchange import BEGUN, OPEN, SUM_BYTES, names_of
 from sentinel.data.peers import Line, Peer, RankHash
 from sentinel.data.resp_client import Refusal, RespConnection
 from sentinel.data.retries import tried
@@ -170,7 +170,7 @@ class FromPeers(FromArena):
             commands: list[tuple[bytes, ...]] = [(b"HDEL", key, *used[rank])] if rank in used else []
             unread = len(commands)
             if len(own):
-                commands.append((b"HMGET", key, OPEN, *names_of(held.name[own])))
+                commands.append((b"HMGET", key, BEGUN, OPEN, *names_of(held.name[own])))
             sent = self._line(rank).send(*commands, unread=unread)
             if len(own):
                 asked.append(_Asked(rank, own, sent))
@@ -182,11 +182,11 @@ class FromPeers(FromArena):
             said = self._line(rank).reply(sent)
             if isinstance(said, Refusal):
                 self._ranks[rank].peer.refused()
-            if isinstance(said, list) and len(said) == 1 + len(numbers):
-                self._ranks[rank].looked_at(said[0] is not None)
-                named = said[0] or b""
+            if isinstance(said, list) and len(said) == 2 + len(numbers):
+                self._ranks[rank].looked_at(has_begun=said[0] is not None, is_open=said[1] is not None)
+                named = said[1] or b""
                 self._not_put[rank] = np.frombuffer(named[: len(named) // 8 * 8], ">u8").astype(np.uint64)
-                self._check(batch, numbers, said[1:])
+                self._check(batch, numbers, said[2:])
 
     def _check(self, batch: _Batch, numbers: NDArray[np.int64], values: list[bytes | None]) -> None:
         """`values` (k,) are what a server has in place of the samples `numbers` (k,) of a batch."""

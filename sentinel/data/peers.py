@@ -22,7 +22,7 @@ UNWAITED_S = 30.0
 """For so long nothing is waited for that a rank has not put yet, where it came too late."""
 _GREETING_S = 2.0
 _ALONE_UNTIL, _PAUSE, _SILENCES, _REFUSALS = range(4)
-_UNWAITED_UNTIL, _LATE, _SEEN_OPEN, _CLOSED = range(4)
+_UNWAITED_UNTIL, _LATE, _SEEN_BEGUN, _CLOSED = range(4)
 
 
 class _Told:
@@ -128,11 +128,11 @@ class RankHash(_Told):
         self._told[_LATE] += self.waited_for
         self._told[_UNWAITED_UNTIL] = time.monotonic_ns() + round(UNWAITED_S * 1e9)
 
-    def looked_at(self, is_open: bool) -> None:
-        """Whether the rank says that it puts there what it reads. If it did once and does not any more, the server is
-        full, or has lost all."""
-        self._told[_SEEN_OPEN] |= is_open
-        self._told[_CLOSED] = self._told[_SEEN_OPEN] and not is_open
+    def looked_at(self, has_begun: bool, is_open: bool) -> None:
+        """Whether the rank says that it has begun, and that it puts there what it reads. If it has begun and does not,
+        its server is full; if it had begun and says nothing any more, its server has lost all."""
+        self._told[_SEEN_BEGUN] |= has_begun
+        self._told[_CLOSED] = self._told[_SEEN_BEGUN] and not is_open
 
 
 class Line:

@@ -24,7 +24,7 @@ from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
-from sentinel.data.peer_exchange import OPEN, ChunkProvider, Progress, names_of  # noqa: E402
+from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, names_of  # noqa: E402
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
 from sentinel.data.peer_samples import FromPeers  # noqa: E402
 from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
@@ -35,6 +35,7 @@ from sentinel.data.staged_samples import Held, Request, Served  # noqa: E402
 from sentinel.samples import Epoch, Order, WorldPlan, plan_world  # noqa: E402
 from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
+from tests.processes import LONGEST_S, until  # noqa: E402
 from tests.resp_servers import Server, servers  # noqa: E402
 
 pytestmark = pytest.mark.needs("redis-server")
@@ -47,7 +48,8 @@ def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)  # however busy the host is
     monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 300.0)
-    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 300.0)
+    for name in ("peers.TIMEOUT_S", "peers._GREETING_S", "peer_exchange._PATIENT_S"):
+        monkeypatch.setattr(f"sentinel.data.{name}", 300.0)
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_three_ranks_with_a_fifth_each_read_a_chunk_less_than_once(tmp_path: Pat
         assert any(f"{feed.remote_hits:,}" in line for line in loader.report().text().splitlines() if "peers" in line)
         loader.close()
     fields = [name for server in three for key in _keys(server) for name in valkey.Valkey(port=server.port).hkeys(key)]
-    assert sum(name != OPEN for name in fields) == len(plan.staging.kept), "what was used last was deleted"
+    assert sum(name not in (BEGUN, OPEN) for name in fields) == len(plan.staging.kept), "what was used last was deleted"
 
 
 def _keys(server: Server) -> list[bytes]:
@@ -131,17 +133,24 @@ def _keys(server: Server) -> list[bytes]:
 def test_a_server_killed_one_stopped_and_one_full_cost_time_only(
     tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them is waited for: a sample that was would be waited for as long as a test may take."""
-    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 3.0)  # a server that goes on answers, however busy the host is
+    """None of them is waited for: a sample that was would be waited for as long as a test may take. The server that is
+    stopped is not waited for long, so it may be silent before, too, where the host is busy; the others answer, or have
+    ended."""
+    stopped, connect = three[1], Peer.connect
+
+    def connected(peer: Peer, _timeout_s: float | None = None) -> RespConnection:
+        return connect(peer, 1.0 if peer.address == stopped.address else 300.0)
+
+    monkeypatch.setattr(Peer, "connect", connected)
     tars = shards(tmp_path, [400, 200], nbytes=16000)
     with servers(1, memory_bytes=2 << 20) as full:
-        peers = [three[0], three[1], full[0]]
+        peers = [three[0], stopped, full[0]]
         loaders = ranks(tars, peers, batch_size=20)
-        at = {3: peers[0].process.kill, 5: lambda: peers[1].process.send_signal(signal.SIGSTOP)}
+        at = {3: peers[0].process.kill, 5: lambda: stopped.process.send_signal(signal.SIGSTOP)}
         assert epoch_of(loaders, at) == expected(600, 0)
         assert epoch_of(loaders) == expected(600, 1)
     said = "\n".join(line for loader in loaders for line in loader.report().caveats)
-    for server, what in ((peers[0], "did not answer"), (peers[1], "did not answer"), (peers[2], "refused")):
+    for server, what in ((peers[0], "did not answer"), (stopped, "did not answer"), (peers[2], "refused")):
         assert f"the peer {server.address} {what}" in said
     assert "too late" not in said
     for loader in loaders:
@@ -182,7 +191,7 @@ def test_workers_copy_what_servers_have_and_threads_end_with_the_loader(tmp_path
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("sentinel"):
-            thread.join(60)
+            thread.join(LONGEST_S)
             assert not thread.is_alive()
 
 
@@ -251,7 +260,7 @@ def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, three: list[Serv
     one = One(tmp_path, three[0], 96)
     assert (one.provider.reads, one.provider.failed) == (len(one.plan.staging.read_chunk), 0)
     client, key = valkey.Valkey(port=three[0].port), one.rank.key
-    assert client.hlen(key) == 1 + len(one.plan.names)
+    assert client.hlen(key) == 2 + len(one.plan.names)
     names = names_of(one.share.name[:8])
     values = client.hmget(key, names)
     flipped = bytearray(values[0])
@@ -302,6 +311,41 @@ def test_what_a_full_server_refused_is_not_waited_for(tmp_path: Path, three: lis
     assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
     assert served.lost == served.direct_reads == 8
     assert not one.rank.waited_for
+    client.close()
+
+
+def test_a_server_that_was_full_before_it_was_asked_is_not_waited_for(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.0)  # if it is waited for, it comes too late
+    one = One(tmp_path, three[0], 64)
+    client, key = valkey.Valkey(port=three[0].port), one.rank.key
+    client.hdel(key, OPEN, *names_of(one.share.name[:8]))
+    served = Served()
+    request = one.request(0, 8)
+    assert [number_of(sample) for sample in one.source.fetch(request, served)] == request.samples.tolist()
+    assert (served.lost, served.direct_reads, one.rank.late) == (8, 8, 0)
+    one.source.hang_up()
+    client.close()
+
+
+def test_reads_that_a_silent_server_was_not_told_are_named_after_the_last_one(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for them, be it the last ones of an epoch, or after this rank's last batch."""
+    monkeypatch.setattr("sentinel.data.peers.FIRST_PAUSE_S", 3600.0)
+    one = One(tmp_path, three[0], 64)
+    client, key = valkey.Valkey(port=three[0].port), one.rank.key
+    lost = int(one.share.reads[-1])
+    one.rank.peer.silent()
+    one.provider.begin(one.plan, np.array([lost]), one.plan)
+    one.board.taken[:] = 1
+    one.provider.start(2)
+    one.provider.finish()
+    assert client.hget(key, OPEN) == b""
+    one.rank.peer._told[_ALONE_UNTIL] = 0  # that pause has ended
+    until(lambda: client.hget(key, OPEN) == np.array([0, lost], ">u4").tobytes())
+    until(lambda: one.provider._teller is None)
     client.close()
 
 
