@@ -59,7 +59,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meeting", ran
 print(threads())
 torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
 dist.destroy_process_group()
-for _ in range(300):  # the kernel lists a thread for a moment after it was joined
+for _ in range(6000):  # the kernel lists a thread for a moment after it was joined
     if not threads():
         break
     time.sleep(0.1)

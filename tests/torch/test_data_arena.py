@@ -25,6 +25,7 @@ from sentinel.data.sample_arena import ArenaShape, Missing, SampleArena, page_by
 from sentinel.samples import Epoch, Order, Room, plan, simulate  # noqa: E402
 from sentinel.system.limits import available_bytes  # noqa: E402
 from tests.data_files import content, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 SHAPE = ArenaShape(n_samples=10, n_pages=40, page_bytes=64)
 
@@ -132,10 +133,10 @@ def test_the_bell_rings_for_what_is_taken() -> None:
     arena.take(np.array([3, 5]))
     assert np.flatnonzero(arena.taken).tolist() == [3, 5]
     began = time.monotonic()
-    arena.wait(60)
+    arena.wait(LONGEST_S)
     arena.wake()
-    arena.wait(60)
-    assert time.monotonic() - began < 60, "it was rung before"
+    arena.wait(LONGEST_S)
+    assert time.monotonic() - began < LONGEST_S, "it was rung before"
 
 
 def test_nobody_can_shorten_it() -> None:
@@ -158,9 +159,9 @@ def test_other_processes_see_it(method: str) -> None:
     found = context.Queue()
     child = context.Process(target=_copy, args=(arena, found))
     child.start()
-    assert found.get(timeout=60) == content(2, 100)
+    assert found.get(timeout=LONGEST_S) == content(2, 100)
     child.join(timeout=600)
-    arena.wait(60)  # the bell rang here
+    arena.wait(LONGEST_S)  # the bell rang here
     assert arena.taken.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(arena)

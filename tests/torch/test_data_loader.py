@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import tracemalloc
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from sentinel.data.retries import tried  # noqa: E402
 from sentinel.reports import ReportError  # noqa: E402
 from sentinel.samples import SourceCosts  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
-from tests.processes import until  # noqa: E402
+from tests.processes import LONGEST_S, until  # noqa: E402
 
 COUNT = 600
 
@@ -291,6 +295,12 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
 # --- what dies ---
 
 
+@pytest.fixture
+def patient_with_the_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the kernel takes to end one. An error of the user's is told as late."""
+    monkeypatch.setattr("sentinel.data.loading._END_S", LONGEST_S)
+
+
 class KilledOnce:
     """Ends the worker that fetches a chosen sample, the first time."""
 
@@ -305,6 +315,7 @@ class KilledOnce:
         return number
 
 
+@pytest.mark.usefixtures("patient_with_the_killed")
 def test_a_worker_that_is_killed_costs_time_only(
     tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +327,7 @@ def test_a_worker_that_is_killed_costs_time_only(
     loader.close()
 
 
+@pytest.mark.usefixtures("patient_with_the_killed")
 def test_a_worker_that_is_killed_between_epochs_costs_time_only(
     tars: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,23 +346,23 @@ def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
     return number_of(sample), bytes(1 << 16)
 
 
-def until_it_sends(pid: int) -> None:
-    """A batch is larger than a pipe, so the worker's thread that sends the next one waits in its write."""
-    for _ in range(600):
-        if any("pipe" in task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/wchan")):
-            return
-        time.sleep(0.05)
+def until_it_sends(loader: Loader) -> Any:
+    """A batch is larger than a pipe: the worker that has sent some of the next one is in the middle of it."""
+    assert loader._workers is not None
+    batches = loader._workers._iterator
+    sent, some = batches._worker_result_queue._reader.fileno(), array("i", [0])  # type: ignore[union-attr]
+    until(lambda: not fcntl.ioctl(sent, termios.FIONREAD, some) and some[0])
+    return batches._workers[0]  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("patient_with_the_killed")
 def test_a_worker_that_is_killed_in_the_middle_of_sending_a_batch_costs_time_only(
     tars: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
     batches = iter(loader)
     got = [number for number, _ in next(batches)]
-    assert loader._workers is not None
-    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
-    until_it_sends(worker.pid)
+    worker = until_it_sends(loader)
     os.kill(worker.pid, signal.SIGKILL)
     worker.join(timeout=600)
     got += [number for batch in batches for number, _ in batch]
@@ -371,6 +383,7 @@ class Killed:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient_with_the_killed")
 def test_workers_that_are_always_killed_end_in_an_error(tars: list[str]) -> None:
     loader = loader_of(tars, Killed(), workers=1)
     with pytest.raises(RuntimeError, match="worker"):
@@ -462,12 +475,18 @@ def test_what_another_process_writes_to_the_memory_costs_time_only(tars: list[st
     program = (
         "import sys, time, numpy as np\n"
         "chance, memory, last = np.random.default_rng(0), np.memmap(sys.argv[1], np.uint8, 'r+'), int(sys.argv[2])\n"
+        "print('writes', flush=True)\n"
         "while not time.sleep(0.0005): memory[len(memory) - last + chance.integers(last, size=64)] ^= 1\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, path, str(feeding._arena.shape.parts[-1])]) as writing:
+    command = [sys.executable, "-c", program, path, str(feeding._arena.shape.parts[-1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writing:
         try:
-            for epoch in range(100):
+            assert writing.stdout is not None
+            assert writing.stdout.readline() == b"writes\n"
+            began = time.monotonic()
+            for epoch in count():
                 assert epoch_of(loader) == torchs(0, epoch)
+                assert time.monotonic() - began < LONGEST_S, "nothing was damaged"
                 if epoch > 1 and loader.report().all_epochs.served.damaged:
                     break
         finally:
@@ -484,7 +503,7 @@ def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeyp
     feeding = loader._feeding
     assert isinstance(feeding, FileFeeding)
     hangs, real = threading.Event(), feeding._reader._state.files.chunk
-    monkeypatch.setattr(feeding._reader._state.files, "chunk", lambda *chunk: hangs.wait(30) and real(*chunk))
+    monkeypatch.setattr(feeding._reader._state.files, "chunk", lambda *chunk: hangs.wait(LONGEST_S) and real(*chunk))
     batches = iter(loader)
     got = next(batches).tolist()
     assert loader.report().feed.direct_reads == 4
@@ -520,7 +539,13 @@ def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
 
     def memories() -> int:
         links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
-        return sum("sentinel-samples" in os.readlink(link) for link in links if os.path.lexists(link))
+        return sum("sentinel-samples" in target(link) for link in links)
+
+    def target(link: str) -> str:
+        try:
+            return os.readlink(link)
+        except FileNotFoundError:  # a thread has just closed it
+            return ""
 
     gc.collect()
     before = reading(), memories()
@@ -749,13 +774,12 @@ def test_a_batch_is_pinned_by_the_loader(tars: list[str], monkeypatch: pytest.Mo
     loader.close()
 
 
+@pytest.mark.usefixtures("patient_with_the_killed")
 def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) -> None:
     """The iteration was left: what its workers are at is waited for before the next one begins."""
     loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
     next(iter(loader))
-    assert loader._workers is not None
-    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
-    until_it_sends(worker.pid)
+    worker = until_it_sends(loader)
     os.kill(worker.pid, signal.SIGKILL)
     worker.join(timeout=600)
     assert [number for batch in loader for number, _ in batch] == torchs(0, 1)

@@ -25,6 +25,7 @@ from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.shard_packing import members_of, pack  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
 from tests.data_files import content, number_of, rows, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -140,20 +141,20 @@ def test_bad_places_and_sizes_are_refused_before_anything_is_written(
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 40)
-    program = (
-        "import time, sentinel.data.shard_packing as p; real = p._content\n"
-        "p._content = lambda path: (time.sleep(0.05), real(path))[1]\n"
+    program = (  # which is at its fifth file until it is interrupted
+        "import itertools, time, sentinel.data.shard_packing as p; real, files = p._content, itertools.count(1)\n"
+        "p._content = lambda path: (next(files) == 5 and time.sleep(600), real(path))[1]\n"
         "from sentinel.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "data", "pack", str(tmp_path / "photos"), "--to", str(tmp_path / "to")]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         began = time.monotonic()
         while not list(tmp_path.glob(".to-*/shard-*")):
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < LONGEST_S
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(LONGEST_S) == 130
     assert not (tmp_path / "to").exists()
     assert not list(tmp_path.glob(".to-*"))
 

@@ -115,6 +115,7 @@ def test_no_thread_is_left_as_a_program_ends(tmp_path: Path) -> None:
         "def left(): print(sum(thread.name == 'sentinel reader' for thread in threading.enumerate()))\n"
         "atexit.register(left)\n"  # the first one is called last
         "import sentinel.data\n"
+        "sentinel.data.reading_thread.LONGEST_END_S = 600.0\n"  # however busy the host is
         "loader = sentinel.data.loader(sys.argv[1], batch_size=4, memory='20%', unit=16)\n"
         "batches = iter(loader)\n"
         "next(batches)\n"

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sentinel.data.arena_place import ANYWHERE, ArenaPlace, place_of  # noqa: E4
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding, permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
+from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.room_here import memory_bytes  # noqa: E402
 from sentinel.data.sample_arena import ArenaShape, SampleArena  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
@@ -39,10 +41,21 @@ from sentinel.tiers.file_tier import FileTier  # noqa: E402
 from sentinel.tiers.pool_cap import PoolCap, taken_bytes  # noqa: E402
 from tests.builders import MIB, make_profile, param  # noqa: E402
 from tests.data_files import number_of, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 from tests.unit.engine_builders import emulated_machine  # noqa: E402
 
 COUNT = 600
 GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_earlier_tests() -> None:
+    """A loader's threads end a moment after it, and have its memory and descriptors until then."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if isinstance(thread, ReadingThread):
+            thread.stopping.set()
+            thread.join(LONGEST_S)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_an_overlay_over_memory_that_cannot_be_seen_is_found_out(tmp_path: Path)
         f" mount -t overlay overlay -o {layers} {merged} && umount -l {memory} &&"
         f" {sys.executable} -c '{asks}' {merged}"
     )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         pytest.skip(f"needs mounts: root, and a kernel with overlays ({done.stderr.strip()})")
     assert "an overlay whose files are in memory" in done.stdout
