@@ -10,12 +10,14 @@ import contextlib
 import gc
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from sentinel.system import progress
 from tests.capabilities import PROBES
 
 # No test is to fail because the machine is slow or busy.
@@ -39,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_skipped] = []
     config.pluginmanager.register(_Watch(config), "sentinel-no-skips")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long says so, and what does depends on the host: here only what a test asks for."""
+    monkeypatch.setattr(progress, "QUIET_SECONDS", threading.TIMEOUT_MAX)
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,17 @@ def until(true: Callable[[], object], pause_s: float = 1e-3) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not true after {LONGEST_S:.0f} s"
         time.sleep(pause_s)
+
+
+def threads() -> set[str]:
+    """Numbers of this process's. The kernel lists one for a moment after it was joined: wait for those that are to have
+    ended `until` they are not among them."""
+    return set(os.listdir("/proc/self/task"))
+
+
+def without_progress(stderr: str) -> list[str]:
+    """Its lines, but those of work that says how long it takes: on a busy host that may be any."""
+    return [line for line in stderr.splitlines() if not line.endswith(" so far")]
 
 
 @contextmanager

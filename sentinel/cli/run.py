@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
@@ -29,6 +30,7 @@ from sentinel.cli.story import Story, tell_end
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import parse_fast
 from sentinel.runtime import RUNTIME
+from sentinel.system import progress
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -140,6 +142,8 @@ def execute(arguments: argparse.Namespace) -> int:
     follower = prepare_session(arguments)
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
+    if arguments.quiet:
+        progress.QUIET_SECONDS = threading.TIMEOUT_MAX  # nor that something takes long
     before_sigterm(lambda: write_what_is_known(kept))
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:

@@ -16,8 +16,8 @@ from typing import Any, cast
 LOGGER = "sentinel"
 """Name of the logger that has what we say."""
 
-QUIET_SECONDS = 2.0
-"""Work shorter than this is not announced."""
+QUIET_SECONDS, AGAIN_SECONDS = 2.0, 5.0
+"""Work shorter than the first is not announced; longer work says so again each time that the second is over."""
 
 
 def say(sentence: str, *, wrong: bool = False) -> None:
@@ -88,7 +88,7 @@ def warn(sentence: str, stacklevel: int) -> None:
 
 @contextmanager
 def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
-    """Says on stderr what takes so long, from QUIET_SECONDS on and every five seconds after that.
+    """Says on stderr what takes so long, from QUIET_SECONDS on and every AGAIN_SECONDS after that.
 
     `state()`: how far it is, in few words. Wherever an interrupt comes, the telling ends with the work.
     """
@@ -101,7 +101,7 @@ def telling(what: str, state: Callable[[], str] = str) -> Iterator[None]:
         while not done.wait(wait):
             how_far = f" ({said})" if (said := state()) else ""
             say(f"{what}{how_far}, {time.monotonic() - began:.0f} s so far")
-            wait = 5.0
+            wait = AGAIN_SECONDS
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.cli import main
+from sentinel.system import progress
 from tests.processes import LONGEST_S, started
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -216,6 +217,25 @@ def test_an_error_of_sentinel_in_the_script_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "no-such-preset" in done.stderr
+
+
+NAPS = """
+import sys, threading
+from sentinel.system import progress
+said, say = threading.Event(), progress.say
+progress.say = lambda sentence: (say(sentence), said.set())
+with progress.telling("napping"):
+    said.wait(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quiet", "most_s"), [((), LONGEST_S), (("--quiet",), 1.5 * progress.QUIET_SECONDS)])
+def test_what_takes_long_says_so_unless_nothing_is_to_be_said(
+    tmp_path: Path, quiet: tuple[str, ...], most_s: float
+) -> None:
+    done = sentinel("run", *quiet, script(tmp_path, NAPS), str(most_s), cwd=tmp_path)
+    assert ("sentinel: napping, " in done.stderr) == (not quiet)
 
 
 def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from sentinel.core.errors import CapabilityError, NativeError
-from sentinel.system import native
+from sentinel.system import compiler, native
 
 SOURCE = Path(__file__).parents[2]
 HEADER = SOURCE / "kernel_profiler" / "include" / "sentinel.h"
@@ -99,24 +100,30 @@ print(native.path() not in (placed, built))
 
 
 def test_sources_that_do_not_compile_are_reported_by_their_first_error(tmp_path: Path) -> None:
+    """And by then it was said that a compiler runs: here it waits for that."""
     (tmp_path / "bad.cpp").write_text("int f() { return nothing; }")
+    told, real, waits = tmp_path / "told", compiler._compiler("bad"), tmp_path / "c++"
+    waits.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || while [ ! -e {told} ]; do sleep 0.01; done\nexec {real} "$@"\n'
+    )
+    waits.chmod(0o700)
     program = f"""
 from pathlib import Path
 from sentinel.core.errors import CapabilityError
 from sentinel.system import progress
 from sentinel.system.compiler import Library, cache_folder, compile_once
-progress.QUIET_SECONDS = 0.0
+progress.QUIET_SECONDS, say = 0.0, progress.say
+progress.say = lambda sentence: (say(sentence), Path({str(told)!r}).touch())
 try:
     compile_once(Library("bad", (Path({str(tmp_path / "bad.cpp")!r}),), (), ("-fPIC",)))
 except CapabilityError as error:
     print("nothing" in error.why)
 print([p.name for p in cache_folder().rglob("*") if p.is_file()])
 """
-    done = run(program, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    done = run(program, XDG_CACHE_HOME=str(tmp_path / "cache"), CXX=str(waits))
     assert done.stdout.splitlines() == ["True", "['lock']"], done.stderr
-    assert done.stderr.startswith(
-        f"sentinel: compiling bad, once, into {tmp_path / 'cache' / 'sentinel'}, 0 s so far\n"
-    )
+    said = f"sentinel: compiling bad, once, into {tmp_path / 'cache' / 'sentinel'}, "
+    assert re.match(rf"{re.escape(said)}\d+ s so far\n", done.stderr)
 
 
 def test_a_cache_that_cannot_be_written_costs_a_build_a_process(tmp_path: Path) -> None:

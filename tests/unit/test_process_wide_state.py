@@ -21,6 +21,7 @@ ELSEWHERE = {
     "executed/trained_bits.py: sets sys.argv": "a forked child that runs one script and ends",
     "executed/trained_bits.py: calls sys.path.insert": "as above",
     "executed/trained_bits.py: sets torch.autograd": "as above, and put back",
+    "cli/run.py: sets progress.QUIET_SECONDS": "the verb that ends with the process: --quiet",
     "cli/prove.py: calls signal.signal": "the verb that ends with the process: SIGTERM ends it as Ctrl-C does",
     "proving/cell_process.py: calls signal.signal": "in a child that does one thing and ends",
     # what ends with the process

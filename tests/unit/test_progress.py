@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import subprocess
 import sys
 import threading
 import warnings
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sentinel.system import progress
+from tests.processes import LONGEST_S
 
 
 def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,22 +29,30 @@ def test_long_work_says_what_it_is_and_how_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
-    asked = threading.Event()
+    monkeypatch.setattr(progress, "AGAIN_SECONDS", 0.0)
+    clock = itertools.count(7)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    asked: list[str] = []
+    twice = threading.Event()
 
     def half() -> str:
-        asked.set()
-        return "half of it"
+        asked.append("half of it")
+        if len(asked) == 3:
+            twice.set()
+        return asked[-1]
 
     with progress.telling("being slow", half):
-        assert asked.wait(60)
-    assert capsys.readouterr() == ("", "sentinel: being slow (half of it), 0 s so far\n")
+        assert twice.wait(LONGEST_S)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("".join(f"sentinel: being slow (half of it), {n} s so far\n" for n in (1, 2)))
 
 
-def test_what_fails_ends_the_telling(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = threading.active_count()
+def test_what_fails_ends_the_telling() -> None:
+    before = set(threading.enumerate())
     with pytest.raises(ZeroDivisionError), progress.telling("failing"):
         raise ZeroDivisionError
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_warning_from_within_a_step_never_raises(
@@ -95,7 +105,7 @@ def test_an_interrupt_at_any_line_leaves_no_thread_that_goes_on_telling() -> Non
     reached = [number for number in range(FIRST, FIRST + len(LINES)) if interrupted_at(number)]
     assert len(reached) > 6
     for left in set(threading.enumerate()) - before:
-        left.join(10)  # it may be on its way out
+        left.join(LONGEST_S)  # it may be on its way out
     assert set(threading.enumerate()) <= before
 
 
