@@ -58,6 +58,8 @@ class Writers:
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
+        while not all(self.made.values()):
+            time.sleep(0.001)
 
     def _write_small(self) -> None:
         few = self._small[:: PAGE // 4]

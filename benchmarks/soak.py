@@ -36,10 +36,11 @@ def look(step: int) -> dict[str, int]:
     gc.collect()
     counters = native.Counters()
     native.library().sn_memory_counters(ctypes.byref(counters))
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kib = {name: int(status[name].split()[0]) for name in ("VmRSS", "RssFile")}
     return {
         "step": step,
-        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "resident_bytes": (kib["VmRSS"] - kib["RssFile"]) << 10,  # pages of files come and go with the page cache
         "managed_bytes": int(counters.live_bytes),
         "unmanaged_bytes": int(counters.unmanaged_live_bytes),
         "descriptors": len(os.listdir("/proc/self/fd")),

@@ -265,7 +265,7 @@ void a_fork_survives_each_failing_call() {
     const pid_t pid = fork();
     if (pid == 0) {
       sn_system_fail(-1, 0, 0);
-      alarm(60);
+      alarm(600);
       _exit(holds(n) ? 0 : 2);
     }
     const bool used_up = sn_system_fail(-1, 0, 0) == 0;

@@ -21,7 +21,7 @@ uint64_t threads_now() { return entries_in("/proc/self/task"); }
 
 // A thread that was joined may be listed for a moment.
 bool settles_at(uint64_t wanted) {
-  for (int i = 0; i < 10000 && threads_now() != wanted; i++) usleep(1000);
+  for (int i = 0; i < 600000 && threads_now() != wanted; i++) usleep(1000);
   return threads_now() == wanted;
 }
 

@@ -41,7 +41,7 @@ uint64_t own_bytes() {
 
 int child_with_a_hole() {
   constexpr uint64_t kBytes = 48 * kMiB, kLittle = 8 * kMiB;
-  alarm(20);
+  alarm(600);
   const uint64_t before = own_bytes();
   void *block = sn_allocate(kBytes);
   if (block == nullptr) return 1;

@@ -205,7 +205,7 @@ void movers_share_one_scratch_memory_and_free_it_when_they_rest() {
   submit(movers[0], 1, {span(memory, kBytes)}, kHour);
   CHECK(scratch_bytes() == before + kScratch);
   sn_mover_destroy(movers[0]);
-  for (int tenths = 0; tenths < 600 && scratch_bytes() != before; ++tenths) usleep(100000);
+  for (int tenths = 0; tenths < 6000 && scratch_bytes() != before; ++tenths) usleep(100000);
   CHECK(scratch_bytes() == before);
   CHECK(moved(movers[1], submit(movers[1], 1, {span(memory, kBytes)}, 0)).outcome == SN_MOVE_DONE);
   CHECK(copied(movers[1]).copied_bytes == 3 * kBytes && copied(movers[1]).refused_bytes == 0);

@@ -20,7 +20,7 @@ def validate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.blind_validation", "--examples", "04_dlrm", "--policies", "lru"]
     command += ["--others", "1"]  # tests run beside one another
     command += ["--rounds", "1", "--group", "2", "--into", str(folder), "--plans", str(folder / "plans"), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
 
 def told(path: Path) -> Any:

@@ -51,7 +51,7 @@ def _dom(url: str, folder: Path, *more: str) -> str:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={folder}/user"]
     done = subprocess.run(
-        [program, *flags, *more, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=False
+        [program, *flags, *more, "--dump-dom", url], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout, done.stderr[-2000:]
     return done.stdout

@@ -103,7 +103,7 @@ def test_force_is_counted_where_reserve_is_refused(mover: NativeMover) -> None:
 def test_room_is_taken_at_once_or_not_at_all(mover: NativeMover) -> None:
     capacity = 100
     assert mover.take(60)
-    mover.submit(Job(*DOWN, 60, (60,), duration_ns=10_000 * MS))  # would free it, in ten seconds
+    mover.submit(Job(*DOWN, 60, (60,), duration_ns=3_600_000 * MS))  # would free it, in an hour
     assert not mover.take(capacity)
     assert mover.held().fast_bytes == 60
     assert mover.take(40)

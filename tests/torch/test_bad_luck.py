@@ -306,7 +306,7 @@ def test_a_program_that_a_session_starts_has_nothing_of_it(scratch: Path, unluck
         reader.start()
         until(lambda: unlucky.told("held"))
         command = [sys.executable, "-c", LOOK, str(scratch)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=True, close_fds=False)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, check=True, close_fds=False)
         unlucky.order(Way.AS_EVER)
         reader.join(LONGEST_S)
         assert json.loads(done.stdout) == []

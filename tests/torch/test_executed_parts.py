@@ -23,6 +23,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 from sentinel.executed import comparing
 from sentinel.executed.child import Line
 from sentinel.executed.shared_imports import _imported, _present, import_shared
+from tests.processes import LONGEST_S
 
 
 def test_what_a_script_imports_from_elsewhere_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_parent_and_child_wait_for_each_other(ready: bool) -> None:
             os._exit(7)
     assert line.await_ready() == ready
     line.start_job()
-    assert line.ended_within(30)
+    assert line.ended_within(LONGEST_S)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     line.close()
 
@@ -97,7 +98,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path, monkeypatch: 
     os.close(writing)
     child = int(os.read(reading, 32))
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
-    gone = select.select([reading], [], [], 60)[0]  # the pipe's end was the child's alone
+    gone = select.select([reading], [], [], LONGEST_S)[0]  # the pipe's end was the child's alone
     if not gone:
         os.kill(child, signal.SIGKILL)
     os.close(reading)

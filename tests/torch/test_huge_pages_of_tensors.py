@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.calibrate.regions import Region  # noqa: E402
 from sentinel.core.units import PAGE_BYTES, page_ceil  # noqa: E402
 from sentinel.profiler.pages import obstacle  # noqa: E402
 from sentinel.system import native  # noqa: E402
@@ -65,6 +66,12 @@ def _held(key: str) -> int:
     return sum(_mapped(key, *_arena()).values())
 
 
+def _none_to_be_had() -> bool:
+    """Whether the host has no huge page to give now: others may have its memory, or have left it in pieces."""
+    with Region(2 * HUGE, None, huge=True) as region:
+        return region.huge_bytes() == 0
+
+
 @pytest.fixture
 def left() -> dict[str, int]:
     """What earlier tests of this process have left in the arena."""
@@ -94,7 +101,9 @@ def test_large_tensors_have_huge_pages_but_while_they_are_watched(tracker: str, 
             assert not _mapped("ShmemPmdMapped:", start, stop)
     finally:
         sentinel.stop()
-    assert 0 < _held(HUGE_PAGES) - left[HUGE_PAGES] <= most  # as many as the host had
+    held = _held(HUGE_PAGES) - left[HUGE_PAGES]
+    assert held <= most  # as many as the host had
+    assert held > 0 or _none_to_be_had()
     most = sum(page_ceil(tensor.numel() * 4) for tensor in tensors) + PAGE_BYTES
     assert _held(RESIDENT) - left[RESIDENT] <= most + left[HOLES]  # a watch may fill holes that earlier tests left
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
@@ -112,7 +121,7 @@ def test_what_follows_a_tensor_with_huge_pages_has_small_ones(left: dict[str, in
     model = torch.nn.Linear(2048, 4096)
     sentinel.start_profile(model, slow="emulated:cxl-asic-x8", tracker="ops")
     sentinel.stop()
-    assert _held(HUGE_PAGES) > left[HUGE_PAGES]
+    assert _held(HUGE_PAGES) > left[HUGE_PAGES] or _none_to_be_had()
     model.weight = None
     assert _held(HUGE_PAGES) <= left[HUGE_PAGES]
     small = torch.nn.Sequential(*(torch.nn.Linear(500, 1000) for _ in range(12)))
@@ -137,7 +146,9 @@ def test_a_chunk_whose_pages_were_not_touched_alike_has_small_ones(left: dict[st
         assert at % HUGE == 0
         cut = at + 2 * HUGE
         assert _mapped("Rss:", cut, cut + HUGE)  # a mapping of its own, small pages
-        assert 0 < _held(HUGE_PAGES) - left[HUGE_PAGES] <= 16 * MIB - HUGE
+        held = _held(HUGE_PAGES) - left[HUGE_PAGES]
+        assert held <= 16 * MIB - HUGE
+        assert held > 0 or _none_to_be_had()
         assert not _mapped("AnonHugePages:", cut, cut + HUGE)
     finally:
         sentinel.stop()

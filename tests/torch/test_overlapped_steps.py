@@ -712,7 +712,7 @@ def test_with_a_file_fewer_bytes_move_and_bits_are_the_same(folder: Path) -> Non
 
 def trained(folder: Path, word: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.torch.overlap_cases", str(folder), word]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -362,7 +362,7 @@ print("all rounds")
 
 def test_a_recording_is_stopped_by_another_thread_while_operators_run():
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_ELSEWHERE], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", STOPPED_ELSEWHERE], capture_output=True, text=True, check=False, timeout=600
     )
     assert (done.returncode, done.stdout.strip()) == (0, "all rounds"), done.stderr
 

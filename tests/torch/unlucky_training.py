@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import sentinel
-from tests.processes import until
+from tests.processes import LONGEST_S, until
 from tests.unlucky import Calls, Unlucky, Way
 
 LAYERS, WIDTH = 12, 512
@@ -79,7 +79,7 @@ def read_in_a_child(model: nn.Module) -> list[float]:
     if (pid := os.fork()) == 0:
         code = 1
         try:
-            signal.alarm(120)  # a deadlock ends by this signal
+            signal.alarm(int(LONGEST_S))  # a deadlock ends by this signal
             os.write(writer, json.dumps(read_by_numpy(model)).encode())
             code = 0
         finally:

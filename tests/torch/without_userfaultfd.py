@@ -76,15 +76,18 @@ class Other:
         self._add = add
         self.written = [0] * PAGES
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(begun,), name=NAME, daemon=True)
         self._thread.start()
+        begun.wait()
 
-    def _run(self) -> None:
+    def _run(self, begun: threading.Event) -> None:
         add, written = self._add or (lambda page: None), self.written
         while not self._over.is_set():
             for page in range(PAGES):
                 add(page)
                 written[page] += 1
+                begun.set()
 
     def end(self) -> None:
         """Returns when it has written its last."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -297,11 +296,12 @@ def test_a_block_that_leaves_while_it_is_looked_at_is_served_by_where_it_goes() 
         engine = running.engine
         look = Move(0, 1, 0, 1, 0, 4 * MIB, "stray")
         assert engine._moves.look_at(look, first=True).under_way == [look]
-        time.sleep(0.1)  # it has begun
-        engine._block_mover.begin([Move(0, 1, 0, 0, 1, 4 * MIB, "evict")])
+        running.let_start()
+        evict = Move(0, 1, 0, 0, 1, 4 * MIB, "evict")
+        engine._block_mover.begin([evict])
         engine._mover.wait(look.job)
         engine._block_mover.collect()
-        assert [move.reason for move in engine._moves.of(0)] == ["evict"]
+        assert engine._moves.of(0) in ([evict], [])  # where this thread had to wait for 2 s, it has ended too
         assert engine._table.served_fast_bytes == [0] * 8
         assert min(engine._table.slow_ns) > 0
         running.let_land()

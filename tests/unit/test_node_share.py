@@ -86,7 +86,7 @@ def test_a_process_that_ended_counts_as_one_that_has_not_spoken(tmp_path: Path) 
         "import os; os._exit(0)"
     )
     first = NodeShare(8 * PAGE, rank(0), str(tmp_path))
-    subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", text, str(tmp_path)], check=True, timeout=600)
     assert len(Path(f"{first._path}.1").read_bytes().split()) == 3  # its record is there still
     assert first.of_need(100 * PAGE) == 4 * PAGE
 
@@ -120,7 +120,7 @@ def test_processes_of_other_containers_live_until_they_end(tmp_path: Path) -> No
             pytest.skip("this user may make no namespace of processes")
         assert said == "1"
         assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).of_need(100 * PAGE) == 7 * PAGE
-        other.communicate(timeout=300)
+        other.communicate(timeout=600)
     assert NodeShare(8 * PAGE, rank(0), str(tmp_path)).of_need(100 * PAGE) == 4 * PAGE
 
 

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from sentinel.system.parent_end import end_with_parent
+from tests.processes import LONGEST_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -30,7 +31,7 @@ def test_whose_parent_is_killed_ends() -> None:
         try:
             us = os.getpid()
             if not os.fork():
-                signal.alarm(60)  # at the latest
+                signal.alarm(2 * int(LONGEST_S))  # at the latest
                 end_with_parent(us, signal.SIGKILL)
                 os.write(writing, b"1")
             signal.pause()
@@ -40,6 +41,6 @@ def test_whose_parent_is_killed_ends() -> None:
     assert os.read(reading, 1) == b"1"
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert select.select([reading], [], [], 30)[0]  # nobody is left who could write
+    assert select.select([reading], [], [], LONGEST_S)[0]  # nobody is left who could write
     assert os.read(reading, 1) == b""
     os.close(reading)
