@@ -54,7 +54,9 @@ def _play(memory: Memory, touches: list[tuple[int, bool, int]]) -> None:
 
 
 @pytest.mark.skipif(not _ALLOWED, reason="needs a page tracker: none is allowed here")
-@settings(max_examples=23, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=23, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(_STEP)
 def test_readers_agree_to_the_page(owned: AddressRange, step: list[list[tuple[int, bool, int]]]) -> None:
     results = {}

@@ -34,7 +34,7 @@ from sentinel.files import digest, load, save, with_origin
 from tests.builders import make_profile, param, persistent_plan, profiles, ranged_profiles
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-SCRATCH = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SCRATCH = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def same(a: Any, b: Any) -> bool:

@@ -67,7 +67,9 @@ def _write(path: Path, body: Any) -> None:
     path.write_text(json.dumps(told))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(changes)
 def test_a_hostile_field_is_refused_or_does_no_harm(tmp_path: Path, change: tuple[Path_, Any]) -> None:
     body = copy.deepcopy(SOUND["plan"])

@@ -49,7 +49,11 @@ from tests.property.test_hostile_plans import GONE, HOSTILE, TWICE, changed, pat
 ROOM_BYTES = 4 << 30
 """More address space than this is more than a file of some kilobytes may take."""
 # The same ones in each run: what one finds is a matter of the code, not of the run.
-many = settings(max_examples=300, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(
+    max_examples=300,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 Columns = dict[str, NDArray[Any]]
 
 
