@@ -25,7 +25,7 @@ import sentinel.data
 from benchmarks._data_formats import without_pictures
 from benchmarks.data import EXACT, LAST_USED, UNITS
 from sentinel.data.data_index import open_data
-from sentinel.data.sources.source import EncodedSource, SampleOfChunk
+from sentinel.data.sources.source import EncodedSource, UnpackedChunk
 from sentinel.data.sources.stored_file import OpenedFile, opened
 
 CROP = 8 << 10
@@ -70,7 +70,7 @@ class LastUsed(Dataset[Any]):
         self._data, self._source, layout = data, data.source, data.layout
         self._nbytes = np.add.reduceat(layout.sample_nbytes, layout.first_sample[:-1]).tolist()
         self._free = int(layout.nbytes * share)
-        self._held: OrderedDict[int, SampleOfChunk] = OrderedDict()
+        self._held: OrderedDict[int, UnpackedChunk] = OrderedDict()
         self._open: dict[int, OpenedFile] = {}
 
     def __len__(self) -> int:
@@ -85,13 +85,15 @@ class LastUsed(Dataset[Any]):
                 self._free += self._nbytes[self._held.popitem(last=False)[0]]
             self._held[chunk] = self._read(chunk)
         self._held.move_to_end(chunk)
-        data = self._held[chunk](sample - int(layout.first_sample[chunk]))
-        return item(self._source.decode(data, self._path(int(layout.chunk_file[chunk]))))
+        one = np.array([sample - int(layout.first_sample[chunk])])
+        data, (begin,), (nbytes,) = self._held[chunk].samples(one)
+        path = self._path(int(layout.chunk_file[chunk]))
+        return item(self._source.decode(memoryview(data)[begin : begin + nbytes], path))
 
     def _path(self, file: int) -> str:
         return str(Path(self._data.root) / self._data.layout.files[file])
 
-    def _read(self, chunk: int) -> SampleOfChunk:
+    def _read(self, chunk: int) -> UnpackedChunk:
         layout, file = self._data.layout, int(self._data.layout.chunk_file[chunk])
         if file not in self._open:
             self._open[file] = opened(self._path(file))

@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -24,8 +24,6 @@ _OPEN_ENCODED = 64
 """Open files at most: with one of Parquet its footer is kept."""
 _OPEN_FILES = 1024
 """The same of raw files, where the process may have four times as many."""
-BytesOfChunk = Callable[[int], NDArray[np.uint8]]
-"""The bytes of a sample of the chunk, by its number in the data set."""
 
 
 class SourceFiles:
@@ -63,15 +61,16 @@ class SourceFiles:
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
         if not layout.encoded:
-            data = self._read(file, int(layout.chunk_offset[chunk]), nbytes, "chunk", chunk)
-            return np.frombuffer(data, np.uint8), layout.sample_offset[samples]
-        bytes_of, most = self._unpacked(chunk, file), layout.sample_nbytes[samples]
-        begins = np.cumsum(most) - most
-        unpacked = np.zeros(int(most.sum()), np.uint8)
-        for sample, begin in zip(samples.tolist(), begins.tolist(), strict=True):
-            found = bytes_of(sample)
-            unpacked[begin : begin + len(found)] = found
-        return unpacked, begins
+            read = self._read(file, int(layout.chunk_offset[chunk]), nbytes, "chunk", chunk)
+            return np.frombuffer(read, np.uint8), layout.sample_offset[samples]
+        data, begins, found = self._unpacked(chunk, file, samples)
+        most = layout.sample_nbytes[samples]
+        if (found == most).all():
+            return data, begins
+        filled, at = np.zeros(int(most.sum()), np.uint8), np.cumsum(most) - most
+        for to, begin, count in zip(at.tolist(), begins.tolist(), found.tolist(), strict=True):
+            filled[to : to + count] = data[begin : begin + count]
+        return filled, at
 
     def sample(self, sample: int) -> NDArray[np.uint8]:
         """The bytes of one sample, read alone, which takes `layout.alone_nbytes[sample]`; at most (sample_nbytes,) of
@@ -79,7 +78,9 @@ class SourceFiles:
         layout = self.layout
         chunk = int(layout.chunk_of[sample])
         if layout.encoded:
-            return self._unpacked(chunk, int(layout.chunk_file[chunk]))(sample).copy()  # a view would keep all of it
+            file = int(layout.chunk_file[chunk])
+            data, (begin,), (count,) = self._unpacked(chunk, file, np.array([sample]))
+            return data[begin : begin + count].copy()  # a view would keep all of it
         at = int(layout.chunk_offset[chunk] + layout.sample_offset[sample])
         nbytes = int(layout.sample_nbytes[sample])
         return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, "sample", sample), np.uint8)
@@ -102,10 +103,12 @@ class SourceFiles:
             data = None if found is None else found.read_as_indexed(begin, nbytes)
             yield memoryview(data or tried(partial(self._read, file, begin, nbytes, "sample", sample)))
 
-    def _unpacked(self, chunk: int, file: int) -> BytesOfChunk:
+    def _unpacked(
+        self, chunk: int, file: int, samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Bytes, and where in them each of `samples` (k,) of the chunk begins, (k,), and how many it has, (k,)."""
         layout, source = self.layout, self._source
         assert isinstance(source, EncodedSource)
-        first = int(layout.first_sample[chunk])
         found = self._opened(file)
         try:
             number = chunk - int(np.searchsorted(layout.chunk_file, file))
@@ -116,16 +119,12 @@ class SourceFiles:
             self._check(file, found)  # of another file it says so
             raise
         self._check(file, found)
-
-        def of(sample: int) -> NDArray[np.uint8]:
-            data = np.frombuffer(unpacked(sample - first), np.uint8)
-            if not 0 < len(data) <= int(layout.sample_nbytes[sample]):
-                raise FormatError(
-                    found.path, f"sample {sample}", f"has {len(data)} bytes, other than were indexed; index it anew"
-                )
-            return data
-
-        return of
+        data, begins, nbytes = unpacked.samples(samples - int(layout.first_sample[chunk]))
+        wrong = np.flatnonzero((nbytes < 1) | (nbytes > layout.sample_nbytes[samples]))
+        if len(wrong):
+            what = f"has {nbytes[wrong[0]]} bytes, other than were indexed; index it anew"
+            raise FormatError(found.path, f"sample {samples[wrong[0]]}", what)
+        return np.frombuffer(data, np.uint8), begins, nbytes
 
     def _read(self, file: int, at: int, nbytes: int, what: str, number: int) -> bytes:
         found = self._opened(file)

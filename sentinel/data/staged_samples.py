@@ -300,7 +300,7 @@ def _by_chunk(
         data, begins = tried(partial(files.chunk, chunk, samples[own]))
         ends = begins + layout.sample_nbytes[samples[own]]
         for number, begin, end in zip(own.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            raws[number] = data[begin:end].data
+            raws[number] = data[begin:end].copy().data  # a view would keep all of the chunk
         nbytes += int(layout.chunk_nbytes[chunk])
     return nbytes
 

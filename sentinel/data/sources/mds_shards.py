@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, FormatError
-from sentinel.data.sources.source import Buffer, FileChunks, FileRanges, SampleOfChunk, SourceFile
+from sentinel.data.sources.source import Buffer, FileChunks, FileRanges, SourceFile
 from sentinel.data.sources.stored_file import OpenedFile, ask, cannot_be_read, file_at, is_url, opened
 
 INDEX = "index.json"
@@ -54,6 +54,19 @@ class _Shard:
     samples: int
     compression: str | None
     raw_nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _UnpackedShard:
+    """A raw shard. `ends`: (samples + 1,) as `_ends` has them."""
+
+    data: Buffer
+    ends: NDArray[np.int64]
+
+    def samples(self, numbers: NDArray[np.int64]) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        """As UnpackedChunk says: where they lie in the shard."""
+        begins = self.ends[numbers]
+        return self.data, begins, self.ends[numbers + 1] - begins
 
 
 class MdsShards:
@@ -97,10 +110,9 @@ class PackedMdsShards(MdsShards):
         _, ends = self._unpacked(opened(file.path), file.nbytes)
         return FileChunks.encoded([0], [file.nbytes], [np.diff(ends)])
 
-    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> SampleOfChunk:  # noqa: ARG002  # it is the only one
+    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> _UnpackedShard:  # noqa: ARG002  # it is the only one
         """The whole shard."""
-        data, ends = self._unpacked(file, nbytes)
-        return lambda sample: memoryview(data)[ends[sample] : ends[sample + 1]]
+        return _UnpackedShard(*self._unpacked(file, nbytes))
 
     def _unpacked(self, file: OpenedFile, nbytes: int) -> tuple[Buffer, NDArray[np.int64]]:
         path, shard = file.path, self._shards[file.path]

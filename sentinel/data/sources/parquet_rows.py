@@ -15,8 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.errors import CapabilityError, FormatError, UsageError
-from sentinel.data.sources.source import Buffer, FileChunks, SampleOfChunk, SourceFile
+from sentinel.data.sources.source import Buffer, FileChunks, SourceFile
 from sentinel.data.sources.stored_file import OpenedFile, Stream, file_at, opened
+
+
+class _UnpackedRows:
+    """A row group, nearly always in one batch."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+        self._first = np.cumsum([0, *(batch.num_rows for batch in batches)])
+
+    def samples(self, numbers: NDArray[np.int64]) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        """As UnpackedChunk says: messages, one after the other."""
+        of = np.searchsorted(self._first, numbers, "right") - 1
+        rows = zip(of.tolist(), (numbers - self._first[of]).tolist(), strict=True)
+        made = [self._batches[batch].slice(row, 1).serialize() for batch, row in rows]
+        nbytes = np.array([message.size for message in made], np.int64)
+        return made[0] if len(made) == 1 else b"".join(made), np.cumsum(nbytes) - nbytes, nbytes
 
 
 class ParquetRows:
@@ -58,18 +74,11 @@ class ParquetRows:
             raise FormatError(file.path, "parquet", "has no rows; leave it out")
         return FileChunks.encoded(offset, nbytes, sizes)
 
-    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> SampleOfChunk:
-        """The rows of a row group, each made when it is asked for."""
+    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> _UnpackedRows:
+        """The rows of a row group, each made a message when it is asked for."""
         if file.kept is None:
             self._schema_in(file, nbytes)
-        batches = self._batches(file, nbytes, _groups(file)[number])
-        first = np.cumsum([0, *(batch.num_rows for batch in batches)])
-
-        def row(sample: int) -> Buffer:
-            at = int(np.searchsorted(first, sample, "right")) - 1
-            return memoryview(batches[at].slice(sample - int(first[at]), 1).serialize())
-
-        return row
+        return _UnpackedRows(self._batches(file, nbytes, _groups(file)[number]))
 
     def decode(self, data: Buffer, path: str) -> dict[str, Any]:
         """One row."""

@@ -5,7 +5,6 @@ No source opens a file for writing, renames one or deletes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from sentinel.data.sources.stored_file import OpenedFile
 
 Buffer = bytes | memoryview
-SampleOfChunk = Callable[[int], Buffer]
-"""The bytes of sample i of a chunk, counted from 0."""
 
 
 class SourceFile(NamedTuple):
@@ -72,6 +69,14 @@ class FileRanges:
         return FileChunks(at, nbytes, samples, self.begins - offset, self.nbytes)
 
 
+class UnpackedChunk(Protocol):
+    """A chunk that is decoded."""
+
+    def samples(self, numbers: NDArray[np.int64]) -> tuple[Buffer, NDArray[np.int64], NDArray[np.int64]]:
+        """Of samples `numbers` (k,) of the chunk, counted from 0: bytes, and where in them each begins, (k,), and how
+        many it has, (k,)."""
+
+
 class Source(Protocol):
     """A format. `kind` names it, and the index of a data set of another kind is no index of it."""
 
@@ -88,7 +93,7 @@ class Source(Protocol):
 class EncodedSource(Source, Protocol):
     """A format whose chunks are read and decoded whole."""
 
-    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> SampleOfChunk:
+    def unpack(self, file: OpenedFile, nbytes: int, number: int) -> UnpackedChunk:
         """Chunk `number` of those that `scan` found in the file, which has `nbytes`. A sample has at most the bytes
         that `scan` told."""
 
