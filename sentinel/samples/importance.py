@@ -141,7 +141,7 @@ def _stage_region(
     layout: Layout, room: Room, order: NDArray[np.int64], losses: NDArray[np.float16], before: Staging | None
 ) -> Staging:
     """Each read brings one sample. Those of the region stay; others of the epoch before leave once they were used, and
-    give their room to those of the region that come; nothing leaves before its use."""
+    give their room to those of the region that come, or stay where none comes; nothing leaves before its use."""
     pages, m = room.pages(layout), len(order)
     largest = np.sort(pages)[::-1].cumsum()
     passing = min(room.lead + 1, int((largest <= room.n_pages).sum()))  # samples on their way, whichever they are
@@ -170,6 +170,18 @@ def _stage_region(
         if admitted[sample] == m and taken + pages[sample] <= room_at[position]:
             admitted[sample] = position
             taken += pages[sample]
+
+    leaving = np.flatnonzero(kept_until < m)
+    leaving = leaving[np.argsort(kept_until[leaving])][::-1]
+    came = np.bincount(admitted, pages, m + 1).astype(np.int64)
+    came[m] = 0  # those that did not come
+    left, least, after = room_at - came.cumsum(), region_pages, m + 1
+    for stay, position in zip(leaving.tolist(), np.maximum(kept_until[leaving], 0).tolist(), strict=True):
+        least = min(least, int(left[position:after].min(initial=least)))
+        after = position
+        if pages[kept[stay]] <= least:  # nobody came in its place
+            kept_until[stay] = m
+            least -= int(pages[kept[stay]])
 
     at = np.arange(m)
     reads = np.flatnonzero((stay_of[order] < 0) & (at <= admitted[order]))

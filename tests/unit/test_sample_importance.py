@@ -137,6 +137,15 @@ def test_the_most_important_samples_stay_over_the_end_of_an_epoch() -> None:
     assert feed.hits / feed.samples == pytest.approx(1 - 0.8**2, abs=0.05)  # the closed form of caching the top 20 %
 
 
+def test_memory_is_full_at_the_end_of_an_epoch_whose_losses_changed() -> None:
+    """What leaves for another sample does so only if one comes: else an epoch hits less than with a memory that never
+    changes."""
+    layout = even(1000, 1)
+    room, importance = Room(201 * 10, 10), Importance(beta=0)  # one page is for samples on their way
+    stagings = carried_out(layout, room, 6, lambda epoch: losses_of(1000, epoch), importance)
+    assert [simulate(layout, staging).hits for staging in stagings[1:]] == [200] * 5
+
+
 def test_selected_epochs_keep_samples_for_the_next_one() -> None:
     layout = even(64, 16)
     importance = Importance(beta=1 / 3, warm_up=1, reuse_factor=0)
