@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -12,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKAGES = ("numpy", "sentinel-hm", "torch", "transformers")
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY")
 """How operators' threads wait for each other changes what a step takes, and what a copy beside it does."""
 THP = Path("/sys/kernel/mm/transparent_hugepage")
+_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2)."""
 
 
 def machine() -> dict[str, Any]:
@@ -134,12 +138,65 @@ def emit(claim: str, settings: Mapping[str, Any], results: Any) -> None:
 
 
 def others_s() -> float:
-    """Seconds of all processors that others, the hypervisor included, have had so far: not this process, nor its
-    children that have ended. Only a difference means something."""
+    """Seconds of all processors that others, the hypervisor included, have had so far: not this process, nor what it
+    has started, as far as that runs or was waited for. Only a difference means something."""
     spent = _lines("/proc/stat")[0].split()[1:9]  # user, nice, system, idle, iowait, irq, softirq, steal
     busy = sum(int(ticks) for index, ticks in enumerate(spent) if index not in (3, 4)) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return busy - (own.user + own.system + own.children_user + own.children_system)
+    return busy - tree_s(os.getpid())
+
+
+def tree_s(pid: int) -> float:
+    """Seconds of processors that a process and all below it have had, and those that they have waited for."""
+    found = _processes()
+    return sum(found[each].ticks for each in (pid, *_below(pid, found)) if each in found) / os.sysconf("SC_CLK_TCK")
+
+
+def adopt_orphans() -> None:
+    """What processes below this one leave behind becomes this one's: else nobody here could wait for it, and what it
+    took would count as others'."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Kills a process and, after `adopt_orphans`, what it has started, and waits for all of them."""
+    below = _below(process.pid, _processes())
+    process.kill()
+    process.wait()
+    while True:
+        found = _processes()
+        orphans = [pid for pid in below if pid in found and found[pid].parent == os.getpid()]
+        if not orphans:
+            return
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class _Process(NamedTuple):
+    """`ticks`: of it, and of those that it has waited for."""
+
+    parent: int
+    ticks: int
+
+
+def _processes() -> dict[int, _Process]:
+    """Those that there are, by their numbers."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (lines := _lines(f"/proc/{name}/stat")):
+            told = "\n".join(lines).rpartition(")")[2].split()  # a name may have anything in it
+            found[int(name)] = _Process(int(told[1]), sum(map(int, told[11:15])))
+    return found
+
+
+def _below(pid: int, found: Mapping[int, _Process]) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    below, of = [], {pid}
+    while of:
+        of = {each for each, told in found.items() if told.parent in of}
+        below += sorted(of)
+    return below
 
 
 def others_share() -> Callable[[], float]:

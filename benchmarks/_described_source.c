@@ -3,7 +3,8 @@
  * SOURCE_ROOT: the folder. SOURCE_STATE: a file of `struct state`, which whoever measures writes and reads while the
  * process runs. A read that goes on where the one before on the same descriptor ended costs its bytes only, for a file
  * system reads ahead; every other one costs the latency as well. A source serves `depth` reads at once, and all bytes
- * over one link. Without a latency and a bandwidth reads are only counted. */
+ * over one link. Without a latency and a bandwidth reads are only counted. On a bare disk the kernel forgets the pages of
+ * a file once some were read, so each read asks the disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,6 +27,7 @@ struct state {
     _Atomic uint64_t latency_ns, bytes_per_s, depth;
     _Atomic uint64_t reads, bytes;
     _Atomic uint64_t link_until, slot_until[SLOTS];
+    _Atomic uint64_t bare;
 };
 
 static struct state *state;
@@ -61,6 +63,7 @@ static void served(int fd, int64_t at, ssize_t nbytes) {
     uint64_t latency, rate, depth, transfer, end, now;
     int far;
     if (nbytes <= 0) return;
+    if (state->bare) (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     far = atomic_exchange(&next_at[fd], at + nbytes + 1) != at + 1;
     atomic_fetch_add(&state->reads, (uint64_t)far);
     atomic_fetch_add(&state->bytes, (uint64_t)nbytes);

@@ -4,13 +4,16 @@ Samples of lognormal sizes (mean 32 KiB) lie in tar shards of 64; rivals that ha
 samples in it, in shards of as many. Each loader is a process that lives as long as the benchmark; in each round all of
 them deliver an epoch, one after the other. A library that is loaded before all others (_described_source.c) counts the
 reads of each process and its workers below the folder of the data, and lets them take as long as on a described source.
-Sources: files in the page cache, and a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at
-once. Rivals: the plain DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as
-they are installed: `pip install --no-deps -r benchmarks/data_rivals.txt`.
+Sources: files in the page cache; a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at once;
+the disk below `--folder`, where the kernel forgets the pages of a file after each read of it. Rivals: the plain
+DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as they are installed: `pip
+install --no-deps -r benchmarks/data_rivals.txt`. On the disk there is the plain DataLoader only.
 
 `--encoded`: in place of tar shards, Parquet in row groups of 64 and MDS shards of as many packed by zstd, chunks that
 are decoded as a whole. The rival there is a cache of the decoded chunks used last, with room for as many bytes, in one
-worker, so that it is one cache: `python -m benchmarks.data --encoded > docs/data-encoded.json`.
+worker, so that it is one cache. In the page cache a chunk of random bytes, which do not shrink, costs little more than
+copying it, and so does reading it 51 times; the disk and the described source tell what reads are for.
+`python -m benchmarks.data --encoded > docs/data-encoded.json`.
 
 `--quick` takes half of the samples and two rounds. How busy others kept the host is in the JSON. `python -m
 benchmarks.data_page` writes the tables into docs/data.md.
@@ -55,12 +58,14 @@ RIVALS = (
     "mosaicml-streaming, blocks",
     "litdata",
 )
-_HEAD, _STATE = "3Q", 8 * (6 + 64)
-"""Of the state of a described source: latency, bandwidth and depth, then reads and bytes, then its clocks."""
+_HEAD, _STATE = "3Q", 8 * (7 + 64)
+"""Of the state of a described source: latency, bandwidth and depth, then reads and bytes, then its clocks, then whether
+it is a bare disk."""
 
 
 class Described(NamedTuple):
-    """A source. Without a latency and a bandwidth reads take what they take. `form`: of its files."""
+    """A source. Without a latency and a bandwidth reads take what they take. `form`: of its files. `bare`: each read
+    asks the disk."""
 
     name: str
     latency_ns: int = 0
@@ -68,16 +73,24 @@ class Described(NamedTuple):
     depth: int = 0
     workers: int = 2
     form: str = "tar"
+    bare: bool = False
 
 
 SOURCES = (
     Described("page cache"),
     Described("2 ms a read, 1 GB/s, one in flight (injected)", 2_000_000, 10**9, 1),
     Described("2 ms a read, 1 GB/s, 16 in flight (injected)", 2_000_000, 10**9, 16, workers=8),
+    Described("bare disk", bare=True),
 )
-ENCODED = (
-    Described("row groups of Parquet, in the page cache", workers=1, form="parquet"),
-    Described("MDS shards packed by zstd, in the page cache", workers=1, form="packed"),
+_CHUNKS = (("row groups of Parquet", "parquet"), ("MDS shards packed by zstd", "packed"))
+ENCODED = tuple(
+    source
+    for name, form in _CHUNKS
+    for source in (
+        Described(f"{name}, in the page cache", workers=1, form=form),
+        Described(f"{name}, on the bare disk", workers=1, form=form, bare=True),
+        Described(f"{name}, 2 ms a read, 1 GB/s, one in flight (injected)", 2_000_000, 10**9, 1, 1, form),
+    )
 )
 
 
@@ -94,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     samples, rounds = (8192, 2) if given.quick else (16_384, 3)
     rivals = (LAST_USED, EXACT) if given.encoded else RIVALS
     names = [name for name in rivals if not given.only or any(word in name for word in given.only)]
-    others = _bench.others_share()
+    _bench.adopt_orphans()
     with tempfile.TemporaryDirectory(dir=given.folder) as made:
         folder = Path(made)
         library = _built(folder)
@@ -102,13 +115,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         refused = write(folder / "source", samples)
         results = []
         for source in ENCODED if given.encoded else SOURCES:
-            named = [name for name in names if source.latency_ns or "unit=" not in name or "auto" in name]
+            named = [name for name in names if _compared(name, source)]
+            if source.bare:
+                _forgotten(folder / "source" / source.form)
             say(f"{source.name}: {len(named)} loaders")
+            others = _bench.others_share()
             found = _rounds(folder, library, source, named, samples, rounds)
             results.append({"source": source._asdict(), "rivals": found, "others_share": others()})
     settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
     told = {"settings": {**settings, "sigma": SIGMA, "rounds": rounds}, "not_written": refused}
     print(json.dumps(_bench.told("a loader in exact order reads a source few times", told, results)))
+
+
+def _compared(name: str, source: Described) -> bool:
+    """Whether a loader is measured on a source: units where reads take long, other libraries where times are not those
+    of this host's disk."""
+    if source.bare:
+        return name in (PLAIN, LAST_USED) or name.startswith("sentinel")
+    return bool(source.latency_ns) or "unit=" not in name or "auto" in name
+
+
+def _forgotten(folder: Path) -> None:
+    """The files of a folder are on the disk, and not in the page cache. Raises SystemExit where there is no disk."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise SystemExit(
+                    f"{path}: the kernel does not tell what is cached ({error}); use another --folder"
+                ) from None
+            raise SystemExit(f"{folder} is in memory, and on no disk; give --folder on a disk")
 
 
 def say(sentence: str) -> None:
@@ -182,19 +223,20 @@ class _Rival:
         os.close(said)
         self.version = self._answer()["version"]
         struct.pack_into(_HEAD, self._state, 0, source.latency_ns, source.read_bytes_per_s, source.depth)
+        struct.pack_into("Q", self._state, _STATE - 8, source.bare)
         self._asked("open")
 
     def epoch(self) -> dict[str, Any]:
-        """What an epoch delivered, and what was read for it."""
-        before = struct.unpack_from("2Q", self._state, 24)
+        """What an epoch delivered, what was read for it, and what it took of processors, workers' included."""
+        before, cpu_s = struct.unpack_from("2Q", self._state, 24), _bench.tree_s(self._process.pid)
         found = self._asked("epoch")
         reads, nbytes = struct.unpack_from("2Q", self._state, 24)
-        return {**found, "reads": reads - before[0], "read_bytes": nbytes - before[1]}
+        cpu_s = round(_bench.tree_s(self._process.pid) - cpu_s, 2)
+        return {**found, "cpu_s": cpu_s, "reads": reads - before[0], "read_bytes": nbytes - before[1]}
 
     def close(self) -> None:
-        """The process ends."""
-        self._process.kill()
-        self._process.wait()
+        """The process ends, and its workers."""
+        _bench.end_tree(self._process)
 
     def _asked(self, word: str) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks._bench import paired
@@ -83,29 +83,35 @@ def _made(told: Told) -> Iterator[str]:
 def _encoded(told: Told) -> Iterator[str]:
     settings, results = told["settings"], told["results"]
     others = max(result["others_share"] for result in results)
+    told_apart = all("cpu_s" in rival["first"] for result in results for rival in result["rivals"].values())
     yield (
         f"`python -m benchmarks.data --encoded`, {told['when'][:10]}: {settings['samples']:,} samples of"
         f" lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, {settings['chunk']} a chunk; room for"
         f" {settings['share']:.0%} of them, one worker; a first epoch, then {settings['rounds']} in which both take"
-        f" turns. {_said_of_times(others)}"
+        f" turns. {_said_of_times(others, told_apart)}"
     )
     yield ""
-    yield "| chunks | loader | reads a chunk: first epoch, next | times those of the loader in exact order |"
-    yield "| --- | --- | --- | --- |"
+    heads = ["chunks", "loader", "reads a chunk: first epoch, next", "times those of the loader in exact order"]
+    heads += ["seconds of a processor for 1,000 samples"] if told_apart else []
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join('---' for _ in heads)} |"
     chunks = settings["samples"] / settings["chunk"]
     for result in results:
         ours = median(epoch["reads"] for epoch in result["rivals"][EXACT]["rounds"])
         for name in (LAST_USED, EXACT):
             rival = result["rivals"][name]
             reads = median(epoch["reads"] for epoch in rival["rounds"])
-            cells = result["source"]["name"], name, f"{rival['first']['reads'] / chunks:.2f}, {reads / chunks:.2f}"
-            yield f"| {' | '.join(cells)} | {reads / ours:.1f} |"
+            cells = [result["source"]["name"], name, f"{rival['first']['reads'] / chunks:.2f}, {reads / chunks:.2f}"]
+            cells.append(f"{reads / ours:.1f}")
+            if told_apart:
+                cells.append(f"{median(epoch['cpu_s'] / epoch['samples'] for epoch in rival['rounds']) * 1000:.3f}")
+            yield f"| {' | '.join(cells)} |"
     yield ""
     if others <= _IDLE:
         for result in results:
             found = paired(_speeds(result["rivals"], EXACT, LAST_USED), EXACT, LAST_USED)
             yield f"Samples a second, {result['source']['name']}: {found['median']:.1f} times those of the {LAST_USED}."
-        yield ""
+            yield ""
 
 
 def _limits(told: Told) -> Iterator[str]:
@@ -151,12 +157,14 @@ def _times(told: Told) -> Iterator[str]:
     yield ""
 
 
-def _said_of_times(others_share: float) -> str:
+def _said_of_times(others_share: float, told_apart: bool = True) -> str:
+    """`told_apart`: loaders' own workers do not count as others."""
     if others_share <= _IDLE:
         return "The host did little else."
+    others = "Other work" if told_apart else "Other work, or workers of loaders that were not told apart from it,"
     return (
-        f"Other work, or workers of loaders that are not told apart from it, had up to {others_share:.0%} of the"
-        " processors meanwhile: counts do not depend on it; times do, and are in the JSON only."
+        f"{others} had up to {others_share:.0%} of the processors meanwhile: counts do not depend on it; times do, and"
+        " are in the JSON only."
     )
 
 
@@ -184,13 +192,16 @@ def _ranks(told: Told) -> Iterator[str]:
             " ([decision 147](decisions/0147-workers-take-batches-from-servers.md)); not measured since.**"
         )
     yield ""
-    yield "| case | samples/s, all ranks | time, times that apart | reads a chunk, all ranks | samples read alone |"
+    reads_of = "reads a chunk, all ranks: from the second epoch on, in the third"
+    yield f"| case | samples/s, all ranks | time, times that apart | {reads_of} | samples read alone |"
     yield "| --- | --- | --- | --- | --- |"
     apart = _last(told["results"]["apart"], "ns")
     for case, told_runs in told["results"].items():
         ns = _last(told_runs, "ns")
         reads, alone = _last(told_runs, "reads_per_chunk"), _last(told_runs, "direct_reads")
-        yield f"| {case} | {told['samples'] / ns * 1e9:,.0f} | {ns / apart:.1f} | {reads:.2f} | {alone:,.0f} |"
+        later = median(fmean(epoch["reads_per_chunk"] for epoch in run["epochs"][1:]) for run in told_runs)
+        speed = f"{told['samples'] / ns * 1e9:,.0f} | {ns / apart:.1f}"
+        yield f"| {case} | {speed} | {later:.2f}, {reads:.2f} | {alone:,.0f} |"
     yield ""
 
 

@@ -34,7 +34,7 @@ from tests.resp_servers import Server, servers
 
 WORLD, SAMPLES, WIDTH, CHUNK, EPOCHS = 3, 8192, 2048, 64, 3
 CASES = ("apart", "peers", "one killed", "one stopped", "one full")
-SOURCE = data.SOURCES[-1]
+SOURCE = data.SOURCES[2]
 _MEMORY = SAMPLES * WIDTH * 4 // 5
 
 
