@@ -24,20 +24,22 @@ from torch.utils.data import Dataset, IterableDataset
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.data.arena_place import AUTO, disk_named, place_of
+from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import CACHED, READ_ALONE, Feeding, FileFeeding, UnstagedFeeding, cut_within
+from sentinel.data.feeding import CACHED, READ_ALONE, Feeding, FileFeeding, UnstagedFeeding
 from sentinel.data.forecast import Forecast, forecast, measured_costs
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
-from sentinel.data.loading import Batching, Loader
+from sentinel.data.loading import Loader
 from sentinel.data.page_cache import all_cached
 from sentinel.data.peer_feeding import PeerFeeding, cut_for_peers, rooms_within
 from sentinel.data.peers import peers_named
 from sentinel.data.ranks import world_and_rank
-from sentinel.data.room_here import lead_for, memory_bytes
+from sentinel.data.room_here import cut_within, lead_for, memory_bytes
 from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
 from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of, path_of
+from sentinel.data.shared_feeding import SharedFeeding
 from sentinel.samples import ALONE, Layout, Order, SourceCosts, best_unit
 
 UNIT = 64
@@ -148,12 +150,13 @@ def loader(
         else:
             layout, unit = cut_within(data.layout, shape, unit)
             lead = lead_for(data.layout, shape)
-            name = None
-            if share is not None:
+            if share is None:
+                feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place)
+            else:
                 said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
                 room = [shape.n_pages, shape.page_bytes, lead]
                 name = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
-            feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, name, place)
+                feeding = SharedFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place, name)
     return Loader(feeding, asked, batching, unit)
 
 

@@ -15,9 +15,9 @@ from sentinel.core.errors import UsageError
 from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.chunk_reader import MOST_IN_FLIGHT, reads_in_flight
 from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
-from sentinel.data.feeding import cut_within, permutation
+from sentinel.data.feeding import permutation
 from sentinel.data.page_cache import in_page_cache
-from sentinel.data.room_here import lead_for, memory_bytes
+from sentinel.data.room_here import cut_within, lead_for, memory_bytes
 from sentinel.data.sample_arena import shape_within
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.stored_file import LocalFile, cannot_be_read, opened

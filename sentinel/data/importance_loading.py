@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.data.arena_place import ArenaPlace
+from sentinel.data.batching import Batching
 from sentinel.data.data_index import DataFiles
-from sentinel.data.feeding import EpochOrder, FileFeeding, permutation, unit_within
-from sentinel.data.loading import Batching, Loader
+from sentinel.data.feeding import EpochOrder, FileFeeding, permutation
+from sentinel.data.loading import Loader
 from sentinel.data.ranks import of_all_ranks
-from sentinel.data.room_here import lead_for
+from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Begun, Importance, Layout, Order, Selection, Staging, narrowed, select, stage_selected
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from multiprocessing.connection import wait
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,46 +11,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.feed_facts import Fed
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import EpochOrder, Feeding
+from sentinel.data.loader_workers import OF_LOST_WORKERS, is_lost, keep_signals_from, next_batch, watched
 from sentinel.data.ranks import check_ranks_agree
-from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples, Transform
+from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples
 from sentinel.samples import Begun, Feed, Order, Room
 from sentinel.system.progress import say
 
 MOST_RESTARTS = 3
 """Of workers that were killed, in one iteration."""
-_END_S = 1.0
-"""From the last sign of a worker that is killed until it has ended, at most."""
-_OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
-"""The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
 STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Batching:
-    """How samples become batches, as torch's DataLoader has it."""
-
-    batch_size: int
-    workers: int = 0
-    transform: Transform | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    drop_last: bool = False
-    prefetch_factor: int = 2
-    pin_memory: bool = False
-    multiprocessing_context: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name}={value!r} is no number of at least {least}", f"give {name}={least} or more")
-        chosen = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
-        method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
-        if self.workers and method != "fork":
-            for name in ("transform", "collate_fn"):
-                _check_pickled(getattr(self, name), name, method)
 
 
 class Loader(IterableDataset[Any]):
@@ -124,7 +92,7 @@ class Loader(IterableDataset[Any]):
         self._agreed = True
 
     def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
-        requests = _requests(planned, self._batching)
+        requests = requests_of(planned, self._batching)
         restarts = done = 0
         batches: Any = None
         while done < len(requests):
@@ -134,11 +102,11 @@ class Loader(IterableDataset[Any]):
             try:
                 if batches is None:
                     batches = self._worked(requests[done:])
-                batch, served = _next_batch(batches)
-            except _OF_LOST_WORKERS:
+                batch, served = next_batch(batches)
+            except OF_LOST_WORKERS:
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
-                if restarts == MOST_RESTARTS or not _lost(batches, _END_S):
+                if restarts == MOST_RESTARTS or not is_lost(batches):
                     raise
                 restarts += 1
                 said = f"a worker of the loader was lost: all start again, at sample {self._delivered} of the epoch"
@@ -156,7 +124,7 @@ class Loader(IterableDataset[Any]):
                 counted.add(served, len(asked), self._feeding.samples.nbytes_of(asked))
             if done == len(requests):
                 self._feeding.finish()
-            yield _pinned(batch) if self._batching.pin_memory else batch
+            yield pinned(batch) if self._batching.pin_memory else batch
         if iteration == self._iteration:
             self._next_epoch()
 
@@ -167,7 +135,7 @@ class Loader(IterableDataset[Any]):
         if self._workers is None:
             self._workers = self._dataloader()
         batches = iter(self._workers)
-        _keep_signals_from(batches)
+        keep_signals_from(batches)
         self._feeding.start()
         return batches
 
@@ -210,9 +178,9 @@ class Loader(IterableDataset[Any]):
             self._batches.waiting = []
             batches = self._workers._iterator
             try:
-                with _watched(batches):
+                with watched(batches):
                     iter(self._workers)  # torch waits until they are done with what they were asked
-            except _OF_LOST_WORKERS:
+            except OF_LOST_WORKERS:
                 self._stop_workers(batches)
 
     def _stop_workers(self, batches: Any) -> None:
@@ -362,76 +330,3 @@ class _Counted:
             wait_ns=served.wait_ns,
         )
         return Fed(feed, replace(served), self.requested, self.requested_bytes)
-
-
-def _requests(planned: EpochOrder, asked: Batching) -> list[Request]:
-    size, m = asked.batch_size, len(planned.samples)
-    stop = m // size * size if asked.drop_last else m
-    cuts = [slice(begin, min(begin + size, stop)) for begin in range(0, stop, size)]
-    held = planned.held
-    requests = [
-        Request(
-            cut.start,
-            planned.samples[cut],
-            planned.first[cut],
-            planned.direct[cut],
-            None if held is None else held.cut(cut),
-        )
-        for cut in cuts
-    ]
-    if held is None:
-        return requests
-    followed = zip_longest(requests, requests[max(asked.workers, 1) :])  # torch asks its workers in turn
-    return [request._replace(following=following) for request, following in followed]
-
-
-def _lost(batches: Any, within_s: float) -> bool:
-    """Whether a worker has ended by itself, or does so soon: its error is not one of the user's."""
-    ends = [worker.sentinel for worker in getattr(batches, "_workers", ())]
-    return bool(ends and wait(ends, within_s))
-
-
-def _next_batch(batches: Any) -> Any:
-    """The next of `batches`; RuntimeError if a worker is lost before it comes, be it in the middle of sending it."""
-    with _watched(batches):
-        return next(batches)
-
-
-@contextmanager
-def _watched(batches: Any) -> Iterator[None]:
-    """What waits for workers in this block ends in a RuntimeError where one of them is lost, before or in it."""
-    workers = getattr(batches, "_workers", ())
-    if not workers:
-        yield
-        return
-    torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in workers))
-    try:
-        if _lost(batches, 0):
-            raise RuntimeError("a worker of the loader was lost")
-        yield
-    finally:
-        torch._C._remove_worker_pids(id(batches))
-
-
-def _pinned(batch: Any) -> Any:
-    """The batch in memory that an accelerator copies from, where there is one. Not in torch's thread: that would wait
-    for ever for the rest of a batch whose sender was killed."""
-    return torch.utils.data._utils.pin_memory.pin_memory(batch) if torch.accelerator.is_available() else batch
-
-
-def _keep_signals_from(batches: Any) -> None:
-    """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. Here it may
-    only while a batch is waited for (`_next_batch`): then the loader can start workers anew."""
-    if getattr(batches, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(batches))
-        batches._worker_pids_set = False
-
-
-def _check_pickled(given: Any, name: str, method: str) -> None:
-    try:
-        pickle.dumps(given)
-    except Exception as error:
-        raise UsageError(
-            f"{name}= cannot be sent to workers that are started by {method} ({error})",
-            'define it in a module, not as a lambda, or give multiprocessing_context="fork"',
-        ) from error

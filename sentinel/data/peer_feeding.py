@@ -10,11 +10,12 @@ import numpy as np
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.data_index import DataFiles
-from sentinel.data.feeding import EpochOrder, FedSamples, cut_within, permutation
+from sentinel.data.feeding import EpochOrder, FedSamples, permutation
 from sentinel.data.peer_exchange import ChunkProvider, Progress
 from sentinel.data.peer_samples import FromPeers
 from sentinel.data.peers import Peer, RankHash
 from sentinel.data.ranks import check_ranks_agree
+from sentinel.data.room_here import cut_within
 from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import Held

@@ -1,9 +1,12 @@
-"""How much memory this machine has for samples, and how far ahead of training they are read."""
+"""How much memory this machine has for samples, and what fits it: how far ahead of training samples are read, and how
+many at once."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, parse_amount
+from sentinel.core.units import PAGE_BYTES, format_bytes, parse_amount
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Layout
 from sentinel.system.disks import Disk
@@ -37,3 +40,41 @@ def memory_bytes(memory: str | int, layout: Layout, disk: Disk | None = None) ->
             f"give at most {format_bytes(there)}",
         )
     return nbytes
+
+
+def cut_within(layout: Layout, shape: ArenaShape, most: int) -> tuple[Layout, int]:
+    """The layout in chunks of at most `most` samples, or of as many as suit the arena, and that number; 0 where chunks
+    are read whole. Raises UsageError where the arena does not hold the largest sample, or the largest whole chunk."""
+    if not layout.encoded:
+        unit = unit_within(layout, shape, most)
+        return layout.cut(unit), unit
+    pages = np.add.reduceat(-(-layout.sample_nbytes // shape.page_bytes), layout.first_sample[:-1])
+    largest = int(pages.argmax())
+    if int(pages[largest]) > shape.n_pages:
+        needed = int(pages[largest]) * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        raise UsageError(
+            f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the"
+            f" {int(layout.chunk_samples[largest])} samples of chunk {largest} of the data set, in"
+            f" {layout.files[int(layout.chunk_file[largest])]}, which are decoded at once",
+            f"give at least {format_bytes(needed + 2 * PAGE_BYTES)}, or write smaller row groups or shards",
+        )
+    return layout, 0
+
+
+def unit_within(layout: Layout, shape: ArenaShape, most: int) -> int:
+    """How many samples to read at once: at most `most`, a power of two below it if a quarter of the arena is less.
+
+    Raises UsageError where the arena does not hold the largest sample.
+    """
+    pages = -(-layout.sample_nbytes // shape.page_bytes)
+    largest = int(pages.max())
+    if largest > shape.n_pages:
+        needed = largest * (shape.page_bytes + 4) + ArenaShape(shape.n_samples, 0, shape.page_bytes).nbytes
+        raise UsageError(
+            f"memory for {format_bytes(shape.n_pages * shape.page_bytes)} of samples does not hold the largest one",
+            f"give at least {format_bytes(4 * needed)}",
+        )
+    unit = most
+    while unit > 1 and unit * largest > shape.n_pages // 4:
+        unit //= 2
+    return unit

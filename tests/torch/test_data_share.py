@@ -22,7 +22,6 @@ import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
 from sentinel.core.errors import FormatError, SentinelError, UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
-from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.sample_arena import (  # noqa: E402
     DONE,
@@ -36,6 +35,7 @@ from sentinel.data.sample_arena import (  # noqa: E402
     arena_of,
 )
 from sentinel.data.share_names import FOLDER, ShareName, _entered, path_of, remove  # noqa: E402
+from sentinel.data.shared_feeding import SharedFeeding  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.staged_samples import FromArena, Request, Served  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
@@ -47,7 +47,7 @@ COUNT = 600
 @pytest.fixture(autouse=True)
 def _patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for where in ("staged_samples.PATIENCE_S", "chunk_reader.APART_S", "feeding.APART_S"):
+    for where in ("staged_samples.PATIENCE_S", "chunk_reader.APART_S", "shared_feeding.APART_S"):
         monkeypatch.setattr(f"sentinel.data.{where}", 600.0)  # however busy the host is
 
 
@@ -81,12 +81,12 @@ def alone(tars: list[str], epochs: int) -> tuple[list[list[int]], int]:
 
 PROGRAM = """
 import json, sys
-import sentinel.data, sentinel.data.chunk_reader, sentinel.data.feeding, sentinel.data.staged_samples
+import sentinel.data, sentinel.data.chunk_reader, sentinel.data.shared_feeding, sentinel.data.staged_samples
 from tests.data_files import number_of
 
 def main():
     patience, workers, epochs, name, *tars = sys.argv[1:]
-    for module in (sentinel.data.chunk_reader, sentinel.data.feeding):
+    for module in (sentinel.data.chunk_reader, sentinel.data.shared_feeding):
         module.APART_S = 600.0
     sentinel.data.staged_samples.PATIENCE_S = float(patience)
     loader = sentinel.data.loader(
@@ -312,7 +312,7 @@ def test_the_memory_of_a_guest_is_let_go(tars: list[str], name: str) -> None:
     feedings = [loader._feeding for loader in (first, second)]
     held = []
     for feeding in feedings:
-        assert isinstance(feeding, FileFeeding)
+        assert isinstance(feeding, SharedFeeding)
         held.append(os.fstat(feeding._arena.descriptor).st_blocks * 512)
     tables = sum(feedings[0]._arena.shape.parts[:-1])  # type: ignore[attr-defined]
     assert held[0] >= feedings[0]._arena.shape.nbytes  # type: ignore[attr-defined]

@@ -1,0 +1,79 @@
+"""Batching: how samples become batches, as torch's DataLoader has it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from sentinel.core.errors import UsageError
+from sentinel.data.feeding import EpochOrder
+from sentinel.data.staged_samples import Request, Transform
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How samples become batches, as torch's DataLoader has it."""
+
+    batch_size: int
+    workers: int = 0
+    transform: Transform | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    prefetch_factor: int = 2
+    pin_memory: bool = False
+    multiprocessing_context: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}={value!r} is no number of at least {least}", f"give {name}={least} or more")
+        chosen = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
+        method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
+        if self.workers and method != "fork":
+            for name in ("transform", "collate_fn"):
+                _check_pickled(getattr(self, name), name, method)
+
+
+def requests_of(planned: EpochOrder, asked: Batching) -> list[Request]:
+    """The batches of an epoch, or of its rest, in their order."""
+    size, m = asked.batch_size, len(planned.samples)
+    stop = m // size * size if asked.drop_last else m
+    cuts = [slice(begin, min(begin + size, stop)) for begin in range(0, stop, size)]
+    held = planned.held
+    requests = [
+        Request(
+            cut.start,
+            planned.samples[cut],
+            planned.first[cut],
+            planned.direct[cut],
+            None if held is None else held.cut(cut),
+        )
+        for cut in cuts
+    ]
+    if held is None:
+        return requests
+    followed = zip_longest(requests, requests[max(asked.workers, 1) :])  # torch asks its workers in turn
+    return [request._replace(following=following) for request, following in followed]
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in memory that an accelerator copies from, where there is one. Not in torch's thread: that would wait
+    for ever for the rest of a batch whose sender was killed."""
+    return torch.utils.data._utils.pin_memory.pin_memory(batch) if torch.accelerator.is_available() else batch
+
+
+def _check_pickled(given: Any, name: str, method: str) -> None:
+    try:
+        pickle.dumps(given)
+    except Exception as error:
+        raise UsageError(
+            f"{name}= cannot be sent to workers that are started by {method} ({error})",
+            'define it in a module, not as a lambda, or give multiprocessing_context="fork"',
+        ) from error

@@ -1,0 +1,51 @@
+"""Workers of a torch DataLoader: when one of them is lost, whoever waits for a batch is told, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+
+OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
+"""The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
+_END_S = 1.0
+"""From the last sign of a worker that is killed until it has ended, at most."""
+
+
+def is_lost(batches: Any, within_s: float = _END_S) -> bool:
+    """Whether a worker has ended by itself, or does so soon: its error is not one of the user's."""
+    ends = [worker.sentinel for worker in getattr(batches, "_workers", ())]
+    return bool(ends and wait(ends, within_s))
+
+
+def next_batch(batches: Any) -> Any:
+    """The next of `batches`; RuntimeError if a worker is lost before it comes, be it in the middle of sending it."""
+    with watched(batches):
+        return next(batches)
+
+
+@contextmanager
+def watched(batches: Any) -> Iterator[None]:
+    """What waits for workers in this block ends in a RuntimeError where one of them is lost, before or in it."""
+    workers = getattr(batches, "_workers", ())
+    if not workers:
+        yield
+        return
+    torch._C._set_worker_pids(id(batches), tuple(worker.pid for worker in workers))
+    try:
+        if is_lost(batches, 0):
+            raise RuntimeError("a worker of the loader was lost")
+        yield
+    finally:
+        torch._C._remove_worker_pids(id(batches))
+
+
+def keep_signals_from(batches: Any) -> None:
+    """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. Here it may
+    only while a batch is waited for (`next_batch`): then the loader can start workers anew."""
+    if getattr(batches, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
