@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,11 +44,10 @@ def held_bytes(numa_stat: str, node: int) -> int:
 @contextlib.contextmanager
 def new_cgroup(node: int, root: Path = ROOT) -> Iterator[Cgroup | None]:
     """A group of its own while this lasts; None where this process may make none, or there are no memory cgroups."""
-    folder = root / f"sentinel-compare-{os.getpid()}"
     try:
         if "memory" not in (root / "cgroup.subtree_control").read_text().split():
             (root / "cgroup.subtree_control").write_text("+memory")
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(prefix="sentinel-compare-", dir=root))  # one that could not go may be there
     except OSError:
         yield None
         return

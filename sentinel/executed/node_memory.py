@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from sentinel.core.units import PAGE_BYTES
 
 _LISTS = Path("/proc/sys/vm/percpu_pagelist_high_fraction")
-_SHORT = "1000000"
-"""One of so many pages, or four batches, is more than this list may hold (Linux, mm/page_alloc.c)."""
+_COLLAPSING = Path("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs")
+_SETTINGS = {_LISTS: "1000000", _COLLAPSING: "1000000000"}
+"""One of so many pages, or four batches, is more than a processor's list may hold (Linux, mm/page_alloc.c). For 11 days
+khugepaged takes no 2 MiB for a huge page that it puts together: meanwhile these are neither free nor a job's.
+"""
+_LOOKS, _LOOK_EVERY_S = 2400, 0.05
+"""For so long, 2 min, khugepaged may take for what it has begun; the process whose pages they are goes on meanwhile."""
 
 
 def node_free_bytes(node: int) -> int:
-    """Free bytes of `node`, those in the processors' own lists not included."""
+    """Free bytes of `node`, those in the processors' own lists not included: quickly read, and up to 1 MiB a processor
+    below what is free."""
     with open(f"/sys/devices/system/node/node{node}/vmstat", "rb", buffering=0) as file:
         return int(file.read(64).split()[1]) * PAGE_BYTES
 
@@ -34,6 +41,7 @@ def node_room_bytes(node: int) -> int:
 def room_bytes(zoneinfo: str, node: int) -> int:
     """What is free above the low watermark, zone by zone (Linux, mm/page_alloc.c, get_page_from_freelist).
 
+    Processors' own lists are free too: a page that is freed goes there first, and the next request is served from it.
     A small zone that is kept for devices counts above its reserve, since a request of any kind may fall back to it.
     """
     pages = 0
@@ -43,7 +51,8 @@ def room_bytes(zoneinfo: str, node: int) -> int:
         found = [re.search(rule, zone) for rule in (r"pages free +(\d+)", r" low +(\d+)", r"protection: \(([\d, ]+)\)")]
         free, low, kept = (match[1] if match else "0" for match in found)
         reserve = max(int(word) for word in kept.split(","))  # of this zone against requests for higher ones
-        pages += max(int(free) - int(low) - reserve, 0)
+        listed = sum(int(count) for count in re.findall(r" count: +(\d+)", zone))
+        pages += max(int(free) + listed - int(low) - reserve, 0)
     return pages * PAGE_BYTES
 
 
@@ -65,14 +74,29 @@ def promotion_reserve_bytes(zoneinfo: str, node: int) -> int:
 
 @contextlib.contextmanager
 def exact_free_counts() -> Iterator[None]:
-    """The processors' own lists of free pages are kept short, where this process may: what is free is counted then."""
-    before = None
-    with contextlib.suppress(OSError):
-        before = _LISTS.read_text()
-        _LISTS.write_text(_SHORT)
-    try:
-        yield
-    finally:
-        if before is not None:
+    """Where this process may: the processors' own lists of free pages are kept short, and the kernel puts no huge pages
+    together. What is free and what a job holds is counted then, and changes only as processes take and free memory."""
+    with contextlib.ExitStack() as undo:
+        for path, value in _SETTINGS.items():
             with contextlib.suppress(OSError):
-                _LISTS.write_text(before)
+                undo.callback(_write_if_possible, path, path.read_text())
+                path.write_text(value)
+                if path == _COLLAPSING:
+                    _await_khugepaged()  # a write wakes it
+        yield
+
+
+def _write_if_possible(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        path.write_text(text)
+
+
+def _await_khugepaged() -> None:
+    """Returns once it sleeps: runnable or waiting for a lock it is at work."""
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if comm.read_text() == "khugepaged\n":
+                for _ in range(_LOOKS):
+                    if comm.with_name("stat").read_text().rpartition(")")[2].split()[0] == "S":
+                        return
+                    time.sleep(_LOOK_EVERY_S)

@@ -11,6 +11,7 @@ _SETTINGS = (
     "proc/sys/kernel/numa_balancing",
     "proc/sys/vm/percpu_pagelist_high_fraction",
     "sys/kernel/mm/numa/demotion_enabled",
+    "sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs",
 )
 _WEIGHTS = "sys/kernel/mm/mempolicy/weighted_interleave"
 _CGROUPS = "sys/fs/cgroup"

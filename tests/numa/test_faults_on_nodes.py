@@ -27,6 +27,7 @@ from sentinel.migration.sightings import Sightings  # noqa: E402
 from sentinel.migration.witness import MigrationWitness  # noqa: E402
 from sentinel.system import native  # noqa: E402
 from tests.numa.training import STEPS, WIDTH, arenas, failed, same, stock, train  # noqa: E402
+from tests.processes import until  # noqa: E402
 from tests.training import fork_in_each_forward, total  # noqa: E402
 
 MOVE_PAGES = 279
@@ -147,9 +148,8 @@ def test_balancing_leaves_the_plan_alone(mode: str) -> None:
         witness.start([*arenas(), (free.address, free.n_pages * vm_calls.PAGE)])
         with vm_calls.eager_balancing(mode, every_ms=10):
             yield
-            while mode == "1" and free.nodes()[0] < 11:
-                assert free.touch()
-                total(model)
+            if mode == "1":
+                until(lambda: (total(model), free.touched_nodes()[0] >= 11)[1], 0)
         hook.remove()
         seen.append(witness.read())
         witness.stop()
@@ -180,7 +180,9 @@ def test_the_witness_counts_what_the_engine_claims() -> None:
     run = same(train(by_workers, ours=False), ours)
     assert int(run.migrations["step"].min()) == 0  # no row is missing
     claimed = int(run.migrations["moved_bytes"].sum()) // vm_calls.PAGE
-    assert seen[0].pages_by_reason() == {"syscall": claimed}
+    by_reason = seen[0].pages_by_reason()
+    by_reason.pop("compaction", None)  # which moves pages about within a node, whenever the kernel wants to
+    assert by_reason == {"syscall": claimed}
     assert seen[0].lost == 0  # a page that workers map too is unmapped there as well: those records match no move
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.numa import vm_calls
 from tests.numa.vm_calls import NODES, PAGE, Pages, mbind, move_pages
+from tests.processes import until
 
 pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.usefixtures("no_balancing")]
 N_PAGES = 211
@@ -76,9 +77,12 @@ def test_the_kernels_balancing_undoes_a_demotion_unless_there_is_a_policy() -> N
         for pages in (free, held):
             move_pages(pages.addresses(), 1)
             assert pages.nodes() == {1: N_PAGES}
-        while free.nodes()[0] < N_PAGES * 0.9:
-            assert free.touch()
+
+        def undone() -> bool:
             assert held.touch()
+            return free.touched_nodes()[0] >= N_PAGES * 0.9
+
+        until(undone, 0)
         assert held.nodes() == {1: N_PAGES}
     free.close()
     held.close()
@@ -92,8 +96,12 @@ def test_pages_that_balancing_has_an_eye_on_are_found_if_they_have_a_policy() ->
     mbind(held.address, 2 * 512 * PAGE, vm_calls.MPOL_PREFERRED_MANY, [0, 1])
     hinted = vm_calls.counter("numa_huge_pte_updates")
     with vm_calls.eager_balancing():
-        while vm_calls.counter("numa_huge_pte_updates") < hinted + 4:
+
+        def hinted_at() -> bool:
             assert held.nodes() == {0: 1024}
+            return vm_calls.counter("numa_huge_pte_updates") >= hinted + 4
+
+        until(hinted_at, 0)
         assert set(move_pages(held.addresses()[::512], 1)) == {1}
         assert held.nodes() == {1: 1024}
     free.close()

@@ -13,6 +13,7 @@ from sentinel.core.errors import UsageError
 from sentinel.migration.witness import MigrationWitness
 from tests.numa import vm_calls
 from tests.numa.vm_calls import PAGE, Pages, mbind, move_pages
+from tests.processes import until
 
 pytestmark = [pytest.mark.needs("two nodes"), pytest.mark.needs("root"), pytest.mark.usefixtures("no_balancing")]
 N_PAGES = 211
@@ -117,8 +118,7 @@ def test_numa_balancing_is_told_from_us(witness: MigrationWitness, pages: Pages)
     move_pages(pages.addresses(), 1)
     witness.start([_span(pages)])
     with vm_calls.eager_balancing():
-        while pages.nodes()[0] < N_PAGES // 2:
-            assert pages.touch()
+        until(lambda: pages.touched_nodes()[0] >= N_PAGES // 2, 0)
     seen = witness.read()
     back = pages.nodes()[0]
     assert back >= N_PAGES // 2
@@ -134,15 +134,15 @@ def test_demotion_is_told_from_us_though_our_thread_asked(witness: MigrationWitn
     if len(list(Path("/sys/devices/virtual/memory_tiering").glob("memory_tier*"))) < 2:
         pytest.skip("needs memory tiers: this kernel (6.1 does) has one for all, and demotes nothing")
     crowd = Pages(8_191)
-    with vm_calls.setting("/sys/kernel/mm/numa/demotion_enabled", "true"):
-        earlier = _demoted()
-        witness.start([_span(crowd)])
+    earlier = _demoted()
+    witness.start([_span(crowd)])
+    with vm_calls.setting("/sys/kernel/mm/numa/demotion_enabled", "true"):  # the kernel also demotes of its own accord
         before = _demoted()
         with contextlib.suppress(BlockingIOError):  # less could be reclaimed than asked for
             reclaim.write_text("400M")
         after = _demoted()
-        seen = witness.read()
-        later = _demoted()  # the kernel may demote a page of its own accord while the witness starts or is read
+    seen = witness.read()  # nothing is demoted any more, until it is known where pages are
+    later = _demoted()
     assert seen.pages(reason="demotion", to_node=1) == crowd.nodes()[1] > 0
     assert seen.pages_by_reason().keys() == {"demotion"}
     assert after - before <= seen.machine_wide["demotion"][0] <= later - earlier

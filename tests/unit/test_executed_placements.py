@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sentinel.core.errors import CapabilityError
-from sentinel.executed import placements
+from sentinel.executed import node_memory, placements
 from sentinel.executed.cgroup import held_bytes, new_cgroup
 from sentinel.executed.node_memory import promotion_reserve_bytes, room_bytes
 
@@ -26,6 +26,17 @@ Node 0, zone    DMA32
         min      7571
         low      9463
         protection: (0, 0, 0, 0, 0)
+  pagesets
+    cpu: 0
+              count:    62
+              high:     252
+              batch:    63
+  vm stats threshold: 18
+    cpu: 1
+              count:    700
+              high:     252
+              batch:    63
+  vm stats threshold: 18
 Node 0, zone   Normal
   pages free     0
         min      0
@@ -35,12 +46,16 @@ Node 1, zone    DMA32
   pages free     1000
         low      1009
         protection: (0, 0, 0, 0, 0)
+  pagesets
+    cpu: 0
+              count:    11
 """
 
 
 def test_room_is_what_is_free_above_the_low_watermark_and_the_reserve_of_each_zone() -> None:
-    assert room_bytes(ZONES, 0) == (3776 - 191 - 739 + 90620 - 9463) * 4096
-    assert room_bytes(ZONES, 1) == 0
+    """What processors have in lists of their own is free too, but given to no one below the watermark."""
+    assert room_bytes(ZONES, 0) == (3776 - 191 - 739 + 90620 - 9463 + 62 + 700) * 4096
+    assert room_bytes(ZONES, 1) == (1000 + 11 - 1009) * 4096
     assert room_bytes(ZONES, 2) == 0
 
 
@@ -66,6 +81,16 @@ def test_what_a_job_holds_is_counted_once_kernel_memory_included() -> None:
     assert held_bytes(NUMA_STAT, 0) == 8192 + 4096 + 16384 + 20480 + 700 + 11
     assert held_bytes(NUMA_STAT, 1) == 40960 + 12288 + 13
     assert held_bytes(NUMA_STAT, 10) == 0
+
+
+def test_counts_are_exact_by_settings_that_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists, absent = tmp_path / "lists", tmp_path / "absent"
+    lists.write_text("8\n")
+    monkeypatch.setattr(node_memory, "_SETTINGS", {absent: "2", lists: "1000000"})
+    with node_memory.exact_free_counts():
+        assert lists.read_text() == "1000000"
+    assert lists.read_text() == "8\n"
+    assert not absent.exists()
 
 
 def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:

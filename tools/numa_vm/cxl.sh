@@ -4,7 +4,7 @@ bus=/mnt/root/sys/bus/cxl/devices
 tries=0
 until [ -e $bus/endpoint*/decoder*.0/mode ] && [ -e $bus/decoder0.0/create_ram_region ]; do
     tries=$((tries + 1))
-    [ $tries -lt 500 ] || fail "no CXL device appeared"
+    [ $tries -lt 12000 ] || fail "no CXL device appeared"
     usleep 10000
 done
 endpoint=$(basename $(ls -d $bus/endpoint*/decoder*.0 | head -n 1))

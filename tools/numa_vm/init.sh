@@ -14,7 +14,7 @@ for module in /modules/*.ko; do insmod "$module" || echo "numa_vm: insmod $modul
 tries=0
 until [ -b /dev/pmem0 ] && [ -b /dev/vdb ] && [ -c /dev/vport*p3 ]; do
     tries=$((tries + 1))
-    [ $tries -lt 500 ] || fail "the guest's devices did not appear"
+    [ $tries -lt 12000 ] || fail "the guest's devices did not appear"
     usleep 10000
 done
 port=$(echo /dev/vport*p3)
