@@ -15,10 +15,10 @@ _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
 
 
-def is_lost(batches: Any, within_s: float = _END_S) -> bool:
-    """Whether a worker has ended by itself, or does so soon: its error is not one of the user's."""
+def is_lost(batches: Any, within_s: float | None = None) -> bool:
+    """Whether a worker has ended by itself, or does so in that time, by default soon: its error is not the user's."""
     ends = [worker.sentinel for worker in getattr(batches, "_workers", ())]
-    return bool(ends and wait(ends, within_s))
+    return bool(ends and wait(ends, _END_S if within_s is None else within_s))
 
 
 def next_batch(batches: Any) -> Any:

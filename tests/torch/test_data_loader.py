@@ -298,7 +298,7 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
 @pytest.fixture
 def patient_with_the_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the kernel takes to end one. An error of the user's is told as late."""
-    monkeypatch.setattr("sentinel.data.loading._END_S", LONGEST_S)
+    monkeypatch.setattr("sentinel.data.loader_workers._END_S", LONGEST_S)
 
 
 class KilledOnce:
