@@ -58,7 +58,7 @@ class Writers:
         self._threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
-        while not all(self.made.values()):
+        while not all(self.made.values()) and all(thread.is_alive() for thread in self._threads):
             time.sleep(0.001)
 
     def _write_small(self) -> None:

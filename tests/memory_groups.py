@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.processes import until
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ def memory_group() -> Iterator[MemoryGroup]:
     try:
         yield group
     finally:
+        until(lambda: not (group.folder / "cgroup.procs").read_text())  # of a killed process's children, too
         group.folder.rmdir()
 
 
@@ -41,9 +44,8 @@ def _made() -> MemoryGroup:
             continue
         root, limit, peak = versions[controllers]
         for parent in (Path(root + path), Path(root)):
-            folder = parent / f"sentinel-test-{os.getpid()}"
             try:
-                folder.mkdir()
+                folder = Path(tempfile.mkdtemp(prefix="sentinel-test-", dir=parent))
             except OSError:
                 continue
             if (folder / limit).exists():

@@ -38,8 +38,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
+    """What is imported in it is in the page cache before, on another group's account: the room of a group has such
+    pages as long as they are idle."""
     if len(Path("/proc/swaps").read_text().splitlines()) > 1:
         pytest.skip("needs a host without swap: what is swapped out is in no cgroup's peak")
+    imports = "import torch, torch._dynamo, sentinel, tests.torch.unlucky_training"
+    subprocess.run([sys.executable, "-c", imports], cwd=ROOT, env=HERE, check=True, timeout=600)
     with memory_group() as made:
         yield made
 

@@ -19,6 +19,7 @@ from sentinel.proving.orders import CalibrationOrder, KernelOrder, TrainingOrder
 from sentinel.proving.trained_cell import StepClock, trained  # noqa: E402
 from sentinel.proving.watched_step import calibrated, watched  # noqa: E402
 from sentinel.reports.placement_comparison import Row  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 SLOW = "emulated:cxl-asic-x8"
 STEPS, JUDGED = 10, 3
@@ -49,19 +50,19 @@ def test_what_is_predicted_can_be_applied_and_trains_the_same_bits(
     watch = WatchOrder(
         order(script, {"slow": SLOW, "fast": "20%"}), name, str(tmp_path), "20%", ("all-fast", "sentinel", "all-slow")
     )
-    told = processes.run(name_of(watched), watch, log, 300)
+    told = processes.run(name_of(watched), watch, log, LONGEST_S)
     of = told["of"]
     assert of["all-fast"]["ratio"] == 1
     assert of["all-slow"]["ratio"] > of["sentinel"]["ratio"] >= 1
     assert of["sentinel"]["budget_bytes"] < 0.25 * told["footprint_bytes"]
-    stock = processes.run(name_of(trained), order(script, None), log, 300)
+    stock = processes.run(name_of(trained), order(script, None), log, LONGEST_S)
     assert len(stock["steps_ns"]) == JUDGED
     assert stock["n_losses"] == STEPS
     for policy in of:
         path = tmp_path / f"{name}.{policy}.json"
         assert load_plan(path).policy == policy
         said = {"slow": SLOW, "plan": str(path), "fast": of[policy]["budget_bytes"]}
-        ours = processes.run(name_of(trained), order(script, said), log, 300)
+        ours = processes.run(name_of(trained), order(script, said), log, LONGEST_S)
         assert ours["as_planned"], ours["notes"]
         assert ours["done"] == "emulated"
         assert ours["policy"] == policy
@@ -76,8 +77,8 @@ def test_with_a_file_it_trains_the_same_bits(tmp_path: Path, processes: CellProc
     script, log = str(small_perceptron.__file__), tmp_path / "log"
     said: dict[str, Any] = {"slow": f"file:{tmp_path}=1GiB", "fast": 16 << 20}
     words = ("--steps", str(STEPS), "--stock")
-    filed = processes.run(name_of(trained), TrainingOrder(script, words, STEPS, JUDGED, said), log, 300)
-    stock = processes.run(name_of(trained), order(script, None), log, 300)
+    filed = processes.run(name_of(trained), TrainingOrder(script, words, STEPS, JUDGED, said), log, LONGEST_S)
+    stock = processes.run(name_of(trained), order(script, None), log, LONGEST_S)
     assert all(filed[part] == stock[part] for part in ("losses", "n_losses", "parameters"))
 
 
@@ -85,7 +86,7 @@ def test_with_a_file_it_trains_the_same_bits(tmp_path: Path, processes: CellProc
 @pytest.mark.slow
 def test_a_calibration_is_a_file_and_is_not_kept(tmp_path: Path, processes: CellProcesses) -> None:
     path = tmp_path / "machine.json"
-    processes.run(name_of(calibrated), CalibrationOrder(SLOW, str(path), quick=True), tmp_path / "log", 300)
+    processes.run(name_of(calibrated), CalibrationOrder(SLOW, str(path), quick=True), tmp_path / "log", LONGEST_S)
     machine = load_machine(path)
     assert machine.fast.measured
     assert machine.tiers[1].kind == "emulated"
@@ -95,7 +96,7 @@ def test_a_calibration_is_a_file_and_is_not_kept(tmp_path: Path, processes: Cell
 def test_without_two_nodes_the_kernel_is_not_compared(tmp_path: Path, processes: CellProcesses) -> None:
     call = KernelOrder(order(str(small_perceptron.__file__), {"slow": SLOW}), "a", str(tmp_path), ("all-slow",), 2)
     with pytest.raises(CellFailed, match="no NUMA node"):
-        processes.run(name_of(kernel_cell.compared), call, tmp_path / "log", 300)
+        processes.run(name_of(kernel_cell.compared), call, tmp_path / "log", LONGEST_S)
 
 
 @pytest.mark.needs("torch")
