@@ -40,16 +40,17 @@ def _speed(h: dict[str, Any]) -> str:
     if step is None:
         return ""
     told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
+    delays = ", injected delays included" if h["kind"] == "emulated" else ""
     if plain and busy(h):
-        told += "; the host was busy, so it is not compared with a stock step"
+        told += f"{delays}; the host was busy, so it is not compared with a stock step"
     elif plain and far_off(h) and not h["step_ns_plain_is_measured"]:
-        told += f"; it cannot be compared with a stock step, whose estimate ({format_ns(plain)}) comes from steps that"
-        told += " were much slower or faster (was the host busy?)"
+        told += f"{delays}; it cannot be compared with a stock step, whose estimate ({format_ns(plain)}) comes from"
+        told += " steps that were much slower or faster (was the host busy?)"
     elif plain:
         how = "measured" if h["step_ns_plain_is_measured"] else "an estimate"
-        told += f", {step / plain:.2f} times a stock step ({format_ns(plain)}, {how})"
-    if h["kind"] == "emulated":
-        told += ", injected delays included"
+        told += f", {step / plain:.2f} times a stock step ({format_ns(plain)}, {how}){delays}"
+    else:
+        told += delays
     if h["fast_served_fraction"] is not None:
         told += f"; {h['fast_served_fraction']:.1%} of the bytes touched come from fast memory"
     return told

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.files import load
 from tests.memory_groups import memory_group
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
@@ -42,6 +43,12 @@ SAID = "sentinel: nothing is placed, training goes on: "
 CANNOT = 77  # of the program below
 NO_LOCKED_MEMORY = (sys.executable, str(Path(__file__).parent / "programs" / "no_locked_memory.py"))
 SMALL_DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"')
+FILLING = (
+    'mount -t tmpfs -o size=4m none "$0" && head -c $(((4096 - $1) << 10)) /dev/zero >"$0/ballast" || exit 77;'
+    ' left=$2; shift 2; "$@"; code=$?; rm "$0/ballast"; cp -a "$0/." "$left"; exit $code'
+)
+FILLED_DISK = ("unshare", "--mount", "sh", "-c", FILLING)
+"""Then: the disk's folder, how many KiB of it are free, and a folder that gets what is left on it."""
 
 
 def run(
@@ -140,6 +147,39 @@ def test_a_full_cache_is_one_sentence(tmp_path: Path) -> None:
     ):
         pytest.skip("needs a disk of its own: run as root, where mounting is allowed")
     placed_without_a_cache(run(tmp_path, env={"XDG_CACHE_HOME": str(cache)}, within=within), "No space left on device")
+
+
+@pytest.mark.parametrize("free_kib", [0, 4, 4096])
+def test_a_full_disk_costs_a_sentence_for_the_profile_and_one_for_the_plan(tmp_path: Path, free_kib: int) -> None:
+    """Both are written as they are made, and again at the end. Of what finds room only in part nothing is left; where
+    there is room for all, all is there."""
+    for folder in (disk := tmp_path / "disk", left := tmp_path / "left"):
+        folder.mkdir()
+    within = (*FILLED_DISK, str(disk), str(free_kib), str(left))
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*within, "true"], check=False, capture_output=True, timeout=60).returncode
+    ):
+        pytest.skip("needs a disk of its own: run as root, where mounting is allowed")
+    files = {"profile.safetensors": "--save-profile", "plan.json": "--save-plan"}
+    kept = [word for name, option in files.items() for word in (option, str(disk / name))]
+    done = trained(tmp_path, "-m", "sentinel", "run", "--report", "-", *MACHINE, *kept, within=within)
+    assert (done.returncode, done.stdout) == (OWN_CODE, stock_losses()), done.stderr
+    assert "Traceback" not in done.stderr
+    there = {path.name for path in left.iterdir()}
+    for name in files:
+        told = [line for line in done.stderr.splitlines() if name in line and line.startswith("sentinel: ")]
+        if name in there:
+            load(left / name)  # it is whole
+            assert told == []
+        else:
+            (sentence,) = told
+            assert "cannot be written: No space left on device" in sentence
+    assert there <= set(files)
+    assert ("profile.safetensors" in there) == (free_kib == 4096)
+    assert free_kib or not there
+    assert free_kib < 4096 or there == set(files)
+    assert "Sentinel migration report [EMULATED]" in done.stderr
 
 
 def placed_without_a_cache(said: Sequence[str], why: str) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
 import threading
+import zlib
 from functools import cache
 from html import escape, unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks import report_page
 from sentinel.reports import build_report
 from sentinel.reports.session_report import Report
 from sentinel.simulator import simulate
 from tests.builders import MIB, make_machine, make_profile, param, persistent_plan
+from tools import report_picture
 
 pytestmark = pytest.mark.needs("browser")
 
@@ -257,3 +261,27 @@ def test_no_page_is_wider_than_the_window(width: int, tmp_path: Path) -> None:
     told = browsed(outer + "</iframe></body>", script, tmp_path)
     assert told["whole"] <= told["inner"] <= width
     assert told["inner"] > width - 30, "but for a scroll bar"
+
+
+def test_the_whole_page_is_pictured_in_four_forms(tmp_path: Path) -> None:
+    written(tmp_path)
+    made = {path.stem: path.read_bytes() for path in report_picture.whole(tmp_path / "r.html", tmp_path / "pictures")}
+    assert set(made) == {f"report-{width}-{scheme}" for width in (390, 1440) for scheme in ("light", "dark")}
+    for name, data in made.items():
+        _, wanted, scheme = name.split("-")
+        width, height = struct.unpack(">II", data[16:24])
+        assert width == int(wanted)
+        assert height > 1800, "twice the window, so not the window alone"
+        at = data.index(b"IDAT")
+        first = zlib.decompressobj().decompress(data[at + 4 : at + 4 + struct.unpack(">I", data[at - 4 : at])[0]])
+        assert first[1:4].hex() == {"light": "f6f7f9", "dark": "12161c"}[scheme], "the page's background"
+
+
+def test_the_benchmark_of_a_large_page_says_when_it_was_drawn_and_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    report_page.main(["--tensors", "200", "--layers", "20", "--rounds", "1"])
+    told = json.loads(capsys.readouterr().out)
+    (seen,) = told["results"]["rounds"]
+    assert 0 < seen["interactive_ms"] <= seen["loaded_ms"] <= seen["drawn_ms"]
+    assert seen["marked"] > 1, "the click was answered, in the list and in pictures"
+    assert min(seen["mark_ms"], seen["sort_ms"], seen["filter_ms"]) > 0
+    assert told["results"]["page_bytes"] > 10_000

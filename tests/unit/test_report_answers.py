@@ -265,12 +265,32 @@ def test_twice_as_much_is_said_of_no_less() -> None:
     assert marks == ["twice"]
 
 
+def test_how_many_moves_came_late_is_a_mean_of_the_steps() -> None:
+    group = moved_tensors.MovedGroup(0, "w", 2.0, 2.0, MIB, 10, 4, 1.5, "")
+    assert "In the mean 1.5 of these moves a step came late; layers waited" in moved_tensors._answer([group], False)
+    assert "None of these moves came late" in moved_tensors._answer([group._replace(late=0.0)], False)
+
+
 def test_the_picture_of_the_curve_says_where_one_is() -> None:
     found = curve_report(600.0).fast_memory_points
     assert found is not None
     picture = memory_curve(found, lambda nbytes: ", ".join(more_fast_memory.marks(found, nbytes)))
     assert picture.count("<circle") == len(found.points)
     assert "you are here" in picture
+
+
+def test_words_beside_points_of_the_curve_do_not_touch() -> None:
+    """Points that lie close together, and words beside each of them."""
+    found = curve_report(600.0).fast_memory_points
+    assert found is not None
+    crowded = dataclasses.replace(found, points=tuple(sorted(found.points * 3, key=lambda point: point.fast_bytes)))
+    picture = memory_curve(crowded, lambda _: "you are here")
+    places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="label strong" text-anchor="(\w+)"', picture)
+    assert len(places) == len(crowded.points) > 6
+    wide = 9 * len("you are here")
+    boxes = [(float(x) - wide if side == "end" else float(x), float(y)) for x, y, side in places]
+    for number, (left, line) in enumerate(boxes):
+        assert not [1 for x, y in boxes[:number] if abs(x - left) < wide and abs(y - line) < 16]
 
 
 def test_bars_are_as_long_as_their_values_and_hold_no_markup_of_others() -> None:

@@ -35,6 +35,11 @@ def test_memory_saved_and_what_it_costs_come_first() -> None:
     assert told[2][1].startswith("18 ns")  # 7 of set-up and 11 of planning
 
 
+def test_injected_delays_are_said_of_the_step_where_it_is_compared_with_none() -> None:
+    told = dict(summary(full_report().headline | {"busy_applied_share": 0.9}))["speed"]
+    assert ", injected delays included; the host was busy, so it is not compared with a stock step; " in told
+
+
 @pytest.mark.parametrize(
     ("given", "takes", "advice"),
     [

@@ -142,7 +142,8 @@ def _answer(found: list[MovedGroup], planned: bool) -> str:
     if planned:
         return told
     cost = f"layers waited {format_ns(waited)} a step for them" if waited else "no layer waited for them"
-    return f"{told} {_times(late) if late else 'None'} of these moves came late; {cost}."
+    when = f"In the mean {_times(late)} of these moves a step came late" if late else "None of these moves came late"
+    return f"{told} {when}; {cost}."
 
 
 def _text(report: Document[Facts]) -> TextTable:

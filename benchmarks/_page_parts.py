@@ -1,0 +1,39 @@
+"""What pages of results are made of: where they were made, goals, heads of tables, ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Told = Mapping[str, Any]
+"""What a benchmark prints."""
+
+
+def where(told: Told) -> str:
+    """When and where it was made, as the end of a sentence and a stop."""
+    machine, versions = told["machine"], told["versions"]
+    cpu = " ".join((machine["cpu"] or "unknown processor").split()[:2])
+    memory = (machine["memory_bytes"] or 0) / 2**30
+    kernel = machine["kernel"].split("-")[0]
+    commit = f", commit {told['commit']}" if "commit" in told else ""
+    return (
+        f"made {told['when'][:10]}{commit}, {machine['cores']} cores of an {cpu}, {memory:.0f} GiB, Linux {kernel},"
+        f" Python {versions['python']}, torch {versions['torch']}."
+    )
+
+
+def goal(text: str, met: bool) -> str:
+    """The goal, and whether it is met."""
+    return f"{text}: {'met' if met else '**missed**'}"
+
+
+def headings(*titles: str) -> Iterator[str]:
+    """The head of a table."""
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{' --- |' * len(titles)}"
+
+
+def ratio(found: Told) -> str:
+    """A median, with least and most where there are several rounds."""
+    spread = f" ({found['least']:.2f}–{found['most']:.2f})" if len(found["rounds"]) > 1 else ""
+    return f"{found['median']:.2f}{spread}"
