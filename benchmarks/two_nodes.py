@@ -1,121 +1,274 @@
-"""Claim: at equal fast memory, ours serves more of the touched bytes from it than any placement the kernel offers.
-What that costs in bytes over the slow link is told beside it (benchmarks/two_nodes_page.py).
+"""Claim: with the same fast memory, how many bytes a step cross the slow link under ours and under the kernel's
+placements, and how many of the touched bytes fast memory serves (benchmarks/two_nodes_page.py).
 
 Four examples train in the emulated two-node machine (tools/numa_vm, kernel 6.12), once per placement, with 20 % of the
-footprint as fast memory. They are planned for a described machine, which is kept beside the results. The emulated
-machine computes some hundred times slower than the host, so the plan is made here, from a step profiled here,
-and applied there.
+footprint as fast memory. One rule of size for all, stated before any run: a footprint of LEAST to MOST bytes, several
+times what a process holds on the fast node besides. They are planned for a described machine, which is kept beside the
+results, and step times are simulated on it. The emulated machine computes some hundred times slower than the host, so
+plans are made here, from a step profiled here, and applied there.
 
-    python -m benchmarks.two_nodes                            all four, then docs/two-nodes.md; minutes each
-    python -m benchmarks.two_nodes --examples 03_lstm         one of them anew
-    python -m benchmarks.two_nodes --table                    only the page, from the results that are there
+    python -m benchmarks.two_nodes --plans DIR --plan-only    plans for all, kept there: they hold times of this host
+    python -m benchmarks.two_nodes --plans DIR                carries them out, and keeps each result as it ends
+    python -m benchmarks.two_nodes --table                    takes over a whole set of results, and writes the page
+
+What was cut short goes on where it was. Docs and README change with `--table` only, and only by all examples.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import _bench
-from benchmarks.two_nodes_page import page
+from benchmarks.two_nodes_figures import EXAMPLES, LEAST, MACHINE, MOST, TIERING
+from benchmarks.two_nodes_results import take_over
 from sentinel import machines
-from sentinel.core.machine import Machine
-from sentinel.files import save
+from sentinel.executed.placements import NAMES
+from sentinel.files import load_machine, save
+from sentinel.files.disk import write_whole
 
-EXAMPLES = ("01_gpt2", "02_resnet", "03_lstm", "04_dlrm")
-FOLDER = _bench.ROOT / "docs" / "two-nodes"
-PAGE = _bench.ROOT / "docs" / "two-nodes.md"
-MACHINE, PLANNED_FOR = FOLDER / "machine.json", "cxl-m2"
+INTO = _bench.ROOT / "build" / "two-nodes"
+PLANNED_FOR = "cxl-m2"
 FAST = "20%"
-WARM_UP, MEASURED = 8, 1
+SIMULATED = ("sentinel", "best-static", "first-touch", "interleave", "weighted-interleave", "all-slow")
+WARM_UP, MEASURED = 8, 2
 """The kernel's tiering learns while a job runs; the last step of the warm-up is audited."""
-STEPS = 2 + WARM_UP + MEASURED + 4
-"""One creates the optimizer's state, one is profiled or tried, one closes the ring; a plan that takes over, or a step
-of another shape, may cost up to three more."""
+MOST_MEASURED = 2
+"""A watched step allocates in another order, so it is one of another shape: after two in a row the next is profiled,
+and if that is watched too, ours is planned anew with times of the emulated machine."""
+BESIDES = 6
+"""Steps beside the warm-up and those measured. One creates the optimizer's state, one is profiled or tried, one closes
+the ring; a plan that takes over, or a step of another shape, may cost up to three more."""
 RESERVE_KIB = 4096
 """Of the whole machine: else the watermarks of its small nodes lie further apart than the examples' budgets."""
+_LOOK_EVERY_S = 0.5
 
 
-def planned(example: str, plan: Path, machine: Path) -> None:
-    """A plan for the machine in that file, from a step profiled on this host."""
+class Job(NamedTuple):
+    """One boot of the machine. `path`: of its result."""
+
+    example: str
+    path: Path
+    placements: tuple[str, ...]
+    warm_up: int
+    measured: int
+    plan: Path
+
+    def settings(self) -> dict[str, Any]:
+        """What its result has to be of."""
+        plan = hashlib.sha256(self.plan.read_bytes()).hexdigest()
+        told = {"placements": list(self.placements), "warm_up": self.warm_up, "measured": self.measured, "plan": plan}
+        return {**told, "fast": FAST}
+
+    def command(self, memory: str, timeout_s: float) -> list[str]:
+        """Run in the machine: `sentinel compare --executed`, of the plan and the machine that lie in one folder."""
+        folder, steps = self.plan.parent, self.warm_up + self.measured + BESIDES
+        return [
+            *("tools/numa_vm/run", "--memory", memory, "--timeout", f"{timeout_s:g}", "--share", str(folder), "--"),
+            *("sh", "-c", f'echo {RESERVE_KIB} >/proc/sys/vm/min_free_kbytes && exec "$@"', "sh"),
+            *(sys.executable, "-m", "sentinel", "compare", "--slow", "numa:1", "--fast", FAST, "--json"),
+            *("--machine", str(folder / MACHINE), "--plan", str(self.plan), "--policies", ",".join(self.placements)),
+            *("--warm-up", str(self.warm_up), "--measure", str(self.measured)),
+            *("--executed", f"examples/{self.example}.py", "--scale", "small", "--steps", str(steps)),
+        ]
+
+
+def planned(example: str, plan: Path, machine: Path) -> dict[str, float]:
+    """A plan for the machine in that file, from a step profiled on this host. Returns what a step takes there by
+    simulation: policy -> times a step with everything fast. Raises SystemExit for a footprint beyond the rule."""
+    profile = plan.with_suffix(".safetensors")
     _run(
         *(sys.executable, "-m", "sentinel", "run", "--fast", FAST, "--slow", "emulated:cxl-asic-x8"),
-        *("--machine", str(machine), "--save-plan", str(plan), "--report", str(plan.with_suffix(".txt"))),
+        *("--machine", str(machine), "--save-plan", str(plan), "--save-profile", str(profile)),
+        *("--report", str(plan.with_suffix(".txt"))),
         *(f"examples/{example}.py", "--scale", "small", "--steps", "4"),
     )
-
-
-def executed(example: str, plan: Path, machine: Path, *, memory: str, timeout_s: float) -> dict[str, Any]:
-    """What `sentinel compare --executed` says in the emulated machine. `machine` lies beside the plan: that folder is
-    shared with it."""
-    told = _run(
-        *("tools/numa_vm/run", "--memory", memory, "--timeout", f"{timeout_s:g}", "--share", str(plan.parent), "--"),
-        *("sh", "-c", f'echo {RESERVE_KIB} >/proc/sys/vm/min_free_kbytes && exec "$@"', "sh"),
-        *(sys.executable, "-m", "sentinel", "compare", "--slow", "numa:1", "--fast", FAST, "--json"),
-        *("--machine", str(machine), "--plan", str(plan)),
-        *("--warm-up", str(WARM_UP), "--measure", str(MEASURED)),
-        *("--executed", f"examples/{example}.py", "--scale", "small", "--steps", str(STEPS)),
+    nbytes = json.loads(plan.read_text())["plan"]["footprint_bytes"]
+    if not LEAST <= nbytes <= MOST:
+        raise SystemExit(f"{example}: its footprint of {nbytes:,} bytes is not within {LEAST:,} and {MOST:,}")
+    told = json.loads(
+        _run(
+            *(sys.executable, "-m", "sentinel", "compare", str(profile), "--machine", str(machine), "--fast", FAST),
+            *("--curve", FAST, "--policies", ",".join(SIMULATED), "--json"),
+        )
     )
-    found: dict[str, Any] = json.loads(told)
-    found["when"] = time.strftime("%Y-%m-%d", time.gmtime())
-    found["versions"] = _bench.versions()
-    return found
+    return {cell["policy"]: 1 / cell["speed"] for cell in told["cells"] if cell["speed"]}
 
 
-def _require_one_machine(machine: Machine, *, all_anew: bool) -> None:
-    """SystemExit where some results would be of plans for this machine, and others for another."""
-    text = json.loads(MACHINE.read_text())["machine"]["name"] if MACHINE.exists() else machine.name
-    if text != machine.name and not all_anew:
-        raise SystemExit(f"the results are of plans for {text}, not {machine.name}: run all examples")
+def jobs(chosen: argparse.Namespace) -> list[Job]:
+    """All that is asked for: the first run of all examples, then the second, then tiering alone after more steps."""
+    runs = [("" if run == 1 else f"-run{run}", chosen.placements, chosen.warm_up) for run in range(1, chosen.runs + 1)]
+    runs += [(f"-after{steps}", (TIERING,), steps) for steps in chosen.tiering_after]
+    return [
+        Job(
+            example,
+            chosen.into / f"{example}{suffix}.json",
+            placements,
+            warm_up,
+            chosen.measured,
+            chosen.plans / f"{example}.json",
+        )
+        for suffix, placements, warm_up in runs
+        for example in chosen.examples
+    ]
+
+
+def left(asked: Sequence[Job]) -> list[Job]:
+    """Those without a result. Raises SystemExit for a result of other settings or of another plan."""
+    missing = []
+    for job in asked:
+        if not job.path.exists():
+            missing.append(job)
+        elif (there := json.loads(job.path.read_text())["settings"]) != job.settings():
+            raise SystemExit(
+                f"{job.path} is of {there}, asked for are {job.settings()}: remove it, or give another --into"
+            )
+    return missing
+
+
+def carry_out(waiting: list[Job], *, at_once: int, memory: str, timeout_s: float) -> list[str]:
+    """Run them, so many machines at once, and write each result as it ends. Returns the names of those that failed."""
+    running: dict[subprocess.Popen[bytes], Job] = {}
+    failed = []
+    waiting = list(waiting)
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running[_started(job, job.command(memory, timeout_s))] = job
+            time.sleep(_LOOK_EVERY_S)
+            for process in [process for process in running if process.poll() is not None]:
+                job = running.pop(process)
+                failed += [] if _kept(job, process.returncode) else [job.path.stem]
+    finally:
+        for process in running:
+            process.terminate()  # tools/numa_vm/run ends its machine
+        for process in running:
+            process.wait()
+    return failed
+
+
+def _started(job: Job, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    _say(f"{job.path.stem}: {' '.join(command)}")
+    with job.path.with_suffix(".out").open("wb") as out, job.path.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, cwd=_bench.ROOT, env=_environment(), stdout=out, stderr=log)
+
+
+def _kept(job: Job, code: int) -> bool:
+    """Whether there is a result, which is kept with what it is of."""
+    out, log = job.path.with_suffix(".out"), job.path.with_suffix(".log")
+    if code:
+        _say(f"{job.path.stem} failed with exit code {code}; the end of {log}:")
+        _say("\n".join(log.read_text(errors="replace").splitlines()[-10:]))
+        return False
+    found = json.loads(out.read_text())
+    found |= {"when": time.strftime("%Y-%m-%d", time.gmtime()), "versions": _bench.versions()}
+    found |= {"settings": job.settings(), "simulated": json.loads(_times_of(job.plan).read_text())}
+    shutil.copyfile(job.plan.parent / MACHINE, job.path.parent / MACHINE)
+    write_whole(job.path, (json.dumps(found, indent=1) + "\n").encode())
+    out.unlink()
+    _say(f"{job.path.stem}: kept in {job.path}")
+    return True
+
+
+def _times_of(plan: Path) -> Path:
+    return plan.with_name(f"{plan.stem}-times.json")
 
 
 def _run(*command: str) -> str:
-    print(" ".join(command), file=sys.stderr, flush=True)
-    done = subprocess.run(
-        command,
-        cwd=_bench.ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    _say(" ".join(command))
+    done = subprocess.run(command, cwd=_bench.ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}")
     return done.stdout
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is asked for, then write the page."""
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if wrong := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"there is no placement {wrong[0]!r}; choose of {', '.join(NAMES)}")
+    return names
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=EXAMPLES)
+    parser.add_argument(
+        "--placements", type=_names, default=NAMES, metavar="NAMES", help="comma-separated; default: all"
+    )
+    parser.add_argument(
+        "--into", type=Path, default=INTO, metavar="DIR", help="keep results here (default %(default)s)"
+    )
+    parser.add_argument("--plans", type=Path, metavar="DIR", help="keep plans here, and take those that are there")
+    parser.add_argument("--plan-only", action="store_true", help="carry nothing out")
+    parser.add_argument("--runs", type=int, default=1, help="of each example (default %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="STEPS", help="default %(default)s")
+    parser.add_argument(
+        "--measured",
+        type=int,
+        default=MEASURED,
+        choices=range(1, MOST_MEASURED + 1),
+        help="steps a run (default %(default)s); a third in a row would be profiled, and ours planned anew",
+    )
+    parser.add_argument(
+        "--tiering-after",
+        type=int,
+        nargs="+",
+        default=(),
+        metavar="STEPS",
+        help="the kernel's tiering also after these steps of warm-up, in runs of its own, such as 20 40 80",
+    )
+    parser.add_argument("--at-once", type=int, default=2, help="machines at once, one CPU each (default %(default)s)")
     parser.add_argument("--memory", default="1G,1G", help="of the two nodes (default %(default)s)")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds for each example (default %(default)s)")
-    parser.add_argument("--table", action="store_true", help="run nothing, write the page only")
-    chosen = parser.parse_args(arguments)
-    described = machines.load(PLANNED_FOR)
-    if not chosen.table:
-        _require_one_machine(described, all_anew=set(chosen.examples) == set(EXAMPLES))
-    for example in () if chosen.table else chosen.examples:
-        with tempfile.TemporaryDirectory() as folder:
-            plan, machine = Path(folder) / f"{example}.json", Path(folder) / MACHINE.name
-            save(described, machine)
-            planned(example, plan, machine)
-            found = executed(example, plan, machine, memory=chosen.memory, timeout_s=chosen.timeout)
-        save(described, MACHINE)  # with the first result: what failed before leaves the one that the results are of
-        (FOLDER / f"{example}.json").write_text(json.dumps(found, indent=1) + "\n")
-    known = {name: FOLDER / f"{name}.json" for name in EXAMPLES}
-    results = {name: json.loads(path.read_text()) for name, path in known.items() if path.exists()}
-    if results:
-        PAGE.write_text(page(results, MACHINE.read_text()))
-    _bench.emit("ours serves more from fast memory than any placement of the kernel", {"fast": FAST}, results)
+    parser.add_argument("--timeout", type=float, default=7200, help="seconds for each machine (default %(default)s)")
+    parser.add_argument("--table", action="store_true", help="run nothing: docs and README by the results in --into")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make plans that are missing, carry out what has no result, or write docs and README."""
+    chosen = _parser().parse_args(arguments)
+    if chosen.table:
+        results = take_over(chosen.into)
+        _bench.emit("bytes over the slow link, ours and the kernel's placements", {"fast": FAST}, results)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    chosen.into, chosen.plans = chosen.into.resolve(), (chosen.plans or chosen.into / "plans").resolve()
+    chosen.into.mkdir(parents=True, exist_ok=True)
+    chosen.plans.mkdir(parents=True, exist_ok=True)
+    described, machine = machines.load(PLANNED_FOR), chosen.plans / MACHINE
+    if not machine.exists():
+        save(described, machine)
+    elif load_machine(machine) != described:
+        raise SystemExit(f"the plans in {chosen.plans} are not for {described.name}: give another --plans")
+    for example in chosen.examples:
+        plan = chosen.plans / f"{example}.json"
+        if not _times_of(plan).exists():
+            _times_of(plan).write_text(json.dumps(planned(example, plan, machine)))
+    if chosen.plan_only:
+        return
+    failed = carry_out(left(jobs(chosen)), at_once=chosen.at_once, memory=chosen.memory, timeout_s=chosen.timeout)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; the same command runs these again, and keeps the others")
+    _say(f"all that was asked for is in {chosen.into}; --table takes it over")
 
 
 if __name__ == "__main__":

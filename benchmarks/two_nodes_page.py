@@ -1,243 +1,309 @@
-"""docs/two-nodes.md from the results of benchmarks/two_nodes.py: what fast memory serves, what crosses the link."""
+"""docs/two-nodes.md from the results of benchmarks/two_nodes.py: what crosses the link, what fast memory serves."""
 
 from __future__ import annotations
 
-import json
+import statistics
 import textwrap
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from sentinel.core.units import PAGE_BYTES
+from benchmarks.two_nodes_figures import (
+    LEAST,
+    MOST,
+    OURS,
+    REFERENCES,
+    TIERING,
+    Found,
+    Results,
+    each_run,
+    fewer_than_tiering,
+    impossible,
+    link_bytes,
+    middle,
+    more_than_all_slow,
+    moved_bytes,
+    ours_of,
+    own_share,
+    profiled_anew,
+    rates,
+    row_of,
+    served_share,
+    slow_bytes,
+    steps_of,
+    watched_share,
+)
 
-Found = Mapping[str, Any]
-"""What `sentinel compare --executed --json` says of one example."""
-
-OURS, REFERENCES = "sentinel", ("all-fast", "all-slow")
-_WITHIN_A_NODE = "compaction"
-"""The one reason for which the kernel moves pages without taking them to another node."""
+_RUNS, _STEPS, _AFTER = 3, 5, (20, 40, 80)
+"""What would be enough: runs of each example, measured steps a run, steps of warm-up of the kernel's tiering."""
 
 _HEAD = """# Two nodes: ours against the kernel's placements
 
 **Emulated machine** (QEMU, in software): node 0 is fast, node 1 has no CPUs. Shares, pages, residency and
-bits are real; times mean nothing there, so none is shown. Every row of an example trains the same job in
+bits are real; times mean nothing there, so those below are simulated. Every row of an example trains the same job in
 the same machine. Every limited placement gets the same fast bytes: pinned ballast on node 0 grows and shrinks
 as others free and take memory there while the job runs. The kernel's tiering also gets the memory that it
-keeps free for promotions. The kernel's own reserve is the same for all, and small. The runs are short, since
-steps are slow there. Tiering learns while a job runs and may do better in longer runs; we did not show that
-it had settled. One run of each, one step measured, so the figures have no spread.
+keeps free for promotions. The kernel's own reserve is the same for all, and small.
 
 Made {dates} by `python -m benchmarks.two_nodes`: kernel {kernels}, torch
 {torches}, {fast} of the footprint fast.
 
 {planned}
+
+## Bytes over the slow link
+
+A byte that slow memory serves crosses the link between the nodes, and so does a byte that moves. MiB a step over the
+link, and the share of touched bytes that fast memory serves{of_ours}:
 """
 _IMPOSSIBLE = """**The plans were made for a machine that no hardware matches**, [machine.json](two-nodes/machine.json):
 its slow tier reads {read:g} GB/s and its links carry {link:g} GB/s, so moving a page costs next to nothing beside one
 access. Such a plan shows that the engine puts tensors where a plan has them; it moves other amounts than a plan for a
 physical machine would. Sentinel refuses such a machine by now: the file is kept as a record, cannot be loaded, and the
-next run of the benchmark plans for a physical one."""
-_PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json): its slow tier reads {read:g} GB/s and its
-links carry {link:g} GB/s."""
-_MOVED = """
-## Bytes over the slow link
+next run of the benchmark plans for a physical one. These results are older than the rule of size, too. **01_gpt2 was
+made larger after a first result**: on 2026-11-20 it was run with a footprint of 18.2 MiB, and the kernel's tiering had
+18.7 MiB, room for all of it; after eight steps of warm-up tiering served 99.8%, ours 97.0%. The same day its width was
+doubled, in that example alone."""
+_PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json), a described machine: its slow tier reads
+{read:g} GB/s and its links carry {link:g} GB/s."""
+_PARTS = """
+Served from slow memory in the measured steps, **+** moved between the nodes in either direction, by the witness, in the
+mean of all of the run's steps (ours: of the applied ones, the first filling of fast memory among them), MiB a step:
+"""
+_WHY = """Plans are made for the least time, not for the fewest bytes: a move ahead of its use takes the link while the
+step computes, a slow access makes the step wait."""
+_WATCHED = """Watching disturbs ours: in a measured step PyTorch allocates a little more and in another order, so some
+tensors find no place in the plan and come from malloc, on the fast node and beyond the budget. So its share in those
+steps may be too high. Its own account is the engine's, of pages, of all applied steps; the audit below holds it against
+the kernel. Stock placements have no plan to lose."""
+_AFTER_MORE = """
+The kernel's tiering after more steps of warm-up, in runs of its own: MiB a step over the link, share served.
+"""
+_SIMULATED = """
+## Step time, simulated
 
-A byte that slow memory serves crosses the link between the nodes, and so does a byte that moves. MiB a step: served
-from slow memory in the measured step, counted as above, **+** moved between the nodes in either direction, by the
-witness, in the mean of the run's steps (ours: of the applied ones, the first filling of fast memory among them)."""
-_WIDER = """**01_gpt2 was made larger after a first result.** On 2026-11-20 it was run with a width of 96: a
-footprint of 18.2 MiB, and the kernel's tiering had 18.7 MiB, room for all of it. After eight steps of warm-up tiering
-served 99.8%, ours 97.0%. The same day its width became 192, its footprint {footprint}: ours {ours:.1%}, tiering
-{tiering:.1%}. Who has room for the whole model is not short of memory, so the small one compared little; but the size
-was changed after that result, and in that example alone."""
-_ROOMY = """**02_resnet has the same defect and was left as it was**: {room} have {least} to {most} of room for a
-footprint of {small}."""
+On the machine that the plans are made for, with layer times of the host that made them: how many times as long as with
+everything fast a step takes. None of it was measured. The kernel's tiering has no model here. `best-static` is the best
+placement found that moves nothing; it has to know the step, as ours does.
+"""
 _FAST = """
 ## Fast bytes
 
 Ours has its budget for tensors. The others' room also holds what is no tensor, and the kernel may give any
 of it to tensors. Where the mean is above the beginning, the ballast could not at once take memory that became
-free. Both are to the others' advantage.
+free. Both are to the others' advantage. Of first runs:
 """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
-Each example's JSON, with the pages that moved and who moved them, is in `docs/two-nodes/`.
+Each run's JSON, with the pages that moved and who moved them, is in `docs/two-nodes/`.
 """
 
 
-def page(results: Mapping[str, Found], machine: str, fast: str = "20%") -> str:
-    """docs/two-nodes.md of the results by example. `machine`: the file of the machine that was planned for."""
-    planned = json.loads(machine)["machine"]
-    read, link = planned["tiers"][1]["read_bytes_per_s"] / 1e9, planned["links"][0]["bandwidth_bytes_per_s"] / 1e9
+def page(results: Results, machine: str) -> str:
+    """docs/two-nodes.md. `machine`: the text of the file of the machine that was planned for."""
+    runs = [run for found in results.values() for run in found["runs"]]
+    said = _IMPOSSIBLE if impossible(machine) else _PHYSICAL
+    read, link = rates(machine)
+    simulated = any("simulated" in run for run in runs)
     lines = [
         _HEAD.format(
-            dates=", ".join(sorted({found["when"] for found in results.values()})),
-            kernels=", ".join(sorted({found["where"]["kernel"] for found in results.values()})),
-            torches=", ".join(sorted({found["where"]["torch"] for found in results.values()})),
-            fast=fast,
-            planned=(_IMPOSSIBLE if link > read else _PHYSICAL).format(read=read, link=link),
+            dates=", ".join(sorted({run["when"] for run in runs})),
+            kernels=", ".join(sorted({run["where"]["kernel"] for run in runs})),
+            torches=", ".join(sorted({run["where"]["torch"] for run in runs})),
+            fast=", ".join(sorted({run["fast"] for run in runs})),
+            planned=said.format(read=read, link=link),
+            of_ours=", of ours the smaller one of two (see below)" if simulated else "",
         ),
-        "## Share of touched bytes served by fast memory",
+        *_table(results, headline),
         "",
-        *_table(results, _cell),
-        "",
-        _mean(results),
-        _MOVED,
-        "",
-        *_table(results, _link_cell),
-        "",
+        *_beside_tiering(results),
         _more_than_all_slow(results),
-        *_resized(results),
+        _PARTS,
+        *_table(results, _parts),
+        *_after_more(results),
+        *([_SIMULATED, *_simulated(results)] if simulated else []),
+        "",
+        *_what_was_run(results),
         "## What was proved",
         "",
-        *(line for example, found in results.items() for line in _proof(example, found)),
+        *(line for example, found in results.items() for line in _proof(example, found["runs"])),
         _FAST,
-        *(line for example, found in results.items() for line in _fast(example, found)),
+        *(line for example, found in results.items() for line in _fast(example, found["runs"][0])),
         _TAIL,
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def served_share(found: Found, name: str) -> float | None:
-    """Of the touched bytes of the measured step, how many fast memory served. None: not measured."""
-    row = _row(found, name)
-    share: float | None = row["served_share"] if row else None
-    return share
-
-
-def slow_bytes(found: Found, name: str) -> float | None:
-    """Bytes that slow memory served in a measured step. None: not measured."""
-    share = served_share(found, name)
-    row = _row(found, name)
-    return None if share is None or row is None else (1 - share) * row["touched_bytes"]
-
-
-def moved_bytes(found: Found, name: str) -> float | None:
-    """Bytes a step that moved between the nodes, both directions together. None: nobody watched."""
-    row = _row(found, name)
-    if row is None or row["skipped"]:
-        return None
-    if row["ours"]:
-        pages = row["ours"]["witness_pages"]
-        return None if pages is None else pages * PAGE_BYTES / row["ours"]["counters"]["steps"]
-    if row["migrated_pages"] is None:
-        return None
-    pages = sum(n for reason, n in row["migrated_pages"].items() if reason != _WITHIN_A_NODE)
-    return pages * PAGE_BYTES / int(found["script"].split()[-1])
-
-
-def link_bytes(found: Found, name: str) -> float | None:
-    """Bytes a step over the slow link: served from slow memory, and moved. None where either is unknown."""
-    served, moved = slow_bytes(found, name), moved_bytes(found, name)
-    return None if served is None or moved is None else served + moved
-
-
-def _row(found: Found, name: str) -> Found | None:
-    return next((row for row in found["rows"] if row["name"] == name), None)
-
-
-def _table(results: Mapping[str, Found], cell: Any) -> list[str]:
-    names = list(dict.fromkeys(row["name"] for found in results.values() for row in found["rows"]))
-    rows = [["placement", *results], ["---", *("---:" for _ in results)]]
-    rows += [[name, *(cell(found, name) for found in results.values())] for name in names]
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _cell(found: Found, name: str) -> str:
-    share = served_share(found, name)
-    if share is None:
-        return "skipped" if _row(found, name) else "-"
-    limited = [row["name"] for row in found["rows"] if row["name"] not in REFERENCES and not row["skipped"]]
-    best = max((served_share(found, other) or 0 for other in limited), default=0)
-    return f"**{share:.1%}**" if share == best and name in limited else f"{share:.1%}"
-
-
-def _link_cell(found: Found, name: str) -> str:
-    served, moved = slow_bytes(found, name), moved_bytes(found, name)
-    if served is None or moved is None:
+def headline(runs: Sequence[Found], name: str) -> str:
+    """A cell: bytes over the link, the fewest of the limited placements bold, and the share served."""
+    if row_of(runs[0], name) is None:
         return "-"
-    return f"{_amount(served)} + {_amount(moved)} = {_amount(served + moved)}"
+    if not each_run(runs, name, served_share):
+        return "skipped"
+    limited = [row["name"] for row in runs[0]["rows"] if row["name"] not in REFERENCES]
+    found = {other: value for other in limited if (value := middle(runs, other, link_bytes)) is not None}
+    link, _, share = _link_and_share(runs, name).partition(", ")
+    fewest = name in found and found[name] == min(found.values())
+    return f"{f'**{link}**' if fewest else link}, {share}"
+
+
+def _table(results: Results, cell: Callable[[Sequence[Found], str], str]) -> list[str]:
+    names = list(dict.fromkeys(row["name"] for found in results.values() for row in found["runs"][0]["rows"]))
+    return _lines(results, [(name, [cell(found["runs"], name) for found in results.values()]) for name in names])
+
+
+def _lines(results: Results, rows: Sequence[tuple[str, Sequence[str]]], first: str = "placement") -> list[str]:
+    table = [[first, *results], ["---", *("---:" for _ in results)], *([name, *cells] for name, cells in rows)]
+    return ["| " + " | ".join(row) + " |" for row in table]
+
+
+def _spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """The median, and of several runs the least and the most."""
+    if not values:
+        return "-"
+    around = f" ({text(min(values))} to {text(max(values))})" if len(values) > 1 else ""
+    return f"{text(statistics.median(values))}{around}"
+
+
+def _parts(runs: Sequence[Found], name: str) -> str:
+    served, moved = middle(runs, name, slow_bytes), middle(runs, name, moved_bytes)
+    return "-" if served is None or moved is None else f"{_amount(served)} + {_amount(moved)}"
 
 
 def _amount(nbytes: float) -> str:
     return f"{nbytes / 2**20:.1f}"
 
 
-def _mean(results: Mapping[str, Found]) -> str:
-    ours = {example: share for example, found in results.items() if (share := served_share(found, OURS)) is not None}
-    if not ours:
-        return "Ours was not measured."
-    ahead = sum(share > max(_rivals(results[example]), default=0) for example, share in ours.items())
-    return f"Ours: {sum(ours.values()) / len(ours):.1%} in the mean of {len(ours)}; above every rival in {ahead}."
+def _beside_tiering(results: Results) -> list[str]:
+    fewer = fewer_than_tiering(results)
+    names = f" ({', '.join(fewer)})" if fewer else ""
+    told = f"In {len(fewer)} of {len(results)} examples{names} ours brings fewer bytes over the link than the kernel's"
+    others = [example for example in results if example not in fewer]
+    lines = [_filled(f"{told} tiering.{' The others:' if others else ''}"), ""]
+    if others:
+        points = (_filled(_not_fewer(example, results[example]["runs"]), indent="  ") for example in others)
+        lines += [*points, "", _filled(_WHY), ""]
+    return lines
 
 
-def _rivals(found: Found) -> list[float]:
-    names = [row["name"] for row in found["rows"] if row["name"] not in (OURS, *REFERENCES)]
-    return [share for name in names if (share := served_share(found, name)) is not None]
-
-
-def more_than_all_slow(results: Mapping[str, Found]) -> list[str]:
-    """The examples in which ours brings more bytes over the slow link than if everything stayed slow."""
-    both = {example: (link_bytes(found, OURS), link_bytes(found, "all-slow")) for example, found in results.items()}
-    return [example for example, (ours, slow) in both.items() if ours is not None and slow is not None and ours > slow]
-
-
-def _more_than_all_slow(results: Mapping[str, Found]) -> str:
-    more = more_than_all_slow(results)
-    return _filled(
-        f"In {len(more)} of {len(results)} examples ({', '.join(more)}) ours brings more bytes over the link than if "
-        "everything stayed in slow memory. Its share above is bought with that. On hardware, where a move costs what "
-        "the link costs, such a plan could be slower than leaving everything where it is."
+def _not_fewer(example: str, runs: Sequence[Found]) -> str:
+    figures = [middle(runs, name, figure) for figure in (slow_bytes, moved_bytes) for name in (OURS, TIERING)]
+    slow, their_slow, moved, their_moved = figures
+    if slow is None or their_slow is None or moved is None or their_moved is None:
+        return f"- {example}: not measured."
+    why = "it moves more" if moved - their_moved > slow - their_slow else "slow memory serves more"
+    return (
+        f"- {example}: {_amount(slow + moved)} MiB a step, {_amount(their_slow + their_moved)} under tiering, because"
+        f" {why}: {_amount(slow)} served slow and {_amount(moved)} moved, {_amount(their_slow)} and"
+        f" {_amount(their_moved)} under tiering."
     )
 
 
-def _resized(results: Mapping[str, Found]) -> list[str]:
-    gpt2, resnet = results.get("01_gpt2"), results.get("02_resnet")
-    if gpt2 is None or resnet is None:
+def _more_than_all_slow(results: Results) -> str:
+    more = more_than_all_slow(results)
+    if not more:
+        return "In no example ours brings more bytes over the link than if everything stayed in slow memory."
+    return _filled(
+        f"In {len(more)} of {len(results)} examples ({', '.join(more)}) ours brings more bytes over the link than if "
+        "everything stayed in slow memory. Its share is bought with that."
+    )
+
+
+def _after_more(results: Results) -> list[str]:
+    if not any(found["after"] for found in results.values()):
         return []
-    small = _ours(resnet)["footprint_bytes"]
-    roomy = {row["name"]: row["left_bytes"] for row in resnet["rows"] if (row["left_bytes"] or 0) >= small}
-    told = [
-        _WIDER.format(
-            footprint=_mib(_ours(gpt2)["footprint_bytes"]),
-            ours=served_share(gpt2, OURS),
-            tiering=served_share(gpt2, "kernel-tiering"),
-        )
+    rows = []
+    for steps in sorted({steps for found in results.values() for steps in found["after"]}):
+        runs = [[found["after"][steps]] if steps in found["after"] else [] for found in results.values()]
+        rows.append((str(steps), [_link_and_share(each, TIERING) for each in runs]))
+    return [_AFTER_MORE, *_lines(results, rows, "steps of warm-up")]
+
+
+def _link_and_share(runs: Sequence[Found], name: str) -> str:
+    if not runs:
+        return "not run"
+    share = _spread(each_run(runs, name, served_share), lambda value: f"{value:.1%}")
+    return f"{_spread(each_run(runs, name, link_bytes), _amount)}, {share}"
+
+
+def _simulated(results: Results) -> list[str]:
+    times = [found["runs"][0].get("simulated", {}) for found in results.values()]
+    names = dict.fromkeys(name for each in times for name in each)
+    return _lines(results, [(name, [f"{each[name]:.2f}" if name in each else "-" for each in times]) for name in names])
+
+
+def _what_was_run(results: Results) -> list[str]:
+    """And what was not."""
+    lines = [
+        "## What was run, and what was not",
+        "",
+        _filled(
+            f"One rule of size for all examples, stated before the runs: a footprint of {_mib(LEAST)} to {_mib(MOST)},"
+            " several times what the process holds on the fast node besides."
+        ),
+        "",
     ]
-    if roomy:
-        least, most = _mib(min(roomy.values())), _mib(max(roomy.values()))
-        told.append(_ROOMY.format(room=", ".join(roomy), least=least, most=most, small=_mib(small)))
-    points = (_filled(f"- {text}", indent="  ") for text in told)
-    return ["", "Not all of these compare what they seem to compare:", "", *points, ""]
+    for example, found in results.items():
+        runs = found["runs"]
+        first, row = runs[0], row_of(runs[0], OURS) or {}
+        nbytes = ours_of(first)["footprint_bytes"]
+        text = f"- {example}: footprint {_mib(nbytes)}"
+        text += "" if LEAST <= nbytes <= MOST else " (**not of that size**)"
+        text += f"; {len(runs)} run{'s' if len(runs) > 1 else ''} of {steps_of(first)} steps"
+        if "settings" in first:
+            text += f", {first['settings']['warm_up']} of warm-up"
+        text += f", {row['measured_steps']} measured."
+        if any(profiled_anew(run) for run in runs):
+            text += " **Planned in the emulated machine**: the saved plan was not that of its step there."
+        shares = watched_share(first, OURS) or 0, own_share(first)
+        text += f" Served to ours {shares[0]:.1%} in measured steps, {shares[1]:.1%} by its own account of all steps."
+        lines.append(_filled(text, indent="  "))
+    return [*lines, "", _filled(_WATCHED), "", _filled(_not_run(results)), ""]
+
+
+def _not_run(results: Results) -> str:
+    runs = min(len(found["runs"]) for found in results.values())
+    measured = min((row_of(run, OURS) or {})["measured_steps"] for found in results.values() for run in found["runs"])
+    after = [steps for steps in _AFTER if any(steps not in found["after"] for found in results.values())]
+    missing = []
+    if runs < _RUNS:
+        missing.append(f"{_RUNS} runs of each" + (", so the figures have no spread" if runs == 1 else ""))
+    if measured < _STEPS:
+        missing.append(
+            f"{_STEPS} measured steps a run (a third in a row would be profiled as a step of another shape, and ours"
+            " planned anew with times of the emulated machine)"
+        )
+    if after:
+        missing.append(
+            f"the kernel's tiering after {', '.join(map(str, after))} steps of warm-up (it learns while a job runs, and"
+            " may do better then; on the other hand it has more time a step here than on hardware, since steps take"
+            " some hundred times as long)"
+        )
+    missing.append("weights of interleave that fill the budget, models beyond that size, and real hardware")
+    return f"Not run: {'; '.join(missing)}."
 
 
 def _filled(text: str, indent: str = "") -> str:
     return textwrap.fill(" ".join(text.split()), 115, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _ours(found: Found) -> Found:
-    row = _row(found, OURS)
-    assert row is not None, "no row of ours"
-    ours: Found = row["ours"]
-    return ours
+def _proof(example: str, runs: Sequence[Found]) -> list[str]:
+    return [line for run in runs for line in _proof_of_run(example, run)]
 
 
-def _proof(example: str, found: Found) -> list[str]:
-    ours, row = _ours(found), _row(found, OURS) or {}
+def _proof_of_run(example: str, found: Found) -> list[str]:
+    ours = ours_of(found)
     same = all(other["same_losses"] and other["same_parameters"] for other in found["rows"] if not other["skipped"])
     seen = ours["witness_pages"]
     agree = "no witness" if seen is None else f"{ours['claimed_pages']:,} by the engine, {seen:,} by the witness"
     share = ours["residency_share"]
     residency = "residency not audited" if share is None else f"after each layer {share:.2%} of managed bytes"
     bits = "bit-identical in all rows" if same else "**differ**"
-    steps = f"{row['measured_steps']} measured of {found['script'].split()[-1]} steps"
     return [
-        f"- {example}, {steps}: losses and parameters {bits};",
+        f"- {example}: losses and parameters {bits};",
         f"  {residency}{' where the plan has them' if share is not None else ''}; pages moved: {agree}.",
     ]
 
 
 def _fast(example: str, found: Found) -> list[str]:
-    ours = _ours(found)
+    ours = ours_of(found)
     peak = ours["managed_fast_peak_bytes"]
     held = "" if peak is None else f", ours had at most {_mib(peak)} there by the kernel's word"
     return [

@@ -13,7 +13,7 @@ import sentinel
 def job(batch: int = 48, *, small: bool = False) -> common.Job:
     """What trains a step of `batch` images, as `sentinel estimate examples/02_resnet.py:job` takes it."""
     torch.manual_seed(0)
-    widths, depth, rows, pixels = ([32, 32, 48, 64], 5, 2, 32) if small else ([64, 128, 256, 512], 2, batch, 64)
+    widths, depth, rows, pixels = ([64, 128, 256, 512], 2, 2, 32) if small else ([64, 128, 256, 512], 2, batch, 64)
     config = ResNetConfig(
         num_channels=1,
         hidden_sizes=widths,

@@ -32,7 +32,7 @@ class LanguageModel(nn.Module):
 def train(options: common.Options) -> tuple[list[float], nn.Module]:
     """Losses of `options.steps` steps, and the trained model."""
     torch.manual_seed(0)
-    width, depth, rows, columns = (96, 12, 4, 8) if options.small else (384, 3, 16, 96)
+    width, depth, rows, columns = (208, 12, 4, 8) if options.small else (384, 3, 16, 96)
     model = LanguageModel(width, depth).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = common.text_batches(rows, columns)

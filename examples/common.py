@@ -37,7 +37,7 @@ class Options:
 
     @property
     def small(self) -> bool:
-        """Whether to train a model of some ten MiB: for machines that are emulated in software."""
+        """Whether to train a model of 70 to 200 MiB: for machines that are emulated in software."""
         return self.scale == "small"
 
     def begins(self, step: int) -> bool:

@@ -42,7 +42,8 @@ class Storages:
         self._seen.clear()
 
     def fresh(self, storage: torch.UntypedStorage, lines: NDArray[np.int64] | slice) -> NDArray[np.int64]:
-        """Those of `lines`, counted from the storage's first, that were not counted yet; they are from now on."""
+        """Those of `lines`, counted from the storage's first, that were not counted yet, ascending; they are from now
+        on."""
         key = storage._cdata
         held = self._seen.get(key)
         total = -(-storage.nbytes() // LINE_BYTES)
@@ -100,11 +101,17 @@ class Touches(TorchDispatchMode):
             fresh = self._storages.fresh(storage, lines)
             if len(fresh):
                 base = storage.data_ptr() // LINE_BYTES
-                pages, counts = np.unique((fresh + base) // _LINES_A_PAGE, return_counts=True)
+                pages, counts = _runs((fresh + base) // _LINES_A_PAGE)
                 found = self._nodes((pages * PAGE_BYTES).astype(np.uint64))
                 for node in np.unique(found).tolist():
                     key = node if node >= 0 else NOWHERE
                     self.by_node[key] += int(counts[found == node].sum()) * LINE_BYTES
+
+
+def _runs(ascending: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each number in it once, and how often it is there: np.unique without its sorting, the most of a measured step."""
+    first = np.flatnonzero(np.diff(ascending, prepend=-1))
+    return ascending[first], np.diff(first, append=len(ascending))
 
 
 def _strided(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

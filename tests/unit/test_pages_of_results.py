@@ -23,35 +23,34 @@ from benchmarks import (
     policies_page,
     profiling_page,
     tiertrain_page,
+    two_nodes_figures,
     two_nodes_page,
+    two_nodes_readme,
+    two_nodes_results,
     validation_page,
 )
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-README = " ".join((ROOT / "README.md").read_text().split())
-EXAMPLES = ("01_gpt2", "02_resnet", "03_lstm", "04_dlrm")
-PLACEMENTS = {
-    "ours": "sentinel",
-    "the kernel's tiering": "kernel-tiering",
-    "weighted interleave": "weighted-interleave",
-    "first touch": "first-touch",
-    "everything slow": "all-slow",
-}
+TEXT = (ROOT / "README.md").read_text()
+README = " ".join(TEXT.split())
 
 
 def told(name: str) -> Any:
     return json.loads((DOCS / name).read_text())
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> dict[str, Any]:
-    return {name: told(f"two-nodes/{name}.json") for name in EXAMPLES}
-
-
-def test_the_two_node_page_is_made_from_its_results(two_nodes: dict[str, Any]) -> None:
-    made = two_nodes_page.page(two_nodes, (DOCS / "two-nodes" / "machine.json").read_text())
-    assert (DOCS / "two-nodes.md").read_text() == made
+def test_the_two_node_page_and_the_readme_are_made_from_their_results() -> None:
+    results, machine = (
+        two_nodes_results.results_in(DOCS / "two-nodes"),
+        (DOCS / "two-nodes" / "machine.json").read_text(),
+    )
+    assert tuple(results) == two_nodes_figures.EXAMPLES
+    assert (DOCS / "two-nodes.md").read_text() == two_nodes_page.page(results, machine)
+    assert two_nodes_readme.rewritten(TEXT, results, machine) == TEXT
+    for ours in (two_nodes_figures.ours_of(run) for found in results.values() for run in found["runs"]):
+        assert ours["claimed_pages"] == ours["witness_pages"]
+        assert ours["residency_share"] >= 0.998
 
 
 def test_the_validation_pages_are_made_from_their_results() -> None:
@@ -112,22 +111,6 @@ def test_runs_of_other_policies_of_one_cell_are_one_cell() -> None:
     assert policies_page.merged({}, one) == one
 
 
-def example(ours: dict[str, Any], pages: dict[str, int]) -> dict[str, Any]:
-    """Two placements of a step of 1000 touched MiB; ours serves all but a tenth from fast memory."""
-    row = {"touched_bytes": 1000 << 20, "skipped": "", "migrated_pages": pages, "ours": None}
-    mine = {**row, "name": "sentinel", "served_share": 0.9, "ours": ours}
-    return {"script": "a.py --steps 10", "rows": [mine, {**row, "name": "kernel-tiering", "served_share": 0.6}]}
-
-
-def test_bytes_over_the_link_are_those_served_slow_and_those_moved_in_either_direction() -> None:
-    ours = {"witness_pages": 256 * 60, "counters": {"steps": 4}}  # 60 MiB in 4 applied steps
-    found = example(ours, {"numa_misplaced": 256 * 20, "demotion": 256 * 10, "compaction": 256 * 70})
-    assert two_nodes_page.link_bytes(found, "sentinel") == pytest.approx((100 + 15) << 20)
-    assert two_nodes_page.link_bytes(found, "kernel-tiering") == pytest.approx((400 + 3) << 20)  # in 10 steps
-    assert two_nodes_page.link_bytes(example({**ours, "witness_pages": None}, {}), "sentinel") is None
-    assert two_nodes_page.link_bytes(found, "first-touch") is None
-
-
 def test_only_policies_that_migrate_say_how_far_the_simulator_is_off() -> None:
     cells = [
         {"policy": "lru", "error": 0.02, "error_ahead": None, "added_ns": {"predicted": 80, "executed": 100}},
@@ -142,27 +125,6 @@ def test_watching_costs_its_preparation_too() -> None:
     stock = {"step_ns": 10}
     assert profiling_page.in_all({"start_ns": 14, "step_ns": 11, "stop_ns": 5}, stock) == 3
     assert profiling_page.in_all(stock, stock) is None
-
-
-def test_the_readme_says_what_crosses_the_link_beside_each_served_share(two_nodes: dict[str, Any]) -> None:
-    for words, name in PLACEMENTS.items():
-        cells = [
-            f"{two_nodes_page.served_share(found, name):.1%}, {two_nodes_page.link_bytes(found, name) / 2**20:.0f} MiB"
-            for found in two_nodes.values()
-        ]
-        assert f"| {words} | {' | '.join(cells).replace('%', ' %')} |" in README
-    more = two_nodes_page.more_than_all_slow(two_nodes)
-    assert f"in {len(more)} of the {len(two_nodes)} examples more than if everything stayed slow" in README
-
-
-def test_the_readme_says_how_much_was_where_the_plan_has_it(two_nodes: dict[str, Any]) -> None:
-    ours = {name: found["rows"][0]["ours"] for name, found in two_nodes.items()}
-    assert all(mine["claimed_pages"] == mine["witness_pages"] for mine in ours.values())
-    assert f"all {sum(mine['witness_pages'] for mine in ours.values()):,} page moves" in README
-    shares = {name: mine["residency_share"] for name, mine in ours.items()}
-    assert shares.pop("04_dlrm") == pytest.approx(0.9981, abs=5e-5)
-    assert set(shares.values()) == {1.0}
-    assert "100.00 % of managed bytes, 99.81 % for DLRM" in README
 
 
 def test_the_readme_says_of_what_the_simulators_error_is_one() -> None:

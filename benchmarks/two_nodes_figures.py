@@ -1,0 +1,137 @@
+"""What results of benchmarks/two_nodes.py come to: bytes over the slow link and shares served, in one run or more."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sentinel.core.units import PAGE_BYTES
+
+Found = Mapping[str, Any]
+"""What `sentinel compare --executed --json` says of one run of an example."""
+Results = Mapping[str, Mapping[str, Any]]
+"""Example -> "runs", a list of Found, and "after": steps of warm-up -> Found, of the kernel's tiering alone."""
+Figure = Callable[[Found, str], float | None]
+"""Of one placement in one run."""
+
+EXAMPLES = ("01_gpt2", "02_resnet", "03_lstm", "04_dlrm")
+OURS, TIERING, ALL_SLOW = "sentinel", "kernel-tiering", "all-slow"
+REFERENCES = ("all-fast", ALL_SLOW)
+MACHINE = "machine.json"
+LEAST, MOST = 64 << 20, 200 << 20
+"""Bytes of footprint that an example is to have."""
+_WITHIN_A_NODE = "compaction"
+"""The one reason for which the kernel moves pages without taking them to another node."""
+
+
+def rates(machine: str) -> tuple[float, float]:
+    """GB/s at which the slow tier of that file is read, and that its first link carries."""
+    planned = json.loads(machine)["machine"]
+    return planned["tiers"][1]["read_bytes_per_s"] / 1e9, planned["links"][0]["bandwidth_bytes_per_s"] / 1e9
+
+
+def impossible(machine: str) -> bool:
+    """Whether its links are faster than the memory that they read."""
+    read, link = rates(machine)
+    return link > read
+
+
+def watched_share(found: Found, name: str) -> float | None:
+    """Of the touched bytes of the measured steps, how many fast memory served. None: not measured."""
+    row = row_of(found, name)
+    share: float | None = row["served_share"] if row else None
+    return share
+
+
+def own_share(found: Found) -> float:
+    """Of the bytes that ours touched in all applied steps, how many fast memory served by the engine's account."""
+    counters = ours_of(found)["counters"]
+    return float(counters["served_fast_bytes"] / max(counters["touched_bytes"], 1))
+
+
+def served_share(found: Found, name: str) -> float | None:
+    """As watched; of ours the smaller one of that and its own account. Results without settings are from before that
+    was known to differ, and stay as watched."""
+    share = watched_share(found, name)
+    return min(share, own_share(found)) if share is not None and name == OURS and "settings" in found else share
+
+
+def slow_bytes(found: Found, name: str) -> float | None:
+    """Bytes that slow memory served in a measured step. None: not measured."""
+    share = served_share(found, name)
+    row = row_of(found, name)
+    return None if share is None or row is None else (1 - share) * row["touched_bytes"]
+
+
+def moved_bytes(found: Found, name: str) -> float | None:
+    """Bytes a step that moved between the nodes, both directions together. None: nobody watched."""
+    row = row_of(found, name)
+    if row is None or row["skipped"]:
+        return None
+    if row["ours"]:
+        pages = row["ours"]["witness_pages"]
+        return None if pages is None else pages * PAGE_BYTES / row["ours"]["counters"]["steps"]
+    if row["migrated_pages"] is None:
+        return None
+    pages = sum(n for reason, n in row["migrated_pages"].items() if reason != _WITHIN_A_NODE)
+    return pages * PAGE_BYTES / steps_of(found)
+
+
+def link_bytes(found: Found, name: str) -> float | None:
+    """Bytes a step over the slow link: served from slow memory, and moved. None where either is unknown."""
+    served, moved = slow_bytes(found, name), moved_bytes(found, name)
+    return None if served is None or moved is None else served + moved
+
+
+def each_run(runs: Sequence[Found], name: str, figure: Figure) -> list[float]:
+    """The figure of each run that has it."""
+    return [value for run in runs if (value := figure(run, name)) is not None]
+
+
+def middle(runs: Sequence[Found], name: str, figure: Figure) -> float | None:
+    """The median of the runs. None where no run has it."""
+    values = each_run(runs, name, figure)
+    return statistics.median(values) if values else None
+
+
+def more_than_all_slow(results: Results) -> list[str]:
+    """The examples in which ours brings more bytes over the slow link than if everything stayed slow."""
+    return _where(results, lambda runs: _less(runs, ALL_SLOW, OURS))
+
+
+def fewer_than_tiering(results: Results) -> list[str]:
+    """The examples in which ours brings fewer bytes over the slow link than the kernel's tiering."""
+    return _where(results, lambda runs: _less(runs, OURS, TIERING))
+
+
+def _where(results: Results, holds: Callable[[Sequence[Found]], bool]) -> list[str]:
+    return [example for example, found in results.items() if holds(found["runs"])]
+
+
+def _less(runs: Sequence[Found], one: str, other: str) -> bool:
+    first, second = middle(runs, one, link_bytes), middle(runs, other, link_bytes)
+    return first is not None and second is not None and first < second
+
+
+def row_of(found: Found, name: str) -> Found | None:
+    return next((row for row in found["rows"] if row["name"] == name), None)
+
+
+def profiled_anew(found: Found) -> bool:
+    """Whether ours was planned in the emulated machine, for the saved plan was not that of its step."""
+    return ours_of(found)["tracker"] is not None
+
+
+def ours_of(found: Found) -> Found:
+    """What only ours has."""
+    row = row_of(found, OURS)
+    assert row is not None, "no row of ours"
+    ours: Found = row["ours"]
+    return ours
+
+
+def steps_of(found: Found) -> int:
+    """That the script trained."""
+    return int(found["script"].split()[-1])

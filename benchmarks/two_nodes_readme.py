@@ -1,0 +1,111 @@
+"""What the README says of two nodes, from the results of benchmarks/two_nodes.py."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from benchmarks.data_page import between
+from benchmarks.two_nodes_figures import (
+    ALL_SLOW,
+    OURS,
+    TIERING,
+    Results,
+    fewer_than_tiering,
+    impossible,
+    link_bytes,
+    middle,
+    more_than_all_slow,
+    ours_of,
+    rates,
+    served_share,
+)
+
+BEGIN = "<!-- two nodes: made by `python -m benchmarks.two_nodes --table` -->"
+END = "<!-- end of two nodes -->"
+CLAIM = "| Are tensors where the plan has them, and is training the same? |"
+NAMES = {"01_gpt2": "GPT-2", "02_resnet": "ResNet", "03_lstm": "LSTM", "04_dlrm": "DLRM"}
+PLACEMENTS = {
+    "ours": OURS,
+    "the kernel's tiering": TIERING,
+    "weighted interleave": "weighted-interleave",
+    "first touch": "first-touch",
+    "everything slow": ALL_SLOW,
+}
+_MACHINE = "docs/two-nodes/machine.json"
+
+
+def rewritten(readme: str, results: Results, machine: str) -> str:
+    """The README with its claim, table and paragraphs. ValueError where one of their places is missing."""
+    readme = between(readme, BEGIN, END, _section(results, machine))
+    claim = re.compile(rf"^{re.escape(CLAIM)} .*? \| executed, ", re.M)
+    if not claim.search(readme):
+        raise ValueError(f"the README has no row {CLAIM}")
+    return claim.sub(lambda _: f"{CLAIM} {_claim(results)} | executed, ", readme)
+
+
+def _claim(results: Results) -> str:
+    runs = {NAMES[example]: found["runs"] for example, found in results.items()}
+    ours = [ours_of(run) for each in runs.values() for run in each]
+    least = {name: min(ours_of(run)["residency_share"] or 0 for run in each) for name, each in runs.items()}
+    told = {name: f"{100 * share:.2f} %" for name, share in least.items()}
+    most = max(told.values(), key=lambda text: float(text.split()[0]))
+    others = "".join(f", {text} for {name}" for name, text in told.items() if text != most)
+    claimed, seen = sum(one["claimed_pages"] for one in ours), sum(one["witness_pages"] or 0 for one in ours)
+    agree = all(one["claimed_pages"] == one["witness_pages"] for one in ours)
+    moves = f"all {seen:,} page moves that" if agree else f"{seen:,} page moves where"
+    counted = "the engine counted" if agree else f"the engine counted {claimed:,}"
+    rows = [row for found in results.values() for run in found["runs"] for row in run["rows"] if not row["skipped"]]
+    same = all(row["same_losses"] and row["same_parameters"] for row in rows)
+    bits = "losses and parameters are bit-identical" if same else "losses or parameters **differ**"
+    return f"after each layer {most} of managed bytes{others}; a witness in the kernel saw {moves} {counted}; {bits}"
+
+
+def _section(results: Results, machine: str) -> list[str]:
+    head = (
+        "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step cross the link to slow"
+        " memory, served from there or moved in either direction, and how many of the touched bytes fast memory serves."
+    )
+    rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
+    for words, name in PLACEMENTS.items():
+        rows.append([words, *(_cell(found["runs"], name) for found in results.values())])
+    table = ["| " + " | ".join(row) + " |" for row in rows]
+    return [_filled(head), "", *table, "", _filled(f"{_beside(results)} {_of_what(results, machine)}")]
+
+
+def _cell(runs: list[dict[str, object]], name: str) -> str:
+    nbytes, share = middle(runs, name, link_bytes), middle(runs, name, served_share)
+    return "-" if nbytes is None or share is None else f"{nbytes / 2**20:.0f} MiB, {100 * share:.1f} %"
+
+
+def _beside(results: Results) -> str:
+    fewer, more = fewer_than_tiering(results), more_than_all_slow(results)
+    named = f" ({', '.join(NAMES[example] for example in fewer)})" if 0 < len(fewer) < len(results) else ""
+    text = f"In {len(fewer)} of the {len(results)} examples{named} ours brings fewer bytes over the link than the"
+    return f"{text} kernel's tiering, in {len(more)} of them more than if everything stayed slow."
+
+
+def _of_what(results: Results, machine: str) -> str:
+    read, link = rates(machine)
+    if impossible(machine):
+        return (
+            f"Its plans were made for [a declared machine]({_MACHINE}) whose links ({link:g} GB/s) are faster than its"
+            f" slow memory ({read:g} GB/s), as on no hardware. Sentinel refuses such a machine by now; the table has to"
+            " be made again."
+        )
+    text = (
+        f"Plans are for [a described machine]({_MACHINE}) whose slow memory reads {read:g} GB/s and whose links carry"
+        f" {link:g} GB/s."
+    )
+    times = [found["runs"][0].get("simulated", {}) for found in results.values()]
+    if not all({OURS, "best-static"} <= each.keys() for each in times):
+        return text
+    ours, static = (", ".join(f"{each[name]:.2f}" for each in times) for name in (OURS, "best-static"))
+    return (
+        f"{text} By simulation a step takes there {ours} times as long as with everything fast, under the best"
+        f" placement found that moves nothing {static} times."
+    )
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
