@@ -267,8 +267,8 @@ def _not_run(results: Results) -> str:
         missing.append(f"{_RUNS} runs of each" + (", so the figures have no spread" if runs == 1 else ""))
     if measured < _STEPS:
         missing.append(
-            f"{_STEPS} measured steps a run (a third in a row would be profiled as a step of another shape, and ours"
-            " planned anew with times of the emulated machine)"
+            f"{_STEPS} measured steps a run (after two in a row the next is profiled as one of another shape, and ours"
+            " rests in it)"
         )
     if after:
         missing.append(

@@ -30,7 +30,7 @@ def run(
 ) -> dict[str, Any]:
     """One run: ours serves 90 of 100 MiB and moves `ours_mib` a step, tiering serves 60 and moves `tiering_mib`."""
     pages = round(ours_mib * 256 * 5)
-    ours = {"witness_pages": pages, "claimed_pages": pages, "tracker": tracker or None}
+    ours: dict[str, Any] = {"witness_pages": pages, "claimed_pages": pages, "tracker": tracker or None}
     ours |= {"counters": {"steps": 5, "served_fast_bytes": 95 * MIB, "touched_bytes": 100 * MIB}}
     ours |= {"footprint_bytes": footprint_mib * MIB, "budget_bytes": footprint_mib * MIB // 5}
     ours |= {"residency_share": 1.0, "managed_fast_peak_bytes": 19 * MIB}
@@ -215,7 +215,7 @@ def test_only_what_has_no_result_is_run(tmp_path: Path) -> None:
     for job in jobs[:2]:
         job.path.write_text(json.dumps({**run(), "settings": job.settings()}))
     assert [job.path.stem for job in two_nodes.left(jobs)] == stems[2:]
-    for words in (["--warm-up", "4"], ["--measured", "1"], ["--placements", "sentinel"]):
+    for words in (["--warm-up", "4"], ["--measured", "2"], ["--placements", "sentinel"]):
         with pytest.raises(SystemExit, match="remove it, or give another --into"):
             two_nodes.left(asked(tmp_path, "--examples", "01_gpt2", *words))
     jobs[0].plan.write_text("another plan")
