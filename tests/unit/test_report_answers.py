@@ -287,7 +287,7 @@ def test_words_beside_points_of_the_curve_do_not_touch() -> None:
     picture = memory_curve(crowded, lambda _: "you are here")
     places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="label strong" text-anchor="(\w+)"', picture)
     assert len(places) == len(crowded.points) > 6
-    wide = 9 * len("you are here")
+    wide = 10 * len("you are here")
     boxes = [(float(x) - wide if side == "end" else float(x), float(y)) for x, y, side in places]
     for number, (left, line) in enumerate(boxes):
         assert not [1 for x, y in boxes[:number] if abs(x - left) < wide and abs(y - line) < 16]

@@ -13,7 +13,7 @@ _WIDE, _HIGH = 460, 200
 """Small, so that its letters can be read on a phone."""
 _APART = 84
 """Least distance of two labels below the picture."""
-_LINE, _LETTER = 17.0, 9.0
+_LINE, _LETTER = 17.0, 10.0
 """Height of a line of words beside a point, and width of a letter at most, on a phone."""
 
 
