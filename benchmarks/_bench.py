@@ -207,7 +207,7 @@ def others_share() -> Callable[[], float]:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return Path(path).read_text(errors="replace").splitlines()  # a name that the kernel cut may end within a letter
     except OSError:
         return []
 

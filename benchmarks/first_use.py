@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ RUN = ("run", "--fast", "20%", "--slow", "emulated:cxl-asic-x8")
 SAID = {"begins_s": "sentinel: the step after ", "watched_s": "sentinel: planned: "}
 """Moment -> how the line begins that `sentinel run` says then."""
 HELPS, IMPORTS = 5, 2
+HANGS_S = 600.0
+"""However busy the host is: what has not ended by then does not."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def install(wheel: Path, environment: Path) -> float:
     """Make the virtual environment, with links to all packages of ours but Sentinel; the seconds that pip took."""
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True, env=_clean())
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True, env=_clean(), timeout=HANGS_S)
     python = environment / "bin" / "python"
     where = [_purelib(Path(each)) for each in (sys.executable, python)]
     (others := environment / "others").mkdir()
@@ -76,7 +79,7 @@ def install(wheel: Path, environment: Path) -> float:
             (others / package.name).symlink_to(package)
     began = time.perf_counter()
     asked = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", wheel)
-    subprocess.run(asked, check=True, env=_clean())
+    subprocess.run(asked, check=True, env=_clean(), timeout=HANGS_S)
     took = time.perf_counter() - began
     Path(where[1], "others.pth").write_text(f"{others.resolve()}\n")
     return took
@@ -117,13 +120,19 @@ def one_round(environment: Path, folder: Path) -> dict[str, Any]:
 
 def timed(command: Sequence[str], folder: Path, cache: Path) -> list[tuple[float, str]]:
     """Each line that the process says on stderr with the second at which it came; at last its end, as "". Raises
-    SystemExit where it fails."""
+    SystemExit where it fails, or hangs."""
     began, told = time.perf_counter(), []
     with subprocess.Popen(
         command, cwd=folder, env=_clean(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as running:
-        for line in running.stderr or ():
-            told.append((time.perf_counter() - began, line.rstrip("\n")))
+        limit = threading.Timer(HANGS_S, running.kill)
+        limit.start()
+        try:
+            for line in running.stderr or ():
+                told.append((time.perf_counter() - began, line.rstrip("\n")))
+            running.wait()
+        finally:
+            limit.cancel()
     told.append((time.perf_counter() - began, ""))
     if running.returncode:
         lines = "\n".join(line for _, line in told)
@@ -156,7 +165,9 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _purelib(python: Path) -> str:
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    return subprocess.run(asked, check=True, capture_output=True, text=True, env=_clean()).stdout.strip()
+    return subprocess.run(
+        asked, check=True, capture_output=True, text=True, env=_clean(), timeout=HANGS_S
+    ).stdout.strip()
 
 
 def _clean(cache: Path | None = None) -> dict[str, str]:

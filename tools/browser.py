@@ -47,16 +47,26 @@ class Browser:
         self._reached: set[tuple[str, str]] = set()  # (document, how far it is)
 
     def __enter__(self) -> Self:
+        try:
+            self._open_page()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _open_page(self) -> None:
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._page = {"sessionId": session}
         self._call("Page.enable")
         self._call("Page.setLifecycleEventsEnabled", enabled=True)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._to)
@@ -97,7 +107,10 @@ class Browser:
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         asked = {"id": self._number, "method": method, "params": parameters, **self._page}
-        os.write(self._to, json.dumps(asked).encode() + b"\0")
+        try:
+            os.write(self._to, json.dumps(asked).encode() + b"\0")
+        except BrokenPipeError:
+            raise SystemExit("Chromium ended") from None
         while (told := self._next()).get("id") != self._number:
             pass
         if "error" in told:
