@@ -239,10 +239,14 @@ class Writers:
         self.made = dict.fromkeys(Written.WAYS, 0)
         self._over = threading.Event()
         self._model = model
-        self._threads = [threading.Thread(target=self._go, args=(way,)) for way in Written.WAYS]
+        self._threads = [threading.Thread(target=self._go, args=(way,), daemon=True) for way in Written.WAYS]
         for thread in self._threads:
             thread.start()
-        until(lambda: min(self.made.values()) > 0)  # all write, however busy the host is
+        try:
+            until(lambda: min(self.made.values()) > 0)  # all write, however busy the host is
+        except BaseException:
+            self._over.set()
+            raise
 
     def _go(self, way: str) -> None:
         add = getattr(self, way)

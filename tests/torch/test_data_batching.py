@@ -16,6 +16,7 @@ from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.batching import Batching, requests_of  # noqa: E402
 from sentinel.data.feeding import EpochOrder  # noqa: E402
 from sentinel.data.loader_workers import is_lost, keep_signals_from, next_batch  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 
 def test_an_epoch_is_cut_in_batches() -> None:
@@ -42,7 +43,7 @@ def test_who_waits_for_a_worker_that_was_killed_is_told() -> None:
     assert not is_lost(batches, 0)
     (worker,) = batches._workers
     os.kill(worker.pid, signal.SIGKILL)  # here torch would raise an error
-    worker.join(60)
+    worker.join(LONGEST_S)
     assert is_lost(batches, 0)
     with pytest.raises(RuntimeError, match="worker"):
         next_batch(batches)

@@ -56,6 +56,7 @@ def _nothing_of_earlier_tests() -> None:
         if isinstance(thread, ReadingThread):
             thread.stopping.set()
             thread.join(LONGEST_S)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
