@@ -56,14 +56,14 @@ def threads():
             found += "gloo" in (task / "comm").read_text()
     return found
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meeting", rank=0, world_size=1)
-for _ in range(6000):  # it has its name once it runs
+for _ in range(2000):  # it has its name once it runs
     if threads():
         break
     time.sleep(0.1)
 print(threads())
 torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
 dist.destroy_process_group()
-for _ in range(6000):  # the kernel lists a thread for a moment after it was joined
+for _ in range(2000):  # the kernel lists a thread for a moment after it was joined
     if not threads():
         break
     time.sleep(0.1)

@@ -211,6 +211,18 @@ def test_a_server_that_is_not_there_or_wants_a_password(
     assert epoch_of(loaders) == expected(60, 0)
 
 
+def test_a_server_that_takes_what_is_sent_and_says_nothing_is_waited_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sentinel.data.peers.TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connection = Peer(f"127.0.0.1:{silent.getsockname()[1]}").connect()
+        connection.send((b"PING",))
+        with pytest.raises(TimeoutError):
+            connection.reply()
+        connection.close()
+
+
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
     tars = shards(tmp_path, [60])
     for options, says in (
