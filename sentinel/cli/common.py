@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -174,3 +175,11 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
     for line in aligned(rows):
         print(line)
+
+
+def end_as_by_an_interrupt() -> None:
+    """SIGTERM, and the end of the terminal unless nohup has it ignored, end this process as Ctrl-C does: what was
+    changed of the kernel's settings is put back."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)

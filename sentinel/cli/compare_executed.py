@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sentinel.cli.common import FAILED, OK, print_json, telling, whole_number
+from sentinel.cli.common import FAILED, OK, end_as_by_an_interrupt, print_json, telling, whole_number
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import require
 
@@ -52,6 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     names, slow = _checked(arguments)
     need_torch()
+    end_as_by_an_interrupt()
     with telling("importing torch"):
         job = _job(arguments, slow)
     found = _compared(job, names, arguments)

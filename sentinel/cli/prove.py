@@ -10,7 +10,16 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import FAILED, INTERRUPTED, OK, add_json, add_verb, print_json, print_table
+from sentinel.cli.common import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    add_json,
+    add_verb,
+    end_as_by_an_interrupt,
+    print_json,
+    print_table,
+)
 from sentinel.core.errors import CapabilityError, SentinelError, UsageError
 from sentinel.core.rules import require
 from sentinel.system.progress import say
@@ -189,7 +198,7 @@ def _proved(asked: Asked, folder: ProofFolder, minutes: float) -> tuple[dict[str
 
     proof = Proof(asked, folder, minutes * 60, say)
     code, partial = OK, ""
-    _end_as_by_an_interrupt()
+    end_as_by_an_interrupt()
     try:
         try:
             proof.run()
@@ -209,13 +218,6 @@ def _proved(asked: Asked, folder: ProofFolder, minutes: float) -> tuple[dict[str
 def _short_of(proof: Proof, asked: Asked) -> str:
     missing, every = len(proof.not_run), len(asked.cells())
     return f"{missing} of {every} cells were not run; --resume goes on with them" if missing else ""
-
-
-def _end_as_by_an_interrupt() -> None:
-    """SIGTERM, and the end of the terminal unless nohup has it ignored, end a proof as Ctrl-C does."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
 
 
 def _ignore_interrupts() -> None:
@@ -238,7 +240,8 @@ def _print_plan(asked: Asked, minutes: float) -> None:
     print(f"slow memory: {asked.slow or 'none'}{'; ' + 'a file' if asked.file else ''}")
     print(f"about {at / 60:.0f} minutes on two slow cores, less on others; limit {minutes:g}", file=sys.stdout)
     if asked.compares:
-        print("changed meanwhile, and put back: NUMA balancing, demotion, interleave weights, memory cgroups (as root)")
+        print("changed meanwhile, and put back: NUMA balancing, demotion, interleave weights, memory cgroups,")
+        print("  processors' lists of free pages, and khugepaged, which sleeps (all as root)")
         print("pinned meanwhile: nearly all memory of the fast node, for equal fast bytes; not with --no-kernel")
     else:
         print("no setting of the kernel is changed")

@@ -7,12 +7,22 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from sentinel.core.units import PAGE_BYTES
+from sentinel.system.progress import say, telling
 
 _LISTS = Path("/proc/sys/vm/percpu_pagelist_high_fraction")
 _COLLAPSING = Path("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs")
-_SETTINGS = {_LISTS: "1000000", _COLLAPSING: "1000000000"}
+
+
+class _Setting(NamedTuple):
+    ours: str
+    default: str
+    """The kernel's own: put back where ours is found, which a comparison that was killed has left."""
+
+
+_SETTINGS = {_LISTS: _Setting("1000000", "0"), _COLLAPSING: _Setting("1000000000", "10000")}
 """One of so many pages, or four batches, is more than a processor's list may hold (Linux, mm/page_alloc.c). For 11 days
 khugepaged takes no 2 MiB for a huge page that it puts together: meanwhile these are neither free nor a job's.
 """
@@ -77,13 +87,24 @@ def exact_free_counts() -> Iterator[None]:
     """Where this process may: the processors' own lists of free pages are kept short, and the kernel puts no huge pages
     together. What is free and what a job holds is counted then, and changes only as processes take and free memory."""
     with contextlib.ExitStack() as undo:
-        for path, value in _SETTINGS.items():
+        for path, setting in _SETTINGS.items():
             with contextlib.suppress(OSError):
-                undo.callback(_write_if_possible, path, path.read_text())
-                path.write_text(value)
+                undo.callback(_write_if_possible, path, as_before_a_comparison(path, path.read_text()))
+                path.write_text(setting.ours)
                 if path == _COLLAPSING:
-                    _await_khugepaged()  # a write wakes it
+                    with telling("waiting for khugepaged to end what it has begun"):
+                        _await_khugepaged()  # a write wakes it
         yield
+
+
+def as_before_a_comparison(path: Path, text: str) -> str:
+    """`text` of a setting, as it is to be put back: the kernel's default where it is ours, of a comparison that was
+    killed, or of one that goes on; says so."""
+    setting = _SETTINGS.get(path)
+    if setting is None or text.strip() != setting.ours:
+        return text
+    say(f"{path} is as a comparison has it that was killed, or goes on; {setting.default} will be put back")
+    return setting.default
 
 
 def _write_if_possible(path: Path, text: str) -> None:
@@ -92,11 +113,13 @@ def _write_if_possible(path: Path, text: str) -> None:
 
 
 def _await_khugepaged() -> None:
-    """Returns once it sleeps: runnable or waiting for a lock it is at work."""
+    """Returns once it sleeps: runnable or waiting for a lock it is at work. Says so where it does not."""
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            if comm.read_text() == "khugepaged\n":
+            if comm.read_bytes() == b"khugepaged\n":  # a longer name may be cut within a letter
                 for _ in range(_LOOKS):
                     if comm.with_name("stat").read_text().rpartition(")")[2].split()[0] == "S":
                         return
                     time.sleep(_LOOK_EVERY_S)
+                say("khugepaged is still at work: what placements had of the node may be 2 MiB off", wrong=True)
+                return

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from sentinel.executed.node_memory import as_before_a_comparison
+
 ROOT = Path("/")
 _SETTINGS = (
     "proc/sys/kernel/numa_balancing",
@@ -37,7 +39,8 @@ def put_back(before: Mapping[str, str], root: Path = ROOT) -> list[str]:
         with contextlib.suppress(OSError):  # of another one that still runs, or not ours
             folder.rmdir()
     now, said = settings_now(root), []
-    for name, value in before.items():
+    for name, found in before.items():
+        value = as_before_a_comparison(Path("/", name), found)
         if now.get(name) == value:
             continue
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,14 +84,23 @@ def test_what_a_job_holds_is_counted_once_kernel_memory_included() -> None:
     assert held_bytes(NUMA_STAT, 10) == 0
 
 
-def test_counts_are_exact_by_settings_that_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_exact_by_settings_that_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lists, absent = tmp_path / "lists", tmp_path / "absent"
     lists.write_text("8\n")
-    monkeypatch.setattr(node_memory, "_SETTINGS", {absent: "2", lists: "1000000"})
+    setting = node_memory._Setting("1000000", "0")
+    monkeypatch.setattr(node_memory, "_SETTINGS", {absent: setting, lists: setting})
     with node_memory.exact_free_counts():
         assert lists.read_text() == "1000000"
     assert lists.read_text() == "8\n"
     assert not absent.exists()
+    assert not capsys.readouterr().err
+    lists.write_text("1000000\n")  # of a comparison that was killed
+    with suppress(KeyboardInterrupt), node_memory.exact_free_counts():
+        raise KeyboardInterrupt
+    assert lists.read_text() == "0"
+    assert f"{lists} is as a comparison has it" in capsys.readouterr().err
 
 
 def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:
