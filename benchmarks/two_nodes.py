@@ -2,10 +2,10 @@
 placements, and how many of the touched bytes fast memory serves (benchmarks/two_nodes_page.py).
 
 Four examples train in the emulated two-node machine (tools/numa_vm, kernel 6.12), once per placement, with 20 % of the
-footprint as fast memory. One rule of size for all, stated before any run: a footprint of LEAST to MOST bytes, several
-times what a process holds on the fast node besides. They are planned for a described machine, which is kept beside the
-results, and step times are simulated on it. The emulated machine computes some hundred times slower than the host, so
-plans are made here, from a step profiled here, and applied there.
+footprint as fast memory. One rule of size for all, stated before any run: a footprint of LEAST to MOST bytes. They are
+planned for a described machine, which is kept beside the results, and step times are simulated on it. The emulated
+machine computes some hundred times slower than the host, so plans are made here, from a step profiled here, and applied
+there.
 
     python -m benchmarks.two_nodes --plans DIR --plan-only    plans for all, kept there: they hold times of this host
     python -m benchmarks.two_nodes --plans DIR                carries them out, and keeps each result as it ends
@@ -246,6 +246,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make plans that are missing, carry out what has no result, or write docs and README."""
     chosen = _parser().parse_args(arguments)
+    if chosen.plans and chosen.plans.resolve() == chosen.into.resolve():
+        raise SystemExit(
+            f"--plans and --into are both {chosen.into}, and their files have the same names: give another"
+        )
     if chosen.table:
         results = take_over(chosen.into)
         _bench.emit("bytes over the slow link, ours and the kernel's placements", {"fast": FAST}, results)

@@ -52,10 +52,9 @@ def own_share(found: Found) -> float:
 
 
 def served_share(found: Found, name: str) -> float | None:
-    """As watched; of ours the smaller one of that and its own account. Results without settings are from before that
-    was known to differ, and stay as watched."""
+    """As watched; of ours the smaller one of that and its own account, for watching disturbs ours."""
     share = watched_share(found, name)
-    return min(share, own_share(found)) if share is not None and name == OURS and "settings" in found else share
+    return min(share, own_share(found)) if share is not None and name == OURS else share
 
 
 def slow_bytes(found: Found, name: str) -> float | None:
@@ -117,6 +116,12 @@ def _less(runs: Sequence[Found], one: str, other: str) -> bool:
 
 def row_of(found: Found, name: str) -> Found | None:
     return next((row for row in found["rows"] if row["name"] == name), None)
+
+
+def roomy(found: Found) -> dict[str, int]:
+    """The limited placements that had room on the fast node for the whole footprint as they began: name -> bytes."""
+    left = {row["name"]: row["left_bytes"] for row in found["rows"] if row["left_bytes"] is not None}
+    return {name: nbytes for name, nbytes in left.items() if nbytes >= ours_of(found)["footprint_bytes"]}
 
 
 def profiled_anew(found: Found) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Callable, Sequence
 
 from benchmarks.two_nodes_figures import (
-    LEAST,
-    MOST,
     OURS,
     REFERENCES,
     TIERING,
@@ -22,23 +19,17 @@ from benchmarks.two_nodes_figures import (
     more_than_all_slow,
     moved_bytes,
     ours_of,
-    own_share,
-    profiled_anew,
     rates,
     row_of,
     served_share,
     slow_bytes,
-    steps_of,
-    watched_share,
 )
-
-_RUNS, _STEPS, _AFTER = 3, 5, (20, 40, 80)
-"""What would be enough: runs of each example, measured steps a run, steps of warm-up of the kernel's tiering."""
+from benchmarks.two_nodes_runs import filled, mib, since_the_rule, what_was_run
 
 _HEAD = """# Two nodes: ours against the kernel's placements
 
 **Emulated machine** (QEMU, in software): node 0 is fast, node 1 has no CPUs. Shares, pages, residency and
-bits are real; times mean nothing there, so those below are simulated. Every row of an example trains the same job in
+bits are real; times mean nothing there, so {times}. Every row of an example trains the same job in
 the same machine. Every limited placement gets the same fast bytes: pinned ballast on node 0 grows and shrinks
 as others free and take memory there while the job runs. The kernel's tiering also gets the memory that it
 keeps free for promotions. The kernel's own reserve is the same for all, and small.
@@ -51,28 +42,27 @@ Made {dates} by `python -m benchmarks.two_nodes`: kernel {kernels}, torch
 ## Bytes over the slow link
 
 A byte that slow memory serves crosses the link between the nodes, and so does a byte that moves. MiB a step over the
-link, and the share of touched bytes that fast memory serves{of_ours}:
+link, and the share of touched bytes that fast memory serves, of ours the
+smaller one of two shares (see below):
 """
 _IMPOSSIBLE = """**The plans were made for a machine that no hardware matches**, [machine.json](two-nodes/machine.json):
 its slow tier reads {read:g} GB/s and its links carry {link:g} GB/s, so moving a page costs next to nothing beside one
 access. Such a plan shows that the engine puts tensors where a plan has them; it moves other amounts than a plan for a
-physical machine would. Sentinel refuses such a machine by now: the file is kept as a record, cannot be loaded, and the
-next run of the benchmark plans for a physical one. These results are older than the rule of size, too. **01_gpt2 was
-made larger after a first result**: on 2026-11-20 it was run with a footprint of 18.2 MiB, and the kernel's tiering had
-18.7 MiB, room for all of it; after eight steps of warm-up tiering served 99.8%, ours 97.0%. The same day its width was
-doubled, in that example alone."""
+physical machine would. On hardware, where a move costs what the link costs, such a plan could be slower than leaving
+everything where it is. Sentinel refuses such a machine by now: the file is kept as a record, cannot be loaded, and the
+next run of the benchmark plans for a physical one."""
 _PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json), a described machine: its slow tier reads
 {read:g} GB/s and its links carry {link:g} GB/s."""
+_OLDER = """These results are older than the rule of size. **01_gpt2 was made larger after a first result**: on 2026-11-20 it was
+run with a footprint of 18.2 MiB, and the kernel's tiering had 18.7 MiB, room for all of it; after eight steps of
+warm-up tiering served 99.8%, ours 97.0%. The same day its width was doubled, in that example alone."""
 _PARTS = """
-Served from slow memory in the measured steps, **+** moved between the nodes in either direction, by the witness, in the
-mean of all of the run's steps (ours: of the applied ones, the first filling of fast memory among them), MiB a step:
+Served from slow memory in the measured steps, ours by its smaller share, **+** moved between the nodes in either
+direction, by the witness, in the mean of all of the run's steps (ours: of the applied ones, the first filling of fast
+memory among them), MiB a step:
 """
 _WHY = """Plans are made for the least time, not for the fewest bytes: a move ahead of its use takes the link while the
 step computes, a slow access makes the step wait."""
-_WATCHED = """Watching disturbs ours: in a measured step PyTorch allocates a little more and in another order, so some
-tensors find no place in the plan and come from malloc, on the fast node and beyond the budget. So its share in those
-steps may be too high. Its own account is the engine's, of pages, of all applied steps; the audit below holds it against
-the kernel. Stock placements have no plan to lose."""
 _AFTER_MORE = """
 The kernel's tiering after more steps of warm-up, in runs of its own: MiB a step over the link, share served.
 """
@@ -101,6 +91,7 @@ def page(results: Results, machine: str) -> str:
     runs = [run for found in results.values() for run in found["runs"]]
     said = _IMPOSSIBLE if impossible(machine) else _PHYSICAL
     read, link = rates(machine)
+    older = [] if since_the_rule(results) else ["", _OLDER]
     simulated = any("simulated" in run for run in runs)
     lines = [
         _HEAD.format(
@@ -108,8 +99,8 @@ def page(results: Results, machine: str) -> str:
             kernels=", ".join(sorted({run["where"]["kernel"] for run in runs})),
             torches=", ".join(sorted({run["where"]["torch"] for run in runs})),
             fast=", ".join(sorted({run["fast"] for run in runs})),
-            planned=said.format(read=read, link=link),
-            of_ours=", of ours the smaller one of two (see below)" if simulated else "",
+            planned="\n".join([said.format(read=read, link=link), *older]),
+            times="those below are simulated" if simulated else "none is shown",
         ),
         *_table(results, headline),
         "",
@@ -120,7 +111,7 @@ def page(results: Results, machine: str) -> str:
         *_after_more(results),
         *([_SIMULATED, *_simulated(results)] if simulated else []),
         "",
-        *_what_was_run(results),
+        *what_was_run(results),
         "## What was proved",
         "",
         *(line for example, found in results.items() for line in _proof(example, found["runs"])),
@@ -176,10 +167,10 @@ def _beside_tiering(results: Results) -> list[str]:
     names = f" ({', '.join(fewer)})" if fewer else ""
     told = f"In {len(fewer)} of {len(results)} examples{names} ours brings fewer bytes over the link than the kernel's"
     others = [example for example in results if example not in fewer]
-    lines = [_filled(f"{told} tiering.{' The others:' if others else ''}"), ""]
+    lines = [filled(f"{told} tiering.{' The others:' if others else ''}"), ""]
     if others:
-        points = (_filled(_not_fewer(example, results[example]["runs"]), indent="  ") for example in others)
-        lines += [*points, "", _filled(_WHY), ""]
+        points = (filled(_not_fewer(example, results[example]["runs"]), indent="  ") for example in others)
+        lines += [*points, "", filled(_WHY), ""]
     return lines
 
 
@@ -200,7 +191,7 @@ def _more_than_all_slow(results: Results) -> str:
     more = more_than_all_slow(results)
     if not more:
         return "In no example ours brings more bytes over the link than if everything stayed in slow memory."
-    return _filled(
+    return filled(
         f"In {len(more)} of {len(results)} examples ({', '.join(more)}) ours brings more bytes over the link than if "
         "everything stayed in slow memory. Its share is bought with that."
     )
@@ -229,61 +220,6 @@ def _simulated(results: Results) -> list[str]:
     return _lines(results, [(name, [f"{each[name]:.2f}" if name in each else "-" for each in times]) for name in names])
 
 
-def _what_was_run(results: Results) -> list[str]:
-    """And what was not."""
-    lines = [
-        "## What was run, and what was not",
-        "",
-        _filled(
-            f"One rule of size for all examples, stated before the runs: a footprint of {_mib(LEAST)} to {_mib(MOST)},"
-            " several times what the process holds on the fast node besides."
-        ),
-        "",
-    ]
-    for example, found in results.items():
-        runs = found["runs"]
-        first, row = runs[0], row_of(runs[0], OURS) or {}
-        nbytes = ours_of(first)["footprint_bytes"]
-        text = f"- {example}: footprint {_mib(nbytes)}"
-        text += "" if LEAST <= nbytes <= MOST else " (**not of that size**)"
-        text += f"; {len(runs)} run{'s' if len(runs) > 1 else ''} of {steps_of(first)} steps"
-        if "settings" in first:
-            text += f", {first['settings']['warm_up']} of warm-up"
-        text += f", {row['measured_steps']} measured."
-        if any(profiled_anew(run) for run in runs):
-            text += " **Planned in the emulated machine**: the saved plan was not that of its step there."
-        shares = watched_share(first, OURS) or 0, own_share(first)
-        text += f" Served to ours {shares[0]:.1%} in measured steps, {shares[1]:.1%} by its own account of all steps."
-        lines.append(_filled(text, indent="  "))
-    return [*lines, "", _filled(_WATCHED), "", _filled(_not_run(results)), ""]
-
-
-def _not_run(results: Results) -> str:
-    runs = min(len(found["runs"]) for found in results.values())
-    measured = min((row_of(run, OURS) or {})["measured_steps"] for found in results.values() for run in found["runs"])
-    after = [steps for steps in _AFTER if any(steps not in found["after"] for found in results.values())]
-    missing = []
-    if runs < _RUNS:
-        missing.append(f"{_RUNS} runs of each" + (", so the figures have no spread" if runs == 1 else ""))
-    if measured < _STEPS:
-        missing.append(
-            f"{_STEPS} measured steps a run (after two in a row the next is profiled as one of another shape, and ours"
-            " rests in it)"
-        )
-    if after:
-        missing.append(
-            f"the kernel's tiering after {', '.join(map(str, after))} steps of warm-up (it learns while a job runs, and"
-            " may do better then; on the other hand it has more time a step here than on hardware, since steps take"
-            " some hundred times as long)"
-        )
-    missing.append("weights of interleave that fill the budget, models beyond that size, and real hardware")
-    return f"Not run: {'; '.join(missing)}."
-
-
-def _filled(text: str, indent: str = "") -> str:
-    return textwrap.fill(" ".join(text.split()), 115, subsequent_indent=indent, break_on_hyphens=False)
-
-
 def _proof(example: str, runs: Sequence[Found]) -> list[str]:
     return [line for run in runs for line in _proof_of_run(example, run)]
 
@@ -305,20 +241,16 @@ def _proof_of_run(example: str, found: Found) -> list[str]:
 def _fast(example: str, found: Found) -> list[str]:
     ours = ours_of(found)
     peak = ours["managed_fast_peak_bytes"]
-    held = "" if peak is None else f", ours had at most {_mib(peak)} there by the kernel's word"
+    held = "" if peak is None else f", ours had at most {mib(peak)} there by the kernel's word"
     return [
-        f"- {example}: footprint {_mib(ours['footprint_bytes'])}, budget {_mib(ours['budget_bytes'])}{held};",
-        f"  the ballast leaves the others that and {_mib(found['beside_bytes'])} for what is no tensor. They had:",
+        f"- {example}: footprint {mib(ours['footprint_bytes'])}, budget {mib(ours['budget_bytes'])}{held};",
+        f"  the ballast leaves the others that and {mib(found['beside_bytes'])} for what is no tensor. They had:",
         *(f"  - {row['name']}: {_had(row)}" for row in found["rows"] if row["left_bytes"] is not None),
     ]
 
 
 def _had(row: Found) -> str:
     if row["least_left_bytes"] is None:
-        return f"{_mib(row['left_bytes'])} at the beginning, then whatever others left it"
-    text = f"{_mib(row['left_bytes'])} at the beginning, {_mib(row['mean_left_bytes'])} in the mean"
-    return f"{text} ({_mib(row['least_left_bytes'])} to {_mib(row['most_left_bytes'])} at any look)"
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.1f} MiB"
+        return f"{mib(row['left_bytes'])} at the beginning, then whatever others left it"
+    text = f"{mib(row['left_bytes'])} at the beginning, {mib(row['mean_left_bytes'])} in the mean"
+    return f"{text} ({mib(row['least_left_bytes'])} to {mib(row['most_left_bytes'])} at any look)"

@@ -65,6 +65,7 @@ def _section(results: Results, machine: str) -> list[str]:
     head = (
         "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step cross the link to slow"
         " memory, served from there or moved in either direction, and how many of the touched bytes fast memory serves."
+        " Of ours the smaller one of two shares, as watched and by its own account, since watching disturbs it."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():

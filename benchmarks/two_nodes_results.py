@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench, two_nodes_readme
-from benchmarks.two_nodes_figures import EXAMPLES, MACHINE, Results
+from benchmarks.two_nodes_figures import EXAMPLES, MACHINE, TIERING, Results
 from benchmarks.two_nodes_page import page
 from sentinel.executed.placements import NAMES
 
@@ -33,23 +33,54 @@ def results_in(folder: Path) -> Results:
 
 
 def take_over(folder: Path) -> Results:
-    """Docs and README by the results in `folder`. Raises SystemExit, and changes nothing, where an example, or a
-    placement of it, is missing."""
+    """Docs and README by the results in `folder`. Raises SystemExit, and changes nothing, where an example, a run or
+    a placement of it is missing, or where results are of two kinds."""
     results = results_in(folder)
     missing = [example for example in EXAMPLES if example not in results]
     if missing:
         raise SystemExit(f"{folder} has no result of {', '.join(missing)}: docs and README stay as they are")
     for example, found in results.items():
-        there = {row["name"] for run in found["runs"] for row in run["rows"]}
-        if absent := [name for name in NAMES if name not in there]:
-            raise SystemExit(f"{example} was not run as {', '.join(absent)}: docs and README stay as they are")
+        for run in found["runs"]:
+            there = {row["name"] for row in run["rows"]}
+            if absent := [name for name in NAMES if name not in there]:
+                raise SystemExit(f"{example} was not run as {', '.join(absent)}: docs and README stay as they are")
+    _check_one_kind(folder, results)
     machine = (folder / MACHINE).read_text()
     texts = page(results, machine), two_nodes_readme.rewritten(README.read_text(), results, machine)
     if folder.resolve() != FOLDER.resolve():
+        new = {path.name: path for path in folder.glob("*.json")}
+        for name, path in new.items():
+            shutil.copyfile(path, FOLDER / name)
         for path in FOLDER.glob("*.json"):
-            path.unlink()
-        for path in folder.glob("*.json"):
-            shutil.copyfile(path, FOLDER / path.name)
+            if path.name not in new:
+                path.unlink()
     PAGE.write_text(texts[0])
     README.write_text(texts[1])
     return results
+
+
+def _check_one_kind(folder: Path, results: Results) -> None:
+    """Raises SystemExit unless all examples have the same runs, all of the same settings, and each example one plan."""
+    first = EXAMPLES[0]
+    names = {each: {path.stem.removeprefix(each) for path in folder.glob(f"{each}*.json")} for each in EXAMPLES}
+    for example in EXAMPLES:
+        if other := sorted(names[first] ^ names[example]):
+            lacks, has = (first, example) if other[0] in names[example] else (example, first)
+            raise SystemExit(
+                f"{folder} has {has}{other[0]}.json and no {lacks}{other[0]}.json: run the one or remove the other;"
+                " docs and README stay as they are"
+            )
+    of_first = results[first]["runs"][0].get("settings") or {}
+    for example, found in results.items():
+        plan = (found["runs"][0].get("settings") or {}).get("plan")
+        asked = {**of_first, "plan": plan} if of_first else {}
+        kinds = [(f"a run of {example}", asked, run) for run in found["runs"]]
+        for steps, run in found["after"].items():
+            alone = {**asked, "placements": [TIERING], "warm_up": steps} if asked else {}
+            kinds.append((f"{example}-after{steps}", alone, run))
+        for name, kind, run in kinds:
+            if (there := run.get("settings") or {}) != kind:
+                raise SystemExit(
+                    f"{folder}: {name} is of the settings {there or 'none'}, beside the others it has to be of"
+                    f" {kind or 'none'}: run it again or remove it; docs and README stay as they are"
+                )
