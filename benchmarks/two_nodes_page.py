@@ -53,9 +53,9 @@ everything where it is. Sentinel refuses such a machine by now: the file is kept
 next run of the benchmark plans for a physical one."""
 _PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json), a described machine: its slow tier reads
 {read:g} GB/s and its links carry {link:g} GB/s."""
-_OLDER = """These results are older than the rule of size. **01_gpt2 was made larger after a first result**: on 2026-11-20 it was
-run with a footprint of 18.2 MiB, and the kernel's tiering had 18.7 MiB, room for all of it; after eight steps of
-warm-up tiering served 99.8%, ours 97.0%. The same day its width was doubled, in that example alone."""
+_OLDER = """These results are older than the rule of size. **01_gpt2 was made larger after a first result**: on
+2026-11-20 it was run with a footprint of 18.2 MiB, and the kernel's tiering had 18.7 MiB, room for all of it; after
+eight steps of warm-up tiering served 99.8%, ours 97.0%. The same day its width was doubled, in that example alone."""
 _PARTS = """
 Served from slow memory in the measured steps, ours by its smaller share, **+** moved between the nodes in either
 direction, by the witness, in the mean of all of the run's steps (ours: of the applied ones, the first filling of fast

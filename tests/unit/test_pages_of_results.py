@@ -48,9 +48,9 @@ def test_the_two_node_page_and_the_readme_are_made_from_their_results() -> None:
     assert tuple(results) == two_nodes_figures.EXAMPLES
     assert (DOCS / "two-nodes.md").read_text() == two_nodes_page.page(results, machine)
     assert two_nodes_readme.rewritten(TEXT, results, machine) == TEXT
-    for ours in (two_nodes_figures.ours_of(run) for found in results.values() for run in found["runs"]):
+    for example, ours in ((each, two_nodes_figures.ours_of(run)) for each in results for run in results[each]["runs"]):
         assert ours["claimed_pages"] == ours["witness_pages"]
-        assert ours["residency_share"] >= 0.998
+        assert ours["residency_share"] == (pytest.approx(0.9981, abs=5e-5) if example == "04_dlrm" else 1.0)
 
 
 def test_the_validation_pages_are_made_from_their_results() -> None:

@@ -108,16 +108,31 @@ def test_several_runs_have_a_middle_and_a_spread_and_tiering_its_later_steps() -
     assert "01_gpt2: footprint 100.0 MiB; 3 runs of 10 steps, 8 of warm-up, 2 measured." in page
 
 
-def test_of_ours_the_smaller_share_counts_but_in_results_from_before() -> None:
+def test_of_ours_the_smaller_share_counts() -> None:
     found = run()
     found["rows"][0]["ours"]["counters"]["served_fast_bytes"] = 70 * MIB
     assert two_nodes_figures.served_share(found, "sentinel") == 0.7
     assert two_nodes_figures.link_bytes(found, "sentinel") == pytest.approx((30 + 20) * MIB)
     page = " ".join(two_nodes_page.page(results(dlrm=[found]), machine()).split())
-    assert "Served to ours 90.0% in measured steps, 70.0% by its own account of all steps." in page
+    assert "Served to ours 90.0% in measured steps, 70.0% by its own account of the 5 applied steps." in page
     assert "of ours the smaller one of two" in page
-    del found["settings"]
-    assert two_nodes_figures.served_share(found, "sentinel") == 0.9
+    assert "stated before the runs: a footprint of 64.0 MiB to 200.0 MiB." in page
+    assert "those below are simulated" in page
+    assert "older than the rule" not in page
+
+
+def test_of_results_from_before_only_what_holds_is_said() -> None:
+    found = run(footprint_mib=18)
+    del found["settings"], found["simulated"]
+    found["rows"][3]["left_bytes"], found["rows"][-1]["left_bytes"] = 18 * MIB, 40 * MIB
+    found["rows"][4]["left_bytes"] = 17 * MIB
+    page = " ".join(two_nodes_page.page(results(dlrm=[found]), machine(200 * 10**9)).split())
+    assert "was stated after these runs" in page
+    assert "stated before" not in page
+    assert "kernel-tiering have 18.0 MiB to 40.0 MiB of room for a footprint of 18.0 MiB" in page
+    assert "such a plan could be slower than leaving everything where it is" in page
+    none = results(**{name[3:]: [found] for name in two_nodes_figures.EXAMPLES})
+    assert "so none is shown" in " ".join(two_nodes_page.page(none, machine()).split())
 
 
 def test_sizes_beyond_the_rule_and_a_machine_that_cannot_be_are_said() -> None:
@@ -189,14 +204,29 @@ def test_docs_and_readme_change_by_a_whole_set_only(docs: Path, tmp_path: Path) 
         two_nodes.main(["--table", "--into", str(new)])
     assert texts(docs) == before
     kept(new, "04_dlrm", "04_dlrm-run2")
+    with pytest.raises(SystemExit, match=r"has 04_dlrm-run2\.json and no 01_gpt2-run2\.json"):
+        two_nodes.main(["--table", "--into", str(new)])
+    kept(new, *(f"{example}-run2" for example in two_nodes_figures.EXAMPLES))
+    other = run()
+    other["settings"]["warm_up"] = 4
+    (new / "03_lstm-run2.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match="a run of 03_lstm is of the settings"):
+        two_nodes.main(["--table", "--into", str(new)])
+    assert texts(docs) == before
+    kept(new, "03_lstm-run2")
     two_nodes.main(["--table", "--into", str(new)])
     after = texts(docs)
-    names = {"01_gpt2", "02_resnet", "03_lstm", "04_dlrm", "04_dlrm-run2", "machine"}
+    names = {"machine", *(f"{each}{run}" for each in two_nodes_figures.EXAMPLES for run in ("", "-run2"))}
     assert {Path(name).stem for name in after if name.startswith("two-nodes/")} == names
     assert after["two-nodes.md"] == two_nodes_page.page(two_nodes_results.results_in(new), machine())
     assert "Plans are for [a described machine]" in after["README.md"]
     two_nodes.main(["--table", "--into", str(docs / "two-nodes")])
     assert texts(docs) == after
+
+
+def test_plans_and_results_are_not_kept_in_one_folder(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="their files have the same names"):
+        two_nodes.main(["--plans", str(tmp_path), "--into", str(tmp_path)])
 
 
 def asked(tmp_path: Path, *words: str) -> list[two_nodes.Job]:
