@@ -191,15 +191,17 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     assert page == data_page.with_limits(page, told("data-encoded.json"), told("data-limits.json"))
 
 
-def test_goals_of_reads_hold_where_the_page_says_so() -> None:
-    """Exact order reads 3.2 times less than redirect at 1,281,152 samples; three ranks read a chunk 0.9 times in the
-    mean of the epochs after the first."""
+def test_reads_are_as_the_page_says_and_their_goals_are_missed_where_it_says_so() -> None:
+    """Exact order reads 3.2 times less than redirect at 1,281,152 samples; three ranks read a chunk 0.89 times in the
+    mean of the epochs after the first, and miss their goal of 0.9 in the third."""
     large = {one["order"]: one["reads"][-1] for one in told("data-orders.json")["results"]["large"]}
     assert large["redirect"] / large["exact"] >= 3.2
     page = (DOCS / "data.md").read_text()
     assert f"{large['redirect']:.2f} over {large['exact']:.2f}" in page
     runs = told("three-ranks.json")["results"]["peers"]
     assert all(fmean(epoch["reads_per_chunk"] for epoch in run["epochs"][1:]) <= 0.9 for run in runs)
+    assert all(run["epochs"][2]["reads_per_chunk"] > 0.9 for run in runs)
+    assert "0.91 times in the third epoch: the goal of 0.9 is missed" in " ".join(page.split())
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:
