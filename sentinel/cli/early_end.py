@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -61,17 +63,25 @@ class StepLimit(Observer):
                 raise Enough
 
 
-def before_sigterm(write: Callable[[], None]) -> None:
+def before_sigterm(write: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
     """From now on SIGTERM, which would end this process at once, makes it `write()` first; a second one ends it.
 
+    Returns what makes it wait for the end of a block, which writes the same itself: a launcher that ends all ranks
+    for one that was killed comes when the others, whose connections broke, write already.
     Nothing changes where the signal is handled or ignored already. A script's own handler takes the place of this one,
     also where it calls it; and forked children end as they would have.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
+        return contextlib.nullcontext
+    writing = came = False
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
         if signal.getsignal(signal.SIGTERM) is not handler:  # who took its place calls it, and may want to go on
+            return
+        if writing:
+            nonlocal came
+            came = True
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             return
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -82,9 +92,21 @@ def before_sigterm(write: Callable[[], None]) -> None:
         finally:  # also where Ctrl-C comes while it writes
             os.kill(os.getpid(), signal.SIGTERM)
 
+    @contextlib.contextmanager
+    def waiting() -> Iterator[None]:
+        nonlocal writing
+        writing = True
+        try:
+            yield
+        finally:
+            writing = False
+            if came:
+                os.kill(os.getpid(), signal.SIGTERM)
+
     def forked() -> None:
         if signal.getsignal(signal.SIGTERM) is handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, handler)
     os.register_at_fork(after_in_child=forked)
+    return waiting

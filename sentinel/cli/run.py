@@ -144,7 +144,7 @@ def execute(arguments: argparse.Namespace) -> int:
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
     if arguments.quiet:
         progress.QUIET_SECONDS = threading.TIMEOUT_MAX  # nor that something takes long
-    before_sigterm(lambda: write_what_is_known(kept))
+    sigterm_waits = before_sigterm(lambda: write_what_is_known(kept))
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:
         status = run_as_main(script, arguments.arguments)
@@ -155,7 +155,8 @@ def execute(arguments: argparse.Namespace) -> int:
         status = code_of(error)
     if os.getpid() == process:  # and no child that the script forked and let run on
         try:
-            finish(arguments, follower, kept, limit, failed=status != 0)
+            with sigterm_waits():
+                finish(arguments, follower, kept, limit, failed=status != 0)
         except KeyboardInterrupt:
             say("interrupted: the report was not finished", wrong=True)
         except Exception as error:  # the training is done, and its exit code is not ours to change

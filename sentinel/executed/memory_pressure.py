@@ -28,14 +28,14 @@ class Ballast:
     What a job has is what it holds there beyond what it held at the beginning, and the room that is left. Whatever
     else takes or frees memory of the node meanwhile, `keep` lets the ballast shrink or grow by as much; without a
     group it stays as it is. `pressing`: the kernel demotes here, so the ballast may press out what is too much.
-    `began_bytes`: the room at the beginning; `had_bytes`: what the job had each time that `keep` saw it at one moment;
+    `began_bytes`: the room at the beginning; `had_bytes`: what the job had each time that `keep` looked;
     `took_bytes`: the ballast at its largest. A child forked meanwhile has none of it.
     Raises CapabilityError if so much may not be pinned, or the node has less room than is to be left.
     """
 
     def __init__(self, node: int, left_bytes: int, group: Cgroup | None = None, *, pressing: bool = False) -> None:
         self._node, self._left_bytes, self._group, self._pressing = node, left_bytes, group, pressing
-        self._address = self._reserved = self._nbytes = self._held_before = self._missed_bytes = 0
+        self._address = self._reserved = self._nbytes = self._held_before = 0
         self.took_bytes = self.began_bytes = 0
         self.had_bytes: list[int] = []
 
@@ -71,34 +71,25 @@ class Ballast:
         self._give_back()
 
     def keep(self) -> None:
-        """Look once at what the job has, and make it `left_bytes` again. To be called often.
-
-        What it misses is given back once two looks in a row have missed it. Memory that the job is just freeing is
-        neither held nor free for a moment; what was given for that, the job would keep.
-        """
+        """Look once at what the job has, and make it `left_bytes` again. To be called often."""
         if self._group is None:
             return
-        looked = self._looked(self._group)
-        if looked is None:  # a job that takes and frees all the while; what it had meanwhile is not known
-            return
-        room, held = looked
+        room, held = self._looked(self._group)
         has = room + held - self._held_before
         self.had_bytes.append(has)
         spare = has - self._left_bytes
-        missed_before, self._missed_bytes = self._missed_bytes, max(-spare, 0)
         if abs(spare) >= _CLOSE_BYTES:
             with contextlib.suppress(CapabilityError):  # what cannot be taken now shows in `had_bytes`
                 # half of the room, since the job may take it first
-                taken = min(spare, room // 2 + (_PRESSING_BYTES if self._pressing else 0))
-                self._change(max(taken, -missed_before))
+                self._change(min(spare, room // 2 + (_PRESSING_BYTES if self._pressing else 0)))
 
-    def _looked(self, group: Cgroup) -> tuple[int, int] | None:
-        """(bytes of room, bytes that the group holds), at one moment; None if the room changed in each of 16 looks."""
+    def _looked(self, group: Cgroup) -> tuple[int, int]:
+        """(bytes of room, bytes that the group holds), at one moment: if the room changed meanwhile, looks again."""
         for _ in range(_TRIES):
             before, held, after = node_room_bytes(self._node), group.held_bytes(), node_room_bytes(self._node)
             if abs(after - before) < _CLOSE_BYTES:
-                return (before + after) // 2, held
-        return None
+                break
+        return (before + after) // 2, held
 
     def _reserve(self) -> None:
         self._reserved = node_bytes(self._node) // PAGE_BYTES * PAGE_BYTES

@@ -141,7 +141,12 @@ def write():
         raise KeyboardInterrupt
 if kind == "workers":
     signal.signal(signal.SIGCHLD, fail)
-before_sigterm(write)
+waits = before_sigterm(write)
+if kind == "finishing":
+    with waits():
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("finished", flush=True)
+    print("goes on", flush=True)
 if kind == "called":
     ours = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *given: (ours(*given), os._exit(6)))
@@ -156,6 +161,7 @@ os.kill(os.getpid(), signal.SIGTERM)
     ("kind", "code", "printed"),
     [
         ("plain", -signal.SIGTERM, "written\n"),
+        ("finishing", -signal.SIGTERM, "finished\n"),
         ("fails", -signal.SIGTERM, "written\n"),
         ("interrupted", -signal.SIGTERM, "written\n"),
         ("workers", -signal.SIGTERM, "written\n"),
