@@ -31,8 +31,7 @@ _LOOKS, _LOOK_EVERY_S = 2400, 0.05
 
 
 def node_free_bytes(node: int) -> int:
-    """Free bytes of `node`, those in the processors' own lists not included: quickly read, and up to 1 MiB a processor
-    below what is free."""
+    """Free bytes of `node`, those in the processors' own lists not included."""
     with open(f"/sys/devices/system/node/node{node}/vmstat", "rb", buffering=0) as file:
         return int(file.read(64).split()[1]) * PAGE_BYTES
 
@@ -51,7 +50,6 @@ def node_room_bytes(node: int) -> int:
 def room_bytes(zoneinfo: str, node: int) -> int:
     """What is free above the low watermark, zone by zone (Linux, mm/page_alloc.c, get_page_from_freelist).
 
-    Processors' own lists are free too: a page that is freed goes there first, and the next request is served from it.
     A small zone that is kept for devices counts above its reserve, since a request of any kind may fall back to it.
     """
     pages = 0
@@ -61,8 +59,7 @@ def room_bytes(zoneinfo: str, node: int) -> int:
         found = [re.search(rule, zone) for rule in (r"pages free +(\d+)", r" low +(\d+)", r"protection: \(([\d, ]+)\)")]
         free, low, kept = (match[1] if match else "0" for match in found)
         reserve = max(int(word) for word in kept.split(","))  # of this zone against requests for higher ones
-        listed = sum(int(count) for count in re.findall(r" count: +(\d+)", zone))
-        pages += max(int(free) + listed - int(low) - reserve, 0)
+        pages += max(int(free) - int(low) - reserve, 0)
     return pages * PAGE_BYTES
 
 

@@ -105,16 +105,6 @@ def test_what_the_job_takes_is_its_own(group: Cgroup) -> None:
         assert abs(ballast.had_bytes[-1] - LEFT) < CLOSE
 
 
-def test_what_one_look_misses_is_not_given_back(group: Cgroup) -> None:
-    """It may be under way from the job to the free pages, and what is given then stays with the job."""
-    with Ballast(0, LEFT, group) as ballast, taken():
-        pinned = locked_bytes()
-        ballast.keep()
-        assert locked_bytes() == pinned
-        ballast.keep()
-        assert locked_bytes() < pinned - TAKEN + CLOSE
-
-
 def test_without_a_group_the_ballast_stays_as_it_is() -> None:
     with Ballast(0, LEFT) as ballast, taken():
         pinned = locked_bytes()  # not the room: that also changes as processes of earlier tests end
