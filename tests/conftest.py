@@ -120,8 +120,15 @@ class _Watch:
         elif self._forbidden() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+        """Also what tools/checks.py reads: the tests that failed, and whether all else is well."""
         forbidden = self._forbidden()
+        failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+        for name in dict.fromkeys(report.nodeid for report in failed if isinstance(report, pytest.TestReport)):
+            terminalreporter.line(f"failed test: {name}")
+        others = [report for report in failed if not isinstance(report, pytest.TestReport)]
+        if forbidden or others or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            terminalreporter.line("failed by more than tests")
         if forbidden:
             terminalreporter.section("skipped, but ruled out by --no-skips", red=True)
             for line in forbidden:

@@ -5,7 +5,8 @@
     tools/checks.py JOB...     some, by their names or those of their lanes: `tests`, `machines`, ...
 
 A job's output is shown as it ends. Jobs of one lane run one after another, until another lane that is through takes
-over the last one that has not begun.
+over the last one that has not begun. A few tests that failed beside other work are run twice more once nothing else
+runs; the end names them, whatever came of it. See docs/decisions/0173.
 """
 
 from __future__ import annotations
@@ -64,41 +65,86 @@ OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tes
 IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 
 
+# What tests/conftest.py writes before the name of each test that failed, and where something else failed a run.
+FAILED_TEST = "failed test: "
+OTHER_FAILURE = "failed by more than tests"
+# A wrong byte is never bad luck: what failed here has failed.
+NEVER_AGAIN = (
+    "tests/torch/test_bit_identity.py",
+    "tests/torch/test_copied_once.py",
+    "tests/torch/test_lost_writes.py",
+    "tests/native/test_frames.py",
+    "tests/property/test_frame_laws.py",
+)
+# More failures than these in one job have a cause in common, and times to run each of the others alone.
+MOST_AGAIN = 6
+TIMES_AGAIN = 2
+
+
 @dataclass
 class Job:
-    """`command` is run in the project's folder with `environment` on top of ours."""
+    """`command` is run in the project's folder with `environment` on top of ours; `alone` and names of tests after it
+    run these tests only, nothing where a job cannot."""
 
     name: str
     lane: str
     command: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
+    alone: Sequence[str] = ()
     failed: bool = False
     took_s: float = 0.0
     output: str = ""
 
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """What `command` did and said, in this job's environment."""
+        inherited = {name: value for name, value in os.environ.items() if name != NO_BYTE_CODE}
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**inherited, **self.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+
+    def to_run_again(self) -> list[str]:
+        """The tests that failed, if a job of so few, all of which may be run again, failed of nothing else."""
+        if not (self.failed and self.alone):
+            return []
+        # tests/conftest.py writes them; what failed for another reason wrote none
+        tests = list(dict.fromkeys(re.findall(rf"^{re.escape(FAILED_TEST)}(.+)$", self.output, re.MULTILINE)))
+        few = len(tests) <= MOST_AGAIN and OTHER_FAILURE not in self.output
+        return tests if few and not any(test.startswith(NEVER_AGAIN) for test in tests) else []
+
 
 def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
     options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
-    inside = (*PYTEST, "-q", "--no-skips", f"{INSTALLED},nodes,root", *files)
-    return Job(f"two real nodes, emulated: {name}", "machines", ("tools/numa_vm/run", *options, "--", *inside))
+    inside = (*PYTEST, "-q", "--no-skips", f"{INSTALLED},nodes,root")
+    machine = ("tools/numa_vm/run", *options, "--", *inside)
+    return Job(f"two real nodes, emulated: {name}", "machines", (*machine, *files), alone=machine)
 
 
 def jobs() -> list[Job]:
     """All of them, in the order of their lanes, which take about as long as each other."""
     own = [f"--ignore={file}" for file in OWN_MACHINES]
+    here = (*PYTEST, "--no-skips", INSTALLED)
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
         Job("reference", "host", ("make", "docs")),
-        Job("tests", "host", (*PYTEST, *SIDE_BY_SIDE, "--no-skips", INSTALLED, *own), NO_SPINNING),
+        Job("tests", "host", (*here, *SIDE_BY_SIDE, *own), NO_SPINNING, alone=here),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
         Job("native", "machines", ("make", "native-test")),
         Job(
             "machines that tests boot",
             "machines",
-            (*PYTEST, "--no-skips", INSTALLED, *OWN_MACHINES),
+            (*here, *OWN_MACHINES),
             {"SENTINEL_NUMA_VM": "1"},
+            alone=here,
         ),
         _on_two_nodes("plans", _PLANS),
         _on_two_nodes("known moves", _KNOWN_MOVES),
@@ -133,21 +179,10 @@ class Lanes:
             return self._left.pop(own[0] if own else -1)
 
     def _run_lane(self, lane: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != NO_BYTE_CODE}
         while (job := self._take(lane)) is not None:
             self._say(f"-- {job.name}: begins")
             began = time.monotonic()
-            done = subprocess.run(
-                job.command,
-                cwd=ROOT,
-                env={**environment, **job.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            done = job.run(job.command)
             job.failed, job.took_s, job.output = done.returncode != 0, time.monotonic() - began, done.stdout
             verdict = f"FAILED, exit code {done.returncode}" if job.failed else "passed"
             self._say(f"\n== {job.name}\n{job.output.rstrip()}\n-- {job.name}: {verdict} after {job.took_s:.0f} s")
@@ -155,6 +190,28 @@ class Lanes:
     def _say(self, text: str) -> None:
         with self._printing:
             print(text, flush=True)
+
+
+def run_again(chosen: Sequence[Job]) -> list[str]:
+    """Runs tests that failed beside other work again, each time in a new process and nothing else beside it. Those
+    that passed each time, of jobs of which no other test failed; such a job has not failed."""
+    passed: list[str] = []
+    for job in chosen:
+        tests = job.to_run_again()
+        if not tests:
+            continue
+        print(f"\n== {job.name}: {len(tests)} failed, and run {TIMES_AGAIN} times again, alone", flush=True)
+        began = time.monotonic()
+        for _ in range(TIMES_AGAIN):
+            done = job.run((*job.alone, *tests))
+            print(done.stdout.rstrip(), flush=True)
+            if done.returncode != 0:
+                break
+        else:
+            job.failed = False
+            passed += tests
+        job.took_s += time.monotonic() - began
+    return passed
 
 
 def summary(outputs: Sequence[str]) -> str:
@@ -180,11 +237,15 @@ def main(words: Sequence[str]) -> int:
     began = time.monotonic()
     subprocess.run(BYTE_CODE, cwd=ROOT, check=False)  # what does not compile is found by a job
     Lanes(chosen).run()
+    again = run_again(chosen)
     print("\n== what took longest")
     for job in sorted(chosen, key=lambda job: -job.took_s):
         print(f"{job.took_s:6.0f} s  {job.name}")
     failed = [job.name for job in chosen if job.failed]
     print(f"\n== {len(failed)} of {len(chosen)} jobs failed" + "".join(f"\n{name}" for name in failed))
+    if again:
+        print(f"== {len(again)} failed beside other work and passed {TIMES_AGAIN} times alone: look into each")
+        print("\n".join(again))
     told = summary([job.output for job in chosen])
     print(f"{told or 'no tests ran'} in {time.monotonic() - began:.2f}s")
     return int(bool(failed))

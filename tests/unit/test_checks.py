@@ -42,6 +42,66 @@ def test_a_job_that_fails_keeps_none_from_running(capsys: pytest.CaptureFixture[
     assert checks.summary([job.output for job in jobs]) == "2 failed, 6 passed, 2 skipped"
 
 
+def _job(tmp_path: Path, outcomes: str, *tests: str, more: str = "") -> checks.Job:
+    """A job whose `tests` failed, and fail again in its run of that number if `outcomes` has an F there."""
+    again = (
+        "import os, sys, pathlib\n"
+        f"runs = pathlib.Path({str(tmp_path / 'runs')!r})\n"
+        "with runs.open('a') as file: print(*sys.argv[1:], file=file)\n"
+        f"sys.exit({outcomes!r}[len(runs.read_text().splitlines()) - 1] == 'F')\n"
+    )
+    output = "".join(f"failed test: {test}\n" for test in tests) + more
+    return checks.Job("job", "lane", (), alone=(sys.executable, "-c", again), failed=True, output=output)
+
+
+def test_what_failed_beside_other_work_passes_if_it_passes_twice_alone(tmp_path: Path) -> None:
+    job = _job(tmp_path, "..", "tests/a.py::test_a[1 - x]", "tests/b.py::test_b")
+    assert checks.run_again([job]) == ["tests/a.py::test_a[1 - x]", "tests/b.py::test_b"]
+    assert not job.failed
+    assert (tmp_path / "runs").read_text() == "tests/a.py::test_a[1 - x] tests/b.py::test_b\n" * 2
+
+
+@pytest.mark.parametrize("outcomes", ["F", ".F"])
+def test_what_fails_once_more_has_failed(tmp_path: Path, outcomes: str) -> None:
+    job = _job(tmp_path, outcomes, "tests/a.py::test_a")
+    assert checks.run_again([job]) == []
+    assert job.failed
+    assert len((tmp_path / "runs").read_text().splitlines()) == len(outcomes)
+
+
+def test_wrong_bytes_many_failures_and_failures_of_no_test_are_not_run_again(tmp_path: Path) -> None:
+    bytes_differ = f"{checks.NEVER_AGAIN[0]}::test_bits"
+    jobs = [
+        _job(tmp_path, "..", "tests/a.py::test_a", bytes_differ),
+        _job(tmp_path, "..", *(f"tests/a.py::test_{index}" for index in range(checks.MOST_AGAIN + 1))),
+        _job(tmp_path, "..", "tests/a.py::test_a", more=checks.OTHER_FAILURE),
+        _job(tmp_path, "..", more="Segmentation fault"),
+        checks.Job("native", "lane", (), failed=True, output="failed test: tests/a.py::test_a"),
+    ]
+    assert checks.run_again(jobs) == []
+    assert all(job.failed for job in jobs)
+    assert not (tmp_path / "runs").exists()
+    assert [name for name in checks.NEVER_AGAIN if not (ROOT / name).exists()] == []
+
+
+def test_a_run_names_the_tests_that_failed_and_says_what_else_did(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('x', ['a - b'])\ndef test_no(x): assert not x\ndef test_yes(): pass\n"
+    )
+    (tmp_path / "test_unreadable.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    pytest_here = (sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider")
+    for beside in ((), ("-n", "1")):
+        for files, more in ((["test_two.py"], False), (["test_two.py", "test_unreadable.py"], True)):
+            job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",))
+            options = ("--continue-on-collection-errors", "-W", "ignore", *beside)
+            done = job.run((*pytest_here, *options, *(str(tmp_path / name) for name in files)))
+            job.failed, job.output = done.returncode != 0, done.stdout
+            assert job.failed
+            assert ("failed test: test_two.py::test_no[a - b]" in done.stdout.splitlines()) or more, done.stdout
+            assert bool(job.to_run_again()) is not more, done.stdout
+
+
 def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: Path) -> None:
     """The first of the long lane waits for its last one."""
     done = tmp_path / "done"
