@@ -2,13 +2,14 @@
 
 After a fork the child shares all private pages. Whoever writes one first gets a new page, on the node of the
 memory policy there, wherever the old one had been moved to: a write to a demoted block fills fast memory that no
-account knows of. So, after a fork, a block is looked at when a layer that writes it has ended; what strayed
-leaves fast memory before anything else is promoted. Each block is looked at once in AUDIT_STEPS steps, whatever the
-reason may be: reclaim, a changed cpuset, a node taken offline. Migrations that fail may be a sign of the latter, so
-after the first that failed, and whenever twice as many have, each is looked at within HURRIED_STEPS.
+account knows of. So, after a fork, a block is looked at when a layer that writes it has ended; what strayed leaves
+fast memory before anything else is promoted, up to FIRST_BYTES a step; of the rest a share each step. Each block is
+looked at once in AUDIT_STEPS steps, whatever the reason may be: reclaim, a changed cpuset, a node taken offline.
+Migrations that fail may be a sign of the latter, so after the first that failed, and whenever twice as many have, each
+is looked at within HURRIED_STEPS.
 
 To look at a block takes as long as to ask for each of its pages: 0.1 to 0.3 s a GiB. So a step looks at a share of the
-bytes, in turn, and but for what a fork's children made us write no promotion waits for it.
+bytes, in turn, and no promotion waits for it, but for the first FIRST_BYTES that were written after a fork.
 
 That is the kernel's doing, and an outcome in the report; it does not break the budget of ours.
 """
@@ -29,6 +30,9 @@ AUDIT_STEPS = 64
 """Each block is looked at once in so many steps; each step looks at about as many bytes."""
 HURRIED_STEPS = 8
 """After failures, each block is looked at once in so many steps; after a fork, each suspect in at most so many."""
+FIRST_BYTES = 1 << 30
+"""After a fork promotions wait until so many bytes that a step wrote, and one block, are looked at: 0.1 to 0.3 s. For
+an optimizer's state of 80 GiB they would wait for 6 to 24 s."""
 CLEAN_STEPS = 2
 """After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
 
@@ -72,6 +76,7 @@ class PageAudit:
         rows = uses[(uses["writes"] > 0) | (uses["written_bytes"] > 0)]
         for layer in np.unique(rows["layer"]).tolist():
             self._written[layer] = tuple(rows["block"][rows["layer"] == layer].tolist())
+        self._first_room = FIRST_BYTES  # of this step
         self._suspects: dict[int, int] = {}  # block -> checks at the end of a step that it still has to pass
         self._why = _OTHER
         self._next_failures = 1  # after so many failures, all are looked at
@@ -98,8 +103,7 @@ class PageAudit:
 
     def after_layer(self, layer: int, blocks: Blocks) -> list[Check]:
         """What to look at as `layer`, not the last one of the step, has ended."""
-        written = self._suspects_written(layer, blocks) if self._suspects else ()
-        return [self._check(block, blocks, first=True) for block in written]
+        return [self._check(block, blocks, first=True) for block in self._come_first(layer, blocks)]
 
     def after_step(self, layer: int, step: int, failures: int, blocks: Blocks) -> list[Check]:
         """What to look at as `layer`, the last one of the step, has ended and `step` begins, when so many moves have
@@ -116,8 +120,9 @@ class PageAudit:
             self._hurried += 1
         checks: dict[int, bool] = {}
         if self._suspects:
-            checks = dict.fromkeys(self._suspects_written(layer, blocks), True)
+            checks = dict.fromkeys(self._come_first(layer, blocks), True)
             self._add_suspects(checks, blocks)
+            self._first_room = FIRST_BYTES
         for block in (block for turn in turns for block in self._turns[turn]):
             if blocks.held[block] and block not in blocks.under_way:
                 checks.setdefault(block, False)
@@ -127,11 +132,15 @@ class PageAudit:
         here = blocks.tier[block]
         return Check(block, FAST if here != FAST else max(self._born_in[block], FAST + 1), here, first)
 
-    def _suspects_written(self, layer: int, blocks: Blocks) -> Iterable[int]:
-        """Suspects that `layer` wrote, alive, not under way, and elsewhere than a new page would be."""
-        for block in self._written[layer]:
+    def _come_first(self, layer: int, blocks: Blocks) -> Iterable[int]:
+        """Suspects that `layer` wrote, alive, not under way, and elsewhere than a new page would be, while this step
+        has room for them. The rest stays suspected."""
+        for block in self._written[layer] if self._suspects else ():
             away = blocks.tier[block] != self._home[block]
             if away and block in self._suspects and blocks.held[block] and block not in blocks.under_way:
+                if self._first_room <= 0:
+                    return
+                self._first_room -= self._nbytes[block]
                 yield block
 
     def _add_suspects(self, checks: dict[int, bool], blocks: Blocks) -> None:

@@ -90,7 +90,8 @@ def test_a_run_names_the_tests_that_failed_and_says_what_else_did(tmp_path: Path
     )
     (tmp_path / "test_unreadable.py").write_text("import nothing_of_this_name\n")
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-    pytest_here = (sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider")
+    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider")
+    pytest_here = (sys.executable, "-m", "pytest", *here)
     for beside in ((), ("-n", "1")):
         for files, more in ((["test_two.py"], False), (["test_two.py", "test_unreadable.py"], True)):
             job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",))

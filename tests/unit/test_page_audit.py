@@ -13,7 +13,7 @@ from sentinel.core.plan import USE_DTYPE
 from sentinel.core.profile import Profile
 from sentinel.core.units import PAGE_BYTES
 from sentinel.migration.move import Ended, Move
-from sentinel.migration.page_audit import AUDIT_STEPS, CLEAN_STEPS, HURRIED_STEPS, Blocks, PageAudit
+from sentinel.migration.page_audit import AUDIT_STEPS, CLEAN_STEPS, FIRST_BYTES, HURRIED_STEPS, Blocks, PageAudit
 from tests.builders import MIB, act, make_profile, param
 from tests.unit.engine_builders import transient_plan
 
@@ -105,6 +105,28 @@ def test_after_a_fork_the_rest_is_looked_at_a_share_at_a_time() -> None:
         at_step_end.append(looked)
     assert {block for looked in at_step_end[:HURRIED_STEPS] for block in looked} == set(range(32))
     assert stage.first == {(A, 2), (B, 2)}
+
+
+def test_after_a_fork_promotions_wait_for_a_bounded_part_of_what_a_layer_wrote() -> None:
+    """40 GiB are written in one layer, as by an optimizer: each is seen within so many steps, 1 GiB of them first."""
+    part = FIRST_BYTES // 4
+    n = 160
+    profile = make_profile([param(f"state {i}", part, [1]) for i in range(n)], 4)
+    uses = np.array([(block, 1, 1, 1, 0, part, part) for block in range(n)], USE_DTYPE)
+    plan = replace(transient_plan(profile, [1] * n, fast_bytes=4 * MIB), uses=uses)
+    audit = PageAudit(plan, 0)
+    blocks = Blocks([1] * n, [True] * n, set())
+    audit.forked(1)
+    seen: set[int] = set()
+    for step in range(1, 1 + 2 * HURRIED_STEPS):
+        checks = [check for layer in (0, 1, 2) for check in audit.after_layer(layer, blocks)]
+        checks += audit.after_step(3, step, 0, blocks)
+        first = [check.block for check in checks if check.first]
+        assert part * len(first) <= FIRST_BYTES
+        assert part * len(checks) <= FIRST_BYTES + part * (n // HURRIED_STEPS + n // AUDIT_STEPS + 2)
+        assert first or step > HURRIED_STEPS
+        seen |= {check.block for check in checks}
+    assert seen == set(range(n))
 
 
 def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
