@@ -373,14 +373,21 @@ SN_API void *sn_touch_take(sn_touch_run **runs, uint64_t *count);
 SN_API void sn_touch_drop(void *taken);
 SN_API void sn_touch_quality(sn_touch_state *out);
 
+/* ---- device_pins.cpp -------------------------------------------------------------------------------------------- */
+
+/* 1: the driver of a GPU has memory of [address, address + nbytes) registered, and reads and writes it by the pages that
+ * it had then. 0: not so, or no driver that is asked (CUDA's) is loaded. Nothing is loaded or initialised for it. */
+SN_API int sn_device_pins(uint64_t address, uint64_t nbytes);
+
 /* ---- frames*.cpp: memory of a fixed amount that shows a larger range of addresses, the rest in a file --------- */
 
 /* Addresses come in granules of 2 MiB, memory in frames of as much. A granule that is resident shows a frame; one that is
  * away shows its bytes in a file without a name, read by the kernel where they are touched: right, but slowly. Loads
  * from any thread, and system calls that read, find the right bytes at every moment. So do stores: while a granule is
  * turned over they wait, some microseconds, in a handler of SIGSEGV. A system call that writes into a granule in those
- * microseconds gets EFAULT, or stops short, instead. Not covered: what the kernel has pinned (direct I/O into or out of a granule under
- * way, process_vm_readv and _writev, devices), and threads that block SIGSEGV.
+ * microseconds gets EFAULT, or stops short, instead. Not covered: what the kernel has pinned (direct I/O into or out of a
+ * granule under way, process_vm_readv and _writev, devices that sn_frames_ask_pins does not tell of), and threads that block
+ * SIGSEGV.
  *
  * fork: the child sees all as it was then, in the file, while its parent goes on; the fork writes what is not yet in the
  * file. A child's frames are inert: calls give -ECHILD. A child made by a bare clone() has no mapping there at all. */
@@ -436,6 +443,7 @@ typedef struct sn_frames_counters {
   uint64_t kept;            /* granules that stay resident, since stores nobody announced came again and again */
   uint64_t failed_reads, failed_writes; /* pieces of transfers that the disk, or a limit, refused */
   uint64_t read_failure, write_failure; /* positive errno of the last of each */
+  uint64_t pinned;          /* granules that stay as they are, since a device has pages of theirs */
 } sn_frames_counters;
 
 typedef struct sn_frames_result {
@@ -470,6 +478,11 @@ enum {
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
 /* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
+/* Whether a device has pages of [address, address + nbytes): not 0 if so. From any thread, also with locks held. */
+typedef int (*sn_pinned)(uint64_t address, uint64_t nbytes);
+/* From now on `pins` (NULL: nobody) is asked before a granule shows other pages than it did. One of which a device has
+ * pages keeps them until it is released: the device would go on reading and writing those. */
+SN_API int sn_frames_ask_pins(sn_frames *frames, sn_pinned pins);
 /* Of the granules that stay resident, since stores nobody announced came again and again, no more than `most` do. */
 SN_API int sn_frames_keep(sn_frames *frames, uint32_t most);
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ahead_watch.h"
+#include "device_pins.h"
 #include "frame_pool.h"
 #include "framed_cap.h"
 #include "framed_steps.h"
@@ -96,8 +97,9 @@ std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
 std::atomic<uint64_t> needs{0}, need_ns{0}, birth_ns{0}, too_large{0}, too_large_bytes{0}, sliced{0}, failed{0};
 std::atomic<int32_t> failure{0};
 
-// Frames become fewer or more, if it is time to look. Without `mutex`.
-void follow_cap() {
+// Frames become fewer or more, if it is time to look, and a driver that was loaded is asked from now on. Without `mutex`.
+void look_around() {
+  sn::find_device_driver();
   if (!sn::cap_is_due()) return;
   asking++;
   if (sn_frames *const there = frames.load(); there != nullptr) sn::cap_follow(there, pool);
@@ -266,7 +268,7 @@ void framed_after_fork() {
 
 void *framed_allocate(uint64_t nbytes) {
   if (nbytes < SN_FRAMED_LEAST_BYTES || !framed_in_use()) return nullptr;
-  follow_cap();
+  look_around();
   Lock lock(&mutex);
   if (!serving) return nullptr;
   uint64_t at = 0;
@@ -309,7 +311,8 @@ bool framed_free(uint64_t address) {
 
 extern "C" int sn_framed_begin(sn_frames **with) {
   sn_frames_facts facts;
-  const int error = sn_frames_facts_of(*with, &facts);
+  int error = sn_frames_facts_of(*with, &facts);
+  if (error == 0) error = sn_frames_ask_pins(*with, sn::device_pins);
   if (error != 0) return error;
   Lock lock(&mutex);
   if (framed != nullptr) return -EBUSY;
@@ -345,7 +348,7 @@ extern "C" int sn_framed_contains(uint64_t address) { return address - base < ex
 
 extern "C" int sn_framed_need(const sn_framed_operand *operands, uint64_t count, const char *name) {
   if (in_child) return 0;
-  follow_cap();
+  look_around();
   if (count == 0) return 0;
   asking++;
   int found = 0;

@@ -172,8 +172,9 @@ int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
       return -ENOSPC;
     }
     uint64_t moved = 0;
+    const uint32_t pinned = f.pinned;
     const int error = send_away(f, leaving, &moved);
-    in_vain = moved != 0 ? 0 : in_vain + 1;
+    in_vain = moved != 0 || f.pinned != pinned ? 0 : in_vain + 1;  // who is pinned is not asked again
     if (in_vain == kPatience) return error != 0 ? -error : -EBUSY;
   }
   return 0;
@@ -188,6 +189,7 @@ void detach(sn_frames &f, uint32_t granule) {
   g.saved = false;
   g.unforeseen = 0;
   if (std::exchange(g.kept, false)) f.kept--;
+  if (std::exchange(g.pinned, false)) f.pinned--;
 }
 
 int attach_one(sn_frames &f, uint32_t granule) {
@@ -216,8 +218,8 @@ struct Dead {
 int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {}) {
   for (;;) {
     calm(f, first, end);
-    const auto missing = static_cast<uint32_t>(std::count_if(
-        f.granules.get() + first, f.granules.get() + end, [](const Granule &g) { return g.view == View::kFile; }));
+    uint32_t missing = 0;
+    for (uint32_t i = first; i < end; i++) missing += f.granules[i].view == View::kFile && !sn::is_pinned(f, i) ? 1 : 0;
     if (missing == 0) return 0;
     if (f.pool.free_count() < missing) {
       const int error = make_room(f, missing, first, end);
@@ -227,15 +229,17 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
     Order &order = sn::open_order(f, true, writes, missing);
     order.wanted = false;
     for (uint32_t i = first; i < end; i++) {
-      if (dead.has(i) && f.granules[i].view == View::kFile && sn::show_zeros(f, i) == 0) {
+      const bool away = f.granules[i].view == View::kFile && !f.granules[i].pinned;
+      if (dead.has(i) && away && sn::show_zeros(f, i) == 0) {
         f.unread_bytes += sn::kFrameBytes;
         sn::note_change(f, i);
       } else if (sn::add_arrival(f, order, i) == 0)
         f.ahead.demanded_bytes += sn::kFrameBytes;
     }
     f.lanes.submit(order.transfer, true);
+    const uint32_t pinned = f.pinned;
     const int error = finish(f, order);
-    if (error != 0) return -error;
+    if (error != 0 && f.pinned == pinned) return -error;  // who was pinned on its way stays where it is
   }
 }
 
@@ -249,6 +253,7 @@ void take_in_own_pages(sn_frames &f, bool at_once = false) {
     for (const sn::Owner &owner : owners) {
       if (f.own_pages <= sn::own_pages_allowed(f)) return;
       Granule &g = f.granules[owner.granule];
+      if (sn::is_pinned(f, owner.granule)) continue;
       int error = g.view == View::kFile ? fetch(f, owner.granule, owner.granule + 1, true) : 0;
       if (error == 0 && g.view == View::kPrivate && g.order == nullptr) error = sn::turn_shared(f, owner.granule);
       g.used = f.needs;
@@ -291,7 +296,7 @@ int need(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead) {
   int error = fetch(f, first, end, writes, dead);
   for (uint32_t i = first; i < end && error == 0; i++) {
     if (f.granules[i].view == View::kNothing) return -EINVAL;  // released meanwhile
-    if (writes && f.granules[i].view == View::kPrivate) error = sn::turn_shared(f, i);
+    if (writes && f.granules[i].view == View::kPrivate && !sn::is_pinned(f, i)) error = sn::turn_shared(f, i);
   }
   return error;
 }
@@ -403,6 +408,7 @@ extern "C" int sn_frames_count(sn_frames *f, sn_frames_counters *out) {
   out->most_own_pages = f->most_own_pages;
   out->unread_bytes = f->unread_bytes;
   out->kept = f->kept;
+  out->pinned = f->pinned;
   out->failed_reads = f->failed_reads;
   out->failed_writes = f->failed_writes;
   out->read_failure = static_cast<uint64_t>(f->read_failure);

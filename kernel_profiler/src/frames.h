@@ -36,6 +36,7 @@ struct Granule {
   bool saved = false;      // its region holds what its frame holds
   bool was_shared = false;  // before the fork that is under way
   bool kept = false;        // it leaves only where nobody else can
+  bool pinned = false;      // a device was seen to have its pages: it shows what it shows until it is released
   bool ahead = false;       // read ahead, or being so, and not needed since
   bool changed = false;     // is in the list of that name
   uint8_t unforeseen = 0;   // times that stores nobody had announced were found
@@ -86,6 +87,8 @@ struct sn_frames {
   uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
   uint64_t most_own_pages = 0, unread_bytes = 0;
   uint32_t kept = 0;    // granules
+  uint32_t pinned = 0;  // granules
+  sn_pinned pins = nullptr;  // whether a device has pages of a range
   bool tidying = false;  // what is found was foreseen
   sn::Ahead ahead;
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
@@ -141,13 +144,19 @@ std::vector<Owner> find_owners(sn_frames &f);
 // touched again. Where the host swaps, what is mapped stays: stores may have changed it.
 void leave_page_cache(sn_frames &f);
 
+// frames_pins.cpp: pages that a device has.
+
+// Whether a device has pages of the granule, and so reads and writes those whatever its addresses show. It is asked before
+// another view takes the place of one, and never in an instant: a driver may store there with locks held.
+bool is_pinned(sn_frames &f, uint32_t granule);
+
 // frames_orders.cpp: transfers.
 
 // A region for the granule that may be written; 0 or -ENOSPC.
 int region_for(sn_frames &f, uint32_t granule);
 // An order with memory for so many granules, known by its id; throws where there is no memory.
 Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules);
-// Adds a granule that has no order. 0; 1: there is nothing to do; or a negative errno.
+// Adds a granule that has no order. 0; 1: there is nothing to do; or a negative errno: -EBUSY: it is pinned.
 int add_departure(sn_frames &f, Order &order, uint32_t granule);
 int add_arrival(sn_frames &f, Order &order, uint32_t granule);
 // Notes what the file holds, now that its transfer is over.

@@ -87,7 +87,7 @@ Wanted look_ahead(const sn_frames &f, size_t most_later, size_t most_reads) {
     const uint32_t granule = plan.granule(at);
     const Granule &g = f.granules[granule];
     const bool is_born = births.pass(granule, plan.kind(at));
-    const bool away = g.view == View::kFile && g.order == nullptr && plan.next(granule) == at &&
+    const bool away = g.view == View::kFile && g.order == nullptr && !g.pinned && plan.next(granule) == at &&
                       (plan.kind(at) & (sn::kReads | sn::kWrites)) != 0;
     if (!is_born && !away) continue;
     if (away && most_reads-- == 0) break;

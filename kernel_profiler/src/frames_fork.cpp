@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "device_pins.h"
 #include "frames.h"
 #include "guarded.h"
 #include "system.h"
@@ -38,11 +39,11 @@ bool tried(Body body) {
   return false;
 }
 
-// Stores after this are in pages of the granule's own.
+// Stores after this are in pages of the granule's own, but for those that a device has: the child copies them.
 void make_private(sn_frames &f) {
   for (uint32_t i = 0; i < f.count; i++) {
     Granule &g = f.granules[i];
-    if (g.view == View::kShared) g.was_shared = tried([&] { return sn::show_private(f, i, g.frame); });
+    if (g.view == View::kShared && !sn::is_pinned(f, i)) g.was_shared = tried([&] { return sn::show_private(f, i, g.frame); });
   }
 }
 
@@ -167,6 +168,7 @@ void leave_parent(sn_frames &f) {
 }
 
 void before() {
+  sn::find_device_driver();
   pthread_mutex_lock(&registry);
   bool any = false;
   for (sn_frames *f : registered) {

@@ -46,6 +46,7 @@ int error_of(const Order &order, const Item &item) {
 int settle_departure(sn_frames &f, const Order &order, const Item &item) {
   Granule &g = f.granules[item.granule];
   const int failed = error_of(order, item);
+  if (sn::is_pinned(f, item.granule)) return EBUSY;  // since it began to leave: it stays private, with pages of its own
   if (failed != 0) {
     if (failed == EIO) g.region = sn::kNone;  // it stays taken, by nobody: that place is not written again
     sn::turn_shared(f, item.granule);  // where that fails too, it stays private and unsaved, with all its bytes
@@ -60,6 +61,7 @@ int settle_departure(sn_frames &f, const Order &order, const Item &item) {
 
 int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
   int error = error_of(order, item);
+  if (error == 0 && sn::is_pinned(f, item.granule)) error = EBUSY;
   if (error == 0) error = -sn::turn_resident(f, item.granule, item.frame, order.writes);
   if (error != 0) {
     f.pool.give(item.frame);
@@ -105,6 +107,7 @@ int add_departure(sn_frames &f, Order &order, uint32_t granule) {
   Granule &g = f.granules[granule];
   if (g.view == View::kNothing) return -EINVAL;
   if (g.view == View::kFile) return 1;
+  if (is_pinned(f, granule)) return -EBUSY;
   size_t piece = SIZE_MAX;
   if (g.view == View::kShared || !g.saved) {
     int error = region_for(f, granule);
@@ -121,7 +124,7 @@ int add_departure(sn_frames &f, Order &order, uint32_t granule) {
 int add_arrival(sn_frames &f, Order &order, uint32_t granule) {
   Granule &g = f.granules[granule];
   if (g.view == View::kNothing) return -EINVAL;
-  if (g.view != View::kFile) return 1;
+  if (g.view != View::kFile || is_pinned(f, granule)) return 1;
   const uint32_t frame = f.pool.take();
   if (frame == kNone) return -ENOSPC;
   g.order = &order;

@@ -12,7 +12,7 @@ using sn::View;
 constexpr uint32_t kLeaveTogether = 16;  // granules: a large transfer is fast
 
 bool may_leave(const Granule &g) {
-  return (g.view == View::kShared || g.view == View::kPrivate) && g.order == nullptr;
+  return (g.view == View::kShared || g.view == View::kPrivate) && g.order == nullptr && !g.pinned;
 }
 
 // An operator may have made it for those within it, which the record does not tell apart.

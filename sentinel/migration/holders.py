@@ -31,8 +31,9 @@ STORAGE_ROW = np.dtype(
     [(name, "<u8") for name in ("storage", "python", "address", "nbytes", "uses", "memory", "resizable")]
 )
 
-STOCK, MANAGED, OTHER, NOT_HOST = range(4)
-"""`memory` of a storage: stock torch's, ours, somebody else's, not in host memory."""
+STOCK, MANAGED, OTHER, NOT_HOST, REGISTERED = range(5)
+"""`memory` of a storage: stock torch's, ours, somebody else's, not in host memory, stock torch's that a GPU's driver
+has registered and uses where it is."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _HANDLES = (torch.Tensor, torch.UntypedStorage)
@@ -145,6 +146,8 @@ class _Judge:
             return "it is not in host memory"
         if row["memory"] == OTHER:
             return "its memory is not torch's own (a numpy array, a file, shared memory or another library gave it)"
+        if row["memory"] == REGISTERED:
+            return "a device's driver has registered its memory (cudaHostRegister), and uses it where it is"
         tensors = self.tensors[int(row["storage"])]
         strange = {self.types[int(t["python"])] for t in tensors if int(t["python"]) in self.types} - set(_PLAIN)
         if strange:

@@ -26,6 +26,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.rules import require
 from sentinel.core.run import Run
 from sentinel.core.trace import Phase
+from sentinel.core.units import format_bytes
 from sentinel.migration.adopt import adopt
 from sentinel.migration.memory import ManagedMemory
 from sentinel.profiler import annotate, names, torch_shim
@@ -163,7 +164,7 @@ class PassiveSession:
             recorded if bounded else None,
             self._times,
         )
-        beside = () if self._overlapped is None else tuple(self._overlapped.notes())
+        beside = (*([] if self._overlapped is None else self._overlapped.notes()), *self._about_devices())
         ran_s = time.monotonic() - self._began
         return build_report(
             setup=Setup(
@@ -178,6 +179,17 @@ class PassiveSession:
                 storage=figures,
             )
         )
+
+    def _about_devices(self) -> list[str]:
+        assert self._framed is not None
+        stays = self._framed.counters().frames.pinned * FRAME_BYTES
+        if not stays:
+            return []
+        told = (
+            f"{format_bytes(stays)} of tensors stay where they are: a device's driver has registered memory there"
+            " (cudaHostRegister) and uses its pages; other tensors have that much less"
+        )
+        return [told]
 
     def _close(self) -> None:
         """May be called again, wherever it was cut short."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 from sentinel.core.ending import end_all
@@ -15,6 +16,7 @@ from sentinel.profiler.pages.protocol import AddressRange, PageSamples, PageTrac
 from sentinel.profiler.pages.trackers import AUTO, check_words, choose
 from sentinel.profiler.record import StepRecorder
 from sentinel.session.training_job import TrainingJob
+from sentinel.system import native
 
 LARGE_BYTES = 16 << 30
 """Jobs whose tensors hold so much are watched in granules: at 0.5 to 0.9 µs a fault and about five faults a page, the
@@ -74,7 +76,11 @@ class Recording:
         def others() -> list[str]:
             return holders(lambda address: address in tensors or self._memory.contains(address))
 
-        self._with_tracker(lambda tracker: tracker.prepare(watched, others))
+        def prepare(tracker: PageTracker) -> None:
+            self._require_no_device()
+            tracker.prepare(watched, others)
+
+        self._with_tracker(prepare)
 
     def begin(self, layer: int) -> None:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the cycle's first tick."""
@@ -89,8 +95,19 @@ class Recording:
         base, _, reserved = self._memory.exclusive_extent()
         return AddressRange(base, base + reserved)
 
+    def _require_no_device(self) -> None:
+        """Raises CapabilityError where watching would replace pages that a device goes on using."""
+        base, used, _ = self._memory.exclusive_extent()
+        if native.function("sn_device_pins", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)(base, used):
+            raise CapabilityError(
+                "replacing the memory of tensors that a device's driver has registered (cudaHostRegister)",
+                "the device would go on using the pages that were there",
+                "register it after the watched step, or use --tracker ops",
+            )
+
     def _watch_pages(self, layer: int) -> None:
         def watch(tracker: PageTracker) -> None:
+            self._require_no_device()
             tracker.start([self._arena()], lambda: holders(self._memory.contains))
             tracker.mark(layer)
 

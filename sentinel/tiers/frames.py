@@ -73,7 +73,8 @@ class Counters(NamedTuple):
     frames, made by stores into what is clean or away, when they were last looked for; `most_own_pages`: that were ever
     found. `unread_bytes`: were away, and came without being read, since they were to be zero. `kept`: granules that
     stay resident, since stores that nobody announced came again and again. `failed_reads`, `failed_writes`: pieces of
-    transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno of the last of each, or 0."""
+    transfers that the disk or a limit refused; `read_failure`, `write_failure`: errno of the last of each, or 0.
+    `pinned`: granules that stay as they are, since a device has pages of theirs."""
 
     free_frames: int
     free_regions: int
@@ -94,6 +95,7 @@ class Counters(NamedTuple):
     failed_writes: int
     read_failure: int
     write_failure: int
+    pinned: int
 
 
 class Turned(NamedTuple):

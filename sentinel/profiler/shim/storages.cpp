@@ -23,7 +23,7 @@ using c10::StorageImpl;
 using c10::TensorImpl;
 using torch::autograd::Variable;
 
-enum { kStockMemory = 0, kManagedMemory = 1, kOtherMemory = 2, kNotInHostMemory = 3 };
+enum { kStockMemory = 0, kManagedMemory = 1, kOtherMemory = 2, kNotInHostMemory = 3, kRegisteredMemory = 4 };
 
 // As in sentinel/migration/holders.py.
 struct TensorRow {
@@ -83,7 +83,8 @@ uint64_t memory_of(const StorageImpl *storage) {
   if (storage->sym_nbytes().is_heap_allocated() || !data.device().is_cpu()) return kNotInHostMemory;
   if (data.get() == nullptr || data.get() != data.get_context()) return kOtherMemory;
   if (data.get_deleter() == &sn_shim::release) return kManagedMemory;
-  return data.get_deleter() == stock ? kStockMemory : kOtherMemory;
+  if (data.get_deleter() != stock) return kOtherMemory;
+  return sn_device_pins(word(data.get()), storage->nbytes()) != 0 ? kRegisteredMemory : kStockMemory;
 }
 
 // All tensors to be found from those given: their gradients and the bases of views too.
