@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from sentinel.system import host_load, process_tree
 
 PACKAGES = ("numpy", "sentinel-hm", "torch", "transformers")
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,18 +139,9 @@ def emit(claim: str, settings: Mapping[str, Any], results: Any) -> None:
     print(json.dumps(told(claim, settings, results), indent=2))
 
 
-def others_s() -> float:
-    """Seconds of all processors that others, the hypervisor included, have had so far: not this process, nor what it
-    has started, as far as that runs or was waited for. Only a difference means something."""
-    spent = _lines("/proc/stat")[0].split()[1:9]  # user, nice, system, idle, iowait, irq, softirq, steal
-    busy = sum(int(ticks) for index, ticks in enumerate(spent) if index not in (3, 4)) / os.sysconf("SC_CLK_TCK")
-    return busy - tree_s(os.getpid())
-
-
 def tree_s(pid: int) -> float:
     """Seconds of processors that a process and all below it have had, and those that they have waited for."""
-    found = _processes()
-    return sum(found[each].ticks for each in (pid, *_below(pid, found)) if each in found) / os.sysconf("SC_CLK_TCK")
+    return process_tree.ticks(pid, process_tree.processes()) / os.sysconf("SC_CLK_TCK")
 
 
 def adopt_orphans() -> None:
@@ -160,11 +153,11 @@ def adopt_orphans() -> None:
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
     """Kills a process and, after `adopt_orphans`, what it has started, and waits for all of them."""
-    below = _below(process.pid, _processes())
+    below = process_tree.tree(process.pid, process_tree.processes())[1:]
     process.kill()
     process.wait()
     while True:
-        found = _processes()
+        found = process_tree.processes()
         orphans = [pid for pid in below if pid in found and found[pid].parent == os.getpid()]
         if not orphans:
             return
@@ -173,36 +166,18 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
             os.waitpid(pid, 0)
 
 
-class _Process(NamedTuple):
-    """`ticks`: of it, and of those that it has waited for."""
-
-    parent: int
-    ticks: int
-
-
-def _processes() -> dict[int, _Process]:
-    """Those that there are, by their numbers."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (lines := _lines(f"/proc/{name}/stat")):
-            told = "\n".join(lines).rpartition(")")[2].split()  # a name may have anything in it
-            found[int(name)] = _Process(int(told[1]), sum(map(int, told[11:15])))
-    return found
-
-
-def _below(pid: int, found: Mapping[int, _Process]) -> list[int]:
-    """The children of a process, theirs, and so on."""
-    below, of = [], {pid}
-    while of:
-        of = {each for each, told in found.items() if told.parent in of}
-        below += sorted(of)
-    return below
-
-
 def others_share() -> Callable[[], float]:
-    """A call that tells what share of the processors others have had since now; see `others_s`."""
-    before, began = others_s(), time.monotonic()
-    return lambda: round((others_s() - before) / ((time.monotonic() - began) * len(os.sched_getaffinity(0))), 3)
+    """A call that tells what share of the processors others, the hypervisor included, have had since now: not this
+    process, nor what it has started, as far as that runs or was waited for. Whoever calls exits where nobody tells."""
+    before = host_load.spent(os.getpid())
+
+    def told() -> float:
+        share = host_load.others_share(before, host_load.spent(os.getpid()))
+        if share is None:
+            raise SystemExit("/proc/stat does not tell what others had of the processors: times cannot be judged here")
+        return round(share, 3)
+
+    return told
 
 
 def _lines(path: str) -> list[str]:

@@ -139,10 +139,9 @@ def measured(budget: str, options: argparse.Namespace) -> dict[str, Any]:
             else:
                 (group[0] / group[1]).write_text(str(results["sentinel_peak_bytes"]))
                 processes[SWAP] = _shape(options) + _join(group)
-        others_s = _bench.others_s()
-        began = time.monotonic()
+        others = _bench.others_share()
         told = _trained(processes, options, rounds=options.rounds)
-        results["others_share"] = (_bench.others_s() - others_s) / (time.monotonic() - began) / (os.cpu_count() or 1)
+        results["others_share"] = others()
     return results | _summed_up(told)
 
 

@@ -16,7 +16,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,9 @@ def measure(
     shares = []
     for order in _bench.taking_turns(variants, rounds):
         print(f"round {len(raw) + 1} of {rounds}: {', '.join(order)}", file=sys.stderr, flush=True)
-        began, busy = time.monotonic(), _bench.others_s()
+        others = _bench.others_share()
         raw.append(_bench.child(STEP, ["--variants", *order, *options], environment)["runs"])
-        cores = _bench.machine()["cores"]
-        shares.append(max(0.0, _bench.others_s() - busy) / (time.monotonic() - began) / cores)
+        shares.append(others())
         ratios = (f"{name} {run['step_ns'] / raw[-1][STOCK]['step_ns']:.2f}" for name, run in raw[-1].items())
         print(f"  over stock: {', '.join(ratios)}", file=sys.stderr, flush=True)
     return raw, shares

@@ -125,11 +125,11 @@ def orders(policies: Sequence[str], examples: Sequence[str], fast: str) -> list[
 
 def run(order: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:
     """One cell, executed and judged, or with the reason why not."""
-    load, began, busy_s = os.getloadavg()[0], time.monotonic(), _bench.others_s()
+    load, began, had = os.getloadavg()[0], time.monotonic(), _bench.others_share()
     told = execute(order, given.slow, given.steps, given.threads)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     took_s = time.monotonic() - began
-    others = round((_bench.others_s() - busy_s) / (took_s * len(os.sched_getaffinity(0))), 3)
+    others = had()
     took = {"when": when, "load_before": load, "took_s": round(took_s, 1), "others_share": others}
     found = told if "refused" in told else judged(told)
     said = f"{found['error']:+.1%}" if "error" in found else f"refused: {found['refused']}"

@@ -110,6 +110,8 @@ def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast
         ours=_ours(told) if told["ours"] else None,
         unwatched_steps_ns=tuple(told["unwatched_steps_ns"]),
         busy_share=told["busy_share"],
+        waited_share=told["waited_share"],
+        judged_by=told["judged_by"],
     )
 
 

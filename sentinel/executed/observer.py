@@ -32,13 +32,15 @@ class Observation:
     """What one child saw. `by_node`: bytes touched in the measured steps, node -> bytes.
 
     `least_free_bytes`: of the fast node, at any operator of a measured step or any tick of any step.
-    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`: how
-    busy the host was in these steps; see HostLoad.
+    `unwatched_steps_ns`: what each step took that was neither audited nor measured, but the first. `busy_share`,
+    `waited_share`, `judged_by`: how busy the host was in these steps; see HostLoad.
     """
 
     steps: int = 0
     unwatched_steps_ns: list[int] = field(default_factory=list)
     busy_share: float | None = None
+    waited_share: float | None = None
+    judged_by: host_load.JudgedBy | None = None
     measured_steps: int = 0
     by_node: dict[int, int] = field(default_factory=dict)
     least_free_bytes: int | None = None
@@ -99,13 +101,14 @@ class StepObserver(Observer):
 
     def _note_time(self) -> None:
         now, before = time.perf_counter_ns(), self._ended_ns
-        self._ended_ns = now
         if self._first_load is None or before is None:
             self._first_load = host_load.read(threading.get_native_id())
         elif self.seen.steps < self._window.warm_up - 1:
             self.seen.unwatched_steps_ns.append(now - before)
-            load = host_load.read(threading.get_native_id())
-            self.seen.busy_share = host_load.between(self._first_load, load).busy_share
+            load = host_load.between(self._first_load, host_load.read(threading.get_native_id()))
+            self.seen.busy_share, self.seen.waited_share = load.busy_share, load.waited_share
+            self.seen.judged_by = load.judged_by
+        self._ended_ns = time.perf_counter_ns()  # to read the load takes milliseconds where there are many processes
 
     def _end_layer(self) -> None:
         if self._layer is None:

@@ -71,21 +71,23 @@ class StepClock:
         ends = self.times_ns[each - 1 :: each]
         return [end - begin for begin, end in pairwise(ends)]
 
-    def busy_share(self) -> float | None:
+    def load(self) -> dict[str, Any]:
         """How busy the host was in the judged steps; see HostLoad."""
-        return host_load.between(self.loads[0], self.loads[-1]).busy_share if len(self.loads) > 1 else None
+        found = host_load.between(self.loads[0], self.loads[-1]) if len(self.loads) > 1 else None
+        return {name: getattr(found, name, None) for name in ("busy_share", "waited_share", "judged_by")}
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
         self._modules.setdefault(id(module), module)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self.times_ns.append(time.perf_counter_ns())
+        steps = len(self.times_ns) + 1
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
-        elif len(self.times_ns) > 2 * len(self.optimizers):
+        elif steps > 2 * len(self.optimizers):
             self._forward.remove()
-        if len(self.times_ns) == self._judged_from * len(self.optimizers):
-            self.loads = [host_load.read(self._thread)]
+        if steps == self._judged_from * len(self.optimizers):
+            self.loads = [host_load.read(self._thread)]  # takes milliseconds, which no judged step is to have
+        self.times_ns.append(time.perf_counter_ns())
 
     def end(self) -> None:
         """The script has ended: nothing more is heard."""
@@ -106,7 +108,7 @@ def trained(order: TrainingOrder) -> dict[str, Any]:
         "losses": digest_of_losses(found),
         "n_losses": len(found),
         "parameters": digest_of_trained(clock.models(), clock.optimizers),
-        "busy_share": clock.busy_share(),
+        **clock.load(),
         **told,
     }
 

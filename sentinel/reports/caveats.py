@@ -18,7 +18,7 @@ from sentinel.reports.price_of_moves import unpriced
 from sentinel.reports.setup import Setup
 
 BUSY_SHARE = 0.1
-"""A host that kept the job's thread from a processor for more than this share of its time tells no speeds."""
+"""Where others have more than this share of a host's processors, its times tell no speeds."""
 MAX_EVENTS = 8
 """Of a run's own sentences; the rest are counted."""
 
@@ -55,6 +55,7 @@ def caveats_of(
     found = Grades(busy(headline), [], [])
     found.serious.extend([] if headline["kind"] == "executed" else [done_sentence(headline)])
     found.add(setup.notes)
+    found.notes.extend(_of_waits(headline))
     if plan is not None:
         _of_plan(plan, found)
     if run is not None:
@@ -72,19 +73,51 @@ def caveats_of(
     return found
 
 
+PHASES = {"profiled": "profiled step", "applied": "applied steps"}
+
+
 def busy(headline: dict[str, Any]) -> list[str]:
     """One sentence if the host was so busy that times of this session say little, and ratios of them nothing."""
-    shares = {"profiled step": headline.get("busy_profiled_share"), "applied steps": headline.get("busy_applied_share")}
-    numbers = {
-        name: share for name, share in shares.items() if isinstance(share, int | float)
-    }  # a file may have others
-    told = [f"{share:.0%} of the {name}" for name, share in numbers.items() if share > BUSY_SHARE]
+    others: list[str] = []
+    waits: list[str] = []
+    for phase, name in PHASES.items():
+        share = _number(headline, f"busy_{phase}_share")
+        if share is not None and share > BUSY_SHARE:
+            by_others = _number(headline, f"others_{phase}_share") is not None
+            (others if by_others else waits).append(f"{share:.0%} of the {name}")
+    if not others and not waits:
+        return []
+    told, then = [], "Times of this run say little, so no ratio of them is stated; run it again alone"
+    if others:
+        told.append(f"for {' and '.join(others)} others had the processors")
+    if waits:
+        told.append(
+            f"for {' and '.join(waits)} the training thread waited for a processor, or a hypervisor had given it to"
+            " others (what others had is not told there)"
+        )
+        then += ", with no more threads than processors, or than a limit of the container grants"
+    return [f"The host was busy: {'; '.join(told)}. {then}."]
+
+
+def _of_waits(headline: dict[str, Any]) -> list[str]:
+    """That the training thread waited for a processor, where others did not have it."""
+    told = []
+    for phase, name in PHASES.items():
+        waited, others = (_number(headline, f"{what}_{phase}_share") for what in ("waited", "others"))
+        if waited is not None and others is not None and waited > BUSY_SHARE >= others:
+            told.append(f"{waited:.0%} of the time in the {name}, while others had {others:.0%} of the processors")
     if not told:
         return []
-    why = "the training thread waited for a processor, or a hypervisor had given it to others"
-    then = "Times of this run say little, so no ratio of them is stated; run it again alone, with no more threads than"
-    then += " processors, or than a limit of the container grants."
-    return [f"The host was busy: for {' and '.join(told)} {why}. {then}"]
+    why = (
+        "Threads of the job itself had it, such as Sentinel's movers, or a limit of the container was used up: that is"
+    )
+    return [f"The training thread waited for a processor: {'; '.join(told)}. {why} part of what a step takes here."]
+
+
+def _number(headline: dict[str, Any], name: str) -> float | None:
+    """A file may have anything there."""
+    value = headline.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _of_plan(plan: Plan, found: Grades) -> None:

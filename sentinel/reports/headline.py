@@ -13,7 +13,6 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.setup import Done, Setup
-from sentinel.system.host_load import HostLoad
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
 """Moved when a plan begins or ends, not in every step."""
@@ -65,8 +64,7 @@ def headline_of(
         "optimality_gap": _gap(plan, predicted),
         "setup_ns": setup.setup_ns,
         "plan_ns": setup.plan_ns,
-        "busy_profiled_share": _busy(setup.profiled_load),
-        "busy_applied_share": _busy(setup.applied_load),
+        **_loads(setup),
         "mil": _whole(plan.details.get("mil")) if plan else None,
         "cases": _cases(plan, run),
         "steps": len(run.steps) if run else None,
@@ -75,8 +73,14 @@ def headline_of(
     }
 
 
-def _busy(load: HostLoad | None) -> float | None:
-    return None if load is None else load.busy_share
+def _loads(setup: Setup) -> dict[str, float | None]:
+    """How busy the host was, what others had, and what the training thread waited, in each phase."""
+    loads = {"profiled": setup.profiled_load, "applied": setup.applied_load}
+    return {
+        f"{what}_{phase}_share": getattr(load, f"{what}_share", None)
+        for what in ("busy", "others", "waited")
+        for phase, load in loads.items()
+    }
 
 
 def range_shares(plan: Plan | None) -> dict[str, float | None]:

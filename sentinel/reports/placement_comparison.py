@@ -48,7 +48,7 @@ class Row:
     free; None where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
     `same_losses`, `same_parameters`: bit by bit, as in all-fast stock training. `unwatched_steps_ns`: what steps of the
     warm-up took, in order, which nothing slows but the ballast being kept; they mean nothing in an emulated machine.
-    `busy_share`: how busy the host was in these steps; see HostLoad.
+    `busy_share`, `waited_share`, `judged_by`: how busy the host was in these steps; see HostLoad.
     """
 
     name: str
@@ -72,6 +72,8 @@ class Row:
     skipped: str = ""
     unwatched_steps_ns: tuple[int, ...] = ()
     busy_share: float | None = None
+    waited_share: float | None = None
+    judged_by: str | None = None
 
     @property
     def migrated_bytes(self) -> int | None:

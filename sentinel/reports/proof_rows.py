@@ -24,6 +24,8 @@ class ProvedRow:
     `step_ns`: median of the judged steps, `least_ns` and `most_ns` the shortest and the longest. `over_stock`,
     `over_control`: over the median step of the stock run, and of everything in fast memory under the same runtime.
     `predicted`: the latter as it was predicted before the run. `same_bits`: losses and all that was trained.
+    `busy_share`: what others had of the processors, or where nobody tells that (`by_waits`), what the training thread
+    waited for one. `waited_share`: what it waited in any case, for threads of its own too; nothing is judged by it.
     """
 
     workload: str
@@ -39,6 +41,8 @@ class ProvedRow:
     moved_bytes: int | None = None
     same_bits: bool | None = None
     busy_share: float | None = None
+    by_waits: bool = False
+    waited_share: float | None = None
     said: str = ""
 
     @property
@@ -86,13 +90,19 @@ def _row(cell: Mapping[str, Any], stock: Any, control: Any, proof: Proof) -> Pro
         served_share=cell.get("fast_served_fraction"),
         moved_bytes=cell.get("migrated_bytes_per_step"),
         same_bits=bits,
-        busy_share=cell.get("busy_share"),
+        **_load(cell),
         said="; ".join(cell.get("notes", ())),
     )
 
 
 def _over(step: float | None, other: Any) -> float | None:
     return step / median(other["steps_ns"]) if step is not None and other and other.get("steps_ns") else None
+
+
+def _load(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects of before `judged_by` were judged by waits."""
+    by_waits = told.get("busy_share") is not None and told.get("judged_by", "waits") == "waits"
+    return {"busy_share": told.get("busy_share"), "by_waits": by_waits, "waited_share": told.get("waited_share")}
 
 
 def _kernel_rows(workload: str, proof: Proof) -> Iterator[ProvedRow]:
@@ -121,6 +131,6 @@ def _kernel_rows(workload: str, proof: Proof) -> Iterator[ProvedRow]:
             served_share=row["served_share"],
             moved_bytes=None,
             same_bits=None if name == CONTROL else bool(row["same_losses"] and row["same_parameters"]),
-            busy_share=row.get("busy_share"),
+            **_load(row),
             said="" if steps else "no step was measured",
         )

@@ -84,16 +84,35 @@ def notes(proof: Proof) -> list[str]:
             "the clock was set back meanwhile: by the clock a prediction is later than its run. Their numbers say that"
             " it was written first, and each run names the digest of its prediction"
         )
-    busy = [row.busy_share for row in rows(proof) if row.busy_share is not None]
-    if loud := [share for share in busy if share > BUSY_SHARE]:
-        found.append(
-            f"the host was busy in {len(loud)} of {len(busy)} runs: the training thread waited for a processor, or a"
-            f" hypervisor took it, for up to {max(loud):.0%} of the time. Ratios with these runs are not told"
-        )
+    found += _of_load([row for row in rows(proof) if row.busy_share is not None])
     found += [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said]
     found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
     found += [f"put back: {sentence}" for sentence in proof["put_back"]]
     return found
+
+
+def _of_load(told: Sequence[ProvedRow]) -> Iterator[str]:
+    """How busy the host was, of the runs that tell it."""
+    loud = [row for row in told if row.busy_share is not None and row.busy_share > BUSY_SHARE]
+    for by_waits in (False, True):
+        shares = [row.busy_share or 0 for row in loud if row.by_waits == by_waits]
+        why = (
+            "the training thread waited for a processor, or a hypervisor took it (what others had is not known there)"
+            if by_waits
+            else "others had the processors"
+        )
+        if shares:
+            yield (
+                f"the host was busy in {len(shares)} of {len(told)} runs: {why}, for up to {max(shares):.0%} of the"
+                " time. Ratios with these runs are not told"
+            )
+    waited = [row.waited_share for row in told if row not in loud and (row.waited_share or 0) > BUSY_SHARE]
+    if waited:
+        yield (
+            f"in {len(waited)} of {len(told)} runs the training thread waited for a processor for up to"
+            f" {max(share or 0 for share in waited):.0%} of the time, and others did not have it: threads of the job"
+            " itself did, or a limit of the container was used up. That is part of what a step takes there"
+        )
 
 
 def _clock_set_back(proof: Proof) -> bool:

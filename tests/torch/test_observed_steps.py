@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 from sentinel.executed import observer
 from sentinel.executed.observer import StepObserver, Window
-from sentinel.system.host_load import Reading
+from sentinel.system.host_load import Reading, Spent
 
 LAYERS = 3
 
@@ -54,10 +54,9 @@ def of(plan: str) -> list[str]:
 
 
 def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    ms = 1_000_000
-    readings = iter(
-        [Reading(0, 0, 10 * ms, 0, 0, 0), Reading(0, 0, 30 * ms, 0, 0, 0), Reading(0, 0, 70 * ms, 40 * ms, 0, 0)]
-    )
+    ms, unknown = 1_000_000, Spent({}, None, frozenset())
+    ran, waited = (10 * ms, 30 * ms, 70 * ms), (0, 0, 40 * ms)
+    readings = iter([Reading(0, 0, *each, unknown) for each in zip(ran, waited, strict=True)])
     monkeypatch.setattr(observer, "node_free_bytes", lambda node: 1 << 20)
     monkeypatch.setattr(observer.host_load, "read", lambda _: next(readings))
     made = StepObserver(Window(4, 1), 0, lambda: None)
@@ -68,6 +67,7 @@ def test_how_busy_the_host_was_is_told_of_the_steps_whose_times_are(monkeypatch:
     made._entered.close()
     assert len(made.seen.unwatched_steps_ns) == 2
     assert shares == [None, 0.0, 0.4, 0.4]
+    assert (made.seen.waited_share, made.seen.judged_by) == (0.4, "waits")
 
 
 def test_the_last_step_of_warm_up_and_the_measured_ones_are_audited(watched: StepObserver) -> None:

@@ -27,16 +27,17 @@ input()
 WATCHES = f"""
 import json, os, subprocess, sys
 from benchmarks import _bench
+from sentinel.system import process_tree
 
 _bench.adopt_orphans()
 began = _bench.tree_s(os.getpid())
 process = subprocess.Popen([sys.executable, "-c", {STARTS!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 process.stdout.readline()
-below = _bench._below(os.getpid(), _bench._processes())
+below = process_tree.tree(os.getpid(), process_tree.processes())[1:]
 told = [_bench.tree_s(process.pid), _bench.tree_s(os.getpid()) - began]
 _bench.end_tree(process)
 told.append(_bench.tree_s(os.getpid()) - began)
-print(json.dumps([len(below), told, _bench._below(os.getpid(), _bench._processes())]))
+print(json.dumps([len(below), told, process_tree.tree(os.getpid(), process_tree.processes())[1:]]))
 """
 
 

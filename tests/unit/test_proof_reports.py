@@ -86,7 +86,22 @@ def test_a_busy_host_tells_no_ratio() -> None:
     found["cells"][2]["busy_share"] = 0.4
     ours = by_name(found)["sentinel"]
     assert (ours.over_stock, ours.over_control, ours.error) == (None, None, None)
-    assert any("busy in 1 of 4 runs" in note and "40%" in note for note in proof_tables.notes(found))
+    said = [note for note in proof_tables.notes(found) if "busy in 1 of 4 runs" in note and "40%" in note]
+    assert "the training thread waited" in said[0]  # as an object of before tells it
+    found["cells"][2]["judged_by"] = "others"
+    assert any("runs: others had the processors, for up to 40%" in note for note in proof_tables.notes(found))
+
+
+def test_what_a_run_waited_for_its_own_threads_costs_no_ratio() -> None:
+    found = proof()
+    quiet = by_name(proof())["sentinel"]
+    found["cells"][2] |= {"busy_share": 0.02, "judged_by": "others", "waited_share": 0.4}
+    ours = by_name(found)["sentinel"]
+    assert quiet.over_control is not None
+    assert (ours.over_stock, ours.over_control) == (quiet.over_stock, quiet.over_control)
+    notes = proof_tables.notes(found)
+    assert any("in 1 of 4 runs the training thread waited" in note and "up to 40%" in note for note in notes)
+    assert not any("busy" in note for note in notes)
 
 
 def test_an_emulated_machine_tells_no_time() -> None:

@@ -81,24 +81,27 @@ def test_a_host_whose_speed_changed_gives_no_ratio() -> None:
     assert "times a stock step" in said(executed=executed(), simulated=SIMULATED)["speed"]
 
 
-def loads(profiled: float | None, applied: float | None) -> Setup:
-    first, then = HostLoad(10**9, 10**9, profiled, 0.0), HostLoad(10**9, 10**9, 0.0, applied)
+def loads(profiled: float | None, applied: float | None, waited: float | None = 0.0) -> Setup:
+    """What others had is known of the applied steps only."""
+    first, then = HostLoad(10**9, 10**9, profiled, 0.0, None), HostLoad(10**9, 10**9, waited, 0.0, applied)
     return Setup(profiled_load=first, applied_load=then)
 
 
 @pytest.mark.parametrize(
     ("setup", "told"),
     [
-        (loads(0.34, 0.05), "for 34% of the profiled step the training thread waited"),
-        (loads(0.05, 0.12), "for 12% of the applied steps the"),
-        (loads(0.34, 0.12), "for 34% of the profiled step and 12% of the applied steps the"),
+        (loads(0.34, 0.05), "busy: for 34% of the profiled step the training thread waited"),
+        (loads(0.05, 0.12), "busy: for 12% of the applied steps others had the processors. Times"),
+        (loads(0.34, 0.12), "others had the processors; for 34% of the profiled step the training thread waited"),
     ],
 )
 def test_a_busy_host_is_the_first_caveat_and_no_ratio_is_stated(setup: Setup, told: str) -> None:
     report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=setup)
     assert report.caveats[0].startswith("The host was busy: ")
     assert told in report.caveats[0]
-    assert "a limit of the container" in report.caveats[0]  # what waits for its quota waits likewise
+    waits = "the training thread waited" in told
+    assert ("a limit of the container" in report.caveats[0]) == waits  # what waits for its quota waits likewise
+    assert ("what others had is not told there" in report.caveats[0]) == waits
     assert "the host was busy, so it is not compared" in dict(report.heading.summary)["speed"]
     for form in (report.text(), page(report)):
         words = " ".join(form.split())
@@ -111,8 +114,22 @@ def test_a_host_that_was_hardly_busy_changes_nothing() -> None:
     assert not any("busy" in caveat for caveat in report.caveats)
     words = " ".join(report.text().split())
     assert "times a stock step" in words
-    assert "10.0% in the profiled step" in words
+    assert "host busy 10.0% in the profiled step, 0.0% in the applied steps" in words
+    assert "; not known in the profiled step: waits instead" in words
     assert "host busy" not in build_report(profile=PROFILE, executed=executed()).text()
+
+
+def test_what_the_job_s_own_threads_make_it_wait_is_told_and_not_judged() -> None:
+    """As movers do that copy on the processors that compute."""
+    setup = loads(0.0, 0.02, waited=0.34)
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=setup)
+    words = " ".join(report.text().split())
+    assert "times a stock step" in words
+    assert "The host was busy" not in words
+    assert "waits 0.0% in the profiled step, 34.0% in the applied steps" in words
+    said = "waited for a processor: 34% of the time in the applied steps, while others had 2% of the processors."
+    assert any(said in caveat for caveat in report.caveats)
+    assert report.headline["busy_applied_share"] == 0.02
 
 
 def test_a_plan_with_room_for_all_saves_nothing() -> None:

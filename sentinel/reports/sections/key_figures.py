@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.caveats import busy
+from sentinel.reports.caveats import PHASES, busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs
@@ -74,10 +74,21 @@ def _by_ranges(h: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _by_load(h: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """How busy the host was; empty where that is not known."""
-    shares = {"profiled step": h["busy_profiled_share"], "applied steps": h["busy_applied_share"]}
-    told = [f"{share:.1%} in the {name}" for name, share in shares.items() if share is not None]
-    return [("host busy", ", ".join(told), "the thread waited for a processor, or it was stolen")] if told else []
+    """How busy the host was, and what the training thread waited; empty where that is not known."""
+    busy_shares, waits = (
+        {name: h[f"{what}_{phase}_share"] for phase, name in PHASES.items()} for what in ("busy", "waited")
+    )
+    by_waits = [name for phase, name in PHASES.items() if h[f"others_{phase}_share"] is None and busy_shares[name]]
+    instead = f"; not known in the {' and '.join(by_waits)}: waits instead" if by_waits else ""
+    rows = (
+        ("host busy", busy_shares, f"what others had of the processors{instead}"),
+        ("waits", waits, "of the training thread for a processor; own threads make it wait too"),
+    )
+    return [
+        (what, ", ".join(f"{share:.1%} in the {name}" for name, share in shares.items() if share is not None), note)
+        for what, shares, note in rows
+        if any(share is not None for share in shares.values())
+    ]
 
 
 def in_words(kind: str | None) -> str:
