@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sentinel.core.machine import Link, Machine, TierKind, TierSpec
 from sentinel.core.units import PAGE_BYTES
-from tests.builders import GB, MIB
+from tests.builders import GB, MIB, machine_type
 
 
 def three_tiers(
@@ -26,7 +26,7 @@ def three_tiers(
 ) -> Machine:
     """Tiers `fast`, `middle` and `slow` without latency, the last two of `kind`. Bandwidths in bytes per second, links
     alike both ways."""
-    return Machine(
+    return machine_type(kind, (middle_link, middle_bw), (slow_link, slow_bw))(
         name="three",
         tiers=(
             TierSpec("fast", "described", fast_bytes, 0, 100 * GB, 100 * GB),

@@ -11,7 +11,7 @@ from sentinel.core.machine import Link, Machine, TierSpec
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.system.sysfs import as_list
 from sentinel.system.topology import Topology, reordered
-from sentinel.tiers.choice import declared_words, host_bytes, links_among
+from sentinel.tiers.choice import declared_words, host_bytes, links_among, of_memory
 
 PLANNED_MOVERS = 1
 """Movers a direction that carry out a plan, in pages of 4 KiB: their figure is the link's."""
@@ -32,7 +32,8 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
         kind, tiers = declared_words(slow)
         slower = tuple(tier.spec(kind, host) for tier in tiers)
         declared = Machine(f"calibrated, {slow}", (fast, *slower), links_among(fast, slower), decided_by="user")
-        return with_moving(declared, found.moving)
+        copied = any(each.node is None for each in found.moving)
+        return with_moving(of_memory(declared) if copied else declared, found.moving)
     if len(found.nodes) < 2:
         raise UsageError("a machine has two tiers, and only one node was measured", "name a declared tier with --slow")
     ordered = reordered(host, {} if found.emulated else {n.node: n.latency_ns.median for n in found.nodes})
@@ -50,14 +51,15 @@ def machine_of(found: Calibration, host: Topology, slow: str | None = None) -> M
 
 
 def copies_of(found: Calibration, host: Topology) -> Machine | None:
-    """What copies within this host's fast memory take, of which emulated tiers are made: its links have their rate and
-    what they take from compute. None where none were measured."""
+    """What copies within this host's fast memory take, of which emulated tiers are made: its links have their rate, no
+    faster than that memory was read and written, and what they take from compute. None where none were measured."""
     mine = [each for each in found.moving if each.node is None]
     if not mine:
         return None
     fast = _tier(found, found.nodes[0], host, "fast")
     copied = replace(fast, name="emulated", kind="emulated", node=None)
-    rates = [((1, 0) if each.to_fast else (0, 1), max(int(each.rate.median), 1)) for each in mine]
+    most = min(fast.read_bytes_per_s, fast.write_bytes_per_s)  # copies out of caches may have it otherwise
+    rates = [((1, 0) if each.to_fast else (0, 1), min(max(int(each.rate.median), 1), most)) for each in mine]
     links = tuple(Link(*ends, rate) for ends, rate in rates)
     return with_moving(Machine("this host", (fast, copied), links, decided_by="measurement"), mine)
 

@@ -109,8 +109,7 @@ class Link:
 class Machine:
     """The tiers, fastest first, and the links between neighbours.
 
-    A link is no faster than its source is read and its target written: whatever moves goes through both. Links of an
-    emulated tier may be: its copies are throttled to whatever was asked for, and take longer where a host cannot.
+    A link is no faster than its source is read and its target written: whatever moves goes through both.
 
     `flops_per_s`: sustained; where given, a layer takes max(FLOPs, memory traffic) on this machine
     instead of its recorded time (see `core.cost`). `full_duplex`: promotions and demotions do not
@@ -157,7 +156,7 @@ class Machine:
             source, target, most = self.tiers[link.source], self.tiers[link.target], self.most_bytes_per_s(link)
             require(
                 (
-                    link.bandwidth_bytes_per_s > most and "emulated" not in (source.kind, target.kind),
+                    link.bandwidth_bytes_per_s > most,
                     (
                         f"{of}: the link from {source.name} to {target.name} carries"
                         f" {_rate(link.bandwidth_bytes_per_s)}, but {source.name} is read at"

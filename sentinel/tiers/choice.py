@@ -107,9 +107,8 @@ def declared_words(slow: str) -> tuple[TierKind, tuple[DeclaredTier, ...]]:
 
 def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Link]:
     """Promotion and demotion between tiers 0 and `index`: as fast as the slower side reads or writes, and where a mover
-    carries pages no faster than one does. From a device whole regions are read; an emulated link is throttled to what
-    was asked for."""
-    mover = (MOVER_BYTES_PER_S,) if slow.addressable and slow.kind != "emulated" else ()
+    carries pages no faster than one does, emulated or not. From a device whole regions are read."""
+    mover = (MOVER_BYTES_PER_S,) if slow.addressable else ()
     up = min(*mover, slow.read_bytes_per_s, fast.write_bytes_per_s)
     down = min(*mover, fast.read_bytes_per_s, slow.write_bytes_per_s)
     latency_ns = round(slow.latency_ns)
@@ -119,6 +118,19 @@ def links_between(fast: TierSpec, slow: TierSpec, index: int) -> tuple[Link, Lin
 def links_among(fast: TierSpec, slower: Sequence[TierSpec]) -> tuple[Link, ...]:
     """Both ways between the fast tier and each slower one."""
     return tuple(link for index, tier in enumerate(slower, 1) for link in links_between(fast, tier, index))
+
+
+def of_memory(machine: Machine) -> Machine:
+    """`machine`, the links of its emulated tiers as fast as their memory: what a measured rate of copies is to cut, in
+    place of the rate that is taken where nobody measured one."""
+    emulated = {index for index in machine.slower if machine.tiers[index].kind == "emulated"}
+    links = (
+        replace(link, bandwidth_bytes_per_s=machine.most_bytes_per_s(link))
+        if emulated & {link.source, link.target}
+        else link
+        for link in machine.links
+    )
+    return replace(machine, links=tuple(links))
 
 
 def _described(
@@ -182,7 +194,7 @@ def _as_copied(machine: Machine, copies: Machine | None) -> Machine:
     if copies is None:
         return machine
     links = []
-    for link in machine.links:
+    for link in of_memory(machine).links:
         found = copies.link(1, 0) if link.target == machine.hub else copies.link(0, 1)
         links.append(
             replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_copies_are_a_machine_with_their_rate_and_prices() -> None:
     assert _prices(copies) == {(1, 0, 100.0, 100_000.0), (0, 1, 200.0, 200_000.0)}
     assert {(link.bandwidth_bytes_per_s, link.measured) for link in copies.links} == {(3 * GB, True)}
     assert copies_of(_found(_moving(1, True, 7.0), _moving(1, False, 8.0)), HOST) is None
+
+
+def test_copies_out_of_caches_make_no_link_that_is_faster_than_memory() -> None:
+    cached = (replace(COPIES[0], rate=_flat(50 * GB)), COPIES[1])
+    copies = copies_of(_found(*cached), HOST)
+    assert copies is not None
+    fast = copies.fast
+    most = min(fast.read_bytes_per_s, fast.write_bytes_per_s)
+    assert 3 * GB < most < 50 * GB
+    assert copies.link(1, 0).bandwidth_bytes_per_s == most
 
 
 @pytest.mark.usefixtures("host")

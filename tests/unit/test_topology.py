@@ -164,17 +164,20 @@ def test_every_preset_can_be_emulated_and_described(host: Tree, name: str) -> No
     assert (slow.kind, described.tiers[1].kind) == ("emulated", "described")
     assert slow.source.startswith(f"declared ({name}): ")
     assert slow.write_bytes_per_s <= slow.read_bytes_per_s
-    assert emulated.link(1, 0).bandwidth_bytes_per_s == min(slow.read_bytes_per_s, emulated.fast.write_bytes_per_s)
-    assert emulated.link(0, 1).bandwidth_bytes_per_s == min(slow.write_bytes_per_s, emulated.fast.read_bytes_per_s)
+    assert emulated.links == described.links
+    mover = MOVER_BYTES_PER_S if slow.addressable else slow.read_bytes_per_s
+    assert emulated.link(1, 0).bandwidth_bytes_per_s == min(mover, slow.read_bytes_per_s)
+    assert emulated.link(0, 1).bandwidth_bytes_per_s == min(mover, slow.write_bytes_per_s)
 
 
 def test_links_that_nobody_measured_carry_what_one_mover_does_in_pages(host: Tree) -> None:
     """A device is read in whole regions: its links are as fast as it is."""
     host.online("0-1").node(0, "0-1", "10 20").node(1, "", "20 10")
-    for word in ("cxl-asic-x8", "cxl-worst", "numa:1"):
+    for word in ("cxl-asic-x8", "cxl-worst", "numa:1", "emulated:cxl-asic-x8", "emulated:cxl-worst"):
         assert {link.bandwidth_bytes_per_s for link in machine_for(word).links} == {MOVER_BYTES_PER_S}
-    three = machine_for("cxl-asic-x8=1GiB+nvme-gen4")
-    assert [three.link(*pair).bandwidth_bytes_per_s for pair in ((1, 0), (2, 0), (0, 2))] == [2e9, 7e9, 5e9]
+    for word in ("cxl-asic-x8=1GiB+nvme-gen4", "emulated:cxl-asic-x8=1GiB+nvme-gen4"):
+        three = machine_for(word)
+        assert [three.link(*pair).bandwidth_bytes_per_s for pair in ((1, 0), (2, 0), (0, 2))] == [2e9, 7e9, 5e9]
 
 
 def test_a_derived_write_bandwidth_says_so() -> None:
@@ -196,7 +199,7 @@ def test_several_presets_make_a_machine_of_so_many_tiers(host: Tree) -> None:
     assert [tier.name for tier in three.tiers] == ["fast", "cxl-asic-x8", "cxl-worst"]
     assert [tier.kind for tier in three.tiers[1:]] == ["emulated", "emulated"]
     assert [tier.capacity_bytes for tier in three.tiers[:2]] == [1 << 30, 4 << 30]
-    assert three.link(2, 0).bandwidth_bytes_per_s == three.tiers[2].read_bytes_per_s
+    assert three.link(2, 0).latency_ns == three.tiers[2].latency_ns
     alone = machine_for("cxl-worst=2GiB")
     assert (alone.tiers[1].kind, alone.tiers[1].capacity_bytes) == ("described", 2 << 30)
 
