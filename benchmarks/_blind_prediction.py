@@ -7,19 +7,21 @@ is known of it; no step of a plan that is predicted here has run. `ratio` is of 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import sentinel
+from benchmarks._blind_commitment import ALL_FAST, FORCED, OURS, digest_of
 from benchmarks._validated_run import trained
 from sentinel import files
 from sentinel.calibrate import as_copied_here
 from sentinel.core.budget import Budget
-from sentinel.core.errors import SentinelError
+from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_amount
 from sentinel.planner import footprint_bytes, plan
@@ -27,21 +29,36 @@ from sentinel.session import Overrides, current, set_overrides
 from sentinel.simulator import plain_layer_ns, simulate
 from sentinel.tiers.choice import links_among
 
-ALL_FAST = "all-fast"
-
 
 def as_asked(machine: Machine) -> Machine:
-    """`machine` with the links that were asked for: on a calibrated host those of a session are as fast as copies were
-    when it was calibrated, and have the prices of that day."""
+    """`machine` with the links of a host that was not calibrated, as fast as one mover: on a calibrated one those of a
+    session are as fast as copies were when it was calibrated, and have the prices of that day."""
     return replace(machine, links=links_among(machine.fast, [machine.tiers[index] for index in machine.slower]))
 
 
-def predicted(profile: Profile, machine: Machine, policy: str, fast: str, folder: Path, stem: str) -> dict[str, Any]:
-    """The plan of one policy, kept in `folder`, and what it is to do to a step; or why there is none."""
+def forced(profile: Profile, machine: Machine, ours: Mapping[str, Any], budget: Budget) -> Plan:
+    """Ours as it would be if moves took nothing from compute, and no worse machine had to be forgiven. Raises
+    SentinelError where no plan has to be forced to move, or none moves even so."""
+    if ours.get("migrations"):
+        raise UsageError("ours moves by itself", "judge that plan")
+    made = plan(profile, machine.with_moves_dearer(0), OURS, budget=budget, forgiving=False)
+    if not made.migrations:
+        raise UsageError("ours moves nothing even where moves take nothing", "give it less fast memory")
+    return made
+
+
+def predicted(
+    profile: Profile, machine: Machine, policy: str, fast: str, folder: Path, stem: str, ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The plan of one policy, kept in `folder`, and what it is to do to a step; or why there is none. `ours`: what was
+    predicted of ours before, if it was."""
     share = "100%" if policy == ALL_FAST else fast
     budget = Budget(parse_amount(share).of(footprint_bytes(profile)))
     try:
-        made = plan(profile, machine, policy, budget=budget)
+        if policy == FORCED:
+            made = forced(profile, machine, ours, budget)
+        else:
+            made = plan(profile, machine, policy, budget=budget)
     except SentinelError as error:
         return {"refused": str(error)}
     run = simulate(made, profile, machine, steps=2)
@@ -54,7 +71,7 @@ def predicted(profile: Profile, machine: Machine, policy: str, fast: str, folder
         "migrated_bytes": sum(move.nbytes for move in made.migrations),
         "fast_bytes": made.capacity_bytes[0],
         "plan": path.name,
-        "plan_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "plan_sha256": digest_of(path),
     }
 
 
@@ -81,14 +98,17 @@ def main() -> None:
     asked = as_asked(flow.machine)
     machine = as_copied_here(asked)
     given.plans.mkdir(parents=True, exist_ok=True)
-    rows = {
-        policy: predicted(profile, machine, policy, given.fast, given.plans, given.example)
-        for policy in (ALL_FAST, *given.policies)
-    }
+    kept = given.plans / f"{given.example}-machine.json"
+    files.save(machine, kept)
+    rows: dict[str, dict[str, Any]] = {}
+    for policy in (ALL_FAST, *given.policies, *([FORCED] if OURS in given.policies else [])):
+        rows[policy] = predicted(profile, machine, policy, given.fast, given.plans, given.example, rows.get(OURS, {}))
     told = {
         "plain_ns": int(layer_ns.sum()),
         "layers": profile.n_layers,
         "footprint_bytes": footprint_bytes(profile),
+        "machine": kept.name,
+        "machine_sha256": digest_of(kept),
         "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
         "lost": [[link.source, link.target, link.lost_ns_per_kib, link.lost_ns_per_move] for link in machine.links],
         "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in asked.links],

@@ -61,9 +61,12 @@ def tell(answers: TextIO, answer: dict[str, Any]) -> None:
 
 
 def counted(run: Run, flow: Dataflow, notes: list[str]) -> dict[str, Any]:
-    """What the run says of itself. `as_saved`: the saved plan was carried out to the end, and no other."""
-    counters = run.counters
+    """What the run says of itself. `as_saved`: the saved plan was carried out to the end, and no other. `links`: what
+    movers were throttled to, in bytes per second."""
+    counters, machine = run.counters, flow.machine
+    assert machine is not None
     return {
+        "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
         "emulated": run.emulated,
         "as_saved": flow.trace is None and not counters.steps_before,
         "notes": notes,
@@ -82,7 +85,7 @@ def counted(run: Run, flow: Dataflow, notes: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Train by turns."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("example", "plan", "slow", "physics"):
+    for name in ("example", "plan", "machine", "slow", "physics"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("fast", "turns", "group", "settling"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -91,7 +94,7 @@ def main() -> None:
     os.dup2(2, 1)  # the example prints its losses
     if given.physics == "other":
         _other_physics.install()
-    set_overrides(Overrides(fast=given.fast, slow=given.slow, plan=given.plan))
+    set_overrides(Overrides(fast=given.fast, slow=given.slow, plan=given.plan, machine=given.machine))
     watched = Turns(given.turns, given.group, given.settling, answers)
     with sentinel.observe(watched):
         trained(given.example, BEFORE + given.settling + given.turns * given.group)

@@ -1,30 +1,30 @@
 """Claim: predictions made before the runs that judge them are right about each step and about what slow memory adds.
 
-First each example trains with everything fast; from its layer times and one profile a plan is made and simulated for
-each policy, on the machine asked for, its links no faster than this host copies, and what moves takes from compute as
-`sentinel calibrate` measures it there and then. What is predicted is the ratio of the step to a plain one. It goes into
-a file, and the file's SHA-256 beside it, before anything else runs.
+Two commands. `--predict` trains each example with everything fast; from its layer times and one profile a plan is made
+and simulated for each policy, on the machine asked for, its links no faster than one mover (2 GB/s) nor than this host
+copies, and what moves takes from compute as `sentinel calibrate` measures it there and then. What is predicted is the
+ratio of the step to a plain one. It goes into a file with its SHA-256 beside it, which have to be committed, alone.
 
-Then the plans are carried out as saved, on the emulated tier: copies are real, delays of slow accesses are injected.
-One process trains plainly (all fast, nothing moves), others by the plans, and they take turns of a few steps; each
-turn is held against the plain ones before and after it. The first step of each turn is left out. `all-fast` is among
-the judged: its error is that of the method.
+`--judge` refuses predictions that are not committed. The plans are carried out as saved, on the machine that was
+predicted, with an emulated tier: copies are real, delays of slow accesses are injected. One process trains plainly (all
+fast, nothing moves), others by the plans, and they take turns of a few steps; each turn is held against the plain ones
+before and after it. The first step of each turn is left out. `all-fast` is among the judged: its error is that of the
+method. So is `sentinel-forced` where ours moves nothing at the price of moves: ours as it would be if they were free.
 
 With `--physics other` the emulator obeys other laws than the model (benchmarks/_other_physics.py), and the predictions
 stay as they are: judged is whether policies that were predicted more than 3 % apart come in the predicted order.
 
-    python -m benchmarks.blind_validation                 # hours
-    python -m benchmarks.blind_validation --quick         # minutes: two examples, three policies
+    python -m benchmarks.blind_validation --predict && git add docs/validation && git commit
+    python -m benchmarks.blind_validation --judge          # hours; with --quick, in both: minutes
 
-Keep the host idle: while others have more than 5 % of the processors nothing is predicted. What a file has already is
-not run again; predictions are never made anew while they are there.
+Keep the host idle: while others have more than 5 % of the processors nothing is predicted or judged. What is judged
+already is not run again. Predictions are made again only with `--again WHY`, which counts as one more try.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import statistics
@@ -38,11 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench, blind_validation_page
+from benchmarks._blind_commitment import ALL_FAST, FORCED, checked, committed, digest_of, results_of, written
 from benchmarks.validation import EXAMPLES
 from sentinel.planner import POLICIES
 
 CLAIM = (__doc__ or "").partition("\n")[0].removeprefix("Claim: ")
-CONTROL = "all-fast"
+CONTROL = ALL_FAST
 QUICK_EXAMPLES, QUICK_POLICIES = ("02_resnet", "03_lstm"), ("sentinel", "capuchin", "lru")
 APART = 1.03
 """Policies are ranked where one was predicted to take more than so many times the step of the other."""
@@ -55,7 +56,7 @@ SETTLING = 12
 PREDICTING_STEPS = 22
 """One creates the optimizer's state, one is profiled; the plan is retimed after 16, from the latest 8."""
 MOST_OTHERS = 0.05
-"""Share of the processors that others may have while predictions are made."""
+"""Share of the processors that others may have while predictions are made, or judged."""
 INTO = _bench.ROOT / "docs" / "validation"
 
 
@@ -112,11 +113,12 @@ class TurnTaker:
         return answer
 
 
-def predictions(given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What was predicted: as it stands in the file, else made now and written there, its digest beside it."""
+def predict(given: argparse.Namespace, settings: Mapping[str, Any]) -> Path:
+    """Writes what is predicted into a file, its digest beside it. SystemExit where that is there, and nobody said why
+    it is made again."""
     path = given.into / f"{given.stem}predictions.json"
-    if path.exists():
-        return checked(path, settings)
+    if path.exists() and not given.again:
+        raise SystemExit(f"{path} is there: judge it with --judge, or say with --again WHY it is made once more")
     examples = {}
     for example in given.examples:
         words = ["--example", example, "--fast", given.fast, "--slow", given.slow, "--plans", str(given.plans)]
@@ -124,46 +126,33 @@ def predictions(given: argparse.Namespace, settings: Mapping[str, Any]) -> dict[
         of_threads = {"OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
         share = _bench.others_share()
         examples[example] = _bench.child("benchmarks._blind_prediction", words, of_threads)
-        examples[example]["others_share"] = others = share()
-        if others > given.others:
-            had = f"others had {others:.0%} of the processors"
-            raise SystemExit(
-                f"{had} while {example} was predicted: its times and prices are theirs too; leave it alone"
-            )
+        examples[example]["others_share"] = _alone(share(), given, f"{example} was predicted")
         print(f"{example}: predicted", file=sys.stderr, flush=True)
-    given.into.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_bench.told(CLAIM, settings, examples), indent=1) + "\n")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.with_suffix(".sha256").write_text(f"{digest}  {path.name}\n")  # as sha256sum writes and checks it
-    return checked(path, settings)
+    written(path, _bench.told(CLAIM, settings, examples), given.again)
+    return path
 
 
-def checked(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The predictions of a file, with its digest. SystemExit if they are not those that were digested, or of a run with
-    other settings."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    kept = path.with_suffix(".sha256")
-    if not kept.exists() or kept.read_text().split()[0] != digest:
-        raise SystemExit(f"{path} is not the file whose digest is in {kept.name}: remove both, and predict anew")
-    told: dict[str, Any] = json.loads(path.read_text())
-    otherwise = [f"{name} {told.get(name)}" for name, value in settings.items() if told.get(name) != value]
-    if otherwise:
-        raise SystemExit(f"{path} was made with {', '.join(otherwise)}: ask for the same, or give another --into")
-    return {**told, "sha256": digest}
+def _alone(others: float, given: argparse.Namespace, done: str) -> float:
+    """The share that others had. SystemExit if that was more than they may have."""
+    if others > given.others:
+        had = f"others had {others:.0%} of the processors while {done}"
+        raise SystemExit(f"{had}: its times are theirs too, and are not kept; leave the host alone, and begin again")
+    return others
 
 
 def judged(
     example: str, policies: Sequence[str], predicted: Mapping[str, Any], given: argparse.Namespace, physics: str
 ) -> Iterator[dict[str, Any]]:
     """Cells of some policies of one example, which have taken turns with plain steps."""
-    rows = predicted["results"][example]["policies"]
+    of_example = predicted["results"][example]
+    rows = of_example["policies"]
 
     def process(policy: str, turns: int) -> TurnTaker:
         row = rows[policy]
-        path = given.plans / row["plan"]
-        if hashlib.sha256(path.read_bytes()).hexdigest() != row["plan_sha256"]:
-            raise SystemExit(f"{path} is not the plan that was predicted: remove the predictions, and predict anew")
-        settings = {"plan": path, "fast": row["fast_bytes"], "turns": turns, "settling": SETTLING}
+        plan, machine = (
+            _as_predicted(given.plans, told, what) for told, what in ((row, "plan"), (of_example, "machine"))
+        )
+        settings = {"plan": plan, "machine": machine, "fast": row["fast_bytes"], "turns": turns, "settling": SETTLING}
         settings |= {"example": example, "slow": given.slow, "physics": physics, "group": given.group}
         return TurnTaker([f"--{name}={value}" for name, value in settings.items()], given.threads)
 
@@ -189,20 +178,34 @@ def judged(
             if each is not None:
                 each.close()
     for policy in policies:
-        yield {**cell(rows[policy]["ratio"], ratios[policy], ends[policy]), "plain_ns": statistics.median(plains)}
+        found = cell(rows[policy]["ratio"], ratios[policy], ends[policy], of_example["links"])
+        yield {**found, "plain_ns": statistics.median(plains), "plain_spread": blind_validation_page.spread(plains)}
 
 
-def cell(ratio: float, ratios: Sequence[float], end: Mapping[str, Any]) -> dict[str, Any]:
+def _as_predicted(plans: Path, told: Mapping[str, Any], what: str) -> Path:
+    """The file of a plan or machine. SystemExit if it is not the one that was predicted."""
+    path = plans / told[what]
+    if digest_of(path) != told[f"{what}_sha256"]:
+        raise SystemExit(f"{path} is not the {what} that was predicted: predict again, with --again WHY")
+    return path
+
+
+def cell(
+    ratio: float, ratios: Sequence[float], end: Mapping[str, Any], links: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """What was predicted and executed, and the errors: predicted over executed, less one. SystemExit if what ran was
     not what was predicted."""
     if not end["emulated"] or not end["as_saved"]:
         raise SystemExit(f"the saved plan was not carried out on an emulated tier: {end['notes']}")
+    if end["links"] != links:
+        raise SystemExit(f"it ran with links of {end['links']} bytes per second, and was predicted with {links}")
     executed = statistics.median(ratios)
     added = executed - 1
     return {
         "predicted": ratio,
         "executed": executed,
         "ratios": list(ratios),
+        "spread": blind_validation_page.spread(ratios),
         "error": ratio / executed - 1,
         "added_error": (ratio - 1) / added - 1 if added > LEAST_ADDED else None,
         "run": dict(end),
@@ -220,6 +223,7 @@ def summary(cells: Sequence[Mapping[str, Any]], migrations: Mapping[tuple[str, s
         "cells": len(moving),
         "ratio_mean": _mean(map(abs, errors)),
         "ratio_worst": max(errors, key=abs, default=None),
+        "ratio_bias": _mean(errors),
         "added_cells": len(added),
         "added_mean": _mean(map(abs, added)),
         "added_worst": max(added, key=abs, default=None),
@@ -248,23 +252,34 @@ def _mean(values: Any) -> float | None:
 
 
 def main() -> None:
-    """Predict, judge, and write the files and the page."""
+    """Predict, or judge and write the files and the page."""
     given = _given()
     settings = {name: getattr(given, name) for name in ("slow", "fast", "threads")}
-    predicted = predictions(given, settings)
-    if given.predict_only:
-        return
-    path = given.into / f"{given.stem}results.json"
-    cells = json.loads(path.read_text())["results"]["cells"] if path.exists() else []
-    of = {"predictions": {"sha256": predicted["sha256"], "when": predicted["when"]}, **settings}
+    if given.predict:
+        path = predict(given, settings)
+        names = f"{path.name} {path.with_suffix('.sha256').name} tries.json"
+        print(f"commit {names} in {path.parent}, and nothing else; then run --judge", file=sys.stderr)
+    else:
+        judge(given, settings)
+
+
+def judge(given: argparse.Namespace, settings: Mapping[str, Any]) -> None:
+    """Runs what is still to be judged, and writes results and page after each sitting."""
+    source = given.into / f"{given.stem}predictions.json"
+    predicted = checked(source, settings)
+    path = results_of(source)
+    before = json.loads(path.read_text()) if path.exists() else {}
+    cells = before["results"]["cells"] if before else []
+    of = {"predictions": {"sha256": predicted["sha256"], "when": predicted["when"], **committed(source)}, **settings}
     of |= {"rounds": given.rounds, "group": given.group, "quick": bool(given.stem)}
-    before = json.loads(path.read_text()) if cells else of
-    if otherwise := [name for name in ("predictions", "rounds", "group") if before[name] != of[name]]:
+    if before and before["predictions"]["sha256"] != predicted["sha256"]:
+        raise SystemExit(f"{path} judged other predictions: remove it, or give another --into")
+    if otherwise := [name for name in ("rounds", "group") if before and before[name] != of[name]]:
         raise SystemExit(f"{path} was judged with other {', '.join(otherwise)}: remove it, or give another --into")
     for physics, example, policies in _sittings(given, predicted, cells):
         share = _bench.others_share()
         found = list(judged(example, policies, predicted, given, physics))
-        others = share()
+        others = _alone(share(), given, f"{example} was judged")
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for policy, each in zip(policies, found, strict=True):
             cells.append(
@@ -302,7 +317,7 @@ def _sittings(
             rows = predicted["results"][example]["policies"]
             wanted = [
                 policy
-                for policy in (*given.policies, CONTROL)
+                for policy in (*given.policies, FORCED, CONTROL)
                 if (physics, example, policy) not in done and "refused" not in rows.get(policy, {"refused": ""})
             ]
             for first in range(0, len(wanted), TOGETHER + 1):
@@ -311,6 +326,9 @@ def _sittings(
 
 def _given() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--predict", action="store_true", help="write predictions and digest, to be committed")
+    what.add_argument("--judge", action="store_true", help="run what was predicted, and was committed since")
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(QUICK_EXAMPLES)}; {', '.join(QUICK_POLICIES)}"
     )
@@ -320,7 +338,7 @@ def _given() -> argparse.Namespace:
     parser.add_argument("--fast", default="20%", help="fast memory (default 20%%)")
     parser.add_argument("--slow", default="emulated:cxl-asic-x8", help="the slower tier (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each policy (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=16, help="turns of each policy (default %(default)s)")
     parser.add_argument(
         "--group", type=int, default=5, help="steps of a turn, the first left out (default %(default)s)"
     )
@@ -331,12 +349,14 @@ def _given() -> argparse.Namespace:
         type=float,
         default=MOST_OTHERS,
         metavar="SHARE",
-        help="nothing is predicted where others have a larger share of the processors (default %(default)s)",
+        help="nothing is kept where others had a larger share of the processors (default %(default)s)",
     )
-    parser.add_argument("--predict-only", action="store_true", help="write predictions and digest, judge later")
+    parser.add_argument("--again", metavar="WHY", help="predict once more, though predictions are there")
     given = parser.parse_args()
     if given.group < 2 or given.rounds < 1:
         parser.error("--group must be at least 2, --rounds at least 1")
+    if given.again and given.judge:
+        parser.error("--again goes with --predict")
     given.into = given.into.resolve()
     given.stem = "quick-" if given.quick else ""
     given.examples = given.examples or list(QUICK_EXAMPLES if given.quick else EXAMPLES)

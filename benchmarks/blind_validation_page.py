@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench, validation_page
+from benchmarks._blind_commitment import FORCED, tries_in
+from sentinel.core.units import format_bytes
 
 PAGE = _bench.ROOT / "docs" / "validation.md"
-GOALS = {"ratio_mean": 0.02, "added_mean": 0.08, "added_worst": 0.20, "added_bias": 0.03}
+GOALS = {"ratio_mean": 0.02, "ratio_worst": 0.02, "added_mean": 0.08, "added_worst": 0.20, "added_bias": 0.03}
 """Errors as shares; their signs do not matter."""
 RANKED = 0.95
 """Of the pairs of policies that were predicted apart."""
@@ -22,30 +25,39 @@ and tests scheduling only.
 """
 _NOT_YET = """## Predicted first, executed afterwards
 
-Not run yet: all six examples, `python -m benchmarks.blind_validation`, which takes hours.
+Not run yet: all six examples, `python -m benchmarks.blind_validation --predict`, then `--judge`, which takes hours.
 """
 _TITLES = {"": "## Predicted first, executed afterwards", "quick-": "## The same, quick: two examples, three policies"}
 _HOW = """
-`python -m benchmarks.blind_validation{option}`: {cores} cores of an {cpu}, {threads} threads, {torch}, {fast} fast
-memory, `{slow}`, {rounds} turns of {group} steps each, the first step of a turn left out; {first} to {last}, others
-had at most {others:.0%} of the processors. **Copies are real, delays of slow accesses are injected.**
+`python -m benchmarks.blind_validation --predict{option}`, then `--judge{option}`: {cores} cores of an {cpu}, {threads}
+threads, {torch}, {fast} fast memory, `{slow}`, {rounds} turns of {group} steps each, the first step of a turn left out;
+{first} to {last}, others had at most {others:.0%} of the processors.
+**Copies are real, delays of slow accesses are injected.**
 
-Predictions were written at {when}, before the runs, with this SHA-256
+Predictions were written at {when}, before the runs{committed}, with this SHA-256
 ([{stem}predictions.json](validation/{stem}predictions.json)):
 
 ```
 {sha256}
 ```
 
+{tries}
+
 Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
-how fast this host copies beside compute: {links}.{lost} Plans are carried out as they
-were saved. A process that trains plainly and those that follow plans take turns, and each turn is held against the
-plain ones before and after it.
+how fast this host copies beside compute: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
+process that trains plainly and those that follow plans take turns, and each turn is held against the plain ones before
+and after it.
 """
 _TABLE = """
-Predicted → executed ratio, and in brackets the error of the time that slow memory adds: predicted over executed, less
-one. It is left out where less than 1 % of a step is added. `all-fast` moves nothing: its error is that of the method.
+Each error is predicted over executed, less one: of the ratio, and of the time that slow memory adds, which is left out
+where less than 1 % of a step is added. Executed is the median of the turns; beside it are the quartiles, and the least
+and the most. `all-fast` moves nothing: its error is that of the method.{forced}
 """
+_OF_FORCED = """ `sentinel-forced` is ours **forced to move**: planned as if
+moves took nothing from compute, then predicted and executed where they do. At the price of moves ours moves nothing
+there, and no plan of ours that moves would be judged."""
+_OTHER_LINKS = """but **not on the links that were predicted**: movers were throttled to the rates that had been asked
+for, and went as fast as the host copied"""
 _LAWS = """a latency costs 1.5 times what was asked for, half of the time that
 bytes of slow accesses take is hidden behind compute, and a transfer that begins while another one is under way has half
 the link"""
@@ -78,6 +90,7 @@ def sections(folder: Path) -> str:
 def _section(folder: Path, stem: str) -> Iterator[str]:
     told = json.loads((folder / f"{stem}results.json").read_text())
     predicted = json.loads((folder / f"{stem}predictions.json").read_text())["results"]
+    of, throttled = told["predictions"], all("machine_sha256" in each for each in predicted.values())
     cells = told["results"]["cells"]
     whens = sorted(each["when"] for each in cells)
     yield _TITLES[stem]
@@ -90,8 +103,11 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         first=whens[0],
         last=whens[-1],
         others=max(0.0, *(each.get("others_share", 0.0) for each in (*cells, *predicted.values()))),
-        sha256=told["predictions"]["sha256"],
-        when=told["predictions"]["when"],
+        sha256=of["sha256"],
+        when=of["when"],
+        committed=f", and committed alone (`{of['commit'][:12]}`, {of['committed']})" if "commit" in of else "",
+        tries=_tries(folder, of["when"]),
+        executed_links="on those links" if throttled else _OTHER_LINKS,
         links=_links(predicted),
         lost=_lost(predicted),
         **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group")},
@@ -103,9 +119,31 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
             yield _OTHER.format(laws=_LAWS, kept=found["pairs_kept"], pairs=found["pairs"], share=share)
         else:
             yield from _goals(found)
-        yield _TABLE if physics == "same" else ""
-        yield from _table(mine)
+        is_forced = any(each["policy"] == FORCED for each in mine)
+        yield _TABLE.format(forced=_OF_FORCED if is_forced else "") if physics == "same" else ""
+        yield from _table(mine, predicted)
         yield ""
+
+
+def _tries(folder: Path, when: str) -> str:
+    """How often predictions were made, and what those before these were found to be."""
+    tries = [each for each in tries_in(folder) if each["when"] <= when]
+    if len(tries) < 2:
+        return "These are the first predictions: no run had been judged before they were written."
+    earlier = "; ".join(f"{each['when']} ({_outcome(each)})" for each in tries[:-1])
+    return (
+        f"**These are predictions number {len(tries)}**, made again since {tries[-1]['why']}. They are blind to the\n"
+        "runs that judge them, and not to earlier ones: whoever made them knew what had become of those of\n"
+        f"{earlier}."
+    )
+
+
+def _outcome(tried: Mapping[str, Any]) -> str:
+    """Errors are those of policies that move, in the mean."""
+    ratio, added = (tried.get(name) for name in ("ratio_mean", "added_mean"))
+    if ratio is None or added is None:
+        return "not judged"
+    return f"off by {ratio:.1%} of the step and {added:.1%} of the added time"
 
 
 def _goals(found: Mapping[str, Any]) -> Iterator[str]:
@@ -114,15 +152,19 @@ def _goals(found: Mapping[str, Any]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     words = {
         "ratio_mean": f"error of the ratio, mean of {found['cells']} cells",
+        "ratio_worst": "the same, worst",
+        "ratio_bias": "the same, mean with its sign",
         "added_mean": f"error of the added time, mean of {found['added_cells']} cells",
         "added_worst": "the same, worst",
         "added_bias": "the same, mean with its sign",
     }
     for name, what in words.items():
-        value, sign = found[name], "" if name.endswith("mean") else "+"
+        if name not in found:  # of results from before it was told
+            continue
+        value, goal, sign = found[name], GOALS.get(name), "" if name.endswith("mean") else "+"
         shown = "–" if value is None else f"{value:{sign}.1%}"
-        verdict = "" if value is None else "held" if abs(value) <= GOALS[name] else "**not held**"
-        yield f"| {what} | {shown} | {GOALS[name]:.0%} | {verdict} |"
+        verdict = "" if value is None or goal is None else "held" if abs(value) <= goal else "**not held**"
+        yield f"| {what} | {shown} | {'–' if goal is None else f'{goal:.0%}'} | {verdict} |"
     pairs, kept = found["pairs"], found["pairs_kept"]
     if pairs:
         verdict = "held" if kept / pairs >= RANKED else "**not held**"
@@ -130,18 +172,28 @@ def _goals(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {what} | {kept} of {pairs} | {RANKED:.0%} | {verdict} |"
 
 
-def _table(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    examples = sorted({each["example"] for each in cells})
-    yield f"| policy | {' | '.join(examples)} |"
-    yield f"| --- |{' --- |' * len(examples)}"
-    for policy in dict.fromkeys(each["policy"] for each in cells):
-        mine = {each["example"]: each for each in cells if each["policy"] == policy}
-        yield f"| {policy} | {' | '.join(_shown(mine[name]) if name in mine else '' for name in examples)} |"
+def _table(cells: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any]) -> Iterator[str]:
+    heads = ["example", "policy", "moved a step", "predicted", "executed", "quartiles", "least … most", "error"]
+    heads.append("of added time")
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for each in sorted(cells, key=lambda cell: cell["example"]):
+        least, lower, _, upper, most = spread(each["ratios"])
+        row = predicted[each["example"]].get("policies", {}).get(each["policy"], {})
+        added = each["added_error"]
+        told = (
+            *(each["example"], each["policy"], format_bytes(row["migrated_bytes"]) if "migrated_bytes" in row else "–"),
+            *(f"{each['predicted']:.3f}", f"{each['executed']:.3f}"),
+            *(f"{lower:.3f} … {upper:.3f}", f"{least:.3f} … {most:.3f}"),
+            *(f"{each['error']:+.1%}", "–" if added is None else f"{added:+.0%}"),
+        )
+        yield f"| {' | '.join(told)} |"
 
 
-def _shown(each: Mapping[str, Any]) -> str:
-    error = each["added_error"]
-    return f"{each['predicted']:.3f} → {each['executed']:.3f}" + ("" if error is None else f" ({error:+.0%})")
+def spread(values: Sequence[float]) -> list[float]:
+    """Least, lower quartile, median, upper quartile, most."""
+    inner = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return [min(values), *inner, max(values)]
 
 
 def _links(predicted: Mapping[str, Any]) -> str:
