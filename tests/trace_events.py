@@ -1,9 +1,10 @@
-"""A reader of the Trace Event Format by its rules, and by what Perfetto's trace processor does with numbers, for tests.
+"""A reader of the Trace Event Format by its rules, and by what earlier versions of Perfetto do with numbers, for tests.
 
 It knows nothing of whoever wrote the file, and refuses what either of them would drop, mend or guess. The rules are
 those of "Trace Event Format" (Chromium's document). Perfetto's are in its CoerceToTs, TraceSorter and SliceTracker:
-times are multiplied by 1,000 as floating-point numbers, and cut off to whole ns; what has a time below 0 is dropped,
-and so is a slice that begins within another one of its track and ends after it.
+times are multiplied by 1,000 as floating-point numbers, and cut off to whole ns, which version 52.0 no longer does;
+what has a time below 0 is dropped, and so is a slice that begins within another one of its track and ends after it.
+tests/trace_processor.py asks version 52.0 itself.
 """
 
 from __future__ import annotations

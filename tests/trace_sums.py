@@ -10,24 +10,31 @@ from typing import Any
 import numpy as np
 
 from sentinel.reports import Report
-from tests.trace_events import Slice, Traced, read
+from tests.trace_events import Slice, Traced
 
 ONCE = ("initial", "restore")
 """Reasons of migrations that belong to no step."""
 
 
-def written(report: Report, folder: Path) -> tuple[Traced, dict[str, list[dict[str, Any]]]]:
-    """The timeline, and the rows of each table of the JSON form."""
+Tables = dict[str, list[dict[str, Any]]]
+"""Rows of each table of a report's JSON form."""
+
+
+def written(report: Report, folder: Path) -> tuple[Path, Tables]:
+    """The timeline's file, and the tables beside it."""
     (told,), (traced,) = report.write(folder / "r.json"), report.write(folder / "r.trace")
+    return traced, tables_of(told)
+
+
+def tables_of(told: Path) -> Tables:
     frames = json.loads(told.read_text())["frames"]
-    tables = {
+    return {
         name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for name, columns in frames.items()
     }
-    return read(traced), tables
 
 
-def require_same_sums(traced: Traced, tables: dict[str, list[dict[str, Any]]], process: str) -> None:
+def require_same_sums(traced: Traced, tables: Tables, process: str) -> None:
     """`process`: the one in the timeline that `tables` are about."""
     slices = [each for each in traced.slices if each.process == process]
     layers = [each for each in slices if each.thread == "layers"]
@@ -49,7 +56,7 @@ def _require_steps(layers: list[Slice], moves: list[Slice], steps: list[dict[str
         assert sum(each.args["moved_bytes"] for each in moved) == step["migrated_bytes"]
 
 
-def _require_layers(traced: Traced, layers: list[Slice], tables: dict[str, list[dict[str, Any]]]) -> None:
+def _require_layers(traced: Traced, layers: list[Slice], tables: Tables) -> None:
     """What the report has of a layer is the median of the steps that ran as planned."""
     steady = {step["step"] for step in tables["steps"] if step["in_step"]}
     held = {(each.process, each.at_ns): each.value for each in traced.counts if each.counter == "bytes held fast"}
@@ -57,7 +64,7 @@ def _require_layers(traced: Traced, layers: list[Slice], tables: dict[str, list[
         mine = [each for each in layers if each.args["layer"] == row["layer"] and each.args["step"] in steady]
         assert mine, row
         assert {each.category for each in mine} == {f"layer,{row['phase']}" if row["phase"] else "layer"}
-        assert int(np.median([each.duration_ns for each in mine])) == row["duration_ns"]
+        assert int(np.median([each.duration_ns for each in mine])) == row["duration_ns"], row
         assert int(np.median([each.args["stall_ns"] for each in mine])) == row["stall_ns"]
         assert int(np.median([held[each.process, each.start_ns] for each in mine])) == row["fast_bytes"]
 

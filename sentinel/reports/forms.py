@@ -51,7 +51,8 @@ def write_trace(document: Document[Any], path: Path) -> list[Path]:
     timeline = document.timeline()
     if timeline is None:
         raise UsageError(f"a {document.heading.name} has no timeline", "end the path in .html, .json, .csv or .txt")
-    return _written(path, json.dumps(timeline, allow_nan=False) + "\n")
+    # Perfetto shows an escaped → in the name of a track as \u2192, and refuses a file with an escaped emoji.
+    return _written(path, json.dumps(timeline, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 FORMS: dict[str, Callable[[Document[Any], Path], list[Path]]] = {

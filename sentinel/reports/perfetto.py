@@ -52,8 +52,9 @@ def _span(process: int, thread: int, name: str, category: str, start_ns: int, du
 
 
 def _us(ns: int) -> float:
-    """The least number of µs that is `ns` again where it is multiplied by 1,000 and cut off, as Perfetto does it: 1.001
-    would be 1,000 ns. A layer that began 1 ns early would lie partly within the one before, and be dropped."""
+    """The least number of µs that is `ns` again where it is multiplied by 1,000 and cut off, as Perfetto before 52.0
+    does: 1.001 would be 1,000 ns. A layer that began 1 ns early would lie partly within the one before, and be dropped.
+    """
     us = ns / 1000
     return us if int(us * 1000) == ns else math.nextafter(us, math.inf)
 

