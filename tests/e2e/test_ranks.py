@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.shown_code import shown
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
@@ -92,6 +95,21 @@ def test_ranks_of_unlike_need_share_the_budget_of_their_node(tmp_path: Path) -> 
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["fast_capacity_bytes"] <= budget
 
 
+def test_four_ranks_hold_no_more_than_the_budget_of_their_node(tmp_path: Path) -> None:
+    """Rank 0 has eight times the rows of each other. Their peaks add up to more than they ever held at once."""
+    budget = 20 * MIB
+    words = (*SENTINEL, "--fast", f"{budget}/node", "--report", "r.json", str(PROGRAM), "ddp", "256+")
+    done = launched(4, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == stock(4, "ddp", "256+")
+    headlines = [report["headline"] for report in reports(tmp_path, 4)]
+    assert all(headline["migrated_bytes_per_step"] > 0 for headline in headlines[:1])
+    assert all(headline["fast_peak_bytes"] > 0 for headline in headlines)
+    assert headlines[0]["fast_capacity_bytes"] > budget / 4
+    assert sum(headline["fast_capacity_bytes"] for headline in headlines) <= budget
+    assert sum(headline["fast_peak_bytes"] for headline in headlines) <= budget
+
+
 def test_a_rank_that_plans_for_long_costs_time_and_nothing_else(tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", f"{4 * MIB}/node", "--report", "r.html", str(PROGRAM), "ddp", "16")
     done = launched(2, *words, cwd=tmp_path, LATE_RANK="1")
@@ -129,32 +147,98 @@ def test_sharded_parameters_train_to_the_bit_and_are_counted(tmp_path: Path) -> 
         assert managed_share(report, "param", "grad") >= 0.95
 
 
-def test_the_command_that_a_refused_launcher_names_works(tmp_path: Path) -> None:
-    shutil.copy(PROGRAM, tmp_path / "train.py")
-    own = ("--fast", "20%", "--slow", "emulated:cxl-asic-x8", "--report", "r.json")
-    theirs = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "ddp", "16")
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name, command in (("sentinel", f'"{sys.executable}" -m sentinel'), ("python", f'"{sys.executable}"')):
-        (bin_folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+def in_a_shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """As a user types it in `folder`, with the programs of this environment, and no settings of accelerate's."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    modules = {"sentinel": "sentinel", "torchrun": "torch.distributed.run"}
+    modules["accelerate"] = "accelerate.commands.accelerate_cli"
+    for name, words in {"python": "", **{name: f"-m {module}" for name, module in modules.items()}}.items():
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (bin_folder / name).chmod(0o755)
-    settings["PATH"] = f"{bin_folder}:{settings['PATH']}"
-    refused = subprocess.run(
-        ["sentinel", "run", "--auto", *own, *theirs],
-        cwd=tmp_path,
-        env=settings,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
+    settings = {**os.environ, **own, "PATH": f"{bin_folder}:{os.environ['PATH']}", **more}
+    return subprocess.run(
+        command, cwd=folder, env=settings, shell=True, capture_output=True, text=True, check=False, timeout=600
     )
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "-m torch.distributed.run --standalone --nproc-per-node=2",
+        pytest.param(
+            "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0",
+            marks=pytest.mark.needs("accelerate"),
+        ),
+    ],
+)
+def test_the_command_that_a_refused_launcher_names_works(launcher: str, tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path / "train.py")
+    own = "--auto --fast 20% --slow emulated:cxl-asic-x8 --report r.json"
+    refused = in_a_shell(f"sentinel run {own} {launcher} train.py ddp 16", tmp_path)
     assert refused.returncode == 2
     assert not list(tmp_path.glob("r.*"))
     command = refused.stderr.rpartition("here: `")[2].partition("`")[0]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=settings, shell=True, capture_output=True, text=True, check=False, timeout=600
-    )
+    done = in_a_shell(command, tmp_path)
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "16")
-    assert (tmp_path / "r.json").exists()
+    require_a_report_of_all(tmp_path, "r")
+
+
+def require_a_report_of_all(folder: Path, name: str) -> None:
+    """Two ranks placed tensors, and one report is over both."""
+    for rank in (0, 1):
+        headline = json.loads((folder / f"{name}.rank{rank}.json").read_text())["headline"]
+        assert headline["kind"] == "emulated"
+        assert headline["migrated_bytes_per_step"] > 0
+    (over_all,) = [
+        path for path in folder.glob(f"{name}.*") if path.suffix in (".html", ".json") and "rank" not in path.stem
+    ]
+    assert over_all.stat().st_size > 0
+
+
+PAGE = "several-processes.md"
+LAUNCHED = ("torchrun", pytest.param("accelerate", marks=pytest.mark.needs("accelerate")))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHED)
+def test_the_commands_of_the_page_do_what_it_says(launcher: str, tmp_path: Path) -> None:
+    """All but srun, which needs a cluster. A smaller budget, a free port, and in the environment the slow tier, which a
+    host with two nodes would have."""
+    (block,) = shown(PAGE, "", [("8GiB/node", f"{4 * MIB}/node")])
+    (line,) = [line for line in block.splitlines() if line.startswith(launcher)]
+    free = {"torchrun": "--standalone", "accelerate": "launch --main_process_port 0"}[launcher]
+    command = line.replace(f"{launcher} launch" if launcher == "accelerate" else launcher, f"{launcher} {free}")
+    shutil.copy(PROGRAM, tmp_path / "train.py")
+    done = in_a_shell(f"{command} ddp 16", tmp_path, SENTINEL_SLOW="emulated:cxl-asic-x8", SENTINEL_TRACKER="ops")
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "16")
+    require_a_report_of_all(tmp_path, "sentinel-report")
+    (again,) = re.findall(r"`(sentinel report\s[^`]+)`", (ROOT / "docs" / PAGE).read_text())
+    drawn = in_a_shell(" ".join(again.split()), tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "all.html").read_text() == (tmp_path / "sentinel-report.html").read_text()
+
+
+def test_a_script_that_places_is_launched_as_ever_and_around_the_launcher_sentinel_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / PAGE).read_text()
+    (around,) = re.findall(r"`(sentinel run -m [^`]+)`", text)
+    refused = in_a_shell(around, tmp_path)
+    assert refused.returncode == 2
+    assert "--no-python sentinel run" in refused.stderr
+    (command,) = re.findall(r"launched as ever: `(torchrun [^`]+)`", text)
+    shutil.copy(PROGRAM, tmp_path / "ranks.py")
+    (tmp_path / "train.py").write_text(PLACES)
+    done = in_a_shell(f"{command.replace('torchrun', 'torchrun --standalone')} ddp 16", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "16")
+    require_a_report_of_all(tmp_path, "r")
+
+
+PLACES = f"""
+import runpy
+import sentinel
+with sentinel.placing(fast="{4 * MIB}/node", slow="emulated:cxl-asic-x8", tracker="ops", report="r.json"):
+    runpy.run_path("ranks.py", run_name="__main__")
+"""
