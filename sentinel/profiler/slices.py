@@ -92,6 +92,8 @@ class SlicedStep:
 
         @functools.wraps(raw)
         def method(self_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if RUNTIME.finder is not None and self._active:  # it may begin a session
+                RUNTIME.finder.before_step(args[0] if args else kwargs.get("closure"))
             if RUNTIME.sink is None or not self._active:
                 return plain(self_, *args, **kwargs)
             return self._run(self_, functools.partial(plain, self_), args, kwargs)

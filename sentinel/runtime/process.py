@@ -41,6 +41,9 @@ class Finder(Protocol):
     def give_way(self) -> None:
         """The script begins a session itself: undo what was begun in its place."""
 
+    def before_step(self, closure: object) -> None:
+        """An annotated optimizer is about to step, with `closure` if it is not None: a step may begin with it."""
+
 
 class Closable(Protocol):
     """What gives back what it has taken."""

@@ -3,7 +3,8 @@
 A step is one period of optimizer steps (profiler/step_period.py): `[a]` for one optimizer, `[d, g]` for a pair that
 takes turns, `[d, d, g]` where one steps more often. When a period has been seen twice, the outermost modules that ran
 forward with gradients are annotated; the next period is profiled. It begins and ends where the first forward after
-an optimizer's step begins. Only one thread is watched: that of the first optimizer step.
+an optimizer's step begins, or the step within which that forward runs, as a closure. Only one thread is watched: that
+of the first optimizer step.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Follower:
         self.failed = ""
         self._thread = threading.get_ident()
         self._depth = 0
+        self._ran_forward = False  # since the last step of an optimizer
         self._models: dict[int, nn.Module] = {}
         self._optimizers: dict[int, Optimizer] = {}
         self._steps: list[OptimizerStep] = []
@@ -116,6 +118,7 @@ class Follower:
         if self._depth > 1 or recomputed or not (module.training and torch.is_grad_enabled()):
             return
         self._models.setdefault(id(module), module)
+        self._ran_forward = True
         if self._period and not self._left:
             self._guard(self._at_boundary)
 
@@ -125,6 +128,14 @@ class Follower:
         if threading.get_ident() == self._thread:
             self._depth = max(self._depth - 1, 0)
 
+    def before_step(self, closure: object) -> None:
+        """See Finder. Lightning runs forward and backward as a closure within the step. A period that began with that
+        forward would lack the optimizer's part of it."""
+        if torch.compiler.is_compiling() or self.failed or self.done or threading.get_ident() != self._thread:
+            return
+        if closure is not None and self._period and not (self._left or self._ran_forward):
+            self._guard(self._at_boundary)
+
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self.failed or self.done:
             return
@@ -132,7 +143,7 @@ class Follower:
             if self._steps or self._period:
                 return
             self._thread, self._models = threading.get_ident(), {}  # it is this one that trains
-        self._depth = 0  # no forward is running, whatever an exception left
+        self._depth, self._ran_forward = 0, False  # no forward is running, whatever an exception left
         self._guard(lambda: self._stepped(optimizer))
 
     def _stepped(self, optimizer: Optimizer) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 import sentinel
 from sentinel import session
+from sentinel.profiler.slices import SlicedStep
 from sentinel.profiler.step_period import PATIENCE, OptimizerStep, period_of
 from sentinel.runtime import RUNTIME
 from sentinel.session import Overrides, auto, set_overrides
@@ -128,6 +129,72 @@ def test_accumulation_and_validation_lie_within_a_step(watch: Watch) -> None:
         with torch.no_grad():
             model(torch.ones(2, 4))
     assert watch.calls == [("annotate", 2), ("start", 2), ("end", 3)]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_forward_within_a_step_begins_no_step(watch: Watch, before: int) -> None:
+    """Lightning's loop: of `before` micro-batches and one more, the last runs as a closure of the optimizer's step."""
+    model = mlp()
+    optimizer = sgd(model)
+
+    def closure() -> None:
+        watch.calls.append(("closure", watch.stepped))
+        train(model)
+
+    annotated = SlicedStep(optimizer, "optimizer")
+    for _ in range(5):
+        for _ in range(before):
+            train(model)
+            watch.calls.append(("micro-batch", watch.stepped))
+        optimizer.step(closure)
+        watch.stepped += 1
+    annotated.remove()
+    seen = [call for call in watch.calls if call[0] != "micro-batch"]
+    assert seen == [
+        ("closure", 0),
+        ("closure", 1),
+        ("annotate", 2),
+        ("start", 2),
+        ("closure", 2),
+        ("end", 3),
+        ("closure", 3),
+        ("closure", 4),
+    ]
+    if before:  # it is the first micro-batch that begins a step
+        assert watch.calls.index(("start", 2)) < watch.calls.index(("micro-batch", 2))
+        assert watch.calls.index(("end", 3)) < watch.calls.index(("micro-batch", 3))
+
+
+@pytest.mark.needs("torch", "compiler")
+def test_a_step_with_its_forward_in_a_closure_is_profiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing: forward, backward and the optimizer's step are layers of one step, which every later one is."""
+    monkeypatch.setattr(RUNTIME, "last", None)
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(256, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    set_overrides(Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops"))
+    follower = auto.Follower()
+    try:
+        for _ in range(10):
+            optimizer.step(closure)
+        assert follower.done
+        running = session.current()
+        assert running is not None
+        assert len(running.context.follower.cycle.boundaries) == 1
+        assert not [note for note in running.context.notes if "optimizer stepped" in note or "cut short" in note]
+        assert len(sentinel.stop().steps) >= 5
+    finally:
+        set_overrides(Overrides())
+        follower.leave()
+        if sentinel.active():
+            sentinel.stop()
 
 
 def test_a_script_that_annotates_is_given_time_to_begin_itself(watch: Watch) -> None:
