@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sentinel import files
+from sentinel.core.units import parse_bytes
 from tests.capabilities import PROBES
 from tests.processes import LONGEST_S, started, until, without_progress
 
@@ -33,13 +34,62 @@ NEEDS = {
 }
 """Script -> libraries that it imports."""
 EMULATED = ("--fast", "20%", "--slow", "emulated:cxl-asic-x8")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+WITHOUT_FLAGS = {"SENTINEL_SLOW": "emulated:cxl-asic-x8", "SENTINEL_REPORT": "r.json"}
+"""In the environment, so that the command is `sentinel run --fast 20% x.py` and no more: on a host with one node the
+slower tier has to be named somewhere, and figures are read from JSON."""
+OURS = {name for name in os.environ if name.startswith("SENTINEL_") and name != "SENTINEL_UNTESTED_TORCH"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OURS}
+ENVIRONMENT |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+NEVER = r"(?i)cut short|no optimizer stepped|saved plan|was stopped|error|not be planned|no usual step"
+"""What no caveat of a script that trains as usual may say."""
+PAGE_BYTES = 4096
 
 
-def python(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """In a fresh process; what it prints on stdout and stderr apart."""
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
+def python(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """In a fresh process; what it prints on stdout and stderr apart. `more`: variables."""
+    command, settings = [sys.executable, *map(str, words)], {**ENVIRONMENT, **more}
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=600, check=False)
+
+
+def by_the_command_alone(*script: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "sentinel", "run", "--fast", "20%", *script, cwd=cwd, **more)
+
+
+def require_figures(path: Path) -> None:
+    """The report's of an emulated run: a fifth of the footprint is the budget, and some of the bytes came from it."""
+    report = json.loads(path.read_text())
+    headline = report["headline"]
+    assert headline["kind"] == "emulated"
+    fifth = headline["peak_bytes"] / 5
+    assert fifth - PAGE_BYTES < headline["fast_capacity_bytes"] <= fifth, headline
+    assert 0 < headline["fast_peak_bytes"] <= headline["fast_capacity_bytes"], headline
+    assert 0 < headline["fast_served_fraction"] <= 1, headline
+    assert headline["steps"] > 0
+    assert headline["step_ns_applied"] > 0
+    caveats = report["caveats"]
+    assert any(caveat.startswith("Emulated: the plan was executed") for caveat in caveats)
+    assert not [caveat for caveat in caveats if re.search(NEVER, caveat) or caveat.startswith("Nothing was applied")]
+
+
+def require_figures_of_a_plan(stderr: str, page: str) -> None:
+    """Those of a run with nothing set, as the terminal has them, on the page too."""
+    memory = re.search(r"^sentinel: memory  (\S+ \w+) of fast memory instead of (\S+ \w+): 8[01]% less$", stderr, re.M)
+    served = re.search(r"^sentinel: speed   .*?([\d.]+)% of the bytes touched come from fast memory$", stderr, re.M)
+    assert memory, stderr
+    assert served, stderr
+    fast, whole = (parse_bytes(amount) for amount in memory.groups())
+    assert whole / 5 - PAGE_BYTES < 1.01 * fast, memory[0]  # whole pages, and as many digits as are shown
+    assert 0.99 * fast <= whole / 5, memory[0]
+    assert 0 < float(served[1]) <= 100
+    for figure in (*memory.groups(), f"{served[1]}%"):
+        assert figure in page, figure
+    assert not re.search(NEVER, "\n".join(re.findall(r"^sentinel: but     .*$", stderr, re.M)))
+    if PROBES["two nodes"]():  # there is one: what a slower one would do was computed
+        assert "sentinel: nothing is applied: this host has no slower memory" in stderr
+        assert "sentinel: Declared: this host has no slower memory. Times were computed for " in stderr
+        assert "Nothing was applied: this host has no slower tier" in page
+    else:
+        assert "sentinel: applied from now on" in stderr
 
 
 def missing(name: str) -> list[str]:
@@ -49,7 +99,8 @@ def missing(name: str) -> list[str]:
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each script prints without Sentinel, all in one process: it imports torch once."""
-    text = "import runpy, sys\nfor path in sys.argv[1:]: print('==', path); runpy.run_path(path, None, '__main__')"
+    text = "import runpy, sys\npaths, sys.argv[1:] = sys.argv[1:], []\n"
+    text += "for path in paths: print('==', path); runpy.run_path(path, None, '__main__')"
     paths = [str(SCRIPTS / f"{name}.py") for name in NEEDS if not missing(name)]
     done = python("-c", text, *paths, cwd=tmp_path_factory.mktemp("stock"))
     assert done.returncode == 0, done.stderr
@@ -64,7 +115,7 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     """Losses, validations and parameters are printed to the last bit; stdout has not a word of ours."""
     if lacking := missing(name):
         pytest.skip(f"needs {', '.join(lacking)}")
-    done = python("-m", "sentinel", "run", *EMULATED, SCRIPTS / f"{name}.py", cwd=tmp_path)
+    done = by_the_command_alone(SCRIPTS / f"{name}.py", cwd=tmp_path, **WITHOUT_FLAGS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == stock[name]
     lines = without_progress(done.stderr)
@@ -72,36 +123,81 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     for begins in ("the step after ", "planned: ", "applied from now", "memory  ", "speed   ", "once    ", "report  "):
         assert any(line.startswith(begins) for line in said), f"{begins}\n{done.stderr}"
     assert len(said) <= 16
-    assert said[-1] == "report  sentinel-report.html"
-    page = (tmp_path / "sentinel-report.html").read_text()
-    assert "mulated" in page
+    assert said[-1] == "report  r.json"
+    require_figures(tmp_path / "r.json")
 
 
-def test_without_slower_memory_the_terminal_says_so(stock: dict[str, str], tmp_path: Path) -> None:
-    done = python("-m", "sentinel", "run", "--fast", "20%", SCRIPTS / "mixed_precision.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, stock["mixed_precision"])
-    assert "sentinel: applied from" in done.stderr or "sentinel: nothing is applied: this host has no" in done.stderr
-    assert (tmp_path / "sentinel-report.html").exists()
+@pytest.mark.parametrize("name", NEEDS)
+def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(
+    name: str, stock: dict[str, str], tmp_path: Path
+) -> None:
+    """On a host with one node it is simulated; on one with two it is applied."""
+    if lacking := missing(name):
+        pytest.skip(f"needs {', '.join(lacking)}")
+    done = by_the_command_alone(SCRIPTS / f"{name}.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == stock[name]
+    assert without_progress(done.stderr)[-1] == "sentinel: report  sentinel-report.html"
+    require_figures_of_a_plan(done.stderr, (tmp_path / "sentinel-report.html").read_text())
 
 
-def test_two_processes_write_a_report_each(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
-    script = SCRIPTS / "data_parallel.py"
-    plain = python(*torchrun, script, cwd=tmp_path)
-    words = ("--no-python", sys.executable, "-m", "sentinel", "run", *EMULATED, "--report", "r.json", script)
-    done = python(*torchrun, *words, cwd=tmp_path)
-    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
-    assert len(done.stdout.splitlines()) == 2
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("compiled", "inductor"), pytest.param("gpt2", "12", marks=pytest.mark.needs("transformers"))],
+)
+def test_what_compiles_and_what_is_large_trains_as_ever_too(name: str, argument: str, tmp_path: Path) -> None:
+    """torch.compile as it is by default, and the smallest GPT-2 that was published: 124 million parameters."""
+    script = (SCRIPTS / f"{name}.py", argument)
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}  # compiled once for both
+    plain = python(*script, cwd=tmp_path, **kept)
+    done = by_the_command_alone(*script, cwd=tmp_path, **kept, **WITHOUT_FLAGS)
+    assert (plain.returncode, done.returncode) == (0, 0), plain.stderr + done.stderr
+    assert done.stdout == plain.stdout
+    assert len(done.stdout.splitlines()) == 9
+    require_figures(tmp_path / "r.json")
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
+IN_EACH = ("--no-python", sys.executable, "-m", "sentinel", "run", "--fast", "20%", SCRIPTS / "data_parallel.py")
+
+
+@pytest.fixture(scope="module")
+def stock_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A line of each of two ranks without Sentinel."""
+    plain = python(*TORCHRUN, SCRIPTS / "data_parallel.py", cwd=tmp_path_factory.mktemp("ranks"))
+    assert plain.returncode == 0, plain.stderr
+    assert len(plain.stdout.splitlines()) == 2
+    return sorted(plain.stdout.splitlines())
+
+
+def test_two_processes_with_nothing_set_write_a_report_each(stock_ranks: list[str], tmp_path: Path) -> None:
+    done = python(*TORCHRUN, *IN_EACH, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == stock_ranks
+    parts = [f"sentinel-report.rank{rank}.{form}" for rank in (0, 1) for form in ("html", "json")]
+    assert {path.name for path in tmp_path.iterdir()} == {"sentinel-report.html", *parts}
     for rank in (0, 1):
-        assert json.loads((tmp_path / f"r.rank{rank}.json").read_text())["headline"]["kind"] == "emulated"
+        headline = json.loads((tmp_path / f"sentinel-report.rank{rank}.json").read_text())["headline"]
+        assert headline["kind"] == ("declared" if PROBES["two nodes"]() else "executed")
+        fifth = headline["peak_bytes"] / 5
+        assert fifth - PAGE_BYTES < headline["fast_capacity_bytes"] <= fifth, headline
+        assert 0 < headline["fast_served_fraction"] <= 1, headline
+
+
+def test_two_processes_write_a_report_each(stock_ranks: list[str], tmp_path: Path) -> None:
+    script = SCRIPTS / "data_parallel.py"
+    done = python(*TORCHRUN, *IN_EACH, cwd=tmp_path, **WITHOUT_FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == stock_ranks
+    for rank in (0, 1):
+        require_figures(tmp_path / f"r.rank{rank}.json")
     assert {path.name for path in tmp_path.iterdir()} == {"r.rank0.json", "r.rank1.json", "r.json"}
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["ranks_ended"] == 2
     within = tmp_path / "within.py"
     within.write_text(WITHIN)
-    placed = python(*torchrun, within, script, cwd=tmp_path)
+    placed = python(*TORCHRUN, within, script, cwd=tmp_path)
     assert placed.returncode == 0, placed.stderr
-    assert sorted(placed.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    assert sorted(placed.stdout.splitlines()) == stock_ranks
     for rank in (0, 1):
         assert json.loads((tmp_path / f"with.rank{rank}.json").read_text())["headline"]["kind"] == "emulated"
 
