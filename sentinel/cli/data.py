@@ -37,6 +37,10 @@ s3://bucket/a.tar. Sources are only read.
 """
 
 
+_UNITS = {0: "whole", -1: "alone"}
+"""What the loader reads at once where that is no number of samples."""
+
+
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "data", "index training data, and tell what reading it in random order costs", _EXAMPLES)
@@ -109,7 +113,13 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=whole_number, default=256, help="default 256")
-    parser.add_argument("--unit", type=whole_number, default=64, help="samples read at once (default 64)")
+    parser.add_argument(
+        "--unit",
+        type=_unit,
+        default="auto",
+        metavar="SAMPLES",
+        help="read at once, or auto (default: in exact order what is cheapest here, else 64)",
+    )
 
 
 def execute_index(arguments: argparse.Namespace) -> int:
@@ -164,13 +174,17 @@ def execute_plan(arguments: argparse.Namespace) -> int:
         f" {costs.in_flight:.1f} at once (measured)\n"
     )
     rows = [
-        ("order", "memory", "reads a chunk", "first epoch", "bytes", "reads take", "speed", "chunks a batch", "span")
+        (
+            *("order", "memory", "unit", "reads a chunk", "first epoch", "bytes"),
+            *("an epoch takes", "speed", "chunks a batch", "span"),
+        )
     ]
     for row in told.rows:
         rows.append(
             (
                 row.order,
                 row.memory,
+                _UNITS.get(row.unit, str(row.unit)),
                 f"{row.later_epochs.reads_per_chunk:.2f}",
                 f"{row.first_epoch.reads_per_chunk:.2f}",
                 f"{row.later_epochs.source_bytes / max(row.later_epochs.sample_bytes, 1):.2f} ×",
@@ -194,11 +208,13 @@ def forecast_json(told: Forecast) -> dict[str, Any]:
         "sample_bytes": told.layout.nbytes,
         "files": len(told.layout.files),
         "costs": asdict(told.costs),
+        "cached": told.cached,
         "rows": [
             {
                 "order": row.order,
                 "memory": row.memory,
                 "memory_bytes": row.memory_bytes,
+                "unit": row.unit,
                 "reads_per_chunk": row.later_epochs.reads_per_chunk,
                 "first_epoch_reads_per_chunk": row.first_epoch.reads_per_chunk,
                 "source_bytes": row.later_epochs.source_bytes,
@@ -243,7 +259,9 @@ def execute_run(arguments: argparse.Namespace) -> int:
     loader.close()
     if arguments.json:
         nodes = {str(node): pages for node, pages in report.node_pages.items()}
+        mixing = None if report.mixing is None else asdict(report.mixing)
         told = {"epochs": arguments.epochs, "seconds": seconds, "node_pages": nodes, "caveats": report.caveats}
+        told["mixing"] = mixing
         print_json({**report.headline, **told})
     else:
         print(report.text())
@@ -330,6 +348,11 @@ def _size(text: str) -> str:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _unit(text: str) -> int | str:
+    """An argparse type: a number of samples of at least 1, or `auto`."""
+    return text if text == "auto" else whole_number(text)
 
 
 def _count(text: str) -> int:

@@ -16,35 +16,30 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
-from sentinel.core.units import format_bytes, format_ns
 from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
-from sentinel.data.data_index import DataFiles, Paths, RecordFiles, index, open_data, parquet, records, safetensors
+from sentinel.data.data_index import Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import CACHED, READ_ALONE, Feeding, FileFeeding, UnstagedFeeding
-from sentinel.data.forecast import Forecast, forecast, measured_costs
+from sentinel.data.feeding import Feeding, FileFeeding, UnstagedFeeding
+from sentinel.data.forecast import Forecast, forecast
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Loader
-from sentinel.data.page_cache import all_cached
 from sentinel.data.peer_feeding import PeerFeeding, cut_for_peers, rooms_within
 from sentinel.data.peers import peers_named
 from sentinel.data.ranks import world_and_rank
 from sentinel.data.room_here import cut_within, lead_for, memory_bytes
-from sentinel.data.sample_arena import MOST_JOBS, ArenaShape, shape_within
+from sentinel.data.sample_arena import MOST_JOBS, shape_within
 from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of, path_of
 from sentinel.data.shared_feeding import SharedFeeding
-from sentinel.samples import ALONE, Layout, Order, SourceCosts, best_unit
-
-UNIT = 64
-"""Samples that are read at once, where neither `unit` says otherwise nor is it measured."""
-_MOST_UNIT = 256
+from sentinel.data.source_reads import SourceReads
+from sentinel.data.unit_choice import AUTO_UNIT, UNIT, checked_unit, choose_unit
+from sentinel.samples import ALONE, Layout, Order
 
 _TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
 _OPTIONS = (*_TORCHS, "index_path", "unit", "where", "share", "peers", "peers_password_file")
@@ -93,12 +88,10 @@ def loader(
     """
     _check_options(options)
     share = options.pop("share", None)
-    unit, index_path = options.pop("unit", "auto"), options.pop("index_path", None)
+    unit, index_path = checked_unit(options.pop("unit", AUTO_UNIT)), options.pop("index_path", None)
     where = options.pop("where", AUTO)
     disk = disk_named(where)
     peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
-    if unit != "auto" and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
-        raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
     ranks, own = world_and_rank(rank, world)
     if share is not None:
         path_of(share)
@@ -132,60 +125,29 @@ def loader(
         nbytes = memory_bytes(memory, data.layout, disk)
         if peers:
             rooms = rooms_within(nbytes, data.layout, ranks)
-            layout, unit = cut_for_peers(data.layout, rooms[1], UNIT if unit == "auto" else unit)
+            layout, unit = cut_for_peers(data.layout, rooms[1], UNIT if isinstance(unit, str) else unit)
             servers = peers_named(peers, ranks, password_file)
             feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
             return Loader(feeding, asked, batching, unit)
         shape = shape_within(nbytes, data.layout.sample_nbytes, 1 if share is None else MOST_JOBS)
-        reads = _Reads(data)
+        reads = SourceReads(data)
         place = place_of(where, shape.nbytes, lambda: reads.costs.read_bytes_per_s)
         if importance is not None:
-            return selecting(data, shape, importance, asked, batching, UNIT if unit == "auto" else unit, place)
-        why = ""
-        if unit == "auto":
-            fixed = order != "exact" or data.layout.encoded  # other orders depend on it
-            unit, why = (UNIT, "") if fixed else _cheapest_unit(reads, shape, workers, share is None)
-        if unit == ALONE:
-            feeding = UnstagedFeeding.of_files(data, why)
+            return selecting(data, shape, importance, asked, batching, UNIT if isinstance(unit, str) else unit, place)
+        choice = choose_unit(reads, shape, unit, order, workers, shares=share is not None)
+        if choice.unit == ALONE:
+            feeding, unit = UnstagedFeeding.of_files(data, choice.why), ALONE
         else:
-            layout, unit = cut_within(data.layout, shape, unit)
+            layout, unit = cut_within(data.layout, shape, choice.unit)
             lead = lead_for(data.layout, shape)
             if share is None:
-                feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place)
+                feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), choice, place)
             else:
                 said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
                 room = [shape.n_pages, shape.page_bytes, lead]
                 name = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
-                feeding = SharedFeeding(data, layout, shape, lead, reads_in_flight(workers), why, place, name)
+                feeding = SharedFeeding(data, layout, shape, lead, reads_in_flight(workers), choice, place, name)
     return Loader(feeding, asked, batching, unit)
-
-
-class _Reads:
-    """What reads of `data` cost: measured where somebody asks, once."""
-
-    def __init__(self, data: DataFiles) -> None:
-        self.data = data
-
-    @cached_property
-    def costs(self) -> SourceCosts:
-        return measured_costs(self.data)
-
-
-def _cheapest_unit(reads: _Reads, shape: ArenaShape, workers: int, measures: bool) -> tuple[int, str]:
-    """Samples to read at once, by what reads of these files cost now, ALONE where no unit is cheaper than that; and a
-    sentence that says why. What is measured is another unit each time: jobs that share take a fixed one."""
-    data = reads.data
-    if all_cached(data):
-        return ALONE, CACHED
-    if not measures:
-        return UNIT, ""
-    parts, costs = data.layout.cut(_MOST_UNIT), reads.costs
-    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
-    unit = best_unit(parts, shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
-    if unit == ALONE:
-        return unit, READ_ALONE
-    said = f"{unit} samples are read at once: a read takes {format_ns(costs.latency_ns)} here"
-    return unit, f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
 
 
 def _check_peers(peers: object, source: object, order: object) -> None:

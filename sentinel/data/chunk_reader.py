@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sentinel.data.busy_time import BusyTime
 from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
@@ -46,12 +47,14 @@ def reads_in_flight(workers: int) -> int:
 
 
 class Counts(NamedTuple):
-    """What was done since the reader was made: chunks read and their bytes, most pages in use, reads that failed."""
+    """What was done since the reader was made: chunks read and their bytes, most pages in use, reads that failed, and
+    the time in which at least one chunk was being read."""
 
     reads: int
     read_bytes: int
     peak_pages: int
     failed: int
+    read_ns: int
 
 
 class _Read(NamedTuple):
@@ -131,7 +134,7 @@ class ChunkReader:
     def counts(self) -> Counts:
         """What was done since it was made."""
         state = self._state
-        return Counts(state.reads, state.read_bytes, state.peak_pages, state.failed)
+        return Counts(state.reads, state.read_bytes, state.peak_pages, state.failed, state.busy.ns)
 
 
 class _Reading:
@@ -144,6 +147,7 @@ class _Reading:
         self.under_way: set[int] = set()
         """Reads that were begun and are not done."""
         self.stopping = threading.Event()
+        self.busy = BusyTime()
         self.error: BaseException | None = None
         self.failure: BaseException | None = None
         self.staging: Staging | None = None
@@ -330,10 +334,11 @@ class _Reading:
     def _read(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
         """What SourceFiles.chunk gives; None if the chunk cannot be read."""
         try:
-            if self.failed_in_a_row < _FAILED_IN_A_ROW:
-                found = tried(lambda: self.files.chunk(chunk, samples), self.stopping.wait)
-            else:
-                found = self.files.chunk(chunk, samples)
+            with self.busy:
+                if self.failed_in_a_row < _FAILED_IN_A_ROW:
+                    found = tried(lambda: self.files.chunk(chunk, samples), self.stopping.wait)
+                else:
+                    found = self.files.chunk(chunk, samples)
         except Exception as error:  # a source of any kind: its errors are not known here
             with self._lock:
                 self.failure, self.failed, self.failed_in_a_row = error, self.failed + 1, self.failed_in_a_row + 1

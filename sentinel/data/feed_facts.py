@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from sentinel.data.staged_samples import Served
 from sentinel.reports import ReportError
-from sentinel.samples import Feed
+from sentinel.samples import Feed, ShuffleQuality
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Fed:
 class FeedFacts:
     """`all_epochs`: counts of all epochs. `last`: of the one that is under way or ended last, whose number is `number`.
     `predicted`: what its plan said, where it was delivered to its end. `node_pages`: NUMA node -> pages of the memory
-    for samples that the kernel says are there, -1 for those that were not touched yet."""
+    for samples that the kernel says are there, -1 for those that were not touched yet. `mixing`: how well the order of
+    the last epoch mixes samples, None where it is not known which lie together."""
 
     all_epochs: Fed
     last: Fed
@@ -84,3 +85,4 @@ class FeedFacts:
     predicted: Feed | None = None
     node_pages: dict[int, int] = field(default_factory=dict)
     caveats: list[str] = field(default_factory=list)
+    mixing: ShuffleQuality | None = None

@@ -73,7 +73,7 @@ class FeedReport(FeedFacts):
         return tables_of(self.sections, self)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Tables by name: requests, counts, direct_reads, nodes."""
+        """Tables by name: requests, counts, direct_reads, mixing, nodes."""
         return dict(self.tables)
 
     def values(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sentinel.core.units import PAGE_BYTES, format_bytes, format_ns
 from sentinel.data.feed_facts import FeedFacts
 from sentinel.reports.html.tables import text_as_pairs
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
+from sentinel.samples import NEIGHBOURS
 
 if TYPE_CHECKING:  # pandas takes half a second to import: only who asks for tables pays
     import pandas as pd
@@ -17,6 +19,7 @@ Rows = list[tuple[str, ...]]
 _REQUESTS = "Where the samples came from"
 _COUNTS = "What was done, and what the plan said"
 _DIRECT = "Samples that were read alone, and why"
+_MIXING = f"How well the order of the epoch mixes samples of which {NEIGHBOURS} lie together"
 _NODES = "Memory for samples, by node, as the kernel says"
 _WHY = {
     "late": "nothing had happened in the reader for too long",
@@ -67,7 +70,8 @@ def _columns(report: FeedFacts) -> dict[str, dict[str, float]]:
     found = {"all_epochs": report.all_epochs.headline, "epoch": report.last.headline}
     if report.predicted is not None:
         predicted = report.predicted.headline
-        found["predicted"] = {name: value for name, value in predicted.items() if name != "wait_ns"}
+        unknown = {"wait_ns"} if predicted["read_ns"] else {"wait_ns", "read_ns"}
+        found["predicted"] = {name: value for name, value in predicted.items() if name not in unknown}
     return found
 
 
@@ -120,6 +124,23 @@ def _direct_text(document: Document[FeedFacts]) -> TextTable:
     return TextTable(_DIRECT, rows)
 
 
+def _mixing_frame(report: FeedFacts) -> pd.DataFrame | None:
+    import pandas as pd
+
+    return None if report.mixing is None else pd.DataFrame([asdict(report.mixing)])
+
+
+def _mixing_text(document: Document[FeedFacts]) -> TextTable:
+    mixing = document.facts.mixing
+    if mixing is None:
+        return NO_TEXT
+    rows: Rows = [
+        ("distinct chunks in a batch", f"{mixing.chunks_per_batch:.0f}"),
+        ("share of the epoch between the first and the last sample of a chunk", f"{mixing.span:.2f}"),
+    ]
+    return TextTable(_MIXING, rows)
+
+
 def _nodes_frame(report: FeedFacts) -> pd.DataFrame | None:
     import pandas as pd
 
@@ -149,5 +170,6 @@ FEED_SECTIONS: tuple[Section[FeedFacts], ...] = (
     Section(_REQUESTS, "requests", _requests_frame, _requests_text, text_as_pairs(_requests_text, _REQUESTS)),
     Section(_COUNTS, "counts", _counts_frame, _counts_text, text_as_pairs(_counts_text, _COUNTS)),
     Section(_DIRECT, "direct_reads", _direct_frame, _direct_text, text_as_pairs(_direct_text, _DIRECT)),
+    Section(_MIXING, "mixing", _mixing_frame, _mixing_text, text_as_pairs(_mixing_text, _MIXING)),
     Section(_NODES, "nodes", _nodes_frame, _nodes_text, text_as_pairs(_nodes_text, _NODES)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +16,30 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.data.arena_place import ANYWHERE, ArenaPlace
 from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
+from sentinel.data.other_orders import others_read_less
 from sentinel.data.sample_arena import EPOCH, RUNNING, ArenaShape, SampleArena
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles, Held
-from sentinel.samples import DIRECT, Begun, Epoch, Feed, Layout, Order, Room, Staging, epochs_ahead, plan, simulate
+from sentinel.data.unit_choice import NO_CHOICE, READ_ALONE, UnitChoice
+from sentinel.samples import (
+    DIRECT,
+    Begun,
+    Epoch,
+    Feed,
+    Layout,
+    Order,
+    Room,
+    Staging,
+    epochs_ahead,
+    neighbourhoods,
+    plan,
+    simulate,
+)
 from sentinel.system.numa import nodes_of
 
 _ASKED_PAGES = 1 << 16
-READ_ALONE = "reading each sample alone is cheapest here: nothing is staged, and memory= is not used"
-CACHED = "all files are in the page cache, and each sample is read alone: nothing is staged, and memory= is not used"
+_NO_ROOM = Room(1, 1)
+"""Where nothing is staged."""
 NOTHING_STAGED = "a Dataset reads by itself: nothing is staged, and memory= is not used"
 
 
@@ -47,12 +63,19 @@ class EpochOrder:
 @dataclass(frozen=True, eq=False)
 class FedSamples:
     """The samples that a feeding brings: all of a data set. `digest`: of what lies where in it. `nbytes`: (n,) of each,
-    0 where that is unknown. `room`: in which epochs are planned. `source`: what workers ask."""
+    0 where that is unknown. `room`: in which epochs are planned. `source`: what workers ask. `layout`: of the data set,
+    None where nothing is known of it."""
 
     digest: str
     nbytes: NDArray[np.int64]
     room: Room
     source: BytesOfSamples
+    layout: Layout | None = None
+
+    @cached_property
+    def neighbourhoods(self) -> Layout | None:
+        """The chunks among which it is told how well an order mixes."""
+        return None if self.layout is None else neighbourhoods(self.layout)
 
     @property
     def n(self) -> int:
@@ -120,18 +143,21 @@ class FileFeeding:
         shape: ArenaShape,
         lead: int,
         in_flight: int = IN_FLIGHT,
-        why: str = "",
+        choice: UnitChoice = NO_CHOICE,
         place: ArenaPlace = ANYWHERE,
     ) -> None:
         """`layout`: that of `data`, cut in chunks. `lead`: how many samples ahead reads may begin. `in_flight`: how
-        many chunks are read at once. `why`: samples are staged, where that was a choice. `place`: of the memory."""
-        self._why = [said for said in (why, place.why) if said]
+        many chunks are read at once. `choice`: of these chunks. `place`: of the memory."""
+        self._why = [said for said in (choice.why, place.why) if said]
+        self._choice = choice
         self._layout = layout
         room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
         files = SourceFiles(layout, data.root, data.source)
         self._arena, self._reader = self._reads(shape, files, in_flight, place)
         source = FromArena(files, self._arena, data.source)
-        self.samples = FedSamples(data.layout.digest, layout.sample_nbytes, room, source)
+        self.samples = FedSamples(data.layout.digest, layout.sample_nbytes, room, source, data.layout)
+        self._read_less: list[str] | None = None
+        """What `_others` said."""
         self._done: tuple[Order, int, Staging] | None = None
         """The last epoch that was delivered to its end, while what it kept is in the arena."""
         self._now: tuple[Order, int, Staging] | None = None
@@ -197,11 +223,12 @@ class FileFeeding:
             source_reads=done.reads,
             source_bytes=done.read_bytes,
             peak_bytes=done.peak_pages * self._arena.shape.page_bytes,
+            read_ns=done.read_ns,
         )
 
     def predicted(self) -> Feed | None:
         """What the plan of the epoch that was begun last says; None before the first."""
-        return None if self._now is None else simulate(self._layout, self._now[2])
+        return None if self._now is None else simulate(self._layout, self._now[2], self._choice.staged)
 
     def node_pages(self) -> dict[int, int]:
         """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet."""
@@ -224,16 +251,21 @@ class FileFeeding:
             found.append(f"{said} (the last: {self._reader.last_failure}): their samples were read one by one")
         if int(self._layout.chunk_samples.max()) == 1:
             found.append("each chunk is one sample: reading ahead saves no reads; pack small files into tar shards")
-        return found
+        return [*found, *self._others()]
+
+    def _others(self) -> list[str]:
+        """Orders that would read less than the one that was begun last."""
+        if self._read_less is None and self._now is not None:
+            self._read_less = others_read_less(self._layout, self.samples.room, self._now[0], self._choice)
+        return self._read_less or []
 
 
 class UnstagedFeeding:
     """Samples in the same order, each read by the worker that needs it."""
 
-    def __init__(self, source: BytesOfSamples, nbytes: NDArray[np.int64], digest: str, caveat: str) -> None:
-        """`nbytes`: (n_samples,) their sizes, 0 where that is unknown. `caveat`: why nothing is staged."""
-        self.samples = FedSamples(digest, nbytes, Room(1, 1), source)  # no room is used
-        self._caveat = caveat
+    def __init__(self, samples: FedSamples, caveat: str) -> None:
+        """`caveat`: why nothing is staged."""
+        self.samples, self._caveat = samples, caveat
 
     @classmethod
     def of_dataset(cls, dataset: Dataset[Any]) -> UnstagedFeeding:
@@ -241,14 +273,15 @@ class UnstagedFeeding:
         n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
         if n < 1:
             raise UsageError("the Dataset has no items", "give one that has")
-        return cls(FromDataset(dataset), np.zeros(n, np.int64), f"dataset of {n}", NOTHING_STAGED)
+        samples = FedSamples(f"dataset of {n}", np.zeros(n, np.int64), _NO_ROOM, FromDataset(dataset))
+        return cls(samples, NOTHING_STAGED)
 
     @classmethod
     def of_files(cls, data: DataFiles, why: str = READ_ALONE) -> UnstagedFeeding:
         """Samples of files."""
         layout = data.layout
         source = FromFiles(SourceFiles(layout, data.root, data.source), data.source)
-        return cls(source, layout.sample_nbytes, layout.digest, why)
+        return cls(FedSamples(layout.digest, layout.sample_nbytes, _NO_ROOM, source, layout), why)
 
     def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
         """Torch's order."""

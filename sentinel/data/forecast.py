@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
+from dataclasses import astuple, dataclass, replace
 
 from sentinel.core.errors import UsageError
 from sentinel.data.arena_place import AUTO, disk_named, place_of
-from sentinel.data.chunk_reader import MOST_IN_FLIGHT, reads_in_flight
-from sentinel.data.data_index import DataFiles, Paths, RecordFiles, open_data
+from sentinel.data.chunk_reader import reads_in_flight
+from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import permutation
-from sentinel.data.page_cache import in_page_cache
 from sentinel.data.room_here import cut_within, lead_for, memory_bytes
-from sentinel.data.sample_arena import shape_within
-from sentinel.data.source_files import SourceFiles
-from sentinel.data.sources.stored_file import LocalFile, cannot_be_read, opened
-from sentinel.samples import KINDS, Epoch, Feed, Layout, Order, Room, SourceCosts, plan, shuffle_quality, simulate
+from sentinel.data.sample_arena import ArenaShape, shape_within
+from sentinel.data.source_reads import SourceReads
+from sentinel.data.unit_choice import AUTO_UNIT, UNIT, checked_unit, choose_unit
+from sentinel.samples import (
+    ALONE,
+    KINDS,
+    Epoch,
+    Feed,
+    Layout,
+    Order,
+    Room,
+    SourceCosts,
+    neighbourhoods,
+    plan,
+    shuffle_quality,
+    simulate,
+    staging_ns,
+)
 from sentinel.system.progress import telling
 
 RANDOM = "random access"
 """Reading each sample alone, in torch's order, with no memory for samples."""
 _WORTH = 1.1
 """An order that is predicted to be less than this many times as fast as random access is not worth it."""
-_SMALL, _LARGE, _ROUNDS, _LARGE_ROUNDS = 4096, 4 << 20, 64, 8
 
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """One order with one amount of memory, in an epoch. `memory_bytes`: of the arena, 0 for random access.
+    """One order with one amount of memory, in an epoch. `memory_bytes`: of the arena, 0 where nothing is staged.
+    `unit`: samples that are read at once, as the loader's; 0 for chunks that are decoded as a whole, -1 where each
+    sample is read alone.
 
-    `first_epoch`, `later_epochs`: what is read. `epoch_ns`: predicted time of a later epoch's reads. `speedup`: that
+    `first_epoch`, `later_epochs`: what is read. `epoch_ns`: predicted time of a later epoch: of its reads, and of what
+    samples take that go through memory (`staging_ns`), which is what `unit="auto"` compares. `speedup`: that
     of random access over it. `chunks_per_batch`, `span`: how well the order mixes, see ShuffleQuality.
     """
 
     order: str
     memory: str
     memory_bytes: int
+    unit: int
     first_epoch: Feed
     later_epochs: Feed
     epoch_ns: float
@@ -58,24 +68,30 @@ class ForecastRow:
 @dataclass(frozen=True)
 class Forecast:
     """`rows`: random access, then each order with each memory. `notes`: sentences to read before them. `workers`: how
-    many reads random access has in flight; an order has at least `IN_FLIGHT` of chunk_reader."""
+    many reads random access has in flight; an order has at least `IN_FLIGHT` of chunk_reader. `cached`: all files are
+    in the page cache."""
 
     layout: Layout
     costs: SourceCosts
     workers: int
     rows: tuple[ForecastRow, ...]
     notes: tuple[str, ...]
+    cached: bool = False
 
     @property
     def verdict(self) -> str:
         """One sentence: what is worth it here."""
         best = max(self.rows, key=lambda row: row.speedup)
         exact = max((row for row in self.rows if row.order == "exact"), key=lambda row: row.speedup, default=None)
+        if not best.worth_it and self.cached:
+            return "not worth it: all files are in the page cache, where no order reads faster than random access"
         if not best.worth_it:
             return "not worth it: no order reads clearly faster than random access does from this source"
         said = f"{best.order} with {best.memory} reads {best.speedup:.1f} times as fast as random access"
         if exact is not None and exact is not best:
             also = f"exact with {exact.memory} {exact.speedup:.1f} times"
+            if exact.unit == ALONE:
+                return f"{said}; in exact order each sample is read alone"
             said += f", {also}" if exact.worth_it else f"; exact order is not worth it ({also})"
         return said
 
@@ -85,49 +101,56 @@ def forecast(
     memory: Sequence[str | int] = ("5%", "20%", "50%"),
     *,
     batch_size: int = 256,
-    unit: int = 64,
+    unit: int | str = AUTO_UNIT,
     costs: SourceCosts | None = None,
     workers: int = 1,
     where: str = AUTO,
 ) -> Forecast:
-    """What each order would read with each amount of memory. `costs`: of the source, measured here if not given.
+    """What each order would read with each amount of memory. `unit`: as `loader` takes it, and by the same choice.
+    `costs`: of another machine's source, for which this one's page cache counts nothing; measured here if not given.
     `workers`: those of the loader; a plain DataLoader has a read of each in flight. `where`: as `loader` takes it; a
     note says where each memory would lie.
 
-    An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source and for
-    `where`, and for a memory where no other one fits.
+    An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source, for
+    `unit` and for `where`, and for a memory where no other one fits.
     """
-    disk = disk_named(where)
+    disk, unit = disk_named(where), checked_unit(unit)
     data = open_data(source)
-    layout = data.layout
-    costs = measured = costs or measured_costs(data)
-    alone = costs.of_reader(max(workers, 1)).ns(layout.n_samples, int(layout.alone_nbytes.sum()))
-    staged = costs.of_reader(reads_in_flight(workers))
-    nothing = _alone(layout, unit, batch_size, alone)
-    rows, notes = [nothing], []
+    layout, reads = data.layout, SourceReads(data, costs)
+    costs = reads.costs
+    of_epochs = _Epochs(layout, reads, workers, batch_size)
+    rows, notes = [of_epochs.alone(UNIT if isinstance(unit, str) else unit)], list[str]()
     refused: UsageError | None = None
     with telling(f"planning epochs of {layout.n_samples} samples", lambda: f"{len(rows)} of {1 + 3 * len(memory)}"):
         for text in memory:
             try:
-                nbytes = memory_bytes(text, layout, disk)
-                shape = shape_within(nbytes, layout.sample_nbytes)
-                cut, now = cut_within(layout, shape, unit)
-                place = place_of(where, shape.nbytes, lambda: measured.read_bytes_per_s)
+                shape = shape_within(memory_bytes(text, layout, disk), layout.sample_nbytes)
+                place = place_of(where, shape.nbytes, lambda: reads.costs.read_bytes_per_s)
             except UsageError as error:
                 notes.append(f"memory {text} is left out: {error}")
                 refused = error
                 continue
-            if now and now < unit:
-                notes.append(f"memory {text} is little: {now} samples are read at once, not {unit}")
-            if place.why:
-                notes.append(f"memory {text}: {place.why}")
-            room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(layout, shape))
+            left_out: dict[str, list[str]] = {}
             for kind in KINDS:
                 try:
-                    rows.append(_row(cut, room, kind, (str(text), shape.nbytes), batch_size, staged, alone))
+                    choice = choose_unit(reads, shape, unit, kind, workers)
+                    if choice.unit == ALONE:
+                        rows.append(replace(rows[0], order=kind, memory=str(text)))
+                        notes.append(f"{kind} order with memory {text}: {choice.why}")
+                        continue
+                    cut, now = cut_within(layout, shape, choice.unit)
+                    rows.append(of_epochs.row(kind, str(text), shape, cut, now))
                 except UsageError as error:
-                    notes.append(f"{kind} order with memory {text} is left out: {error}")
+                    left_out.setdefault(str(error), []).append(kind)
                     refused = error
+                    continue
+                if now and now < choice.unit:
+                    notes.append(f"memory {text} is little: {now} samples are read at once, not {choice.unit}")
+                if place.why:
+                    notes.append(f"memory {text}: {place.why}")
+            for said, kinds in left_out.items():
+                of = "" if len(kinds) == len(KINDS) else f"{', '.join(kinds)} order with "
+                notes.append(f"{of}memory {text} is left out: {said}")
     if refused is not None and len(rows) == 1:
         raise refused
     if int(layout.chunk_samples.max()) == 1:
@@ -137,95 +160,46 @@ def forecast(
     if costs.cached:
         said = f"{costs.cached:.0%} of the reads tried came from the kernel's page cache"
         notes.append(f"{said}: files that are read for the first time cost more")
-    return Forecast(layout, costs, workers, tuple(rows), tuple(notes))
+    return Forecast(layout, costs, workers, tuple(rows), tuple(dict.fromkeys(notes)), reads.cached)
 
 
-def _alone(layout: Layout, unit: int, batch_size: int, ns: float) -> ForecastRow:
-    cut = layout if layout.encoded else layout.cut(unit)
-    order = permutation(layout.n_samples, Order(), 0)
-    n = layout.n_samples
-    feed = Feed(
-        n_chunks=cut.n_chunks,
-        samples=n,
-        sample_bytes=layout.nbytes,
-        source_bytes=int(layout.alone_nbytes.sum()),
-        direct_reads=n,
-        direct_bytes=int(layout.alone_nbytes.sum()),
-    )
-    quality = shuffle_quality(cut, order, batch_size)
-    return ForecastRow(RANDOM, "-", 0, feed, feed, ns, 1.0, quality.chunks_per_batch, quality.span)
+class _Epochs:
+    """The first epochs of a data set in each order."""
 
+    def __init__(self, layout: Layout, reads: SourceReads, workers: int, batch_size: int) -> None:
+        self._layout, self._batch_size = layout, batch_size
+        self._costs, alone = reads.costs.of_reader(reads_in_flight(workers)), reads.costs.of_reader(max(workers, 1))
+        self._alone_ns = alone.ns(layout.n_samples, int(layout.alone_nbytes.sum()))
+        self._orders = [permutation(layout.n_samples, Order(), epoch) for epoch in range(3)]
+        self._neighbourhoods = neighbourhoods(layout)
 
-def _row(
-    layout: Layout, room: Room, kind: str, memory: tuple[str, int], batch_size: int, costs: SourceCosts, alone: float
-) -> ForecastRow:
-    order, n = Order(kind), layout.n_samples
-    orders = [permutation(n, order, epoch) for epoch in range(3)]
-    before = plan(layout, order, room, Epoch(orders[0], orders[1]))
-    staging = plan(layout, order, room, Epoch(orders[1], orders[2]), before) if kind == "exact" else before
-    first, later = simulate(layout, before, costs), simulate(layout, staging, costs)
-    quality = shuffle_quality(layout, staging.order, batch_size)
-    ns = max(float(later.wait_ns), 1.0)
-    return ForecastRow(kind, *memory, first, later, ns, alone / ns, quality.chunks_per_batch, quality.span)
+    def alone(self, unit: int) -> ForecastRow:
+        """Random access; reads are counted over chunks of `unit`, though it has none."""
+        layout, n = self._layout, self._layout.n_samples
+        nbytes = int(layout.alone_nbytes.sum())
+        feed = Feed(
+            n_chunks=(layout if layout.encoded else layout.cut(unit)).n_chunks,
+            samples=n,
+            sample_bytes=layout.nbytes,
+            source_bytes=nbytes,
+            direct_reads=n,
+            direct_bytes=nbytes,
+        )
+        mixing = shuffle_quality(self._neighbourhoods, self._orders[0], self._batch_size)
+        return ForecastRow(RANDOM, "-", 0, ALONE, feed, feed, self._alone_ns, 1.0, *astuple(mixing))
 
-
-def measured_costs(data: DataFiles) -> SourceCosts:
-    """What reads of these files cost now: latency and bandwidth of small and of large reads at random places, and how
-    many small ones the source serves side by side, up to MOST_IN_FLIGHT. What the kernel has in its page cache counts
-    as such, for so a job meets it. Where chunks are decoded as a whole, that counts as reading."""
-    layout = data.layout
-    if int(layout.file_nbytes.sum()) < 1:
-        raise UsageError("the files are empty", "give files with samples")
-    chance = np.random.Generator(np.random.PCG64(0))
-
-    def some(count: int) -> list[int]:
-        return [int(sample) for sample in chance.integers(layout.n_samples, size=count)]
-
-    small = [_read(data, sample, _SMALL) for sample in some(_ROUNDS)]
-    latency = float(np.mean(np.sort([read.ns for read in small])[: _ROUNDS - _ROUNDS // 16]))  # but the slowest
-    with ThreadPoolExecutor(MOST_IN_FLIGHT) as pool:
-        began = time.monotonic_ns()
-        list(pool.map(lambda sample: _read(data, sample, _SMALL), some(4 * MOST_IN_FLIGHT)))
-        in_flight = 4 * MOST_IN_FLIGHT * latency / (time.monotonic_ns() - began)
-        large = [_read(data, sample, _LARGE) for sample in some(_LARGE_ROUNDS)]
-        rate = float(np.median([read.nbytes / max(read.ns - latency, 0.1 * read.ns) for read in large]))
-        began = time.monotonic_ns()
-        together = pool.map(lambda sample: _read(data, sample, _LARGE), some(_LARGE_ROUNDS))
-        rate = max(rate, sum(read.nbytes for read in together) / (time.monotonic_ns() - began))
-    if layout.encoded:
-        rate = 1 / (1 / rate + float(np.median([_decode_ns(data, sample) for sample in some(_LARGE_ROUNDS)])))
-    cached = sum(read.cached for read in small) / len(small)
-    return SourceCosts(latency, rate * 1e9, min(max(in_flight, 1.0), MOST_IN_FLIGHT), measured=True, cached=cached)
-
-
-class _Read(NamedTuple):
-    ns: int
-    nbytes: int
-    cached: bool
-
-
-def _read(data: DataFiles, sample: int, nbytes: int) -> _Read:
-    """One read of up to `nbytes` at a sample, and whether the kernel had the first of them in memory."""
-    layout = data.layout
-    chunk = int(layout.chunk_of[sample])
-    file = int(layout.chunk_file[chunk])
-    at = int(layout.chunk_offset[chunk]) + (0 if layout.encoded else int(layout.sample_offset[sample]))
-    at = max(min(at, int(layout.file_nbytes[file]) - nbytes), 0)
-    found = opened(os.path.join(data.root, layout.files[file]))
-    if isinstance(found, LocalFile):
-        os.posix_fadvise(found.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
-    try:
-        cached = isinstance(found, LocalFile) and in_page_cache(found.descriptor, at)
-        began = time.monotonic_ns()
-        got = len(found.read(at, nbytes))
-        return _Read(time.monotonic_ns() - began, got, cached)
-    except OSError as error:
-        raise cannot_be_read(found.path, "file", error) from error
-
-
-def _decode_ns(data: DataFiles, sample: int) -> float:
-    """ns that reading and decoding the whole chunk of a sample takes, for each of its bytes."""
-    files, chunk = SourceFiles(data.layout, data.root, data.source), int(data.layout.chunk_of[sample])
-    began = time.monotonic_ns()
-    files.chunk(chunk, np.array([sample]))
-    return (time.monotonic_ns() - began) / int(data.layout.chunk_nbytes[chunk])
+    def row(self, kind: str, memory: str, shape: ArenaShape, layout: Layout, unit: int) -> ForecastRow:
+        """An order in memory of this shape, which reads the chunks of `layout`, of `unit` samples. Raises UsageError
+        where it has too little room."""
+        order, room = (
+            Order(kind),
+            Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(self._layout, shape)),
+        )
+        before = plan(layout, order, room, Epoch(self._orders[0], self._orders[1]))
+        staging = before
+        if kind == "exact":
+            staging = plan(layout, order, room, Epoch(self._orders[1], self._orders[2]), before)
+        first, later = simulate(layout, before, self._costs), simulate(layout, staging, self._costs)
+        mixing = shuffle_quality(self._neighbourhoods, staging.order, self._batch_size)
+        ns = max(later.wait_ns + staging_ns(later), 1.0)
+        return ForecastRow(kind, memory, shape.nbytes, unit, first, later, ns, self._alone_ns / ns, *astuple(mixing))

@@ -83,6 +83,10 @@ class ImportanceFeeding(FileFeeding):
         if begins:
             self.losses[0] = self.losses[1]
 
+    def _others(self) -> list[str]:
+        """No other order selects."""
+        return []
+
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         found = super().caveats()

@@ -18,7 +18,7 @@ from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.loader_workers import OF_LOST_WORKERS, is_lost, keep_signals_from, next_batch, watched
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples
-from sentinel.samples import Begun, Feed, Order, Room
+from sentinel.samples import Begun, Feed, Order, Room, ShuffleQuality, shuffle_quality
 from sentinel.system.progress import say
 
 MOST_RESTARTS = 3
@@ -46,6 +46,8 @@ class Loader(IterableDataset[Any]):
         self._workers: DataLoader[Any] | None = None
         self._number = 0
         """The epoch that `_now` counts."""
+        self._mixed: EpochOrder | ShuffleQuality | None = None
+        """How it is mixed, or, until that is asked for, its order."""
         of_rank = order.per_rank(feeding.samples.n)
         self._total, self._now = _Counted(feeding.counts(), of_rank), _Counted(feeding.counts(), of_rank)
 
@@ -71,7 +73,7 @@ class Loader(IterableDataset[Any]):
             planned = EpochOrder.of_nothing()
         else:
             planned = self._feeding.begin(self._order, self._epoch, self._base)
-        self._delivered = 0
+        self._delivered, self._mixed = 0, planned
         self._now = _Counted(self._feeding.counts(), self._order.per_rank(self._feeding.samples.n))
         self._asked = False
         return self._deliver(self._iteration, planned)
@@ -275,7 +277,17 @@ class Loader(IterableDataset[Any]):
             predicted if whole else None,
             feeding.node_pages(),
             feeding.caveats() + _said(self._total.served),
+            self._mixing(),
         ).checked()
+
+    def _mixing(self) -> ShuffleQuality | None:
+        """How well the order of the epoch that was begun last mixes samples; None where that cannot be told."""
+        chunks, mixed = self._feeding.samples.neighbourhoods, self._mixed
+        if isinstance(mixed, EpochOrder):
+            known = chunks is not None and len(mixed.samples)
+            mixed = shuffle_quality(chunks, mixed.samples, self._batching.batch_size) if chunks and known else None
+            self._mixed = mixed
+        return mixed
 
 
 def _said(served: Served) -> list[str]:
@@ -328,5 +340,6 @@ class _Counted:
             direct_bytes=served.direct_bytes,
             peak_bytes=now.peak_bytes,
             wait_ns=served.wait_ns,
+            read_ns=now.read_ns - self.begin.read_ns,
         )
         return Fed(feed, replace(served), self.requested, self.requested_bytes)

@@ -53,7 +53,7 @@ class PeerFeeding:
         own = self._ranks[order.rank]
         self._provider = ChunkProvider(files, self._board, own, self._progress, self._stopping)
         self._source = FromPeers(files, self._board, self._ranks, data.source)
-        self.samples = FedSamples(digest, layout.sample_nbytes, room, self._source)
+        self.samples = FedSamples(digest, layout.sample_nbytes, room, self._source, data.layout)
         self._planned: tuple[Order, int, WorldPlan] | None = None
         self._finished = self._agreed = False
         self._ended = weakref.finalize(self, self._stopping.set)  # threads end with the job's last use of it

@@ -28,6 +28,7 @@ from sentinel.data.sample_arena import (
 )
 from sentinel.data.share_names import Job, ShareName
 from sentinel.data.source_files import SourceFiles
+from sentinel.data.unit_choice import UnitChoice
 from sentinel.samples import Begun, Feed, Layout, Order
 
 _SOON = 64
@@ -53,13 +54,13 @@ class SharedFeeding(FileFeeding):
         shape: ArenaShape,
         lead: int,
         in_flight: int,
-        why: str,
+        choice: UnitChoice,
         place: ArenaPlace,
         share: ShareName,
     ) -> None:
         """As FileFeeding. `share`: the name."""
         self._share = share
-        super().__init__(data, layout, shape, lead, in_flight, why, place)
+        super().__init__(data, layout, shape, lead, in_flight, choice, place)
         share.publish(self._arena.descriptor, self._arena.inode)
         weakref.finalize(self, share.close)
         self._host: _Host | None = None

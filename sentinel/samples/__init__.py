@@ -14,9 +14,10 @@ from sentinel.samples.layout import Layout
 from sentinel.samples.order import KINDS, Order
 from sentinel.samples.reading_unit import ALONE, WHOLE, best_unit, unit_costs
 from sentinel.samples.room import Room
-from sentinel.samples.shuffle_quality import ShuffleQuality, shuffle_quality
+from sentinel.samples.shuffle_quality import NEIGHBOURS, ShuffleQuality, neighbourhoods, shuffle_quality
 from sentinel.samples.source_costs import SourceCosts
 from sentinel.samples.staging import BEFORE, DIRECT, Staging
+from sentinel.samples.steady_reads import part_of, staging_ns, steady_feed
 from sentinel.samples.world_plan import RankShare, WorldPlan, plan_world
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "BEFORE",
     "DIRECT",
     "KINDS",
+    "NEIGHBOURS",
     "WHOLE",
     "ArenaPages",
     "Begun",
@@ -42,11 +44,15 @@ __all__ = [
     "best_unit",
     "epochs_ahead",
     "narrowed",
+    "neighbourhoods",
+    "part_of",
     "plan",
     "plan_world",
     "select",
     "shuffle_quality",
     "simulate",
     "stage_selected",
+    "staging_ns",
+    "steady_feed",
     "unit_costs",
 ]

@@ -116,4 +116,5 @@ def simulate(layout: Layout, staging: Staging, costs: SourceCosts | None = None)
     )
     if costs is not None:
         feed.wait_ns = round(costs.ns(feed.source_reads + feed.direct_reads, feed.source_bytes))
+        feed.read_ns = round(costs.ns(feed.source_reads, read_bytes))
     return feed

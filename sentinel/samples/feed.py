@@ -35,6 +35,9 @@ class Feed:
     wait_ns: int = 0
     """Time that delivery waited for reads; in a simulation that of the reads alone, as if nothing else took time."""
 
+    read_ns: int = 0
+    """Time in which at least one chunk was being read; in a simulation what that takes by the costs of the source."""
+
     @property
     def reads_per_chunk(self) -> float:
         """Reads of the source, direct ones included, over chunks of the layout."""

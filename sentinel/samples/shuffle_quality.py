@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from sentinel.samples.layout import Layout
 
+NEIGHBOURS = 64
+"""Samples that lie together, among which it is told how well an order mixes, whatever is read at once."""
+
 
 @dataclass(frozen=True)
 class ShuffleQuality:
@@ -18,6 +21,11 @@ class ShuffleQuality:
 
     chunks_per_batch: float
     span: float
+
+
+def neighbourhoods(layout: Layout) -> Layout:
+    """The layout in chunks of NEIGHBOURS samples, the same for each unit of reading; of encoded chunks as they are."""
+    return layout if layout.encoded else layout.cut(NEIGHBOURS)
 
 
 def shuffle_quality(layout: Layout, order: NDArray[np.int64], batch_size: int) -> ShuffleQuality:

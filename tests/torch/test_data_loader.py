@@ -34,12 +34,13 @@ from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feed_facts import Fed  # noqa: E402
 from sentinel.data.feed_report import FeedReport  # noqa: E402
 from sentinel.data.feed_sections import FEED_SECTIONS  # noqa: E402
-from sentinel.data.feeding import CACHED, FileFeeding  # noqa: E402
+from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.page_cache import all_cached, in_page_cache  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
+from sentinel.data.unit_choice import CACHED  # noqa: E402
 from sentinel.reports import ReportError  # noqa: E402
-from sentinel.samples import SourceCosts  # noqa: E402
+from sentinel.samples import SourceCosts, neighbourhoods, shuffle_quality  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 from tests.processes import LONGEST_S, until  # noqa: E402
 
@@ -653,9 +654,9 @@ def test_epochs_that_were_left_count_in_reads_a_chunk(tars: list[str]) -> None:
 
 
 def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentinel.data, "all_cached", lambda _: False)
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: False)
     for costs, direct in ((SourceCosts(1e3, 1e10, 1), COUNT), (SourceCosts(2e6, 1e9, 1), 0)):
-        monkeypatch.setattr(sentinel.data, "measured_costs", lambda _, costs=costs: costs)
+        monkeypatch.setattr("sentinel.data.source_reads.measured_costs", lambda _, costs=costs: costs)
         loader = loader_of(tars, unit="auto", workers=2)
         assert epoch_of(loader) == torchs(0, 0)
         assert loader.report().feed.direct_reads == direct
@@ -669,6 +670,61 @@ def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.
         other = loader_of(tars)
         other.load_state_dict(state)  # the order is the same, whatever brings it
         assert epoch_of(other) == torchs(0, 1)
+
+
+def test_time_that_was_predicted_stands_beside_that_of_the_reads(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = SourceCosts(2e6, 1e9, 2)
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: False)
+    monkeypatch.setattr("sentinel.data.source_reads.measured_costs", lambda _: costs)
+    for unit, known in (("auto", True), (16, False)):
+        loader = loader_of(tars, unit=unit)
+        epoch_of(loader)
+        counts = loader.report().frames()["counts"].set_index("name")
+        reads, nbytes = counts["predicted"]["source_reads"], counts["predicted"]["source_bytes"]
+        assert counts["epoch"]["source_reads"] == reads
+        assert counts["epoch"]["read_ns"] > 0
+        predicted = counts["predicted"].fillna(-1)["read_ns"]
+        assert predicted == (round(costs.ns(reads, nbytes)) if known else -1)
+
+
+def test_the_report_says_how_well_the_order_mixes(tars: list[str]) -> None:
+    layout = neighbourhoods(open_data(tars).layout)
+    for order in ("exact", "windowed", "redirect"):
+        for unit in (8, 16):  # told in the same chunks, whatever is read at once
+            loader = loader_of(tars, order=order, unit=unit)
+            assert loader.report().mixing is None
+            delivered = np.array(epoch_of(loader))
+            report = loader.report()
+            assert report.mixing == shuffle_quality(layout, delivered, 32)
+            assert report.frames()["mixing"]["span"].tolist() == [report.mixing.span]
+            assert "distinct chunks in a batch" in report.text()
+    loader = loader_of(Numbers(), None)
+    epoch_of(loader)
+    assert loader.report().mixing is None
+
+
+def test_the_report_names_orders_that_read_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(memory: str, order: str, **options: Any) -> str:
+        loader = loader_of(path, None, memory=memory, order=order, unit=64, **options)
+        epoch_of_rows = iter(loader)
+        next(epoch_of_rows)
+        return "\n".join(loader.report().caveats)
+
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: False)
+    path = rows(tmp_path, 16_384, 500)
+    much, little = said("20%", "exact"), said("3%", "exact")
+    assert "order='windowed' would read a chunk 1.00 times" in much
+    assert "redirect" not in much
+    assert "order='redirect' would read a chunk" in little
+    assert "read a chunk" not in said("20%", "windowed")
+    assert "order='exact' would read a chunk 2" in said("20%", "redirect")
+    assert "read a chunk" not in said("200%", "exact")
+    assert "each sample alone" not in much
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: True)
+    for order in ("exact", "windowed"):
+        assert "all files were in the page cache" in said("20%", order)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -18,10 +18,10 @@ import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
 from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
-from sentinel.data.forecast import measured_costs  # noqa: E402
 from sentinel.data.room_here import cut_within  # noqa: E402
 from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources import parquet_rows  # noqa: E402
 from sentinel.data.sources.parquet_rows import ParquetRows  # noqa: E402
 from sentinel.data.sources.source import is_encoded  # noqa: E402

@@ -17,8 +17,8 @@ import sentinel.data  # noqa: E402
 from sentinel.core.errors import CapabilityError, FormatError, UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
-from sentinel.data.forecast import measured_costs  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
+from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources.paths import files_below, files_named, is_folder  # noqa: E402
 from sentinel.data.sources.stored_file import StoredObject, Stream, file_at, files_at, opened  # noqa: E402
 from sentinel.samples import Order  # noqa: E402

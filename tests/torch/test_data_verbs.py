@@ -14,8 +14,10 @@ from sentinel.cli import main  # noqa: E402
 from sentinel.cli.data import forecast_json  # noqa: E402
 from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
-from sentinel.data.forecast import RANDOM, measured_costs  # noqa: E402
-from sentinel.samples import SourceCosts  # noqa: E402
+from sentinel.data.forecast import RANDOM  # noqa: E402
+from sentinel.data.source_reads import SourceReads, measured_costs  # noqa: E402
+from sentinel.data.unit_choice import CACHED  # noqa: E402
+from sentinel.samples import ALONE, SourceCosts  # noqa: E402
 from tests.data_files import rows, shards  # noqa: E402
 
 
@@ -63,9 +65,8 @@ def test_the_verdict_follows_from_what_reads_cost(tars: list[str]) -> None:
 
 
 def test_what_plan_predicts_is_what_the_loader_reads(tars: list[str]) -> None:
-    (row,) = (
-        row for row in sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(1, 1)).rows if row.order == "exact"
-    )
+    told = sentinel.data.forecast(tars, ["20%"], unit=64, costs=SourceCosts(1, 1))
+    (row,) = (row for row in told.rows if row.order == "exact")
     loader = sentinel.data.loader(tars, batch_size=50, memory="20%", unit=64, collate_fn=len)
     for epoch in (row.first_epoch, row.later_epochs):
         for _ in loader:
@@ -75,10 +76,65 @@ def test_what_plan_predicts_is_what_the_loader_reads(tars: list[str]) -> None:
         assert done.direct_reads == epoch.direct_reads
 
 
+@pytest.mark.parametrize("memory", ["5%", "20%", "90%"])
+@pytest.mark.parametrize("latency_ns", [1.0, 20e3, 2e6])
+def test_the_unit_that_plan_tells_is_the_loaders(
+    tars: list[str], latency_ns: float, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = SourceCosts(latency_ns, 1e9, 4, measured=True)
+    monkeypatch.setattr("sentinel.data.source_reads.measured_costs", lambda _: costs)
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: False)
+    for workers in (0, 2):
+        rows = sentinel.data.forecast(tars, [memory], workers=workers).rows
+        for row in rows[1:]:
+            loader = sentinel.data.loader(tars, batch_size=50, memory=memory, order=row.order, workers=workers)
+            assert row.unit == loader.state_dict()["unit"], (row.order, workers)
+            loader.close()
+
+
+def test_plan_says_read_alone_where_all_is_in_the_page_cache(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: True)
+    told = sentinel.data.forecast(tars, ["20%"])
+    (row,) = (row for row in told.rows if row.order == "exact")
+    assert (row.unit, row.speedup, row.memory_bytes) == (ALONE, 1.0, 0)
+    assert row.unit == sentinel.data.loader(tars, batch_size=50, memory="20%").state_dict()["unit"]
+    assert any(CACHED in note for note in told.notes)
+    assert main(["data", "plan", *tars, "--memory", "20%"]) == 0
+    shown = capsys.readouterr().out
+    assert "not worth it: all files are in the page cache" in shown
+    assert shown.count("alone  ") == 2  # random access, and exact order
+    declared = sentinel.data.forecast(tars, ["20%"], costs=SourceCosts(2e6, 1e9))
+    assert "times as fast" in declared.verdict  # of a source elsewhere the page cache here tells nothing
+
+
+def test_the_page_cache_is_asked_before_reads_fill_it(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: asked.append("cache"))
+    monkeypatch.setattr("sentinel.data.source_reads.measured_costs", lambda _: asked.append("reads"))
+    reads = SourceReads(open_data(tars))
+    assert reads.known is None
+    _ = reads.costs, reads.costs, reads.cached
+    assert asked == ["cache", "reads"]
+
+
+def test_plan_prices_what_auto_compares(tars: list[str]) -> None:
+    """Reads of 64 samples take a fifth of the time here, but placing them and copying their samples takes the rest."""
+    costs = SourceCosts(10e3, 1e10)
+    (row,) = (row for row in sentinel.data.forecast(tars, ["20%"], unit=64, costs=costs).rows if row.order == "exact")
+    later = row.later_epochs
+    assert costs.ns(later.source_reads, later.source_bytes) < costs.ns(later.samples, later.sample_bytes) / 2
+    assert not row.worth_it
+    (auto,) = (row for row in sentinel.data.forecast(tars, ["20%"], costs=costs).rows if row.order == "exact")
+    assert auto.unit == ALONE
+
+
 def test_run_delivers_epochs(tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "run", *tars, "--memory", "20%", "--epochs", "1", "--json"]) == 0
+    assert main(["data", "run", *tars, "--memory", "20%", "--unit", "64", "--epochs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["samples"], found["epochs"], found["direct_reads"]) == (1600, 1, 0)
+    assert found["mixing"]["chunks_per_batch"] > 20
     path = rows(tmp_path, 100)
     assert main(["data", "run", path, "--record", "uint8:10", "--order", "windowed", "--memory", "1MiB"]) == 0
     assert "samples/s over 2 epochs" in capsys.readouterr().out
@@ -88,7 +144,7 @@ def test_run_delivers_epochs(tars: list[str], tmp_path: Path, capsys: pytest.Cap
     ("arguments", "code", "said"),
     [
         (["run", "/nowhere.tar"], 1, "cannot be read"),
-        (["run", "{}", "--memory", "4KiB"], 2, "give at least"),
+        (["run", "{}", "--memory", "4KiB", "--unit", "64"], 2, "give at least"),
         (["run", "{}", "--order", "exakt"], 2, "there is no order"),
         (["plan", "x.bin", "--record", "uint16"], 2, "names no shape"),
         (["plan", "{}", "--record", "uint17:3"], 2, "there is no dtype"),

@@ -26,7 +26,7 @@ from sentinel.samples import (
     simulate,
     unit_costs,
 )
-from sentinel.samples.reading_unit import READ_NS, STAGED_NS
+from sentinel.samples.steady_reads import READ_NS, STAGED_NS
 from sentinel.samples.widest import widest
 from tests.sample_layouts import even, layout_of, permutation
 

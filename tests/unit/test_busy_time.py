@@ -1,0 +1,21 @@
+"""Time in which at least one of several was busy counts once."""
+
+from __future__ import annotations
+
+from sentinel.data.busy_time import BusyTime
+
+
+def test_what_overlaps_counts_once_and_what_lies_between_does_not() -> None:
+    now = [0]
+    busy = BusyTime(lambda: now[0])
+    with busy:
+        now[0] = 10
+        with busy:
+            now[0] = 15
+            assert busy.ns == 15
+        now[0] = 20
+    now[0] = 100
+    assert busy.ns == 20
+    with busy:
+        now[0] = 107
+    assert busy.ns == 27
