@@ -23,7 +23,19 @@ from torch.utils.data import DataLoader, Dataset
 
 import sentinel.data
 from benchmarks._data_formats import without_pictures
-from benchmarks.data import EXACT, LAST_USED, UNITS
+from benchmarks.data import (
+    AUTO,
+    BLOCKS,
+    EXACT,
+    LAST_USED,
+    MDS,
+    MOSAIC,
+    PLAIN,
+    REDIRECT,
+    UNITS,
+    UNLIKE,
+    WINDOWED,
+)
 from sentinel.data.data_index import open_data
 from sentinel.data.sources.source import EncodedSource, UnpackedChunk
 from sentinel.data.sources.stored_file import OpenedFile, opened
@@ -106,10 +118,10 @@ def last_used(given: argparse.Namespace) -> Iterable[Any]:
     return DataLoader(LastUsed(shards_of(given), given.share), shuffle=True, **batches_of(given))
 
 
-def ours(given: argparse.Namespace, order: str, unit: int | str) -> Iterable[Any]:
-    """Sentinel's loader."""
+def ours(given: argparse.Namespace, order: str, unit: int | str, shards: list[str] | None = None) -> Iterable[Any]:
+    """Sentinel's loader, of these files or those of the form."""
     return sentinel.data.loader(
-        shards_of(given),
+        shards or shards_of(given),
         item,
         batch_size=given.batch,
         memory=f"{given.share:.0%}",
@@ -159,8 +171,15 @@ class Mapped(torch.utils.data.IterableDataset[Any]):
         return map(item, self._stream)
 
 
-def mosaic(given: argparse.Namespace, block: int | None) -> Iterable[Any]:
-    """mosaicml-streaming on MDS shards, its cache as large as the room. `block`: its shuffle_block_size."""
+def of_mds(given: argparse.Namespace, order: str) -> Iterable[Any]:
+    """Sentinel's loader on the shards that mosaicml-streaming reads."""
+    return ours(given, order, given.chunk, [str(given.folder / "source" / "mds")])
+
+
+def mosaic(given: argparse.Namespace, part: float | None) -> Iterable[Any]:
+    """mosaicml-streaming on MDS shards, its cache as large as the room. `part`: how much of that the samples of a
+    shuffle block are; None for the library's own size, with which the whole data set is one block."""
+    block = None if part is None else int(given.samples * given.share * part)
     without_pictures()
     import streaming
 
@@ -226,24 +245,26 @@ def shards_of(given: argparse.Namespace) -> list[str]:
 
 
 RIVALS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
-    "torch, random access": torchs,
+    PLAIN: torchs,
     LAST_USED: last_used,
     EXACT: lambda given: ours(given, "exact", given.chunk),
-    'sentinel exact, unit="auto"': lambda given: ours(given, "exact", "auto"),
-    "sentinel windowed": lambda given: ours(given, "windowed", given.chunk),
-    "sentinel redirect": lambda given: ours(given, "redirect", given.chunk),
+    AUTO: lambda given: ours(given, "exact", "auto"),
+    WINDOWED: lambda given: ours(given, "windowed", given.chunk),
+    REDIRECT: lambda given: ours(given, "redirect", given.chunk),
+    **{name: lambda given: ours(given, "exact", given.chunk) for name in UNLIKE},
+    MDS[0]: lambda given: of_mds(given, "exact"),
+    MDS[1]: lambda given: of_mds(given, "windowed"),
     **{f"sentinel exact, unit={unit}": lambda given, unit=unit: ours(given, "exact", unit) for unit in UNITS},
     "webdataset": webdataset,
     "hf-streaming": hf_streaming,
-    "mosaicml-streaming": lambda given: mosaic(given, None),
-    "mosaicml-streaming, blocks": lambda given: mosaic(given, int(given.samples * given.share / 2)),
+    MOSAIC: lambda given: mosaic(given, None),
+    **{name: lambda given, part=part: mosaic(given, part) for name, part in BLOCKS.items()},
     "litdata": litdata,
 }
 PACKAGES = {
     "webdataset": "webdataset",
     "hf-streaming": "datasets",
-    "mosaicml-streaming": "mosaicml-streaming",
-    "mosaicml-streaming, blocks": "mosaicml-streaming",
+    **dict.fromkeys((MOSAIC, *BLOCKS), MOSAIC),
     "litdata": "litdata",
 }
 

@@ -15,8 +15,14 @@ worker, so that it is one cache. In the page cache a chunk of random bytes, whic
 copying it, and so does reading it 51 times; the disk and the described source tell what reads are for.
 `python -m benchmarks.data --encoded > docs/data-encoded.json`.
 
-`--quick` takes half of the samples and two rounds. How busy others kept the host is in the JSON. `python -m
-benchmarks.data_page` writes the tables into docs/data.md.
+Beside the tar shards sentinel reads the MDS shards that mosaicml-streaming reads; the size of that library's shuffle
+blocks is swept. In a last source, whose times are not compared, exact order has memory for half of the samples, and
+reads 16 samples at once: its counts have goals of their own.
+
+`--quick` takes half of the samples and two rounds. How busy others kept the host is in the JSON. With `--parts DIR`
+each source is kept there as soon as it is measured, and the same command goes on after what is there. `python -m
+benchmarks.data_run` runs this and all else that docs/data.md states; `python -m benchmarks.data_page` writes the tables
+into docs/data.md.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import argparse
 import json
 import mmap
 import os
+import re
 import statistics
 import struct
 import subprocess
@@ -32,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,18 +53,29 @@ UNITS = (4, 8, 16, 32)
 """Samples that are read at once, beside 64, where reads take long: the sweep in which `unit="auto"` has to be good."""
 PLAIN = "torch, random access"
 LAST_USED, EXACT = "cache of the chunks used last", "sentinel exact"
+AUTO, WINDOWED, REDIRECT = 'sentinel exact, unit="auto"', "sentinel windowed", "sentinel redirect"
+MDS = ("sentinel exact, MDS", "sentinel windowed, MDS")
+"""On the shards that mosaicml-streaming reads."""
+MOSAIC = "mosaicml-streaming"
+BLOCKS = {f"{MOSAIC}, blocks of {word} the cache": part for word, part in (("1/4", 0.25), ("1/2", 0.5), ("all", 1.0))}
+"""The sizes of its shuffle blocks, as parts of what its cache holds."""
+HALF, SIXTEEN = "sentinel exact, memory for half", "sentinel exact, 16 samples at once"
+UNLIKE: dict[str, dict[str, float]] = {HALF: {"share": 0.5}, SIXTEEN: {"chunk": 16}}
+"""Loaders whose settings are not those of all."""
 RIVALS = (
     PLAIN,
     EXACT,
-    'sentinel exact, unit="auto"',
-    "sentinel windowed",
-    "sentinel redirect",
+    AUTO,
+    WINDOWED,
+    REDIRECT,
     *(f"sentinel exact, unit={unit}" for unit in UNITS),
     "webdataset",
     "hf-streaming",
-    "mosaicml-streaming",
-    "mosaicml-streaming, blocks",
+    *MDS,
+    MOSAIC,
+    *BLOCKS,
     "litdata",
+    *UNLIKE,
 )
 _HEAD, _STATE = "3Q", 8 * (7 + 64)
 """Of the state of a described source: latency, bandwidth and depth, then reads and bytes, then its clocks, then whether
@@ -65,7 +84,7 @@ it is a bare disk."""
 
 class Described(NamedTuple):
     """A source. Without a latency and a bandwidth reads take what they take. `form`: of its files. `bare`: each read
-    asks the disk."""
+    asks the disk. `unlike`: what is measured are the loaders with settings of their own."""
 
     name: str
     latency_ns: int = 0
@@ -74,6 +93,7 @@ class Described(NamedTuple):
     workers: int = 2
     form: str = "tar"
     bare: bool = False
+    unlike: bool = False
 
 
 SOURCES = (
@@ -81,6 +101,7 @@ SOURCES = (
     Described("2 ms a read, 1 GB/s, one in flight (injected)", 2_000_000, 10**9, 1),
     Described("2 ms a read, 1 GB/s, 16 in flight (injected)", 2_000_000, 10**9, 16, workers=8),
     Described("bare disk", bare=True),
+    Described("page cache, other memory and chunks", unlike=True),
 )
 _CHUNKS = (("row groups of Parquet", "parquet"), ("MDS shards packed by zstd", "packed"))
 ENCODED = tuple(
@@ -103,40 +124,95 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--encoded", action="store_true", help="chunks that are decoded as a whole, and a cache of them"
     )
     parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
+    parser.add_argument(
+        "--parts", type=Path, metavar="DIR", help="keep each source's result here, and go on from there"
+    )
+    parser.add_argument("--samples", type=int, help="of the data set (default 16,384)")
+    parser.add_argument("--rounds", type=int, help="in which all take turns (default 3)")
     given = parser.parse_args(arguments)
     samples, rounds = (8192, 2) if given.quick else (16_384, 3)
+    samples, rounds = given.samples or samples, given.rounds or rounds
     rivals = (LAST_USED, EXACT) if given.encoded else RIVALS
     names = [name for name in rivals if not given.only or any(word in name for word in given.only)]
-    _bench.adopt_orphans()
-    with tempfile.TemporaryDirectory(dir=given.folder) as made:
-        folder = Path(made)
-        library = _built(folder)
-        write = _data_formats.write_encoded if given.encoded else _data_formats.write
-        refused = write(folder / "source", samples)
-        results = []
-        for source in ENCODED if given.encoded else SOURCES:
-            named = [name for name in names if _compared(name, source)]
-            if source.bare:
-                _forgotten(folder / "source" / source.form)
-            say(f"{source.name}: {len(named)} loaders")
-            others = _bench.others_share()
-            found = _rounds(folder, library, source, named, samples, rounds)
-            results.append({"source": source._asdict(), "rivals": found, "others_share": others()})
     settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
-    told = {"settings": {**settings, "sigma": SIGMA, "rounds": rounds}, "not_written": refused}
+    settings |= {"sigma": SIGMA, "rounds": rounds}
+    sources = ENCODED if given.encoded else SOURCES
+    kept = Kept(given.parts, {**settings, "rivals": names, "commit": _bench.commit()})
+    measured = {source: found for source in sources if (found := kept.of(source)) is not None}
+    _bench.adopt_orphans()
+    with ExitStack() as stack:
+        left = [source for source in sources if source not in measured]
+        if left:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
+            library = _built(folder)
+            say(f"writing {samples:,} samples in each format")
+            write = _data_formats.write_encoded if given.encoded else _data_formats.write
+            refused = write(folder / "source", samples)
+        for source in left:
+            named = [name for name in names if _compared(name, source)]
+            say(f"source {sources.index(source) + 1} of {len(sources)}, {source.name}: {len(named)} loaders")
+            measured[source] = {**_measured(folder, library, source, named, samples, rounds), "not_written": refused}
+            kept.keep(source, measured[source])
+    results = [measured[source] for source in sources]
+    told = {"settings": settings, "not_written": results[0]["not_written"]}
     print(json.dumps(_bench.told("a loader in exact order reads a source few times", told, results)))
+
+
+class Kept:
+    """Results of single sources in a folder, of runs with these settings and this commit; in none if it is None."""
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self._folder, self._settings = folder, settings
+
+    def of(self, source: Described) -> dict[str, Any] | None:
+        """What is kept; None where nothing is, or that of other settings."""
+        try:
+            found: dict[str, Any] = json.loads(self._path(source).read_text()) if self._folder else {}
+        except (OSError, ValueError):
+            return None
+        result: dict[str, Any] | None = found.get("result") if found.get("settings") == self._settings else None
+        return result
+
+    def keep(self, source: Described, result: dict[str, Any]) -> None:
+        """Keep it, whole or not at all."""
+        if self._folder is None:
+            return
+        path = self._path(source)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".part").write_text(json.dumps({"settings": self._settings, "result": result}))
+        path.with_suffix(".part").replace(path)
+
+    def _path(self, source: Described) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{re.sub('[^a-z0-9]+', '-', source.name.lower())}.json"
+
+
+def _measured(
+    folder: Path, library: Path, source: Described, names: Sequence[str], samples: int, rounds: int
+) -> dict[str, Any]:
+    """What all loaders did on a source; why nothing, where it is a disk that is none."""
+    others = _bench.others_share()
+    not_measured = _forgotten(folder / "source" / source.form) if source.bare else ""
+    found = (
+        {name: {"not_measured": not_measured} for name in names}
+        if not_measured
+        else _rounds(folder, library, source, names, samples, rounds)
+    )
+    return {"source": source._asdict(), "rivals": found, "others_share": others()}
 
 
 def _compared(name: str, source: Described) -> bool:
     """Whether a loader is measured on a source: units where reads take long, other libraries where times are not those
     of this host's disk."""
+    if source.unlike or name in UNLIKE:
+        return source.unlike and name in UNLIKE
     if source.bare:
-        return name in (PLAIN, LAST_USED) or name.startswith("sentinel")
+        return name not in MDS and (name in (PLAIN, LAST_USED) or name.startswith("sentinel"))
     return bool(source.latency_ns) or "unit=" not in name or "auto" in name
 
 
-def _forgotten(folder: Path) -> None:
-    """The files of a folder are on the disk, and not in the page cache. Raises SystemExit where there is no disk."""
+def _forgotten(folder: Path) -> str:
+    """The files of a folder are on the disk, and not in the page cache. Returns why not, where there is no disk."""
     for path in folder.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -146,10 +222,9 @@ def _forgotten(folder: Path) -> None:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise SystemExit(
-                    f"{path}: the kernel does not tell what is cached ({error}); use another --folder"
-                ) from None
-            raise SystemExit(f"{folder} is in memory, and on no disk; give --folder on a disk")
+                return f"the kernel does not tell what is cached there ({error}): give --folder on a disk"
+            return "its folder is in memory, and on no disk: give --folder on a disk"
+    return ""
 
 
 def say(sentence: str) -> None:
@@ -168,10 +243,12 @@ def _rounds(
             try:
                 running[name] = _Rival(name, folder, library, source, samples)
                 found[name] = {"version": running[name].version, "first": running[name].epoch(), "rounds": []}
+                found[name] |= UNLIKE.get(name, {})
             except _Ended as error:
                 found[name] = {"not_measured": str(error)}
                 running.pop(name, _NONE).close()
-        for order in _bench.taking_turns(list(running), rounds):
+        for number, order in enumerate(_bench.taking_turns(list(running), rounds)):
+            say(f"  round {number + 1} of {rounds}")
             for name in order:
                 try:
                     found[name]["rounds"].append(running[name].epoch())
@@ -201,6 +278,7 @@ class _Rival:
             self._state = mmap.mmap(file.fileno(), _STATE)
         self._errors = path / "errors"
         options = {"samples": samples, "chunk": CHUNK, "share": SHARE, "batch": BATCH, "workers": source.workers}
+        options |= UNLIKE.get(name, {})
         words = [word for option, value in options.items() for word in (f"--{option}", str(value))]
         words += ["--form", source.form]
         said = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

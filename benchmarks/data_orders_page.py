@@ -36,8 +36,9 @@ def page(told: Told) -> str:
 
 def _made(told: Told) -> Iterator[str]:
     settings, versions = told["settings"], told["versions"]
+    commit = f", commit {told['commit']}" if "commit" in told else ""
     yield (
-        f"`python -m benchmarks.data_orders`, {told['when'][:10]}, {told['machine']['cores']} cores, Python"
+        f"`python -m benchmarks.data_orders`, {told['when'][:10]}{commit}, {told['machine']['cores']} cores, Python"
         f" {versions['python']}, numpy {versions['numpy']}, torch {versions['torch']}. {settings['samples']:,} samples"
         f" of lognormal sizes, mean {settings['mean_bytes'] >> 10} KiB, σ {settings['sigma']}; seed 0.\n"
     )

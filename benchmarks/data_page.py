@@ -1,10 +1,8 @@
-"""The tables of docs/data.md: loaders of training data side by side, from docs/data.json, of chunks that are decoded as
-a whole from docs/data-encoded.json; what a loader takes beside reading, from docs/data-limits.json; and ranks with and
-without peers, from docs/three-ranks.json.
+"""The tables of docs/data.md, and the goals that they were made for: loaders of training data side by side, from
+docs/data.json, of chunks that are decoded as a whole from docs/data-encoded.json; what a loader takes beside reading,
+from docs/data-limits.json; and ranks with and without peers, from docs/three-ranks.json.
 
-python -m benchmarks.data > docs/data.json; python -m benchmarks.data --encoded > docs/data-encoded.json
-python -m benchmarks.data_limits > docs/data-limits.json; python -m benchmarks.three_ranks > docs/three-ranks.json
-python -m benchmarks.data_page
+`python -m benchmarks.data_run` runs all of them; python -m benchmarks.data_page
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks._bench import paired
+from benchmarks._data_goals import IDLE, Goal, goals, speeds
 from benchmarks.data import EXACT, LAST_USED, PLAIN
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -23,13 +22,13 @@ BEGIN = "<!-- beside other loaders: made by `python -m benchmarks.data_page` -->
 END = "<!-- end of beside other loaders -->"
 ENCODED_BEGIN = "<!-- chunks decoded as a whole: made by `python -m benchmarks.data_page` -->"
 ENCODED_END = "<!-- end of chunks decoded as a whole -->"
+GOALS_BEGIN = "<!-- goals: made by `python -m benchmarks.data_page` -->"
+GOALS_END = "<!-- end of goals -->"
 LIMITS_BEGIN = "<!-- beside reading: made by `python -m benchmarks.data_page` -->"
 LIMITS_END = "<!-- end of beside reading -->"
 RANKS_BEGIN = "<!-- ranks with peers: made by `python -m benchmarks.data_page` -->"
 RANKS_END = "<!-- end of ranks with peers -->"
 Told = Mapping[str, Any]
-_IDLE = 0.1
-"""Of the processors, the share that others may have had while times were taken that a page states."""
 _BATCHES = "2026-11-23T18:00"
 """When workers began to take whole batches from servers."""
 _HEADS = (
@@ -58,6 +57,34 @@ def with_limits(page: str, encoded: Told, limits: Told) -> str:
     )
 
 
+def with_goals(page: str, reached: Sequence[Goal]) -> str:
+    """The page's text with what was to be reached beside what was; ValueError without its marks."""
+    return between(page, GOALS_BEGIN, GOALS_END, _goals(reached))
+
+
+def _goals(reached: Sequence[Goal]) -> Iterator[str]:
+    measured = [goal for goal in reached if goal.figure is not None]
+    missed = [goal for goal in measured if not goal.met]
+    yield (
+        f"{len(measured)} of {len(reached)} goals were measured, where times are stated on a host that did little else;"
+        f" {len(missed)} of them are missed:"
+    )
+    yield ""
+    yield from (f"- {goal.what}: {goal.figure}, not {goal.wanted}" for goal in missed)
+    yield ""
+    yield "| goal | wanted | found | |"
+    yield "| --- | --- | --- | --- |"
+    for goal in reached:
+        word = "not measured" if goal.figure is None else "met" if goal.met else "**missed**"
+        yield f"| {goal.what} | {goal.wanted} | {goal.figure or '-'} | {word} |"
+    yield ""
+
+
+def _commit(told: Told) -> str:
+    """The commit that ran, where it was written down."""
+    return f", commit {told['commit']}" if "commit" in told else ""
+
+
 def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
     """The page with these lines, and nothing else, between two marks; ValueError where one is missing."""
     before, found, rest = page.partition(begin)
@@ -71,13 +98,21 @@ def _made(told: Told) -> Iterator[str]:
     settings, versions, machine = told["settings"], told["versions"], told["machine"]
     kernel = machine["kernel"].split("-")[0]
     yield (
-        f"`python -m benchmarks.data`, {told['when'][:10]}, {machine['cores']} cores ({machine['cpu']}), kernel"
-        f" {kernel}, Python {versions['python']}, torch {versions['torch']}. {settings['samples']:,} samples"
-        f" of lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, in shards of {settings['chunk']}; room"
-        f" for {settings['share']:.0%} of them; batches of {settings['batch']}; a first epoch, then"
-        f" {settings['rounds']} rounds in which all take turns."
+        f"`python -m benchmarks.data`, {told['when'][:10]}{_commit(told)}, {machine['cores']} cores"
+        f" ({machine['cpu']}), kernel {kernel}, Python {versions['python']}, torch {versions['torch']}."
+        f" {settings['samples']:,} samples of lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, in shards"
+        f" of {settings['chunk']}; room for {settings['share']:.0%} of them; batches of {settings['batch']}; a first"
+        f" epoch, then {settings['rounds']} rounds in which all take turns."
     )
     yield ""
+    if "commit" not in told:
+        yield (
+            "These times and reads of sentinel exact are from before less of its memory was kept for reading ahead"
+            " ([decision 154](decisions/0154-less-of-the-memory-is-kept-for-reading-ahead.md)), those of sentinel"
+            " redirect from before its groups had as many chunks as its memory is for ([decision"
+            " 164](decisions/0164-redirect-has-the-groups-that-its-memory-is-for.md))."
+        )
+        yield ""
 
 
 def _encoded(told: Told) -> Iterator[str]:
@@ -85,7 +120,7 @@ def _encoded(told: Told) -> Iterator[str]:
     others = max(result["others_share"] for result in results)
     told_apart = all("cpu_s" in rival["first"] for result in results for rival in result["rivals"].values())
     yield (
-        f"`python -m benchmarks.data --encoded`, {told['when'][:10]}: {settings['samples']:,} samples of"
+        f"`python -m benchmarks.data --encoded`, {told['when'][:10]}{_commit(told)}: {settings['samples']:,} samples of"
         f" lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, {settings['chunk']} a chunk; room for"
         f" {settings['share']:.0%} of them, one worker; a first epoch, then {settings['rounds']} in which both take"
         f" turns. {_said_of_times(others, told_apart)}"
@@ -107,9 +142,9 @@ def _encoded(told: Told) -> Iterator[str]:
                 cells.append(f"{median(epoch['cpu_s'] / epoch['samples'] for epoch in rival['rounds']) * 1000:.3f}")
             yield f"| {' | '.join(cells)} |"
     yield ""
-    if others <= _IDLE:
+    if others <= IDLE:
         for result in results:
-            found = paired(_speeds(result["rivals"], EXACT, LAST_USED), EXACT, LAST_USED)
+            found = paired(speeds(result["rivals"], EXACT, LAST_USED), EXACT, LAST_USED)
             yield f"Samples a second, {result['source']['name']}: {found['median']:.1f} times those of the {LAST_USED}."
             yield ""
 
@@ -119,11 +154,11 @@ def _limits(told: Told) -> Iterator[str]:
     timed = [row for part in ("index", "begin", "resume") for row in results[part]]
     machine, others = told["machine"], max(row["others_share"] for row in timed)
     yield (
-        f"`python -m benchmarks.data_limits`, {told['when'][:10]}, {machine['cores']} cores ({machine['cpu']}),"
-        f" {settings['rounds']} of each. {_said_of_times(others)}"
+        f"`python -m benchmarks.data_limits`, {told['when'][:10]}{_commit(told)}, {machine['cores']} cores"
+        f" ({machine['cpu']}), {settings['rounds']} of each. {_said_of_times(others)}"
     )
     yield ""
-    if others <= _IDLE:
+    if others <= IDLE:
         yield from _times(told)
     jobs, chunk = results["share"], settings["chunk"]
     yield (
@@ -159,7 +194,7 @@ def _times(told: Told) -> Iterator[str]:
 
 def _said_of_times(others_share: float, told_apart: bool = True) -> str:
     """`told_apart`: loaders' own workers do not count as others."""
-    if others_share <= _IDLE:
+    if others_share <= IDLE:
         return "The host did little else."
     others = "Other work" if told_apart else "Other work, or workers of loaders that were not told apart from it,"
     return (
@@ -179,9 +214,9 @@ def _ranks(told: Told) -> Iterator[str]:
     kib = told["sample_bytes"] / 1024
     runs = len(next(iter(told["results"].values())))
     yield (
-        f"`python -m benchmarks.three_ranks`, {told['when'][:10]}, {told['world']} ranks and as many servers on"
-        f" {machine['cores']} cores ({machine['cpu']}); {told['samples']:,} samples of {kib:g} KiB in chunks of"
-        f" {told['chunk']}, memory for {told['share']:.0%} of them a rank; the source takes {source['name']}. Third"
+        f"`python -m benchmarks.three_ranks`, {told['when'][:10]}{_commit(told)}, {told['world']} ranks and as many"
+        f" servers on {machine['cores']} cores ({machine['cpu']}); {told['samples']:,} samples of {kib:g} KiB in chunks"
+        f" of {told['chunk']}, memory for {told['share']:.0%} of them a rank; the source takes {source['name']}. Third"
         " epochs, in the middle of which a server is killed or stopped; one that is full has an eighth of what the"
         f" others have, from the first epoch on. Medians of {runs} runs. The delivered bytes were the same in all."
     )
@@ -210,17 +245,19 @@ def _last(runs: Iterable[Told], figure: str) -> float:
 
 
 def _tables(told: Told) -> Iterator[str]:
-    chunks = told["settings"]["samples"] / told["settings"]["chunk"]
+    samples, chunk = told["settings"]["samples"], told["settings"]["chunk"]
     for result in told["results"]:
         source, rivals = result["source"], result["rivals"]
         yield f"### {source['name'][0].upper()}{source['name'][1:]}, {source['workers']} workers"
         yield ""
         yield f"| {' | '.join(_HEADS)} |"
         yield f"| {' | '.join('---' for _ in _HEADS)} |"
-        measured = {name: rival for name, rival in rivals.items() if rival.get("rounds") and len(rival) == 3}
+        measured = {
+            name: rival for name, rival in rivals.items() if rival.get("rounds") and "not_measured" not in rival
+        }
         data = measured.get(PLAIN, {}).get("rounds", [{}])[0].get("read_bytes")
         for name, rival in measured.items():
-            yield _row(name, rival, measured, chunks, data)
+            yield _row(name, rival, measured, samples / rival.get("chunk", chunk), data)
         yield ""
         for name, rival in rivals.items():
             if name not in measured:
@@ -234,7 +271,7 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
     speed = median(epoch["samples"] / epoch["ns"] * 1e9 for epoch in rounds)
     ratio = "-"
     if PLAIN in measured:
-        found = paired(_speeds(measured, name, PLAIN), name, PLAIN)
+        found = paired(speeds(measured, name, PLAIN), name, PLAIN)
         ratio = f"{found['median']:.2f} ({found['least']:.2f}–{found['most']:.2f})"
     version = f" {rival['version']}" if rival.get("version") else ""
     of_data = f"{last['read_bytes'] / data:.2f}" if data else "-"
@@ -251,16 +288,14 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
     return f"| {' | '.join(cells)} |"
 
 
-def _speeds(rivals: Mapping[str, Told], *names: str) -> list[dict[str, float]]:
-    """Samples a nanosecond of these, in each round."""
-    rounds = zip(*(rivals[name]["rounds"] for name in names), strict=True)
-    return [{name: one["samples"] / one["ns"] for name, one in zip(names, both, strict=True)} for both in rounds]
+def main() -> None:
+    """Write the page."""
+    page = DOCS / "data.md"
+    names = ("data", "three-ranks", "data-encoded", "data-limits")
+    loaders, ranks, encoded, limits = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
+    text = with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits)
+    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, None)))
 
 
 if __name__ == "__main__":
-    page = DOCS / "data.md"
-    loaders, ranks, encoded, limits = (
-        json.loads((DOCS / f"{name}.json").read_text())
-        for name in ("data", "three-ranks", "data-encoded", "data-limits")
-    )
-    page.write_text(with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits))
+    main()

@@ -29,6 +29,7 @@ from benchmarks import (
     two_nodes_results,
     validation_page,
 )
+from benchmarks._data_goals import goals
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -188,7 +189,10 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
 def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     page = (DOCS / "data.md").read_text()
     assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
-    assert page == data_page.with_limits(page, told("data-encoded.json"), told("data-limits.json"))
+    encoded, limits = told("data-encoded.json"), told("data-limits.json")
+    assert page == data_page.with_limits(page, encoded, limits)
+    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, None)
+    assert page == data_page.with_goals(page, reached)
 
 
 def test_reads_are_as_the_page_says_and_their_goals_are_missed_where_it_says_so() -> None:
