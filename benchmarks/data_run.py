@@ -41,7 +41,7 @@ class Step(NamedTuple):
     folder: bool = False
 
 
-_SMALL = ("--samples", "1024", "--rounds", "1")
+_SMALL = ("--samples", "2048", "--rounds", "1")
 STEPS = (
     Step("data-orders", ("benchmarks.data_orders",), ("--samples", "8192", "--large", "0")),
     Step("data", ("benchmarks.data",), _SMALL, folder=True),

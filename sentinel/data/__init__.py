@@ -8,6 +8,7 @@
     loader.state_dict()         # what training received; load_state_dict() goes on there
     loader.report().headline    # samples, hits, source_reads and more
 
+`Samples` and `OrderSampler` are for a DataLoader of one's own; `plan` and `simulate` say what an epoch reads.
 docs/data.md tells which orders there are, what they read and when none of them is worth it.
 """
 
@@ -26,20 +27,21 @@ from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import Feeding, FileFeeding, UnstagedFeeding
+from sentinel.data.feeding import Feeding, UnstagedFeeding
+from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.forecast import Forecast, forecast
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
 from sentinel.data.loading import Loader
+from sentinel.data.map_style import OrderSampler, Samples
 from sentinel.data.peer_feeding import PeerFeeding, cut_for_peers, rooms_within
 from sentinel.data.peers import peers_named
 from sentinel.data.ranks import world_and_rank
-from sentinel.data.room_here import cut_within, lead_for, memory_bytes
-from sentinel.data.sample_arena import MOST_JOBS, shape_within
-from sentinel.data.share_names import SHARE_VERSION, ShareName, identity_of, path_of
-from sentinel.data.shared_feeding import SharedFeeding
+from sentinel.data.room_here import memory_bytes
+from sentinel.data.sample_arena import shape_within
+from sentinel.data.share_names import path_of
 from sentinel.data.source_reads import SourceReads
-from sentinel.data.unit_choice import AUTO_UNIT, UNIT, checked_unit, choose_unit
-from sentinel.samples import ALONE, Layout, Order
+from sentinel.data.unit_choice import AUTO_UNIT, UNIT, checked_unit
+from sentinel.samples import Epoch, Feed, Layout, Order, Room, SourceCosts, Staging, plan, simulate
 
 _TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
 _OPTIONS = (*_TORCHS, "index_path", "unit", "where", "share", "peers", "peers_password_file")
@@ -129,24 +131,11 @@ def loader(
             servers = peers_named(peers, ranks, password_file)
             feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
             return Loader(feeding, asked, batching, unit)
-        shape = shape_within(nbytes, data.layout.sample_nbytes, 1 if share is None else MOST_JOBS)
-        reads = SourceReads(data)
-        place = place_of(where, shape.nbytes, lambda: reads.costs.read_bytes_per_s)
         if importance is not None:
+            shape = shape_within(nbytes, data.layout.sample_nbytes)
+            place = place_of(where, shape.nbytes, lambda: SourceReads(data).costs.read_bytes_per_s)
             return selecting(data, shape, importance, asked, batching, UNIT if isinstance(unit, str) else unit, place)
-        choice = choose_unit(reads, shape, unit, order, workers, shares=share is not None)
-        if choice.unit == ALONE:
-            feeding, unit = UnstagedFeeding.of_files(data, choice.why), ALONE
-        else:
-            layout, unit = cut_within(data.layout, shape, choice.unit)
-            lead = lead_for(data.layout, shape)
-            if share is None:
-                feeding = FileFeeding(data, layout, shape, lead, reads_in_flight(workers), choice, place)
-            else:
-                said = {"seed": asked.seed, "rank": own, "world": ranks, "drop_last": asked.drop_last, "unit": unit}
-                room = [shape.n_pages, shape.page_bytes, lead]
-                name = ShareName(share, identity_of(data), {**said, "memory": room, "version": SHARE_VERSION})
-                feeding = SharedFeeding(data, layout, shape, lead, reads_in_flight(workers), choice, place, name)
+        feeding, unit = feeding_of_files(data, memory, asked, workers=workers, unit=unit, where=where, share=share)
     return Loader(feeding, asked, batching, unit)
 
 
@@ -184,6 +173,8 @@ def _seed(seed: int) -> int:
 
 
 __all__ = [
+    "Epoch",
+    "Feed",
     "FeedReport",
     "Forecast",
     "Importance",
@@ -191,11 +182,18 @@ __all__ = [
     "Layout",
     "Loader",
     "Order",
+    "OrderSampler",
     "RecordFiles",
+    "Room",
+    "Samples",
+    "SourceCosts",
+    "Staging",
     "forecast",
     "index",
     "loader",
     "parquet",
+    "plan",
     "records",
     "safetensors",
+    "simulate",
 ]

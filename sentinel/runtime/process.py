@@ -70,6 +70,16 @@ class MemoryBeside(Protocol):
         """How much it is now."""
 
 
+class PausedByForks(Protocol):
+    """Threads that share objects with a child."""
+
+    def before_fork(self) -> None:
+        """None of them runs when this returns."""
+
+    def after_fork(self) -> None:
+        """They may run, in the parent."""
+
+
 @dataclass
 class BackwardPass:
     """The backward that is running, whatever models it passes through; see profiler/backward.py."""
@@ -100,7 +110,8 @@ class Runtime:
 
     `beside`: memory that comes off what a session may have of a node.
 
-    `not_inherited`: what a forked child must leave to its parent.
+    `not_inherited`: what a forked child must leave to its parent. `paused_by_forks`: whose threads must hold no lock
+    while a child is made that uses the same objects.
     """
 
     def __init__(self) -> None:
@@ -123,19 +134,33 @@ class Runtime:
         self.kept: list[tuple[str, str | ref[Any]]] = []
         self.beside: WeakSet[MemoryBeside] = WeakSet()
         self.not_inherited: WeakSet[NotInherited] = WeakSet()
+        self.paused_by_forks: WeakSet[PausedByForks] = WeakSet()
+        self._paused: list[PausedByForks] = []
 
     def bytes_beside(self, node: int | None) -> int:
         """Bytes that are held beside tensors on a node, because they were asked for there; 0 of None."""
         return 0 if node is None else sum(held.held_bytes for held in self.beside if held.node == node)
 
+    def before_fork(self) -> None:
+        """No thread of `paused_by_forks` runs, nor begins to."""
+        self._paused = list(self.paused_by_forks)
+        for each in self._paused:
+            each.before_fork()
+
+    def after_fork(self) -> None:
+        """In the parent: they go on."""
+        for each in self._paused:
+            each.after_fork()
+        self._paused = []
+
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
         self.sink, self.memory, self.finder, self.watches = None, None, None, []
-        self.beside = WeakSet()
+        self.beside, self.paused_by_forks, self._paused = WeakSet(), WeakSet(), []
         for held in self.not_inherited:
             held.forked()
 
 
 RUNTIME = Runtime()
-os.register_at_fork(after_in_child=RUNTIME.forked)
+os.register_at_fork(before=RUNTIME.before_fork, after_in_parent=RUNTIME.after_fork, after_in_child=RUNTIME.forked)

@@ -58,6 +58,8 @@ def test_a_loader_and_what_it_is_expected_to_save(folder: Path) -> None:
     keys = "found = [key for keys, _ in loader for key in keys]\nloader.close()\nprint(*sorted(found))"
     said = run(folder, "-c", f"{loads}\n{shared}\n{keys}")
     assert said.splitlines()[-1].split() == sorted(KEYS)
+    own = program("OrderSampler").replace("    pass", "    print(*keys)")
+    assert sorted(run(folder, "-c", f"{loads}\n{own}").split()[-len(KEYS) :]) == sorted(KEYS)
     assert "20%" in run(folder, "-m", *command("plan"))
 
 

@@ -384,11 +384,11 @@ def test_a_pool_of_a_size_is_less_what_loaders_hold(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("placing")
 def test_the_command_takes_the_word(tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = topology().fast
-    assert main(["data", "run", *tars, "--where", "fast", "--epochs", "1", "--json"]) == 0
+    assert main(["data", "run", *tars, "--where", "fast", "--unit", "64", "--epochs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["node_pages"]) == [str(node)]
     assert found["node_pages"][str(node)] > 0
-    assert main(["data", "run", *tars, "--where", "fast", "--epochs", "1"]) == 0
+    assert main(["data", "run", *tars, "--where", "fast", "--unit", "64", "--epochs", "1"]) == 0
     assert f"memory for samples is on node {node}" in capsys.readouterr().out
     folder = disk_folder(tmp_path)
     assert main(["data", "plan", *tars, "--where", f"file:{folder}", "--memory", "20%"]) == 0

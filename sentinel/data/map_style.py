@@ -1,0 +1,214 @@
+"""Samples, a map-style Dataset, and OrderSampler: for those who build their own DataLoader."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from threading import RLock
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler, get_worker_info
+
+from sentinel.core.errors import UsageError
+from sentinel.data.data_index import Paths, RecordFiles, open_data
+from sentinel.data.feeding import EpochOrder
+from sentinel.data.file_feeding import feeding_of_files
+from sentinel.data.source_files import SourceFiles
+from sentinel.data.staged_samples import BytesOfSamples, FromFiles, Request, Served, Transform
+from sentinel.runtime.process import RUNTIME
+from sentinel.samples import Feed, Layout, Order
+
+_OPTIONS = ("workers", "unit", "where", "index_path")
+_EXACT = Order()
+
+
+class PlacedIndex(int):
+    """The number of a sample, and where in the epoch it is delivered. To everybody but Samples it is the number."""
+
+    position: int
+    first: bool
+    direct: bool
+
+    @classmethod
+    def of(cls, sample: int, position: int, first: bool, direct: bool) -> PlacedIndex:
+        """`first`: a chunk is read for it; `direct`: it is read alone, as planned."""
+        found = cls(sample)
+        found.position, found.first, found.direct = position, first, direct
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlacedIndex.of, (int(self), self.position, self.first, self.direct)
+
+
+class FetchedSamples(Dataset[Any]):
+    """Samples as a worker has them, by number: those that an OrderSampler has placed in the epoch come out of the
+    memory (`placed`), all others are read alone (`alone`)."""
+
+    def __init__(self, placed: BytesOfSamples, alone: BytesOfSamples, transform: Transform | None) -> None:
+        self._placed, self._alone, self._transform = placed, alone, transform
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample, transformed."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Samples, transformed. Raises FormatError, naming file and sample, where the source does not have one as it
+        was indexed."""
+        items: list[Any] = []
+        for request in requests_in(indices):
+            source = self._placed if request.position >= 0 else self._alone
+            found = source.fetch(request, Served(samples=len(request.samples)))
+            items += [item if self._transform is None else self._transform(item) for item in found]
+        return items
+
+
+class Samples(FetchedSamples):
+    """The samples of a data set, for a DataLoader of one's own: `DataLoader(samples, sampler=OrderSampler(samples))`.
+
+    Iterated over by that sampler, samples come in its order from memory that one reader fills, as those of `loader` do.
+    Without it each is read alone. What `loader` has besides it has not: states, workers that are started again, a
+    report. For one thread and one iteration at a time; in worker processes samples are only fetched.
+    """
+
+    def __init__(
+        self,
+        source: Paths | RecordFiles,
+        transform: Transform | None = None,
+        *,
+        memory: str | int,
+        order: Order = _EXACT,
+        **options: Any,
+    ) -> None:
+        """`source`, `transform`, `memory` and, of the options, `unit`, `where` and `index_path`: those of `loader`.
+        `order`: its kind, seed and rank. `workers`: how many the DataLoader has. The memory is reserved at once.
+
+        Raises what `loader` raises.
+        """
+        for name in options:
+            if name not in _OPTIONS:
+                raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
+        if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
+            what = f"a {type(source).__name__} is not read from files"
+            raise UsageError(what, "give files to Samples; a Dataset goes to a DataLoader, or to loader(), as it is")
+        data = open_data(source, options.pop("index_path", None))
+        self._feeding, self._unit = feeding_of_files(data, memory, order, **options)
+        alone = FromFiles(SourceFiles(data.layout, data.root, data.source), data.source)
+        super().__init__(self._feeding.samples.source, alone, transform)
+        self.layout: Layout = data.layout
+        """Where the samples lie."""
+        self.order = order
+        self._lock = RLock()
+        self._iteration, self._reads, self._ended = 0, False, True
+        RUNTIME.paused_by_forks.add(self)
+        weakref.finalize(self, self._feeding.give_up)
+
+    def __len__(self) -> int:
+        """Of the data set, whatever a rank delivers."""
+        return self.layout.n_samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What a worker needs of it."""
+        return FetchedSamples, (self._placed, self._alone, self._transform)
+
+    @property
+    def unit(self) -> int:
+        """Samples that are read at once: -1 where each is read alone, 0 for chunks that are decoded as a whole."""
+        return self._unit
+
+    @property
+    def feed(self) -> Feed:
+        """What the reader has read so far. Samples that workers read alone are not counted."""
+        return self._feeding.counts()
+
+    def begin(self, epoch: int) -> tuple[int, EpochOrder]:
+        """An iteration, whose number is returned, over an epoch. What an earlier one has not delivered is given up."""
+        with self._lock:
+            if self._reads:
+                (self._feeding.finish if self._ended else self._feeding.give_up)()
+            self._iteration += 1
+            self._reads = self._ended = False
+            planned = self._feeding.begin(self.order, epoch, None)
+            self._feeding.start()
+            self._reads = True
+            return self._iteration, planned
+
+    def goes_on(self, iteration: int, *, ended: bool = False) -> bool:
+        """Whether no other iteration has begun since. `ended`: all of its samples were asked for."""
+        self._ended = ended
+        return iteration == self._iteration
+
+    def close(self) -> None:
+        """Ends the reader now; otherwise it ends with the last use of these samples."""
+        with self._lock:
+            self._iteration += 1
+            self._reads = False
+            self._feeding.give_up()
+
+    # --- forks: a child must not find locks that a thread of the reader held ---
+
+    def before_fork(self) -> None:
+        """No thread reads until the child is there."""
+        self._lock.acquire()
+        if self._reads:
+            self._feeding.pause()
+
+    def after_fork(self) -> None:
+        """In the parent."""
+        if self._reads:
+            self._feeding.start()
+        self._lock.release()
+
+
+class OrderSampler(Sampler[int]):
+    """The order of `samples`, which are read as it is iterated over: an iteration is an epoch."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples, self._epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch; without a call it is the one after the last."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise UsageError(f"there is no epoch {epoch!r}", "give a number of at least 0")
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Samples that this rank delivers in an epoch."""
+        return self._samples.order.per_rank(len(self._samples))
+
+    def __iter__(self) -> Iterator[int]:
+        """Raises UsageError in a worker process, and where another iteration has begun."""
+        if get_worker_info() is not None:
+            raise UsageError("an OrderSampler is iterated over in a worker", "give it to the DataLoader as sampler=")
+        samples = self._samples
+        iteration, planned = samples.begin(self._epoch)
+        self._epoch += 1
+        columns = (planned.samples.tolist(), planned.first.tolist(), planned.direct.tolist())
+        for position, (sample, first, direct) in enumerate(zip(*columns, strict=True)):
+            if not samples.goes_on(iteration, ended=position + 1 == len(planned.samples)):
+                raise UsageError("another iteration of these samples has begun", "finish one before the next")
+            yield PlacedIndex.of(sample, position, first, direct)
+
+
+def requests_in(indices: Sequence[int]) -> Iterator[Request]:
+    """The batch as requests, each of positions that follow one another; samples without a place are read alone."""
+    begin = 0
+    for stop in range(1, len(indices) + 1):
+        if stop < len(indices) and _follows(indices[stop - 1], indices[stop]):
+            continue
+        run = indices[begin:stop]
+        placed = [index for index in run if isinstance(index, PlacedIndex)]
+        numbers, alone = np.array([int(index) for index in run], np.int64), np.ones(len(run), np.bool_)
+        if placed:
+            first, direct = (np.array([getattr(index, name) for index in placed]) for name in ("first", "direct"))
+            yield Request(placed[0].position, numbers, first, direct)
+        else:
+            yield Request(-1, numbers, ~alone, alone)
+        begin = stop
+
+
+def _follows(one: int, other: int) -> bool:
+    if isinstance(one, PlacedIndex) and isinstance(other, PlacedIndex):
+        return other.position == one.position + 1
+    return not isinstance(one, PlacedIndex) and not isinstance(other, PlacedIndex)
