@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Told = Mapping[str, Any]
@@ -20,6 +20,15 @@ def where(told: Told) -> str:
         f"made {told['when'][:10]}{commit}, {machine['cores']} cores of an {cpu}, {memory:.0f} GiB, Linux {kernel},"
         f" Python {versions['python']}, torch {versions['torch']}."
     )
+
+
+def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    """The page with these lines, and nothing else, between two marks; ValueError where one is missing."""
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the page has no {end if found else begin}")
+    return "\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"])
 
 
 def goal(text: str, met: bool) -> str:

@@ -13,8 +13,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks import importance_page
 from benchmarks._bench import paired
 from benchmarks._data_goals import IDLE, Goal, goals, speeds
+from benchmarks._page_parts import between
 from benchmarks.data import EXACT, LAST_USED, PLAIN
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -83,15 +85,6 @@ def _goals(reached: Sequence[Goal]) -> Iterator[str]:
 def _commit(told: Told) -> str:
     """The commit that ran, where it was written down."""
     return f", commit {told['commit']}" if "commit" in told else ""
-
-
-def between(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
-    """The page with these lines, and nothing else, between two marks; ValueError where one is missing."""
-    before, found, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"the page has no {end if found else begin}")
-    return "\n".join([f"{before}{begin}", "", *lines, f"{end}{after}"])
 
 
 def _made(told: Told) -> Iterator[str]:
@@ -294,7 +287,17 @@ def main() -> None:
     names = ("data", "three-ranks", "data-encoded", "data-limits")
     loaders, ranks, encoded, limits = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
     text = with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits)
-    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, None)))
+    importance = importance_in(DOCS)
+    if importance:
+        text = importance_page.rewritten(text, importance)
+    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, importance)))
+
+
+def importance_in(docs: Path) -> Told | None:
+    """What benchmarks.importance has written; None where it has not."""
+    path = docs / "importance.json"
+    found: Told | None = json.loads(path.read_text()) if path.exists() else None
+    return found
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ PAGES = ("benchmarks.data_page", "benchmarks.data_orders_page")
 
 
 class Step(NamedTuple):
-    """A benchmark, whose JSON is `name`.json. `tiny`: words that make it short; None where it cannot be made so, and is
-    left out. `folder`: whether it takes `--folder`."""
+    """A benchmark, whose JSON is `name`.json. `tiny`: words that make it short. `folder`: whether it takes
+    `--folder`."""
 
     name: str
     words: tuple[str, ...]
-    tiny: tuple[str, ...] | None
+    tiny: tuple[str, ...]
     folder: bool = False
 
 
@@ -48,6 +48,7 @@ STEPS = (
     Step("data-encoded", ("benchmarks.data", "--encoded"), _SMALL, folder=True),
     Step("data-limits", ("benchmarks.data_limits",), ("--rounds", "1"), folder=True),
     Step("three-ranks", ("benchmarks.three_ranks",), ("--rounds", "1")),
+    Step("importance", ("benchmarks.importance",), ("--seeds", "2", "--epochs", "6")),
 )
 
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(f"{said}: it is there")
             continue
         say(f"{said}, after {(time.monotonic() - began) / 60:.0f} minutes")
-        words = [*step.words, *((step.tiny or ()) if given.tiny else ())]
+        words = [*step.words, *(step.tiny if given.tiny else ())]
         if step.folder and given.folder:
             words += ["--folder", str(given.folder)]
         if step.words[0] == "benchmarks.data":

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import data, data_page, data_run
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from benchmarks import data, data_page, data_run, importance, importance_page
 from benchmarks._data_goals import Goal, Loaders, at_least, at_most, goals
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -94,6 +96,29 @@ def test_a_missed_goal_is_named_above_the_table() -> None:
     assert "| speed | ≥ 10 | 10.00 | met |" in page
 
 
+def test_what_selection_loses_is_told_seed_by_seed() -> None:
+    """Seeds differ by ten times what selection loses with each of them: paired, that is still seen."""
+    full = [{"accuracy": accuracy, "hits": 0.2, "never_evict_hits": 0.2} for accuracy in (0.90, 0.95, 0.92)]
+    less = [{**one, "accuracy": one["accuracy"] - loss} for one, loss in zip(full, (0.004, 0.005, 0.006), strict=True)]
+    found = importance.row(0.1, "select", less, full)
+    assert found["lost"] == pytest.approx(0.005)
+    assert found["lost_error"] == pytest.approx(0.001 / 3**0.5)
+    assert found["accuracy_error"] > 10 * found["lost_error"]
+    assert importance.row(0.1, "full", full, full)["lost"] == 0
+    assert importance.error([1.0]) == 0
+
+    more = {"delivered": 0.85, "reads_per_chunk": 2.1, "substituted": 0.0}
+    rows = [found | more | {"mode": mode, "hits": 0.23} for mode in importance.MODES]
+    settings = {"samples": 1200, "epochs": 30, "seeds": 3}
+    results = {"when": "2026-11-26T", "commit": "abc1234", "settings": settings, "results": {"rows": rows}}
+    page = importance_page.rewritten(f"{importance_page.BEGIN}\nold\n{importance_page.END}", results)
+    assert "| 10% | selected | 0.918 ± 0.014 | 0.5 ± 0.1 | 0.85 | 0.230 | 0.200 | 2.10 |" in page
+    assert "loses 0.5 ± 0.1 points, more than one standard error with 10%" in page
+    assert "It hits 1.15 times" in page
+    made = goals(loaders(), told("data-encoded"), told("three-ranks"), told("data-limits"), results)
+    assert [goal.met for goal in made[-2:]] == [True, False]
+
+
 def test_results_of_the_same_settings_are_kept_and_others_measured_anew(tmp_path: Path) -> None:
     source, result = data.SOURCES[1], {"rivals": {}}
     kept = data.Kept(tmp_path / "parts", {"samples": 3, "commit": "a"})
@@ -132,4 +157,4 @@ def test_a_step_that_fails_leaves_nothing_and_one_that_works_its_json(tmp_path: 
     data_run.run(["json.tool", "--compact", str(DOCS / "three-ranks.json")], path)
     assert json.loads(path.read_text()) == told("three-ranks")
     assert data_run._commit_of(path) is None
-    assert {step.name for step in data_run.STEPS} <= {path.stem for path in DOCS.glob("*.json")}
+    assert {step.name for step in data_run.STEPS} - {"importance"} <= {path.stem for path in DOCS.glob("*.json")}

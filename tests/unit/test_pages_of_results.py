@@ -191,7 +191,7 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
     encoded, limits = told("data-encoded.json"), told("data-limits.json")
     assert page == data_page.with_limits(page, encoded, limits)
-    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, None)
+    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, data_page.importance_in(DOCS))
     assert page == data_page.with_goals(page, reached)
 
 
