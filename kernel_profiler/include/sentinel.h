@@ -502,7 +502,8 @@ SN_API int sn_frames_collect(sn_frames *frames, uint64_t id, uint64_t timeout_ns
 
 /* ---- framed_tensors.cpp: tensors that live in frames, without a plan ---------------------------------- */
 
-/* Of sn_allocate, from any thread: smaller ones come from malloc, and so do those that find no frames. */
+/* The least tensor of a session's, for sn_framed_begin: of sn_allocate, from any thread, smaller ones come from malloc, and
+ * so do those that find no frames. */
 #define SN_FRAMED_LEAST_BYTES (1u << 20)
 
 typedef struct sn_framed_operand {
@@ -526,9 +527,9 @@ typedef struct sn_framed_counters {
 } sn_framed_counters;
 
 /* From now on tensors live in these frames, which are the library's: it destroys them once sn_framed_end was called and
- * no tensor is left. `*frames` is NULL then, so that whoever is interrupted in this call knows whose they are. -EBUSY:
- * those of earlier frames still live. */
-SN_API int sn_framed_begin(sn_frames **frames);
+ * no tensor is left. `*frames` is NULL then, so that whoever is interrupted in this call knows whose they are.
+ * `least_bytes`: of a tensor that comes here. -EINVAL: that is 0; -EBUSY: those of earlier frames still live. */
+SN_API int sn_framed_begin(sn_frames **frames, uint64_t least_bytes);
 /* Tensors come from elsewhere from now on. 0: all is gone; 1: some live on, and are brought in where they are needed. */
 SN_API int sn_framed_end(void);
 SN_API int sn_framed_any(void); /* 1: there are frames, of this process */
@@ -601,7 +602,7 @@ typedef struct sn_framed_cap_counters {
 } sn_framed_cap_counters;
 
 /* From now on the frames of sn_framed_begin become fewer as other memory grows, and more again: before operators, and
- * allocations of 1 MiB and more, at most every 100 ms, and taking at most a hundredth of the time. Ends with the frames.
+ * allocations of tensors that come here, at most every 100 ms, and taking at most a hundredth of the time. Ends with the frames.
  * -EINVAL. */
 SN_API int sn_framed_follow(const sn_framed_cap *cap);
 /* The next operator or allocation looks, and at everything, however short ago another one did. */

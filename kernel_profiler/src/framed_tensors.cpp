@@ -90,7 +90,7 @@ sn_framed_counters told{};  // by those who hold `mutex`
 char too_large_by[128];
 
 std::atomic<sn_frames *> frames{nullptr};
-std::atomic<uint64_t> base{0}, extent{0};
+std::atomic<uint64_t> base{0}, extent{0}, least{SN_FRAMED_LEAST_BYTES};
 std::atomic<uint32_t> pool{0};  // frames
 std::atomic<bool> serving{false}, in_child{false};
 std::atomic<uint32_t> asking{0};  // threads that may be using `frames`
@@ -267,7 +267,7 @@ void framed_after_fork() {
 }
 
 void *framed_allocate(uint64_t nbytes) {
-  if (nbytes < SN_FRAMED_LEAST_BYTES || !framed_in_use()) return nullptr;
+  if (!framed_in_use() || nbytes < least.load(std::memory_order_relaxed)) return nullptr;
   look_around();
   Lock lock(&mutex);
   if (!serving) return nullptr;
@@ -309,7 +309,8 @@ bool framed_free(uint64_t address) {
 
 }  // namespace sn
 
-extern "C" int sn_framed_begin(sn_frames **with) {
+extern "C" int sn_framed_begin(sn_frames **with, uint64_t least_bytes) {
+  if (least_bytes == 0) return -EINVAL;
   sn_frames_facts facts;
   int error = sn_frames_facts_of(*with, &facts);
   if (error == 0) error = sn_frames_ask_pins(*with, sn::device_pins);
@@ -319,6 +320,7 @@ extern "C" int sn_framed_begin(sn_frames **with) {
   return sn::guarded([&] {
     framed = new Framed(facts.granules);
     pool = facts.frames;
+    least = least_bytes;
     told = {};
     needs = need_ns = birth_ns = too_large = too_large_bytes = sliced = failed = 0;
     failure = 0;

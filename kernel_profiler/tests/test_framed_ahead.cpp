@@ -16,7 +16,7 @@ namespace {
 void begin(uint32_t frames, uint32_t granules) {
   create();
   sn_frames *made = open_frames(request_of(frames, granules, granules));
-  CHECK(sn_framed_begin(&made) == 0 && made == nullptr);
+  CHECK(sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES) == 0 && made == nullptr);
 }
 
 void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }

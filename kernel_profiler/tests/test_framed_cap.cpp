@@ -21,7 +21,7 @@ class Tensors {
     request.flags = flags;
     request.filled = filled;
     sn_frames *frames = open_frames(request);
-    CHECK(sn_framed_begin(&frames) == 0);
+    CHECK(sn_framed_begin(&frames, SN_FRAMED_LEAST_BYTES) == 0);
     for (int i = 0; i < count; i++) {
       held_.push_back(static_cast<uint8_t *>(sn_allocate(kTensor)));
       memset(held_.back(), i, kTensor);

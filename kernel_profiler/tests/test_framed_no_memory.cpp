@@ -30,7 +30,7 @@ void frames_are_taken_or_left() {
   CHECK(each_fails(
             [&] {
               sn_frames *const before = made;
-              const int result = sn_framed_begin(&made);
+              const int result = sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES);
               CHECK(made == (result == 0 ? nullptr : before) && sn_framed_any() == (result == 0 ? 1 : 0));
               return result;
             },
@@ -39,7 +39,7 @@ void frames_are_taken_or_left() {
               if (made == nullptr) made = open_frames(request_of(kFrames, 32, 32));
             }) >= 3);
   made = open_frames(request_of(kFrames, 32, 32));
-  CHECK(sn_framed_begin(&made) == 0);
+  CHECK(sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES) == 0);
 }
 
 void the_cap_is_followed_or_not() {

@@ -14,7 +14,7 @@ namespace {
 void begin(uint32_t frames, uint32_t granules) {
   create();
   sn_frames *made = open_frames(request_of(frames, granules, granules));
-  CHECK(sn_framed_begin(&made) == 0 && made == nullptr);
+  CHECK(sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES) == 0 && made == nullptr);
 }
 
 void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }
@@ -254,7 +254,7 @@ void tensors_outlive_the_end() {
   uint8_t *const ordinary = made(2 * kMiB, 9);
   CHECK(!in_frames(ordinary));
   sn_frames *others = open_frames(request_of(2, 2, 2));
-  CHECK(sn_framed_begin(&others) == -EBUSY && others != nullptr);
+  CHECK(sn_framed_begin(&others, SN_FRAMED_LEAST_BYTES) == -EBUSY && others != nullptr);
   close_frames(others);
   for (int i = 0; i < 6; i++) {
     CHECK(holds(tensors[i], 2 * kMiB, i));

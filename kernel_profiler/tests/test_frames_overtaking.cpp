@@ -91,7 +91,7 @@ void a_fork_does_not_wait_for_what_is_read_ahead() {
   constexpr uint32_t kTensors = 80, kFrames = 64, kReaders = 2, kSome = 6;
   create();
   sn_frames *made = open_frames(request_of(kFrames, 128, 128));
-  CHECK(sn_framed_begin(&made) == 0);
+  CHECK(sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES) == 0);
   std::vector<uint8_t *> tensors;
   for (uint32_t i = 0; i < kTensors; i++) {
     tensors.push_back(static_cast<uint8_t *>(sn_allocate(kGranule)));

@@ -41,7 +41,7 @@ from sentinel.session.storage_figures import StepTimes, alarms, figures_of, note
 from sentinel.system import native
 from sentinel.system.progress import say
 from sentinel.system.topology import topology
-from sentinel.tiers.file_tier import LEAST_BYTES, FileTier, FramedTensors
+from sentinel.tiers.file_tier import FileTier, FramedTensors
 from sentinel.tiers.frames import FRAME_BYTES
 from sentinel.tiers.pool_cap import pool_now
 
@@ -71,7 +71,7 @@ class PassiveSession:
         self._memory: ManagedMemory | None = None
         self._fused = FusedSteps(lambda: pool_now().frames * FRAME_BYTES)
         self._step_ends = StepEnds(self._step_ended)
-        self._overlapped = OverlappedSteps(LEAST_BYTES) if request.overlap_optimizer else None
+        self._overlapped = OverlappedSteps(self._tier.least_bytes) if request.overlap_optimizer else None
         if self._overlapped is not None:
             self._overlapped.check(optimizers)
         self._left: list[tuple[str, int, str]] = []
@@ -230,7 +230,7 @@ class PassiveSession:
     def _is_elsewhere(self, storage: torch.UntypedStorage) -> bool:
         assert self._framed is not None
         nbytes, address = storage.nbytes(), storage.data_ptr()
-        return nbytes >= LEAST_BYTES and not self._framed.contains(address)
+        return nbytes >= self._tier.least_bytes and not self._framed.contains(address)
 
     def _bytes_elsewhere(self) -> int:
         """Of parameters that nobody named, and that were there before."""

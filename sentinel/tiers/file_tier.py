@@ -9,7 +9,7 @@ import gc
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sentinel.core.errors import UsageError
 from sentinel.core.granule_uses import GranuleUses
@@ -22,9 +22,6 @@ from sentinel.system.scratch_disk import Scratch, fastest_disk
 from sentinel.tiers.ahead import AheadCounters, ahead_counters, recorded_step
 from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRequest, State
 from sentinel.tiers.pool_cap import PoolCap
-
-LEAST_BYTES = 1 << 20
-"""Smaller tensors stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
 
 _WORD = "file:"
 _POOL = "memfd:sentinel-frames"
@@ -43,7 +40,10 @@ def is_file(slow: str | None) -> bool:
 @dataclass(frozen=True)
 class FileTier:
     """`fast_bytes` of memory in whole frames, and `file_bytes` of a file without a name in `folder`. `cap`: on the
-    whole process, which the memory then follows. `chosen`: why this folder, where the user named none."""
+    whole process, which the memory then follows. `chosen`: why this folder, where the user named none. Tensors of fewer
+    than `least_bytes` stay in ordinary memory: SN_FRAMED_LEAST_BYTES."""
+
+    least_bytes: ClassVar[int] = 1 << 20
 
     folder: str
     fast_bytes: int
@@ -116,7 +116,7 @@ class FileTier:
         try:
             with telling(f"taking {taken}"):
                 frames = Frames(request)
-            framed = FramedTensors(frames)
+            framed = FramedTensors(frames, self.least_bytes)
             if self.cap is not None:
                 self.cap.follow()
             return framed
@@ -169,14 +169,14 @@ class _Counters(ctypes.Structure):
 class FramedTensors:
     """The tensors in frames. There is one in a process; `facts`: what was made."""
 
-    def __init__(self, frames: Frames) -> None:
-        """`frames` are the library's from now on, if nothing is raised."""
+    def __init__(self, frames: Frames, least_bytes: int) -> None:
+        """`frames` are the library's from now on, if nothing is raised. Smaller tensors come from elsewhere."""
         self.facts: Facts = frames.facts()
-        begin = native.function("sn_framed_begin", _I32, _PTR)
+        begin = native.function("sn_framed_begin", _I32, _PTR, _U64)
         self._count = native.function("sn_framed_count", _I32, _PTR)
         self._contains = native.function("sn_framed_contains", _I32, _U64)
         self._step = native.function("sn_framed_step", _I32)
-        result = frames.hand_over(begin)
+        result = frames.hand_over(lambda handle: int(begin(handle, least_bytes)))
         if result == -errno.EBUSY:
             raise UsageError(
                 "tensors of an earlier session live in its frames",

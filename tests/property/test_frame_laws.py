@@ -25,7 +25,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.system import native
 from sentinel.system.disks import disk_of
 from sentinel.system.limits import LimitedGroup
-from sentinel.tiers.file_tier import FramedTensors
+from sentinel.tiers.file_tier import FileTier, FramedTensors
 from sentinel.tiers.frames import FRAME_BYTES, Frames, FramesRequest, State
 from sentinel.tiers.pool_cap import PoolCap, pool_now
 
@@ -99,7 +99,7 @@ class Job:
         gc.collect()  # of a session before
         made = Frames(FramesRequest(disk, frames=MOST_FRAMES, granules=GRANULES, regions=GRANULES))
         self.frames = ctypes.c_void_p(made._handle.value)
-        self.framed = FramedTensors(made)
+        self.framed = FramedTensors(made, FileTier.least_bytes)
         self.tensors: dict[int, Tensor] = {}
         self.value, self.touched = 0, 0
         self.limit, self.used, self.stat = (folder / name for name in ("limit", "used", "stat"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 import sentinel  # noqa: E402
+from sentinel.core.units import parse_bytes  # noqa: E402
+from sentinel.tiers.file_tier import FileTier  # noqa: E402
 from tests.torch.bit_identity_cases import CASES  # noqa: E402
 
 STEPS = 10
+BEFORE = -1
+"""For `profile_at`: before the model is built."""
+LEAST_BYTES = 1024
+"""Of tensors that live in frames here: the cases' weights take 256 KiB, their activations 64."""
 QUICK = ("plain",)
 """Cases of `make test`, beside all of them with pages watched; the others take as long again."""
 FEW = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
@@ -25,18 +32,28 @@ def _stock_allocation_afterwards() -> Iterator[None]:
         sentinel.stop()
 
 
-def _train(name: str, *, profile_at: int | None, stop_at: int = STEPS, **asked: Any) -> tuple[Any, ...]:
-    """Losses, final parameters and whatever else the case compares, of STEPS steps."""
+def _train(
+    name: str, *, profile_at: int | None, stop_at: int = STEPS, push_bytes: int = 0, **asked: Any
+) -> tuple[Any, ...]:
+    """Losses, final parameters and whatever else the case compares, of STEPS steps. `push_bytes`: of a tensor that is
+    read after each step of the session and those after it, so that what else is in memory has to leave."""
     torch.manual_seed(11)
+    if profile_at == BEFORE:
+        sentinel.start_profile(**asked)
     job = CASES[name]()
     handles = []
     if profile_at is not None:
         handles = [sentinel.annotate(list(job.models), list(job.optimizers))]
     losses = []
+    other = None
     for i in range(STEPS):
         if i == profile_at:
             sentinel.start_profile(**asked)
+        if i == max(profile_at or 0, 0):
+            other = torch.ones(push_bytes // 4)
         losses.append(job.step(i))
+        if other is not None:
+            other.sum()
         if i == profile_at:
             sentinel.end_profile()
         if profile_at is not None and i == stop_at:
@@ -78,6 +95,31 @@ def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
     stock = _train(name, profile_at=None)
     ours = _train(name, profile_at=1, stop_at=5, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
     _assert_same(stock, ours)
+
+
+MODES = [
+    pytest.param("4MiB", BEFORE, STEPS, id="before the model is built"),
+    pytest.param("2MiB", 4, 6, id="from step 4 to step 6"),
+]
+
+
+@pytest.mark.needs("torch", "compiler", "native")
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(("fast", "profile_at", "stop_at"), MODES)
+def test_training_on_a_file_is_bit_identical(
+    name: str, fast: str, profile_at: int, stop_at: int, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the steps after `stop()`, whose tensors are partly away."""
+    monkeypatch.setattr(FileTier, "least_bytes", LEAST_BYTES)
+    stock = _train(name, profile_at=None)
+    asked = {"fast": fast, "slow": f"file:{scratch}=64MiB", "push_bytes": parse_bytes(fast)}
+    ours = _train(name, profile_at=profile_at, stop_at=stop_at, **asked)
+    _assert_same(stock, ours)
+    told = sentinel.report().setup.storage
+    assert told is not None
+    assert told.read_bytes > 0
+    assert told.written_bytes > 0
+    assert (told.failed, told.refused) == (0, 0)
 
 
 def test_the_comparison_can_fail() -> None:
