@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import json
@@ -117,6 +118,41 @@ def test_what_can_no_longer_be_read_in_large_transfers_is_read_by_the_kernel(
     assert told.failed_reads > 0
     for text in (notes, " ".join(capsys.readouterr().err.split())):
         assert f"from the file in {scratch} failed (Input/output error). No byte is lost: the kernel read" in text
+
+
+NUMBERS = {"x86_64": (295, 296, 9, 10), "aarch64": (69, 70, 222, 226)}[os.uname().machine]
+FAILING = {
+    name: (number, code)
+    for name, number, code in zip(
+        ("preadv", "pwritev", "mmap", "mprotect"),
+        NUMBERS,
+        (errno.EIO, errno.ENOSPC, errno.ENOMEM, errno.ENOMEM),
+        strict=True,
+    )
+}
+
+
+@pytest.mark.parametrize("places", [5, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAILING)
+def test_a_call_that_fails_at_any_place_loses_nothing(name: str, places: int, scratch: Path) -> None:
+    """One call of a training, at so many places."""
+    number, code = FAILING[name]
+    fail = native.function("sn_system_fail", ctypes.c_uint64, ctypes.c_long, ctypes.c_uint64, ctypes.c_int)
+    more_than_there_are = 1 << 40
+    expected = stock(3)
+    begin(scratch)
+    fail(number, more_than_there_are, code)
+    assert train(3) == expected
+    calls = more_than_there_are - fail(number, 0, 0)
+    sentinel.stop()
+    failed = 0
+    for nth in range(1, calls + 1, -(-calls // places)):
+        begin(scratch)
+        fail(number, nth, code)
+        assert train(3) == expected, f"call {nth} of {calls}"
+        failed += fail(number, 0, 0) == 0  # threads take turns in other ways each time: the last ones may not come
+        sentinel.stop()
+    assert failed > places // 2
 
 
 def test_a_quota_that_is_too_small_is_named(scratch: Path) -> None:

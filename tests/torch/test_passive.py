@@ -73,11 +73,24 @@ QUICK = ("plain_mlp", "workers_fork")
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in sorted(cases.CASES)]
 )
-def test_training_is_the_same_bit_for_bit(case: str, folder: Path) -> None:
+def test_training_is_the_same_bit_for_bit(
+    case: str, folder: Path, record_property: Callable[[str, object], None]
+) -> None:
     stock, ours = run(case), run(case, folder)
     assert ours["found"] == stock["found"]
     assert not ours["found"].get("strange")
     told = ours["storage"]
+    for name, count in ours["counted"].items():
+        record_property(name, count)
+    if case in ("written_by_stores", "written_by_readinto"):
+        assert ours["found"]["own"]
+        assert ours["counted"]["writes"] == 10 * cases.STEPS
+        assert ours["counted"]["retries"] == ours["counted"]["faults"]
+        assert stock["counted"]["faults"] == 0
+        assert told["carried_pages"] > 0
+    if case == "trained_on_after_the_end":
+        assert ours["counted"]["away"] > 0
+        assert told["read_bytes"] > ours["counted"]["read_bytes"]
     assert told["tensor_peak_bytes"] > 2 * told["least_pool_bytes"]
     assert told["read_bytes"] > 0
     assert told["written_bytes"] > 0
