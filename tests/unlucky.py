@@ -20,9 +20,9 @@ class Way(IntEnum):
 
 
 class Calls(IntFlag):
-    """Transfers from the file, to it, and what takes a name away."""
+    """Transfers from the file, to it, what takes a name away, what makes a file in a directory, and memory of frames."""
 
-    READS, WRITES, UNLINKS = 1, 2, 4
+    READS, WRITES, UNLINKS, FILES, MEMORY = 1, 2, 4, 8, 16
 
 
 class Unlucky:

@@ -20,7 +20,7 @@ enum Way : int { kAsEver = 0, kSlow, kFitful, kFail, kSignal, kHold };
 constexpr int64_t kBillion = 1000000000;
 constexpr size_t kPage = 4096;
 
-std::atomic<int> way{kAsEver}, which{0};  // bit 0: reads, bit 1: writes, bit 2: the taking away of a name
+std::atomic<int> way{kAsEver}, which{0};  // bits of bit_of
 std::atomic<int64_t> amount{0};
 std::atomic<uint64_t> as_before{0}, seen{0}, held{0}, held_at_fork{0};
 std::atomic<bool> all_have_names{false};
@@ -35,8 +35,21 @@ void nap(int64_t ns) {
   clock_nanosleep(CLOCK_MONOTONIC, 0, &a_while, nullptr);
 }
 
-int bit_of(long number) {
-  return number == SYS_preadv ? 1 : number == SYS_pwritev ? 2 : number == SYS_unlinkat ? 4 : 0;
+int bit_of(long number, const long a[6]) {
+  switch (number) {
+    case SYS_preadv:
+      return 1;
+    case SYS_pwritev:
+      return 2;
+    case SYS_unlinkat:
+      return 4;
+    case SYS_openat:
+      return (a[2] & O_CREAT) != 0 || (a[2] & O_TMPFILE) == O_TMPFILE ? 8 : 0;
+    case SYS_memfd_create:
+      return 16;
+    default:
+      return 0;
+  }
 }
 
 // At least `amount` ns for each KiB.
@@ -77,7 +90,7 @@ void as_a_fork_begins() {
 
 extern "C" long unlucky_call(long number, const long a[6]) {
   if (number == SYS_openat && all_have_names && (a[2] & O_TMPFILE) == O_TMPFILE) return -EOPNOTSUPP;
-  if ((bit_of(number) & which) == 0) return real(number, a);
+  if ((bit_of(number, a) & which) == 0) return real(number, a);
   const uint64_t turn = seen.fetch_add(1);
   if (turn < as_before) return real(number, a);
   switch (way.load()) {

@@ -59,9 +59,11 @@ def disk_of(folder: str | os.PathLike[str], root: Path = Path("/")) -> Disk:
     path = Path(folder).resolve()
     if not path.is_dir():
         raise UsageError(f"{folder} is not a directory", "name one that exists")
+    free = os.statvfs(path)
+    if free.f_flag & os.ST_RDONLY:
+        raise UsageError(f"{folder} is on a file system that is mounted read-only", "name a directory on another one")
     if not os.access(path, os.W_OK | os.X_OK):
         raise UsageError(f"{folder} may not be written to", "name a directory of your own")
-    free = os.statvfs(path)
     mount = mount_of(path, root)
     return Disk(
         folder=path,

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -163,6 +164,51 @@ def test_a_quota_that_is_too_small_is_named(scratch: Path) -> None:
         begin(scratch)
     assert not sentinel.active()
     assert train(2) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "code", "says"),
+    [
+        (Calls.MEMORY, errno.EPERM, r"memory of frames \(memfd_create\); allow that system call: rules"),
+        (Calls.MEMORY, errno.ENOSYS, r"memory of frames \(memfd_create\); allow that system call: the kernel lacks"),
+        (Calls.FILES, errno.EROFS, r"a file in the directory \(open\); name .* this one is mounted read-only"),
+    ],
+)
+def test_a_call_that_the_host_refuses_is_named(
+    calls: Calls, code: int, says: str, scratch: Path, unlucky: Unlucky
+) -> None:
+    expected = stock(2)
+    unlucky.order(Way.FAIL, calls, code)
+    with pytest.raises(sentinel.TierError, match=says) as refused:
+        begin(scratch)
+    assert refused.value.errno == code
+    assert os.strerror(code) in str(refused.value)
+    assert not sentinel.active()
+    assert train(2) == expected
+    unlucky.order(Way.AS_EVER)
+    begin(scratch)  # nothing of the one before is in the way
+    assert train(2) == expected
+
+
+READ_ONLY = """
+import sys, sentinel
+try:
+    sentinel.start_profile(fast="8MiB", slow="file:" + sys.argv[1])
+except sentinel.UsageError as refused:
+    print(refused)
+assert not sentinel.active()
+"""
+
+
+def test_a_directory_that_is_mounted_read_only_is_named(scratch: Path) -> None:
+    mounts = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, mounts, "sh", str(scratch)], check=False).returncode:
+        pytest.skip("needs name spaces of mounts: unshare --user --map-root-user --mount")
+    command = [*alone, f'{mounts} && exec "$2" -c "$3" "$1"', "sh", str(scratch), sys.executable, READ_ONLY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{scratch} is on a file system that is mounted read-only" in " ".join(done.stdout.split())
 
 
 def test_short_transfers_and_interrupted_ones_go_on(scratch: Path, unlucky: Unlucky) -> None:
