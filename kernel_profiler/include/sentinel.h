@@ -557,6 +557,8 @@ typedef struct sn_framed_ahead {
   uint64_t hit_bytes, late_bytes; /* read ahead: there when needed; still on their way */
   uint64_t vain_bytes;        /* that left, or died, before they were needed */
   uint64_t demanded_bytes;    /* read because an operator waited for them */
+  uint64_t unforeseen;        /* touched while away, by nobody who announced it: each granule once between two operators */
+  uint64_t expected;          /* of these, uses that this step is to have too, for which granules are read ahead */
   uint64_t wait_before_ns, wait_after_ns; /* of operators and allocations: in the last step without a record, with one */
   uint32_t follows;           /* 1: the job is where the record says */
   uint32_t too_long;          /* 1: a step has too many uses, so none is recorded */

@@ -31,7 +31,7 @@ void count(sn_frames &f, sn_framed_ahead *out) {
   out->missed = ahead.missed;
   if (ahead.plan != nullptr) {
     out->operators = ahead.plan->recorded().operators();
-    out->uses = ahead.plan->uses();
+    out->uses = ahead.plan->uses() - ahead.expected.size();
     out->matched += ahead.plan->matched();
     out->missed += ahead.plan->missed();
   }
@@ -39,6 +39,8 @@ void count(sn_frames &f, sn_framed_ahead *out) {
   out->late_bytes = ahead.late_bytes;
   out->vain_bytes = ahead.vain_bytes;
   out->demanded_bytes = ahead.demanded_bytes;
+  out->unforeseen = ahead.unforeseen_uses;
+  out->expected = ahead.expected.size();
   out->wait_before_ns = ahead.wait_before_ns;
   out->wait_after_ns = ahead.wait_after_ns;
   out->follows = ahead.follows() ? 1 : 0;
@@ -152,12 +154,18 @@ extern "C" int sn_framed_recorded(uint64_t operators, uint64_t uses, uint64_t *c
   if (frames->inert) return -ECHILD;
   if (frames->ahead.plan == nullptr) return -ENODATA;
   const sn::StepUses &step = frames->ahead.plan->recorded();
-  if (step.operators() != operators || step.uses() != uses) return -EAGAIN;
+  if (step.operators() != operators || step.uses() - frames->ahead.expected.size() != uses) return -EAGAIN;
   std::copy(step.compute_ns.begin(), step.compute_ns.end(), compute_ns);
-  std::copy(step.first_use.begin(), step.first_use.end(), first_use);
-  std::copy(step.granule.begin(), step.granule.end(), granule);
-  std::transform(step.kind.begin(), step.kind.end(), kind, [](uint8_t each) {
-    return static_cast<uint8_t>((each & sn::kZeroed) != 0 ? (each & ~sn::kZeroed) | sn::kBorn : each);
-  });
+  uint64_t told = 0;
+  for (uint64_t place = 0; place < operators; place++) {
+    first_use[place] = told;
+    for (uint64_t at = step.first_use[place]; at < step.first_use[place + 1]; at++) {
+      const uint8_t each = step.kind[at];
+      if ((each & sn::kUnforeseen) != 0) continue;  // not of the recorded step
+      granule[told] = step.granule[at];
+      kind[told++] = static_cast<uint8_t>((each & sn::kZeroed) != 0 ? (each & ~sn::kZeroed) | sn::kBorn : each);
+    }
+  }
+  first_use[operators] = told;
   return 0;
 }

@@ -39,7 +39,9 @@ struct Granule {
   bool pinned = false;      // a device was seen to have its pages: it shows what it shows until it is released
   bool ahead = false;       // read ahead, or being so, and not needed since
   bool changed = false;     // is in the list of that name
+  bool touched = false;     // since it shows the file, or since that left the page cache: noted
   uint8_t unforeseen = 0;   // times that stores nobody had announced were found
+  uint16_t own = 0;         // pages of its own, noted since it shows the file
   uint32_t frame = kNone, region = kNone;
   uint64_t used = 0;  // by the count of needs
   Order *order = nullptr;
@@ -112,6 +114,12 @@ int show_nothing(sn_frames &f, uint32_t granule);
 int show_zeros(sn_frames &f, uint32_t granule);
 // The entries of the pages of a granule that are its own, neither its frame's nor the file's: how many, or -errno.
 int own_pages(int pagemap, uint64_t address, bool *own);
+
+// Pages of a granule that page tables show: its frame's or the file's, and its own. None where the kernel does not tell.
+struct Touched {
+  uint16_t shown, own;
+};
+Touched touched_pages(int pagemap, uint64_t address);
 
 constexpr uint32_t kPagesPerGranule = kFrameBytes / 4096;
 

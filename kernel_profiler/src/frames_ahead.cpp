@@ -166,7 +166,10 @@ void move_on(sn_frames &f, Step step) {
   const uint64_t before = plan.now();
   step();
   // Of each granule the uses of one step are enough.
-  for (uint64_t at = before, end = std::min(plan.now(), before + plan.uses()); at < end; at++) sn::note_change(f, plan.granule(at));
+  for (uint64_t at = before, end = std::min(plan.now(), before + plan.uses()); at < end; at++) {
+    sn::note_change(f, plan.granule(at));
+    sn::pass_unforeseen(f, at);
+  }
 }
 
 // A step that was too long is followed by a pause, each twice as long as the one before: recording in vain takes time too.
@@ -228,8 +231,21 @@ void forget_ahead(sn_frames &f, Granule &g) {
   if (set_ahead(f, g, false)) f.ahead.vain_bytes += kFrameBytes;
 }
 
+void follow_plan(sn_frames &f, StepUses uses) {
+  Ahead &ahead = f.ahead;
+  auto plan = std::make_unique<StepPlan>(std::move(uses), f.count);
+  index_all(f);
+  if (ahead.plan != nullptr) {
+    ahead.matched += ahead.plan->matched();
+    ahead.missed += ahead.plan->missed();
+  }
+  ahead.plan = std::move(plan);
+  ahead.sure = 0;
+}
+
 void step_begins(sn_frames &f, uint64_t waited_ns) {
   Ahead &ahead = f.ahead;
+  look_for_unforeseen(f);
   const uint64_t now_ns = sn_now_ns();
   if (ahead.steps++ != 0) (ahead.planned ? ahead.wait_after_ns : ahead.wait_before_ns) = waited_ns - ahead.waited_ns;
   ahead.waited_ns = waited_ns;
@@ -239,20 +255,16 @@ void step_begins(sn_frames &f, uint64_t waited_ns) {
     if (ahead.record.recording()) {
       StepUses uses = ahead.record.end(now_ns);
       if (uses.uses() != 0) {
-        auto plan = std::make_unique<StepPlan>(std::move(uses), f.count);
-        if (ahead.plan != nullptr) {
-          ahead.matched += ahead.plan->matched();
-          ahead.missed += ahead.plan->missed();
-        }
-        index_all(f);
-        ahead.plan = std::move(plan);
+        follow_plan(f, std::move(uses));
+        ahead.expected.clear();
+        ahead.found.clear();
         ahead.recorded++;
         ahead.too_long = false;
         ahead.pause = 0;
-        ahead.sure = 0;
         again = false;
       }
     }
+    expect_unforeseen(f);
     if (again && may_record_again(ahead)) ahead.record.begin(f.count, now_ns);
     return 0;
   });
@@ -268,6 +280,7 @@ void operator_begins(sn_frames &f, uint64_t signature) {
     return 0;
   });
   if (error != 0) ahead.record.give_up();
+  look_for_unforeseen(f);
   move_on(f, [&] { ahead.plan->follow(signature); });
   settle_what_is_over(f);
 }

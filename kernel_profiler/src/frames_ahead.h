@@ -16,6 +16,13 @@ namespace sn {
 
 struct Granule;
 
+// A granule that was touched while it was away, as the operator at that place of the record was the last to begin.
+struct Unforeseen {
+  uint32_t granule;
+  uint64_t place;
+  bool used;  // in the last step, too
+};
+
 // Whoever looks at it holds the frames' mutex.
 struct Ahead {
   StepRecord record;
@@ -35,6 +42,10 @@ struct Ahead {
   uint64_t wait_before_ns = 0, wait_after_ns = 0;  // of the last step without a plan, and with one
   bool planned = false;              // this step
   uint32_t running = 0;              // operators that were told to say when they have ended
+  std::vector<Unforeseen> expected, found;  // in the plan, by place; to be in that of the next step
+  uint64_t unforeseen_uses = 0;
+  int64_t major_faults = 0;    // of the process, as the latest operator began
+  uint64_t look_after_ns = 0;  // the next look for what was touched is not before
 
   bool follows() const { return plan != nullptr && !plan->lost(); }
 };
@@ -48,6 +59,16 @@ void read_ahead(sn_frames &f);
 // Whether it has to say when it ends: until then, others may turn granules over.
 bool operator_runs(sn_frames &f);
 void operator_ended(sn_frames &f);
+
+// From the begin of a step on.
+void follow_plan(sn_frames &f, StepUses uses);
+
+// frames_unforeseen.cpp: what no operator announced. As one begins, what was touched since the one before is noted.
+void look_for_unforeseen(sn_frames &f);
+// The job is past that use of the plan: if it was expected since it was unforeseen before, whether it came is noted.
+void pass_unforeseen(sn_frames &f, uint64_t index);
+// A step begins: the plan gets what was found, and loses what did not come again.
+void expect_unforeseen(sn_frames &f);
 
 // It may leave now, or is needed at another time.
 void note_change(sn_frames &f, uint32_t granule);

@@ -7,13 +7,13 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "frames.h"
 #include "system.h"
+#include "taken.h"
 
 namespace {
 
@@ -56,13 +56,6 @@ int64_t anonymous_pages(int statm) {
   return resident - of_files;
 }
 
-// What this thread has computed.
-uint64_t spent_ns() {
-  timespec spent{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &spent);
-  return static_cast<uint64_t>(spent.tv_sec) * 1000000000 + static_cast<uint64_t>(spent.tv_nsec);
-}
-
 }  // namespace
 
 namespace sn {
@@ -102,8 +95,7 @@ void leave_page_cache(sn_frames &f) {
   const bool swaps = sysinfo(&host) != 0 || host.totalswap != 0;
   if (spent.ru_majflt != f.major_faults && !swaps)
     for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
-      for (end = i; end < f.count && f.granules[end].view == View::kFile; end++) {
-      }
+      for (end = i; end < f.count && f.granules[end].view == View::kFile; end++) f.granules[end].touched = false;
       if (end != i) advise(f.address(i), (end - i) * kFrameBytes, kPageOut);
     }
   f.major_faults = spent.ru_majflt;
@@ -111,7 +103,7 @@ void leave_page_cache(sn_frames &f) {
 }
 
 std::vector<Owner> find_owners(sn_frames &f) {
-  const uint64_t began = spent_ns();
+  const uint64_t began = computed_ns();
   const int64_t now = anonymous_pages(f.statm);
   std::vector<Owner> owners;
   bool own[kPagesPerGranule];
@@ -125,7 +117,7 @@ std::vector<Owner> find_owners(sn_frames &f) {
   f.own_pages = 0;
   for (const Owner &owner : owners) f.own_pages += owner.pages;
   f.most_own_pages = std::max(f.most_own_pages, f.own_pages);
-  const uint64_t took = spent_ns() - began;
+  const uint64_t took = computed_ns() - began;
   const bool in_vain = f.own_pages <= own_pages_allowed(f) && took > kShortLookNs;
   f.look_after_ns = in_vain ? sn_now_ns() + kPause * took : 0;
   std::stable_sort(owners.begin(), owners.end(), [](const Owner &a, const Owner &b) { return a.pages > b.pages; });

@@ -19,6 +19,19 @@ constexpr uint64_t kPage = 4096;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr uint64_t kPresent = uint64_t{1} << 63, kSwapped = uint64_t{1} << 62, kOfFile = uint64_t{1} << 61;
 
+int read_entries(int pagemap, uint64_t address, uint64_t (&entries)[sn::kPagesPerGranule]) {
+  for (uint64_t read = 0; read < sizeof entries;) {
+    const long got = sn_system(SYS_pread64, pagemap, sn::arg(reinterpret_cast<uint8_t *>(entries) + read),
+                               sn::arg(sizeof entries - read), sn::arg(address / kPage * 8 + read), 0, 0);
+    if (got == -EINTR) continue;
+    if (got <= 0) return got < 0 ? static_cast<int>(got) : -EIO;
+    read += static_cast<uint64_t>(got);
+  }
+  return 0;
+}
+
+bool is_own(uint64_t entry) { return (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0; }
+
 // A bare clone() must not show a child what this process writes later.
 void keep_from_children(uint64_t address) { sn::advise(address, sn::kFrameBytes, MADV_DONTFORK); }
 
@@ -114,18 +127,23 @@ namespace sn {
 
 int own_pages(int pagemap, uint64_t address, bool *own) {
   uint64_t entries[kPagesPerGranule];
-  for (uint64_t read = 0; read < sizeof entries;) {
-    const long got = sn_system(SYS_pread64, pagemap, arg(reinterpret_cast<uint8_t *>(entries) + read),
-                               arg(sizeof entries - read), arg(address / kPage * 8 + read), 0, 0);
-    if (got == -EINTR) continue;
-    if (got <= 0) return got < 0 ? static_cast<int>(got) : -EIO;
-    read += static_cast<uint64_t>(got);
-  }
+  const int error = read_entries(pagemap, address, entries);
+  if (error != 0) return error;
   int count = 0;
   for (uint32_t page = 0; page < kPagesPerGranule; page++) {
-    const uint64_t entry = entries[page];
-    own[page] = (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0;
+    own[page] = is_own(entries[page]);
     count += own[page] ? 1 : 0;
+  }
+  return count;
+}
+
+Touched touched_pages(int pagemap, uint64_t address) {
+  uint64_t entries[kPagesPerGranule];
+  Touched count{0, 0};
+  if (read_entries(pagemap, address, entries) != 0) return count;
+  for (const uint64_t entry : entries) {
+    if (is_own(entry)) count.own++;
+    else if ((entry & kPresent) != 0) count.shown++;
   }
   return count;
 }
@@ -158,6 +176,8 @@ int show_file(sn_frames &f, uint32_t granule) {
   advise(f.address(granule), kFrameBytes, MADV_RANDOM);
   if (!f.inert) keep_from_children(f.address(granule));
   g.view = View::kFile;
+  g.touched = false;
+  g.own = 0;
   return 0;
 }
 

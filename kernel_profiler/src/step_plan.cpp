@@ -16,6 +16,11 @@ StepPlan::StepPlan(StepUses uses, uint32_t granules) : step_(std::move(uses)), n
     if ((step_.kind[index] & (kBorn | kDied)) != 0) turns_.push_back(index);
 }
 
+uint64_t StepPlan::place_of(uint64_t index) const {
+  const std::vector<uint64_t> &first = step_.first_use;
+  return static_cast<uint64_t>(std::upper_bound(first.begin(), first.end(), index % uses()) - first.begin()) - 1;
+}
+
 void StepPlan::go_to(uint64_t place) {
   for (uint64_t index = now(), end = index_of(place); index < end; index++)
     next_[granule(index)] = index + gap_[index % uses()];

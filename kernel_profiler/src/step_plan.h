@@ -35,6 +35,8 @@ class StepPlan {
   uint64_t now() const { return index_of(place_); }
   uint64_t after() const { return index_of(place_ + 1); }  // of the one after it
   uint64_t uses() const { return step_.uses(); }           // of a step
+  uint64_t place() const { return place_ % operators(); }  // of the operator that runs, in the record
+  uint64_t place_of(uint64_t index) const;                 // of the one that such a use is of
   uint32_t granule(uint64_t index) const { return step_.granule[index % uses()]; }
   uint8_t kind(uint64_t index) const { return step_.kind[index % uses()]; }
   // Index of the next use from `now` on; kNever: there is none.

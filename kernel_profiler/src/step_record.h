@@ -11,7 +11,8 @@
 namespace sn {
 
 // Bits. Born: it gets memory, with any bytes. Died: it has none from then on. Zeroed: each byte of it, before any is read.
-enum UseKind : uint8_t { kReads = 1, kWrites = 2, kBorn = 4, kDied = 8, kZeroed = 16 };
+// Unforeseen: no operator announced it, in a step after the recorded one.
+enum UseKind : uint8_t { kReads = 1, kWrites = 2, kBorn = 4, kDied = 8, kZeroed = 16, kUnforeseen = 32 };
 
 // The first operator is none: what happens between the begin of the step and its first operator.
 struct StepUses {

@@ -13,10 +13,11 @@
 
 namespace {
 
-void begin(uint32_t frames, uint32_t granules) {
+sn_frames *begin(uint32_t frames, uint32_t granules) {
   create();
-  sn_frames *made = open_frames(request_of(frames, granules, granules));
+  sn_frames *made = open_frames(request_of(frames, granules, granules)), *const begun = made;
   CHECK(sn_framed_begin(&made, SN_FRAMED_LEAST_BYTES) == 0 && made == nullptr);
+  return begun;
 }
 
 void end() { CHECK(sn_framed_end() == 0 && sn_framed_any() == 0); }
@@ -121,6 +122,44 @@ void what_goes_one_way_alone_tells_how_fast_that_is() {
     for (Tensor &tensor : tensors) use(tensor, false);
   const sn_framed_ahead read = ahead();
   CHECK(read.read_alone_bytes >= 16 * kMiB && read.read_alone_ns > 0 && read.read_alone_bytes < 64 * kMiB);
+  end_with(tensors);
+}
+
+// Between two operators of a step the program itself reads a tensor that no operator uses, page by page. It is read ahead in
+// the next step, and there as the program comes to it; once the program no longer does, it is so in vain for one step.
+void what_was_unforeseen_is_read_ahead_in_the_next_step() {
+  constexpr uint32_t kTensors = 40, kFrames = 16, kPlace = 24;
+  constexpr uint64_t kLongestNs = uint64_t{120} * 1000000000;
+  sn_frames *const frames = begin(kFrames, 64);
+  std::vector<Tensor> tensors = tensors_of(kTensors + 1);
+  const Tensor &other = tensors[kTensors];
+  const auto granule = static_cast<uint32_t>((other.operand(SN_READS).address - facts(frames).base) / kGranule);
+  bool reads = false;
+  const auto step = [&] {  // what the tensor was before it was read
+    CHECK(sn_framed_step() == 0);
+    uint8_t before = SN_GRANULE_ABSENT;
+    for (uint32_t i = 0; i < kTensors; i++) {
+      use_slowly(tensors[i], i % 4 == 0);
+      if (i != kPlace || !reads) continue;
+      before = state(frames, granule);
+      CHECK(holds(other.bytes, other.nbytes, other.value));
+    }
+    return before;
+  };
+  for (int i = 0; i < 3; i++) step();
+  CHECK(ahead().follows == 1 && ahead().unforeseen == 0 && ahead().expected == 0);
+  const uint64_t uses = ahead().uses, until = sn_now_ns() + kLongestNs;
+  reads = true;
+  // A look in vain just before, for what else the process has faulted in, is followed by a pause.
+  while (ahead().unforeseen == 0 && sn_now_ns() < until) CHECK(step() == SN_GRANULE_AWAY);
+  const uint64_t found = ahead().unforeseen;
+  CHECK(found == 1);
+  for (int i = 0; i < 2; i++) CHECK(step() == SN_GRANULE_CLEAN && ahead().expected == 1 && ahead().uses == uses);
+  CHECK(ahead().unforeseen == found);
+  reads = false;
+  step();
+  step();
+  CHECK(ahead().expected == 0 && ahead().unforeseen == found && ahead().recorded == 1);
   end_with(tensors);
 }
 
@@ -304,6 +343,7 @@ void bytes_hold_whatever_comes() {
 int main() {
   what_comes_next_is_there_before_it_is_needed();
   what_goes_one_way_alone_tells_how_fast_that_is();
+  what_was_unforeseen_is_read_ahead_in_the_next_step();
   what_dies_is_not_written();
   the_record_can_be_had();
   another_step_is_recorded_anew();

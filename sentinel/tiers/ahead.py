@@ -19,8 +19,10 @@ class AheadCounters(NamedTuple):
 
     `matched`: operators of later steps that were found in the record, `missed`: that were not, or were left out.
     `hit_bytes`: read ahead and there when needed; `late_bytes`: still on their way then; `vain_bytes`: that left or
-    died before they were needed; `demanded_bytes`: read because an operator waited for them. `wait_before_ns`,
-    `wait_after_ns`: of operators and allocations, in the last step without a record, and in the last one with one.
+    died before they were needed; `demanded_bytes`: read because an operator waited for them. `unforeseen`:
+    granules that were touched while they were away, as no operator had announced, each once between two operators;
+    `expected`: of these, uses that the current step is to have, too. `wait_before_ns`, `wait_after_ns`: of operators
+    and allocations, in the last step without a record, and in the last one with one.
     `follows`: whether the job is where the record says; `too_long`: whether a step has more uses than are recorded.
     `under_way`: granules whose transfer is not over. `read_alone_bytes`, `read_alone_ns`: of the fastest reads of 16
     MiB or a little more while nothing was written, 0 where there were not so many; `write_alone_...`: likewise.
@@ -37,6 +39,8 @@ class AheadCounters(NamedTuple):
     late_bytes: int = 0
     vain_bytes: int = 0
     demanded_bytes: int = 0
+    unforeseen: int = 0
+    expected: int = 0
     wait_before_ns: int = 0
     wait_after_ns: int = 0
     follows: int = 0
