@@ -14,6 +14,12 @@ GiB, Linux {kernel}, torch {torch}. A GPT-2 of {layers}×{width}, batch {rows}×
 Processes take turns of {turn} steps, of which the last counts, {rounds} turns each after two that do not
 count; medians, least and most in brackets. Figures in [cap.json](cap.json).
 
+Shares are of the peak of the tensors, {peak:,.0f} MiB, and not of the process, which takes more: no cap on the process
+was set, and under one of 41 % of stock's peak tensors get less than here. The vocabulary is GPT-2's own, 50,257 tokens.
+There is no bound beside the steps: the one in a session's report ("at least") is never above the fastest step that the
+session has seen, so it does not say how far these steps are from it. Caps on the process beside such a bound are not
+measured yet.
+
 - *file*: `start_profile(fast=..., slow="file:DIR")` before the model is built, nothing else changed.
 - *file, updates in backward*: the same with `overlap_optimizer=True`.
 - *swap*: stock PyTorch in a memory cgroup that allows it what the *file* process took at its peak, page cache
