@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -76,9 +77,14 @@ def child(module: str, arguments: Sequence[str], environment: Mapping[str, str])
     return result
 
 
+class Ended(SystemExit):
+    """A training process is no more, or never began to train: why."""
+
+
 class Stepper:
     """A process that trains a model and does one thing at a time, and what it took as seen from outside. While it
-    computes the others of its round wait for their turn, so all meet the same speed of the host."""
+    computes the others of its round wait for their turn, so all meet the same speed of the host. Raises Ended where it
+    does not begin, as with less memory than Sentinel accepts, or is no more."""
 
     def __init__(self, options: Sequence[str], threads: int, environment: Mapping[str, str] | None = None) -> None:
         of_threads = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -90,14 +96,17 @@ class Stepper:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
+        if why := self._answer().get("refused"):
+            self.close()
+            raise Ended(why)
 
     def do(self, word: str) -> dict[str, Any]:
         """The child's answer, and `outside_ns`, the time until it came."""
         assert self._process.stdin is not None
         began = time.perf_counter_ns()
-        self._process.stdin.write(word + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
         answer = self._answer()
         return answer | {"outside_ns": time.perf_counter_ns() - began}
 
@@ -110,7 +119,9 @@ class Stepper:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("a training process ended early; what it said is above")
+            code = self._process.wait()
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+            raise Ended(f"a training process ended early, {how}; what it said is above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -50,10 +50,18 @@ class Marks:
 Job = tuple[torch.nn.Module, torch.optim.Optimizer, torch.Tensor]
 
 
-def gpt2(layers: int, width: int, rows: int, columns: int) -> Job:
-    """The model of `layers`×`width`, AdamW, and a batch of `rows`×`columns` tokens."""
+def gpt2(layers: int, width: int, rows: int, columns: int, vocabulary: int = 50_257) -> Job:
+    """The model of `layers`×`width`, AdamW, and a batch of `rows`×`columns` tokens of so many."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=layers, n_embd=width, n_positions=columns, n_head=width // 64)
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary,
+        bos_token_id=vocabulary - 1,
+        eos_token_id=vocabulary - 1,
+        n_layer=layers,
+        n_embd=width,
+        n_positions=columns,
+        n_head=width // 64,
+    )
     model = transformers.GPT2LMHeadModel(config).train()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4), torch.randint(config.vocab_size, (rows, columns))
 

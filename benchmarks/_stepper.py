@@ -2,7 +2,8 @@
 
 Each line of input is a word; each answer is a line of JSON with what it took. The words: `step`, one training step;
 `start`, sentinel.start_profile(); `end`, sentinel.end_profile(); `forget-peak`, memory's peak counts from what is
-resident now; `stop` ends the process.
+resident now; `storage`, what was moved so far; `record`, the recorded step goes into the file that was named; `stop`
+ends the process. Where Sentinel refuses to begin, the first answer says why, and is the only one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sentinel.reports import StorageFigures
+    from sentinel.session.passive import PassiveSession
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
@@ -48,9 +53,33 @@ def spent(action: Callable[[], Any]) -> dict[str, Any]:
     before, cpu, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time_ns(), time.perf_counter_ns()
     result = action()
     wall_ns, cpu_ns = time.perf_counter_ns() - began, time.process_time_ns() - cpu
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before.ru_minflt
-    told = {"wall_ns": wall_ns, "cpu_ns": cpu_ns, "faults": faults, "peak_rss_bytes": peak_rss_bytes()}
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    faults = {"faults": after.ru_minflt - before.ru_minflt, "major_faults": after.ru_majflt - before.ru_majflt}
+    told = {"wall_ns": wall_ns, "cpu_ns": cpu_ns, **faults, "peak_rss_bytes": peak_rss_bytes()}
     return told | ({"loss": result} if isinstance(result, float) else {})
+
+
+def _session() -> PassiveSession:
+    from sentinel.runtime import RUNTIME
+    from sentinel.session.passive import PassiveSession
+
+    assert isinstance(RUNTIME.sink, PassiveSession)
+    return RUNTIME.sink
+
+
+def _figures() -> StorageFigures | None:
+    """Without a bound, which may take seconds: whoever asks has a better one in mind."""
+    return _session().report(bounded=False).setup.storage
+
+
+def _save_record(path: Path) -> None:
+    """Writes nothing where no step was recorded."""
+    import numpy as np
+
+    from sentinel.tiers.ahead import recorded_step
+
+    if (uses := recorded_step()) is not None:
+        np.savez(path, **vars(uses))
 
 
 def main() -> None:
@@ -60,6 +89,7 @@ def main() -> None:
     which.add_argument("--model", help="one of benchmarks._models.JOBS")
     which.add_argument("--shape", type=int, nargs=4, help="a GPT-2 of LAYERS WIDTH ROWS COLUMNS")
     parser.add_argument("--rows", type=int, help="samples in a batch of that model")
+    parser.add_argument("--vocabulary", type=int, default=50_257, help="tokens of that GPT-2")
     parser.add_argument("--sentinel", action="store_true", help="annotate the model, as one does for Sentinel")
     parser.add_argument("--tuned", action="store_true", help="malloc keeps what it got")
     parser.add_argument("--tracker", default="ebpf")
@@ -68,6 +98,8 @@ def main() -> None:
     parser.add_argument("--cap", help="of the whole process, likewise")
     parser.add_argument("--file", help="directory of that file")
     parser.add_argument("--overlap", action="store_true", help="updates within backward, likewise")
+    parser.add_argument("--passive", action="store_true", help="nothing is read ahead, likewise")
+    parser.add_argument("--record", type=Path, help="where `record` writes the step that later ones are followed by")
     parser.add_argument("--cgroup", type=Path, help="folder of the cgroup that this process joins first")
     chosen = parser.parse_args()
     if chosen.cgroup is not None:
@@ -83,14 +115,20 @@ def main() -> None:
     if chosen.file:
         import sentinel
 
-        sentinel.start_profile(
-            fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}", overlap_optimizer=chosen.overlap
-        )
+        try:
+            sentinel.start_profile(
+                fast=chosen.budget, cap=chosen.cap, slow=f"file:{chosen.file}", overlap_optimizer=chosen.overlap
+            )
+        except sentinel.SentinelError as error:
+            print(json.dumps({"refused": str(error)}), flush=True)
+            return
+        if chosen.passive:
+            _session().read_nothing_ahead()
     if chosen.model:
         job = _models.JOBS[chosen.model](*([] if chosen.rows is None else [chosen.rows]))
         model, optimizer, step = job.model, job.optimizer, _models.training_step(job)
     else:
-        model, optimizer, tokens = _profiled_step.gpt2(*chosen.shape)
+        model, optimizer, tokens = _profiled_step.gpt2(*chosen.shape, vocabulary=chosen.vocabulary)
         step = _profiled_step.training_step(model, optimizer, tokens)
     if chosen.sentinel:
         import sentinel
@@ -104,9 +142,15 @@ def main() -> None:
         sentinel.end_profile()
 
     def stored() -> dict[str, Any]:
-        return {"storage": sentinel.report().setup.storage._asdict() if chosen.file else None}
+        return {"storage": figures._asdict() if chosen.file and (figures := _figures()) is not None else None}
 
-    actions: dict[str, Callable[[], Any]] = {"step": step, "start": start, "end": end, "forget-peak": forget_peak}
+    actions: dict[str, Callable[[], Any]] = {
+        "step": step,
+        "start": start,
+        "end": end,
+        "forget-peak": forget_peak,
+        "record": lambda: _save_record(chosen.record),
+    }
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         word = line.strip()

@@ -27,13 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _bench
-from benchmarks.cap import cgroup
+from benchmarks._memory_group import memory_group
 from sentinel.core.units import parse_bytes
 
 WIDTH, ROWS, SAMPLES = 1024, 32, 4096
 CALM = 4  # the first steps, after which a steady job meets nothing that was not foreseen
-COUNTS = {"memory.limit_in_bytes": "memory.failcnt", "memory.max": "memory.events"}
-"""By the file that takes a limit: the one that tells how often it was met."""
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -89,27 +87,17 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 
 def in_group(options: argparse.Namespace, limit_bytes: int | None, words: list[str]) -> dict[str, Any]:
     """`train` in a process of its own, and what its cgroup has counted."""
-    with cgroup() as group:
-        if group is None:
-            raise SystemExit("no memory cgroup can be made here: run as root, with a writable /sys/fs/cgroup")
-        folder, limit, peak = group
+    with memory_group() as group:
         if limit_bytes is not None:
-            (folder / limit).write_text(str(limit_bytes))
+            group.limit(limit_bytes)
         same = ("steps", "forks_every", "layers", "threads")
         told = [word for name in same for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
-        child = [sys.executable, "-m", "benchmarks.cap_held", "--cgroup", str(folder), *told, *words]
+        child = [sys.executable, "-m", "benchmarks.cap_held", *group.words, *told, *words]
         done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=options.timeout_s)
-        counts = {"peak_bytes": int((folder / peak).read_text()), "limit_met": _times_met(folder / COUNTS[limit])}
+        counts = {"peak_bytes": group.peak_bytes, "limit_met": group.limit_met}
     if done.returncode != 0:
         raise SystemExit(f"exit {done.returncode}, {counts}: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1]) | counts
-
-
-def _times_met(file: Path) -> int:
-    text = file.read_text()
-    if file.name == "memory.failcnt":
-        return int(text)
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("max "))
 
 
 def judged(cap_bytes: int, found: dict[str, dict[str, Any]]) -> list[str]:

@@ -1,127 +1,236 @@
-"""docs/cap.md from the results of benchmarks/cap.py."""
+"""docs/cap.md and what the README says of it, from docs/cap.json and the results of other models beside it.
+
+python -m benchmarks.cap_page
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-_HEAD = """# Training in less memory than the tensors need
+from benchmarks import _page_parts, cap_tensors_page
+from benchmarks._cap_figures import FILE, OVERLAP, PASSIVE, STOCK, SWAP, TUNED, added_over
+from benchmarks.data_page import between
 
-`python -m benchmarks.cap --directory DIR{swap} --into docs/cap.json`, {when}: {cores} cores of an {cpu}, {memory:.0f}
-GiB, Linux {kernel}, torch {torch}. A GPT-2 of {layers}×{width}, batch {rows}×{columns}, AdamW; its tensors take
-{peak:,.0f} MiB at their peak. The disk alone, {disk_how}:
-{read:.1f} GB/s read, {write:.1f} GB/s written.
-Processes take turns of {turn} steps, of which the last counts, {rounds} turns each after two that do not
-count; medians, least and most in brackets. Figures in [cap.json](cap.json).
-
-Shares are of the peak of the tensors, {peak:,.0f} MiB, and not of the process, which takes more: no cap on the process
-was set, and under one of 41 % of stock's peak tensors get less than here. The vocabulary is GPT-2's own, 50,257 tokens.
-There is no bound beside the steps: the one in a session's report ("at least") is never above the fastest step that the
-session has seen, so it does not say how far these steps are from it. Caps on the process beside such a bound are not
-measured yet.
-
-- *file*: `start_profile(fast=..., slow="file:DIR")` before the model is built, nothing else changed.
-- *file, updates in backward*: the same with `overlap_optimizer=True`.
-- *swap*: stock PyTorch in a memory cgroup that allows it what the *file* process took at its peak, page cache
-  included, and the kernel's own swap in a file on the same disk.
-- *over stock*: the median of the rounds' ratios, each of a step over one of stock PyTorch in the same round; it is not
-  the ratio of the medians beside it.
-- *read*, *written*: by the file tier, a step. *Waited*: what operators of a step waited for the disk. All three are
-  means over both steps of the turns that count.
-
-| memory of tensors | share of the peak | | step s | over stock | read MiB | written MiB | waited s |
-| --- | --- | --- | --- | --- | --- | --- | --- |"""
-
-_TAIL = """
-{losses} While this ran, others had {others} of the processors.
-
-Stock PyTorch gives memory back and takes it anew in each step; frames are huge pages that stay. That makes all ratios
-smaller: {tuned}
-
-The time that the budget adds to a step, over what swap adds:
-
-{against}
-
-Not measured: other models, a disk that is slower, and a process beside it that uses the disk too. The first steps are
-slower: until a step was recorded, each operator waits for what it needs."""
-
-_OTHER_PAGE = """stock steps of a GPT-2 of this size take 0.64 to 0.70 times as long with a malloc that keeps its memory
-([costs](costs.md)). This was made before such a process took turns here, and before elementwise operators ran in slices
-([decision 138](decisions/0138-elementwise-operators-too-large-run-in-slices.md))."""
-
-_NAMES = {
-    "stock": "stock",
-    "tuned": "stock, malloc keeps its memory",
-    "sentinel": "file",
-    "overlap": "file, updates in backward",
-    "swap": "swap",
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+BEGIN = "<!-- a cap: made by `python -m benchmarks.cap_page` -->"
+END = "<!-- end of a cap -->"
+MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "lstm": "LSTM"}
+PUBLISHED = {"resnet50": "−81 % (ResNet)", "vgg16": "−69 % (VGG)", "lstm": "−70 to −98 % (all models)"}
+"""Of peak memory, by nntrainer, a framework that swaps on devices; it does not say how much slower steps are."""
+LABELS = {
+    STOCK: "stock",
+    TUNED: "stock, malloc keeps its memory",
+    FILE: "file",
+    OVERLAP: "file, updates in backward",
+    PASSIVE: "file, nothing read ahead",
+    SWAP: "swap",
 }
 
+Told = Mapping[str, Any]
 
-def page(told: Mapping[str, Any]) -> str:
-    """The page as Markdown. `told`: what the benchmark says."""
-    return "\n".join(_lines(told)) + "\n"
+_HEAD = """# Training under a cap on the whole process
+
+`python -m benchmarks.cap --directory DIR --into docs/cap.json`, {where}
+It took {minutes:.0f} minutes. {model}
+Stock PyTorch takes {peak:,.0f} MiB at its peak, as its memory cgroup counts; caps are shares of that. Its resident
+pages are {rss:,.0f} MiB: libraries that were in memory already count there. Processes take turns of {turn} steps, of
+which the last counts, {rounds} turns each after {born} that do not count; medians, least and most in brackets. Figures
+in [cap.json](cap.json).
+
+- *file*: `start_profile(cap=..., slow="file:DIR")` before the model is built, in a cgroup whose limit is the cap,
+  nothing else changed; *updates in backward*: with `overlap_optimizer=True`; *nothing read ahead*: no step is recorded.
+- *swap*: stock PyTorch in a cgroup of that limit, and the kernel's own swap in a file on the same disk.
+- *over stock*: the median of the rounds' ratios, each of a step over one of stock in the same round; *over tuned*: over
+  one of stock with a malloc that keeps its memory.
+- *bound*: a time below which no order of reads and writes can stay in the most frames that there were as turns ended,
+  at the rates of the disk below, if operators compute as fast as with such a malloc / as in stock
+  ([decision 184](decisions/0184-caps-are-shares-of-the-process-and-steps-stand-beside-an-unclipped-bound.md)).
+- *read*, *written*: by the file tier, a step; *in vain*: read ahead and not used before it left or died; written and
+  never read again, at most. *Waited*: what operators waited for the disk. Means over all steps of turns that count.
+- *peak*: of the cgroup, page cache included; *met*: how often its limit was.
+
+"""
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    results, machine = told["results"], told["machine"]
+def page(told: Told, models: Iterable[Told] = ()) -> str:
+    """The page as Markdown. `told`, `models`: what the benchmark says of the GPT-2, and of others."""
+    if "fast" in told:  # of before there were caps on the process
+        return cap_tensors_page.page(told) + "".join(f"{line}\n" for line in _models(list(models)))
+    others = list(models)
+    lines = [_head(told), *_table(told), "", *_disks(told), "", *_models(others), *_goals([told, *others])]
+    return "\n".join(lines) + "\n"
+
+
+def summary(told: Told) -> list[str]:
+    """The README's paragraph."""
+    return cap_tensors_page.summary(told) if "fast" in told else _filled(_summary(told))
+
+
+def results() -> tuple[Told, list[Told]]:
+    """Of the GPT-2, and of others as far as there are any, in docs."""
+    paths = [DOCS / f"cap-{name}.json" for name in MODELS]
+    others = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return json.loads((DOCS / "cap.json").read_text()), others
+
+
+def _head(told: Told) -> str:
     layers, width, rows, columns = told["shape"]
-    yield _HEAD.format(
-        swap=" --swap" if any("swap" in found["step_s"] for found in results) else "",
-        when=told["when"],
-        cores=machine["cores"],
-        cpu=" ".join((machine["cpu"] or "unknown processor").split()[:2]),
-        memory=(machine["memory_bytes"] or 0) / 2**30,
-        kernel=machine["kernel"].split("-")[0],
-        torch=told["versions"]["torch"],
-        layers=layers,
-        width=width,
-        rows=rows,
-        columns=columns,
-        peak=results[0]["tensor_peak_bytes"] / 2**20,
-        disk_how=told["disk"]["how"],
-        read=told["disk"]["read_bytes_per_s"] / 1e9,
-        write=told["disk"]["write_bytes_per_s"] / 1e9,
-        turn=told["turn"],
-        rounds=told["rounds"],
+    return (
+        _HEAD.format(
+            where=_page_parts.where(told),
+            minutes=sum(found["took_s"] for found in told["results"]) / 60,
+            model=f"A GPT-2 of {layers}×{width}, {told['vocabulary']:,} tokens, batch {rows}×{columns}, AdamW.",
+            peak=told["stock"]["peak_bytes"] / 2**20,
+            rss=told["stock"]["peak_rss_bytes"] / 2**20,
+            **{name: told[name] for name in ("turn", "rounds", "born")},
+        ).rstrip("\n")
+        + "\n"
     )
-    for found in results:
-        for name, label in _NAMES.items():
+
+
+def _table(told: Told) -> Iterator[str]:
+    yield from _page_parts.headings(
+        "cap", "", "step s", "over stock", "over tuned", "bound s", "step over bound", "read MiB", "in vain",
+        "written MiB", "in vain", "waited s", "peak MiB", "met",
+    )  # fmt: skip
+    for found in told["results"]:
+        cap = f"{found['share']:.0%}, {found['cap_bytes'] >> 20:,} MiB"
+        for name, label in LABELS.items():
             if name in found["step_s"]:
-                yield f"| {' | '.join(_row(told, found, name, label))} |"
-    yield _TAIL.format(
-        losses="All losses of all processes are the same."
-        if all(found["same_losses"] for found in results)
-        else "**Losses differ.**",
-        others=f"at most {max(found['others_share'] for found in results):.0%}",
-        tuned=_OTHER_PAGE
-        if "tuned" not in results[0]["over_stock"]
-        else "the second row of each budget is without that.",
-        against="\n".join(_against(found) for found in results),
+                here = "none" if name in (STOCK, TUNED) else cap
+                yield f"| {' | '.join([here, label, *_row(found, name)])} |"
+            elif name in found["lost"]:
+                yield f"| {cap} | {label} | {found['lost'][name]} |{' |' * 11}"
+
+
+def _row(found: Told, name: str) -> list[str]:
+    step = f"{found['step_s'][name]:.2f}"
+    over = [_over(found, rival, name) for rival in (STOCK, TUNED)]
+    moved = found["a_step"].get(name)
+    of = [""] * 5
+    if moved is not None:
+        keys = ("read_bytes", "read_in_vain_bytes", "written_bytes", "written_in_vain_bytes")
+        of = [*(f"{moved[key] / 2**20:,.0f}" for key in keys), f"{moved['waited_s']:.2f}"]
+    memory = found["memory"][name]
+    met = "" if name in (STOCK, TUNED) else f"{memory['limit_met']:,}"
+    return [step, *over, *_bounds(found, name), *of, f"{memory['peak_bytes'] / 2**20:,.0f}", met]
+
+
+def _over(found: Told, rival: str, name: str) -> str:
+    if name == rival:
+        return "1"
+    ratio = found["over"].get(rival, {}).get(name)
+    return "" if ratio is None else _page_parts.ratio(ratio)
+
+
+def _bounds(found: Told, name: str) -> list[str]:
+    of = found["bound"].get(name, {})
+    rivals = [rival for rival in (TUNED, STOCK) if rival in of]
+    return [" / ".join(f"{of[rival][key]:.2f}" for rival in rivals) for key in ("bound_s", "step_over_bound")]
+
+
+def _disks(told: Told) -> Iterator[str]:
+    yield "The disk, by the file tier's transfers before and after each cap; the faster figures make the bound:"
+    yield ""
+    for found in told["results"]:
+        rates = ", then ".join(
+            f"{each['read_bytes_per_s'] / 1e9:.1f} GB/s read, {each['write_bytes_per_s'] / 1e9:.1f} written, both at"
+            f" once {each['together']:.2f} times as much as one after the other"
+            for each in found["disks"]
+        )
+        others = f"others had {found['others_share']:.0%} of the processors meanwhile"
+        yield f"- {found['share']:.0%}: {rates}; {others}{_swap(found)}."
+
+
+def _swap(found: Told) -> str:
+    if "no_swap" in found:
+        return f"; no swap, since {found['no_swap']}"
+    shares = {name: added_over(found["step_s"], name) for name in (FILE, OVERLAP, PASSIVE)}
+    said = ", ".join(f"{LABELS[name]} {share:.3f}" for name, share in shares.items() if share is not None)
+    return f"; of what swap adds to a step, these add: {said}" if said else ""
+
+
+def _models(models: list[Told]) -> Iterator[str]:
+    if not models:
+        return
+    yield "## Other models"
+    yield ""
+    yield (
+        "`python -m benchmarks.cap --directory DIR --model MODEL --into docs/cap-MODEL.json`. *Peak* and *mean* are of"
+        " the process's cgroup, of stock's; the mean is of the memory in a step, 20 times a second. *nntrainer*: what"
+        " that framework publishes of its peak memory; how much slower its steps are it does not say."
+    )
+    yield ""
+    yield from _page_parts.headings(
+        "model", "batch", "stock's peak MiB", "cap", "step s", "over stock", "over tuned", "bound s", "step over bound",
+        "peak", "mean", "nntrainer",
+    )  # fmt: skip
+    for told in models:
+        for found in told["results"]:
+            yield f"| {' | '.join(_model_row(told, found))} |"
+    yield ""
+
+
+def _model_row(told: Told, found: Told) -> list[str]:
+    name, peak = told["model"], told["stock"]["peak_bytes"]
+    begin = [MODELS[name], f"{told['batch']}", f"{peak / 2**20:,.0f}", f"{found['share']:.0%}"]
+    if FILE not in found["step_s"]:
+        return [*begin, found["lost"].get(FILE, "not measured"), *[""] * 6, PUBLISHED[name]]
+    over = [_over(found, rival, FILE) for rival in (STOCK, TUNED)]
+    ours, stock = (found["memory"][row] for row in (FILE, STOCK))
+    shares = [f"{ours['peak_bytes'] / peak:.0%}", f"{ours['mean_bytes'] / stock['mean_bytes']:.0%}"]
+    return [*begin, f"{found['step_s'][FILE]:.2f}", *over, *_bounds(found, FILE), *shares, PUBLISHED[name]]
+
+
+def _goals(all_told: list[Told]) -> Iterator[str]:
+    yield "## Goals"
+    yield ""
+    yield from _page_parts.headings("goal", "found", "")
+    for told in all_told:
+        of = "" if told["model"] is None else f"{MODELS[told['model']]}, "
+        for each in told["goals"]:
+            met = {True: "met", False: "**missed**", None: "not judged"}[each["met"]]
+            yield f"| {of}{each['goal']} | {each['found']} | {met} |"
+
+
+def _summary(told: Told) -> str:
+    found = next((each for each in told["results"] if each["share"] == 0.41), told["results"][-1])
+    disk, over = found["disk"], found["over"]
+    ratios = [
+        f"{over[rival][FILE]['median']:.2f} times as long a step as {words} ({over[rival][FILE]['least']:.2f} to"
+        f" {over[rival][FILE]['most']:.2f})"
+        for rival, words in ((STOCK, "stock PyTorch"), (TUNED, "stock with a malloc that keeps its memory"))
+        if FILE in over.get(rival, {})
+    ]
+    swap = over.get(STOCK, {}).get(SWAP)
+    with_swap = "" if swap is None else f"; with the kernel's swap it takes {swap['median']:.1f} times stock's"
+    missed = sum(each["met"] is False for each in told["goals"])
+    goals = "" if not missed else f" {missed} of {len(told['goals'])} goals are missed."
+    return (
+        f"A small GPT-2 whose whole process may take {found['share']:.0%} of what stock PyTorch takes,"
+        f" {found['cap_bytes'] >> 20:,} MiB, takes {', and '.join(ratios) or 'more than that'}{with_swap}"
+        f" ([measured](docs/cap.md), on a disk that reads {disk['read_bytes_per_s'] / 1e9:.1f} and writes"
+        f" {disk['write_bytes_per_s'] / 1e9:.1f} GB/s).{goals} Where the disk is slower than the step needs, training"
+        " waits for it: [docs/storage.md](docs/storage.md)."
     )
 
 
-def _row(told: Mapping[str, Any], found: Mapping[str, Any], name: str, label: str) -> list[str]:
-    ratio = found["over_stock"].get(name)
-    over = "1" if ratio is None else f"{ratio['median']:.2f} [{ratio['least']:.2f}–{ratio['most']:.2f}]"
-    one = found["processes"][name]
-    moved = ["", "", ""]
-    if one["storage"]:
-        steps = told["rounds"] * told["turn"]
-        read, written, waited = (
-            (one["storage"][key] - one["born"][key]) / steps for key in ("read_bytes", "written_bytes", "waited_ns")
-        )
-        moved = [f"{read / 2**20:,.0f}", f"{written / 2**20:,.0f}", f"{waited / 1e9:.2f}"]
-    share = found["budget_bytes"] / found["tensor_peak_bytes"]
-    where = ["all it wants", ""] if name in ("stock", "tuned") else [found["budget"], f"{share:.0%}"]
-    if name == "swap":
-        where = [f"{found['sentinel_peak_bytes'] / 2**20:,.0f} MiB in all", ""]
-    return [*where, label, f"{found['step_s'][name]:.2f}", over, *moved]
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
-def _against(found: Mapping[str, Any]) -> str:
-    shares = found.get("added_over_what_swap_adds")
-    if shares is None:
-        return f"- {found['budget']}: no swap, {found['no_swap']}"
-    plain, overlap = (f"{share:.3f}" if share > 0 else "nothing is added" for share in shares.values())
-    return f"- {found['budget']}: {plain}; with updates in backward {overlap}"
+def main() -> None:
+    """Write the page and the README's paragraph anew."""
+    told, models = results()
+    readme = between(README.read_text(), BEGIN, END, summary(told))
+    (DOCS / "cap.md").write_text(page(told, models))
+    README.write_text(readme)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,43 +22,20 @@ import time
 from typing import Any
 
 from benchmarks import _bench
+from benchmarks._disk_traffic import FRAMES, Traffic
 from sentinel.core.units import parse_bytes
-from sentinel.tiers.frames import FRAME_BYTES, Frames, FramesRequest
+from sentinel.tiers.frames import FRAME_BYTES
 
 MOST_OF_A_STEP, MOST_S_PER_GB = 1.03, 0.04
-FRAMES = 64
 BORN = 4  # steps that are not counted
 WITHOUT, WITH = "without", "with"
 
 
-class Traffic:
-    """Frames whose bytes go out and come back."""
-
-    def __init__(self, directory: str) -> None:
-        self.frames = Frames(FramesRequest(directory, frames=FRAMES, granules=FRAMES, regions=FRAMES))
-        self.frames.attach(0, FRAMES)
-        self.moved_bytes = 0
-
-    def turn(self) -> dict[str, float]:
-        """All of it, once each way: processor seconds of each."""
-        spent = {}
-        for way, begin in (("written", self.frames.leave), ("read", self._arrive)):
-            before = time.process_time()
-            turned = self.frames.collect(begin(0, FRAMES))
-            spent[way] = time.process_time() - before
-            if turned.stayed:
-                raise SystemExit(f"{turned.stayed} of {FRAMES} pieces were not {way}: errno {turned.errno}")
-        self.moved_bytes += FRAMES * FRAME_BYTES  # each way
-        return spent
-
-    def _arrive(self, first: int, count: int) -> int:
-        return self.frames.arrive(first, count, writes=True)  # so that they are written again
-
-    def alone(self, nbytes: int) -> dict[str, float]:
-        """Processor seconds for each GB, by way."""
-        turns = [self.turn() for _ in range(max(nbytes // (FRAMES * FRAME_BYTES), 1))]
-        gb = len(turns) * FRAMES * FRAME_BYTES / 1e9
-        return {way: sum(turn[way] for turn in turns) / gb for way in turns[0]}
+def processor_s(traffic: Traffic, nbytes: int) -> dict[str, float]:
+    """Processor seconds of this process for each GB, by way, while nothing trains."""
+    turns = [traffic.turn(time.process_time) for _ in range(max(nbytes // (FRAMES * FRAME_BYTES), 1))]
+    gb = len(turns) * FRAMES * FRAME_BYTES / 1e9
+    return {way: sum(turn[way] for turn in turns) / gb for way in turns[0]}
 
 
 def step_beside(stepper: _bench.Stepper, traffic: Traffic, nbytes: int) -> tuple[int, float]:
@@ -67,7 +44,7 @@ def step_beside(stepper: _bench.Stepper, traffic: Traffic, nbytes: int) -> tuple
 
     def move() -> None:
         while traffic.moved_bytes - first < nbytes:
-            traffic.turn()
+            traffic.turn(time.perf_counter)
 
     mover = threading.Thread(target=move)
     mover.start()
@@ -83,8 +60,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     stepper = _bench.Stepper(["--shape", *map(str, options.shape)], options.threads)
     rounds, within = [], []
     try:
-        traffic.turn()  # the file's room is written to for the first time
-        cpu = traffic.alone(options.bytes)
+        cpu = processor_s(traffic, options.bytes)
         for _ in range(BORN):
             stepper.do("step")
         for order in _bench.taking_turns([WITHOUT, WITH], options.rounds):
@@ -98,7 +74,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             rounds.append(took)
     finally:
         stepper.close()
-        traffic.frames.close()
+        traffic.close()
     slower = _bench.paired(rounds, WITH, WITHOUT)
     missed = (
         [f"a step beside transfers takes {slower['median']:.3f} of one"] if slower["median"] > MOST_OF_A_STEP else []

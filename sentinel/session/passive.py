@@ -118,6 +118,11 @@ class PassiveSession:
         rows = adopt(self._memory, wanted)
         self._left += [(row.name, row.nbytes, row.reason) for row in rows if not row.moved]
 
+    def read_nothing_ahead(self) -> None:
+        """From now on no step is told from the next, so none is recorded: each operator waits for what it needs. For
+        who wants to know what reading ahead is worth."""
+        self._step_ends.leave()
+
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink."""
 

@@ -81,6 +81,36 @@ def test_what_is_missed_is_said() -> None:
         assert words in missed
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("group")
+def test_steps_under_a_cap_stand_beside_a_bound_and_a_cap_that_is_too_small_is_told(folder: Path) -> None:
+    into = folder / "cap.json"
+    words = ["--shape", "6", "512", "2", "128", "--caps", "0.9", "0.2", "--rows", "stock", "file", "passive"]
+    words += ["--rounds", "1", "--disk-bytes", "128MiB", "--directory", str(folder), "--into", str(into)]
+    command = [sys.executable, "-m", "benchmarks.cap", *words]
+    done = subprocess.run(command, cwd=ROOT, env=HERE, capture_output=True, text=True, check=False, timeout=1800)
+    assert done.returncode == 1, done.stderr  # of a cap that is too small
+    told = json.loads(into.read_text())
+    fits, small = told["results"]
+    assert fits["lost"] == {}
+    assert fits["same_losses"]
+    assert fits["cap_bytes"] < told["stock"]["peak_bytes"]
+    for name in ("file", "passive"):
+        assert fits["memory"][name]["limit_met"] == 0
+        assert fits["memory"][name]["peak_bytes"] <= fits["cap_bytes"]
+        assert fits["a_step"][name]["read_bytes"] > 0
+        bound = fits["bound"][name]["stock"]
+        assert bound["read_bytes"] > 0
+        assert bound["bound_s"] >= fits["step_s"]["stock"] * 0.999
+    storage = {name: fits["processes"][name]["storage"] for name in ("file", "passive")}
+    assert storage["file"]["hit_bytes"] + storage["file"]["late_bytes"] > 0
+    assert storage["passive"]["hit_bytes"] + storage["passive"]["late_bytes"] == 0
+    assert set(small["lost"]) == {"file", "passive"}
+    assert all("allow at least" in why for why in small["lost"].values())
+    assert f"missed: 20%: file trains: {small['lost']['file']}" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["cap.json"]
+
+
 LARGER = """
 import hashlib, json, os, sys
 from pathlib import Path

@@ -127,6 +127,25 @@ def frames_of(session: PassiveSession) -> Any:
     return session._framed.counters()
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_nothing_is_read_ahead_where_that_is_not_wanted(folder: Path, ahead: bool) -> None:
+    session = begin(folder)
+    if not ahead:
+        session.read_nothing_ahead()
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)])  # 32 MiB in 16
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(torch.ones(4, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    told = session.report(bounded=False).facts.setup.storage
+    sentinel.stop()
+    assert told is not None
+    assert told.read_bytes > 0
+    assert (told.recorded > 0) == (told.hit_bytes + told.late_bytes > 0) == ahead
+    assert (told.demanded_bytes > 0) or ahead
+
+
 def test_a_report_says_what_a_step_takes_at_least(folder: Path) -> None:
     session = begin(folder)
     model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)])  # 32 MiB in 16
