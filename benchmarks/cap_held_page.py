@@ -39,9 +39,10 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"| stock, no limit | {_mib(found['stock']['peak_bytes'])} | | | |"
     for name, label in (("counts", "`cap=`, in a cgroup of twice as much"), ("enforces", "in a cgroup of that limit")):
         each = found[name]
-        least, most = (_mib(each["storage"][f"{end}_pool_bytes"]) for end in ("least", "most"))
-        over = f"at most {100 * each['resident_over_promised']:.1f} %"
-        yield f"| {label} | {_mib(each['peak_bytes'])} | {each['limit_met']} times | {least} to {most} | {over} |"
+        fewest, most = (_mib(each["storage"][f"{end}_pool_bytes"]) for end in ("least", "most"))
+        top, low = each["resident_over_promised"], each.get("least_resident_over_promised")
+        over = f"at most {100 * top:.1f} %" if low is None else f"{100 * low:.1f} to {100 * top:.1f} %"
+        yield f"| {label} | {_mib(each['peak_bytes'])} | {each['limit_met']} times | {fewest} to {most} | {over} |"
     yield ""
     missed = told["results"]["missed"]
     same = "Losses and parameters of all three are the same" if not missed else f"**Missed: {'; '.join(missed)}**"

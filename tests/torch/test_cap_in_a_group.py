@@ -71,14 +71,17 @@ def test_a_cap_holds_while_workers_are_forked(folder: Path) -> None:
 
 
 def test_what_is_missed_is_said() -> None:
-    fine = {"losses": [1.0], "parameters": "a", "resident_over_promised": 1.0, "limit_met": 0, "peak_bytes": CAP}
+    fine = {"losses": [1.0], "parameters": "a", "limit_met": 0, "peak_bytes": CAP, "major_faults": 0}
+    fine |= {"resident_over_promised": 1.0, "least_resident_over_promised": 0.995}
     found = {"stock": {"losses": [1.0], "parameters": "a"}, "counts": dict(fine), "enforces": dict(fine)}
     assert cap_held.judged(CAP, found) == []
     found["counts"] |= {"peak_bytes": CAP + 1, "resident_over_promised": 1.02}
-    found["enforces"] |= {"limit_met": 3, "parameters": "b"}
+    found["enforces"] |= {"limit_met": 3, "parameters": "b", "least_resident_over_promised": 0.9, "major_faults": 7}
     missed = " ".join(cap_held.judged(CAP, found))
-    for words in ("parameters differ", "is above the cap", "met its limit 3 times", "counts: frames take 1.020"):
+    shares = "counts: frames take 1.020", "enforces: frames take 0.900", "enforces: 7 page faults waited"
+    for words in ("parameters differ", "is above the cap", "met its limit 3 times", *shares):
         assert words in missed
+    assert "counts: frames take 0.995" not in missed
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from benchmarks import (
     blind_validation_page,
     cap_held_page,
     cap_page,
+    cap_traffic,
+    cap_traffic_page,
     costs_page,
     data,
     data_orders_page,
@@ -72,6 +74,20 @@ def test_what_is_said_of_a_cap_that_the_kernel_counts_is_made_from_its_results()
     page, results = (DOCS / "storage.md").read_text(), told("cap-held.json")
     assert page == cap_held_page.rewritten(page, results)
     assert results["results"]["missed"] == []
+
+
+def test_what_is_said_of_transfers_beside_computing_is_made_from_their_results() -> None:
+    page = (DOCS / "storage.md").read_text()
+    assert page == cap_traffic_page.rewritten(page, cap_traffic_page.results())
+    machine = {"cpu": "a CPU", "kernel": "6.1-x", "cores": 2}
+    slower, cpu = {"median": 1.031, "least": 0.99, "most": 1.1}, {"written": 0.02, "read": 0.05}
+    found = {"over_a_step_without": slower, "processor_s_per_gb": cpu, "moved_within": {"median": 0.8, "least": 0.7}}
+    settings = {"shape": [12, 768, 2, 256], "bytes": 1800 << 20, "rounds": 11, "others_share": 0.01}
+    made = {"when": "2026-11-26T12", "machine": machine, "results": found | {"missed": cap_traffic.judged(slower, cpu)}}
+    text = " ".join(cap_traffic_page.rewritten(page, made | settings).split())
+    assert "A step takes 1.031 times as long as one without (0.990 to 1.100, of 11 pairs); 80% of the bytes" in text
+    assert "**Missed: a step beside transfers takes 1.031 of one without; 0.050 processor s for each GB read.**" in text
+    assert cap_traffic.judged({"median": 1.03}, {"written": 0.04, "read": 0.04}) == []
 
 
 def test_the_profiling_page_is_made_from_its_results() -> None:
