@@ -245,6 +245,8 @@ def execute_run(arguments: argparse.Namespace) -> int:
         order=arguments.order,
         seed=arguments.seed,
         workers=arguments.workers,
+        rank=0,
+        world=1,
         unit=arguments.unit,
         collate_fn=_as_it_is,
         share=arguments.share,

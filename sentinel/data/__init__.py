@@ -94,7 +94,7 @@ def loader(
     where = options.pop("where", AUTO)
     disk = disk_named(where)
     peers, password_file = options.pop("peers", ()), options.pop("peers_password_file", None)
-    ranks, own = world_and_rank(rank, world)
+    given, (ranks, own) = rank is not None, world_and_rank(rank, world)
     if share is not None:
         path_of(share)
         if order != "exact" or not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
@@ -130,13 +130,14 @@ def loader(
             layout, unit = cut_for_peers(data.layout, rooms[1], UNIT if isinstance(unit, str) else unit)
             servers = peers_named(peers, ranks, password_file)
             feeding = PeerFeeding(data, layout, rooms, asked, servers, reads_in_flight(workers))
-            return Loader(feeding, asked, batching, unit)
+            return Loader(feeding, asked, batching, unit, given)
         if importance is not None:
             shape = shape_within(nbytes, data.layout.sample_nbytes)
             place = place_of(where, shape.nbytes, lambda: SourceReads(data).costs.read_bytes_per_s)
-            return selecting(data, shape, importance, asked, batching, UNIT if isinstance(unit, str) else unit, place)
+            fixed = UNIT if isinstance(unit, str) else unit
+            return selecting(data, shape, importance, asked, batching, fixed, place, given)
         feeding, unit = feeding_of_files(data, memory, asked, workers=workers, unit=unit, where=where, share=share)
-    return Loader(feeding, asked, batching, unit)
+    return Loader(feeding, asked, batching, unit, given)
 
 
 def _check_peers(peers: object, source: object, order: object) -> None:

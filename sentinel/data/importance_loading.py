@@ -18,7 +18,7 @@ from sentinel.data.batching import Batching
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FileFeeding, permutation
 from sentinel.data.loading import Loader
-from sentinel.data.ranks import of_all_ranks
+from sentinel.data.ranks import check_joined, of_all_ranks
 from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Begun, Importance, Layout, Order, Selection, Staging, narrowed, select, stage_selected
@@ -103,11 +103,13 @@ class ImportanceLoader(Loader):
     Made by `sentinel.data.loader` with `order=Importance(...)`. For one thread.
     """
 
-    def __init__(self, feeding: ImportanceFeeding, order: Order, batching: Batching, unit: int) -> None:
-        super().__init__(feeding, order, batching, unit)
+    def __init__(
+        self, feeding: ImportanceFeeding, order: Order, batching: Batching, unit: int, ranks_given: bool
+    ) -> None:
+        super().__init__(feeding, order, batching, unit, ranks_given)
         self._selecting = feeding
         self._last: Selection | None = None
-        of_all_ranks(order.world, None)  # raises before any sample is read
+        check_joined(order.world)
 
     def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:
         self._last, done = None, 0
@@ -183,6 +185,7 @@ def selecting(
     batching: Batching,
     unit: int,
     place: ArenaPlace,
+    ranks_given: bool,
 ) -> ImportanceLoader:
     """A loader of `data`, of which it reads `unit` samples at once, or fewer where the memory is little."""
     layout = data.layout
@@ -190,4 +193,4 @@ def selecting(
         unit = unit_within(layout, shape, unit)
         layout = layout.cut(unit)
     feeding = ImportanceFeeding(data, layout, shape, lead_for(data.layout, shape), importance, place)
-    return ImportanceLoader(feeding, order, batching, unit)
+    return ImportanceLoader(feeding, order, batching, unit, ranks_given)

@@ -33,9 +33,13 @@ class Loader(IterableDataset[Any]):
     keeps its state; without workers there, for it has its own.
     """
 
-    def __init__(self, feeding: Feeding, order: Order, batching: Batching, unit: int = 0) -> None:
-        """`unit`: samples read at once, on which orders other than exact depend."""
+    def __init__(
+        self, feeding: Feeding, order: Order, batching: Batching, unit: int = 0, ranks_given: bool = True
+    ) -> None:
+        """`unit`: samples read at once, on which orders other than exact depend. `ranks_given`: the user named rank
+        and world."""
         self._feeding, self._order, self._batching, self._unit = feeding, order, batching, unit
+        self._ranks_given = ranks_given
         self._epoch, self._delivered = 0, 0
         self._base: Begun | None = None
         self._iteration = 0
@@ -86,11 +90,13 @@ class Loader(IterableDataset[Any]):
 
     def _check_ranks(self) -> None:
         """Raises UsageError, on every rank, unless all begin with the same order at the same place."""
-        order, room = self._order, self._feeding.samples.room
-        said = {"seed": order.seed, "world": order.world, "order": order.kind, "drop_last": order.drop_last}
-        memory = None if order.kind == "exact" else room.nbytes
-        place = {name: value for name, value in self.state_dict().items() if name in ("epoch", "delivered")}
-        check_ranks_agree(order.world, {**said, "data set": self._feeding.samples.digest, "memory": memory, **place})
+        order, state = self._order, self.state_dict()
+        said = {name: state[name] for name in ("seed", "order", "drop_last", "epoch", "delivered")}
+        said |= {"data set": state["data"], "batch_size": self._batching.batch_size}
+        said["world of the state"] = state["world"]
+        if order.kind != "exact":
+            said |= {"memory": self._feeding.samples.room.nbytes, "unit": self._unit, "room": state["room"]}
+        check_ranks_agree(order.world, said, self._ranks_given)
         self._agreed = True
 
     def _deliver(self, iteration: int, planned: EpochOrder) -> Iterator[Any]:

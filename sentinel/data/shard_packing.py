@@ -223,7 +223,7 @@ def _of_loader(source: Paths | RecordFiles, seed: int, memory: str | int) -> tup
     """The same of any other source, whose samples a loader brings."""
     layout = open_data(source).layout
     room = max(parse_amount(memory).of(layout.nbytes), _LEAST_MEMORY)
-    loader = sentinel.data.loader(source, batch_size=_BATCH, memory=room, seed=seed, collate_fn=list)
+    loader = sentinel.data.loader(source, batch_size=_BATCH, memory=room, seed=seed, rank=0, world=1, collate_fn=list)
 
     def samples() -> Iterator[Members]:
         number = 0
