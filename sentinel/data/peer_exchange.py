@@ -1,13 +1,14 @@
 """What a rank does for the others: it reads its chunks once, and puts their samples into the server of its machine.
 
 A rank has a hash there. A field of it is a sample that the plan of all ranks keeps; its value is a checksum of the
-sample, then its bytes. Whoever needs a sample last deletes it. Two more fields: one says that the rank has begun, the
-other that it puts there what it reads, but for reads that it names; this one is taken away where the server is full. So
-nobody waits for what does not come, and whoever comes before the rank has begun does wait.
+sample, then its bytes. Whoever needs a sample last deletes it. Two more fields: one says that the rank has begun, and
+what it was given, the other that it puts there what it reads, but for reads that it names; this one is taken away where
+the server is full. So nobody waits for what does not come, and whoever comes before the rank has begun does wait.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from contextlib import closing
@@ -230,7 +231,39 @@ class ChunkProvider:
     def _opened(self, *fields: bytes) -> tuple[tuple[bytes, ...], ...]:
         """The commands that put names and values, and say that more may follow, and what does not."""
         not_put = np.array(self._not_put, ">u4").tobytes()
-        return (b"HSET", self._own.key, BEGUN, b"", OPEN, not_put, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
+        begun = (BEGUN, self._own.note, OPEN, not_put)
+        return (b"HSET", self._own.key, *begun, *fields), (b"EXPIRE", self._own.key, _FORGOTTEN_S)
+
+
+def job_of(data_set: str, seed: int, rank: int) -> bytes:
+    """The key of a rank's hash: `data_set` is its digest."""
+    return f"sentinel:{data_set[-32:]}:{seed}:{rank}".encode()
+
+
+def note_of(**given: int) -> bytes:
+    """A note of what all ranks must be given alike."""
+    return json.dumps(given).encode()
+
+
+def unlike(rank: RankHash) -> str:
+    """In what a rank whose samples do not come was given something else, by what it left in its server; "" where that
+    does not tell. Asks the server."""
+    with closing(Line(rank.peer)) as line:
+        note, keys = line.ask((b"HGET", rank.key, BEGUN), (b"KEYS", b"sentinel:*:" + rank.key.rpartition(b":")[2]))
+    if isinstance(note, bytes):  # it has begun with this data set and seed
+        try:
+            theirs, ours = json.loads(note), json.loads(rank.note)
+        except ValueError:
+            return ""
+        theirs = theirs if isinstance(theirs, dict) else {}
+        told = ((name, theirs.get(name, here), here) for name, here in ours.items())
+        return ", ".join(f"{name}={there}, here {here}" for name, there, here in told if there != here)
+    others = [key.split(b":") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []
+    _, data_set, seed, _ = rank.key.split(b":")
+    seeds = [other[2].decode(errors="replace") for other in others if len(other) == 4 and other[1] == data_set]
+    if seeds:
+        return f"seed={seeds[0]}, here {seed.decode()}"
+    return "another data set, or files of other sizes" if others else ""
 
 
 def names_of(names: NDArray[np.void]) -> list[bytes]:

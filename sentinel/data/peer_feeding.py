@@ -11,7 +11,7 @@ from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FedSamples, permutation
-from sentinel.data.peer_exchange import ChunkProvider, Progress
+from sentinel.data.peer_exchange import ChunkProvider, Progress, job_of, note_of, unlike
 from sentinel.data.peer_samples import FromPeers
 from sentinel.data.peers import Peer, RankHash
 from sentinel.data.ranks import check_ranks_agree
@@ -20,6 +20,7 @@ from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_by
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import Held
 from sentinel.samples import Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
+from sentinel.system.progress import say
 
 _LEAD, _MOST_LEAD = 16, 4096
 """Chunks are read so long before their first use as a 16th of what all ranks hold takes, and samples of each rank at
@@ -44,10 +45,11 @@ class PeerFeeding:
         shape, room = rooms
         room, digest = room.checked(layout), data.layout.digest
         self._layout, self._in_flight, self._board = layout, in_flight, SampleArena(shape)
+        note = note_of(world=order.world, memory=room.nbytes // order.world, chunks=layout.n_chunks, peers=len(peers))
         peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
-        self._ranks = [
-            RankHash(peer, f"sentinel:{digest[-32:]}:{order.seed}:{rank}".encode()) for rank, peer in enumerate(peers)
-        ]
+        self._ranks = [RankHash(peer, job_of(digest, order.seed, rank), note) for rank, peer in enumerate(peers)]
+        self._unlike = dict.fromkeys(range(order.world), (0, ""))
+        """Rank -> how often it had been late when its server was asked, and in what it was given something else."""
         files = SourceFiles(layout, data.root, data.source)
         self._progress, self._stopping = Progress(self._board), Event()
         own = self._ranks[order.rank]
@@ -90,8 +92,20 @@ class PeerFeeding:
         self._provider.start(self._in_flight)
 
     def tend(self, delivered: int, ahead: int) -> None:  # noqa: ARG002 -- what all feedings are told
-        """The server keeps what this rank has put, as long as batches are delivered."""
+        """The server keeps what this rank has put, as long as batches are delivered. Of ranks that were late it is
+        asked whether they were given the same."""
         self._provider.keep()
+        for number, rank in enumerate(self._ranks):
+            asked, known = self._unlike[number]
+            if rank.late > asked and not rank.peer.left_alone:
+                found = unlike(rank)
+                self._unlike[number] = rank.late, found
+                if found and found != known:
+                    say(self._of_unlike(number), wrong=True)
+
+    def _of_unlike(self, rank: int) -> str:
+        there = f"the peer {self._ranks[rank].peer.address} has those of a rank {rank} that was given"
+        return f"samples of rank {rank} do not come: {there} {self._unlike[rank][1]}; give all ranks the same"
 
     def pause(self) -> None:
         """No thread reads."""
@@ -146,6 +160,7 @@ class PeerFeeding:
             if peer.refusals:
                 said = f"the peer {peer.address} refused {peer.refusals} times"
                 found.append(f"{said}: where it is full, start it with more memory")
+        found += [self._of_unlike(rank) for rank, (_, what) in self._unlike.items() if what]
         late = sum(rank.late for rank in self._ranks)
         if late:
             found.append(f"samples of other ranks came too late {late} times, and were read alone")

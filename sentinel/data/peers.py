@@ -108,9 +108,11 @@ class Peer(_Told):
 class RankHash(_Told):
     """The hash in which a rank puts its samples, in the server of its machine, as another rank knows it."""
 
-    def __init__(self, peer: Peer, key: bytes) -> None:
+    def __init__(self, peer: Peer, key: bytes, note: bytes = b"") -> None:
+        """`note`: what the plan of all ranks is made of, beside what the key tells; each rank leaves it with its
+        samples."""
         super().__init__(4)
-        self.peer, self.key = peer, key
+        self.peer, self.key, self.note = peer, key, note
 
     @property
     def waited_for(self) -> bool:

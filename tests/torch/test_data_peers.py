@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import socket
 import threading
@@ -209,6 +210,49 @@ def test_a_server_that_is_not_there_or_wants_a_password(
     loaders = ranks(tars, locked, memory="1MiB")  # it has ended
     assert "does not answer" in capsys.readouterr().err
     assert epoch_of(loaders) == expected(60, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory": "60%"}, r"was given memory=\d+, here \d+; give all ranks the same"),
+        ({"unit": 8}, r"was given chunks=75, here 38; give all ranks the same"),
+        ({"seed": 7}, r"was given seed=7, here 0; give all ranks the same"),
+        ({"source": "others"}, r"was given another data set, or files of other sizes; give all ranks the same"),
+        ({"world": 4}, r"was given world=4, .*here"),
+        ({}, ""),
+    ],
+)
+def test_a_rank_that_was_given_something_else_is_named_where_its_samples_do_not_come(
+    tmp_path: Path,
+    three: list[Server],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    said: str,
+) -> None:
+    """Ranks that nothing joins but their servers, as rank= and world= by hand."""
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.0)
+    (tmp_path / "others").mkdir()
+    tars, others = shards(tmp_path, [600]), shards(tmp_path / "others", [500])
+    peers = three[:1]
+    asked = {"batch_size": 20, "memory": "50%", "unit": 16, "transform": number_of, "peers": (peers[0].address,)}
+    second = {"source": tars, "world": 2, **asked, **given}
+    second["source"] = others if given.get("source") else tars
+    other = sentinel.data.loader(second.pop("source"), rank=1, **second)
+    batches = iter(other)
+    next(batches)  # it has begun, and left a note
+    first = sentinel.data.loader(tars, rank=0, world=2, **asked)
+    assert [number for batch in first for number in batch.tolist()] == expected(600, 0, 2)[0]
+    told = "\n".join(first.report().caveats)
+    found = f"samples of rank 1 do not come: the peer {peers[0].address} has those of a rank 1 that {said}"
+    if said:
+        assert re.search(found, told)
+        assert re.search(found, capsys.readouterr().err)
+    else:
+        assert "do not come" not in told + capsys.readouterr().err
+    for loader in (first, other):
+        loader.close()
 
 
 def test_a_server_that_takes_what_is_sent_and_says_nothing_is_waited_for_so_long(
