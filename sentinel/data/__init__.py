@@ -27,7 +27,7 @@ from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, index, open_data, parquet, records, safetensors
 from sentinel.data.feed_report import FeedReport
-from sentinel.data.feeding import Feeding, UnstagedFeeding
+from sentinel.data.feeding import DatasetFeeding, Feeding
 from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.forecast import Forecast, forecast
 from sentinel.data.importance_loading import Importance, ImportanceLoader, selecting
@@ -121,7 +121,7 @@ def loader(
     if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         if order != "exact":
             raise UsageError(f"order={order!r} needs chunks, a Dataset tells of none", 'give files, or order="exact"')
-        feeding, unit = UnstagedFeeding.of_dataset(cast("Dataset[Any]", source)), 0
+        feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
     else:
         data = open_data(source, index_path)
         nbytes = memory_bytes(memory, data.layout, disk)

@@ -268,15 +268,6 @@ class UnstagedFeeding:
         self.samples, self._caveat = samples, caveat
 
     @classmethod
-    def of_dataset(cls, dataset: Dataset[Any]) -> UnstagedFeeding:
-        """Items of a map-style Dataset; its length is all that is known of it. Raises UsageError without items."""
-        n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
-        if n < 1:
-            raise UsageError("the Dataset has no items", "give one that has")
-        samples = FedSamples(f"dataset of {n}", np.zeros(n, np.int64), _NO_ROOM, FromDataset(dataset))
-        return cls(samples, NOTHING_STAGED)
-
-    @classmethod
     def of_files(cls, data: DataFiles, why: str = READ_ALONE) -> UnstagedFeeding:
         """Samples of files."""
         layout = data.layout
@@ -318,3 +309,20 @@ class UnstagedFeeding:
     def caveats(self) -> list[str]:
         """Sentences to read before the counts."""
         return [self._caveat]
+
+
+class DatasetFeeding(UnstagedFeeding):
+    """Items of a map-style Dataset; its length is all that is known of it."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        """Raises UsageError without items."""
+        n = len(dataset)  # type: ignore[arg-type]  # what has no length was refused
+        if n < 1:
+            raise UsageError("the Dataset has no items", "give one that has")
+        self._items = FromDataset(dataset, n)
+        super().__init__(FedSamples(f"dataset of {n}", np.zeros(n, np.int64), _NO_ROOM, self._items), NOTHING_STAGED)
+
+    def begin(self, order: Order, epoch: int, begun: Begun | None) -> EpochOrder:
+        """Torch's order. Raises FormatError where the Dataset's length is another one by now."""
+        self._items.check_length()
+        return super().begin(order, epoch, begun)

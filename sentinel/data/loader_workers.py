@@ -21,6 +21,11 @@ def is_lost(batches: Any, within_s: float | None = None) -> bool:
     return bool(ends and wait(ends, _END_S if within_s is None else within_s))
 
 
+def exit_codes(batches: Any) -> set[int]:
+    """Of workers that have ended; -7 is that of SIGBUS."""
+    return {worker.exitcode for worker in getattr(batches, "_workers", ()) if worker.exitcode is not None}
+
+
 def next_batch(batches: Any) -> Any:
     """The next of `batches`; RuntimeError if a worker is lost before it comes, be it in the middle of sending it."""
     with watched(batches):

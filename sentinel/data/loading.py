@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sentinel.core.errors import FormatError, UsageError
+from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
 from sentinel.data.feed_facts import Fed
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import EpochOrder, Feeding
-from sentinel.data.loader_workers import OF_LOST_WORKERS, is_lost, keep_signals_from, next_batch, watched
+from sentinel.data.loader_workers import OF_LOST_WORKERS, exit_codes, is_lost, keep_signals_from, next_batch, watched
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples
 from sentinel.samples import Begun, Feed, Order, Room, ShuffleQuality, shuffle_quality
@@ -114,12 +116,20 @@ class Loader(IterableDataset[Any]):
             except OF_LOST_WORKERS:
                 if batches is None and self._workers is not None:
                     batches = self._workers._iterator  # one was lost since the last epoch
-                if restarts == MOST_RESTARTS or not is_lost(batches):
+                if not is_lost(batches):
+                    raise
+                self._check_sent(batches, restarts == MOST_RESTARTS)
+                if restarts == MOST_RESTARTS:
                     raise
                 restarts += 1
-                said = f"a worker of the loader was lost: all start again, at sample {self._delivered} of the epoch"
-                say(f"{said} ({restarts} of {MOST_RESTARTS} times)")
-                self._stop_workers(batches)
+                self._stop_lost(batches, "a worker of the loader was lost", restarts)
+                batches = None
+                continue
+            if isinstance(batch, NoRoom):
+                if restarts == MOST_RESTARTS or can_never_hold(batch.nbytes * self._asked_ahead):
+                    raise self._too_little_room(batches, "a batch found no room in shared memory", batch.nbytes)
+                restarts += 1
+                self._stop_lost(batches, "a batch found no room in /dev/shm", restarts)
                 batches = None
                 continue
             if isinstance(batch, Failed):
@@ -136,6 +146,31 @@ class Loader(IterableDataset[Any]):
         if iteration == self._iteration:
             self._next_epoch()
 
+    def _stop_lost(self, batches: Any, why: str, restarts: int) -> None:
+        """They are to start again, for so many times now."""
+        say(f"{why}: all start again, at sample {self._delivered} of the epoch ({restarts} of {MOST_RESTARTS} times)")
+        self._stop_workers(batches)
+
+    def _check_sent(self, batches: Any, last: bool) -> None:
+        """Raises UsageError where a worker ended since its batch can never be sent; of one that found no room for it
+        in /dev/shm, which others may have taken for a while, only if it was the `last` that is tried."""
+        codes = exit_codes(batches)
+        if NOT_SENT in codes:
+            raise UsageError(
+                "a worker of the loader cannot send a batch (its error stands above)",
+                "let transform= and collate_fn= give what can be pickled",
+            )
+        if last and NO_ROOM in codes:
+            raise self._too_little_room(batches, "a batch found no room in shared memory")
+        if last and -signal.SIGBUS in codes:
+            ends = "as where /dev/shm is full, or a mapped file is cut short"
+            raise self._too_little_room(batches, f"a worker of the loader was ended by SIGBUS, {ends}")
+
+    def _too_little_room(self, batches: Any, what: str, nbytes: int = 0) -> UsageError:
+        self._stop_workers(batches)
+        asked = self._batching
+        return too_little_room(what, nbytes, asked.workers, asked.prefetch_factor)
+
     def _worked(self, requests: list[Request]) -> Iterator[Any]:
         """(batch, how it was got) of each request, in order. Workers are made before the reader's threads are."""
         self._feeding.pause()
@@ -150,8 +185,12 @@ class Loader(IterableDataset[Any]):
     @property
     def _under_way(self) -> int:
         """Samples that workers may have been asked for, beyond those that were delivered."""
-        asked = self._batching
-        return asked.batch_size * asked.prefetch_factor * asked.workers
+        return self._batching.batch_size * self._asked_ahead
+
+    @property
+    def _asked_ahead(self) -> int:
+        """Batches that workers may have been asked for at once."""
+        return self._batching.prefetch_factor * self._batching.workers
 
     def _dataloader(self) -> DataLoader[Any]:
         asked = self._batching
@@ -195,6 +234,7 @@ class Loader(IterableDataset[Any]):
         self._feeding.pause()
         self._workers = None
         batches._shutdown_workers()
+        forget_names([worker.pid for worker in batches._workers])
 
     def _next_epoch(self) -> None:
         self._epoch += 1

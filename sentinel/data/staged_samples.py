@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from sentinel.core.errors import CapabilityError, FormatError
+from sentinel.data.batch_room import end_if_not_sent, found_no_room, no_room_for
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import (
     DONE,
@@ -245,16 +247,33 @@ class FromFiles:
 class FromDataset:
     """Samples of a map-style Dataset, which reads them by itself."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset[Any], n: int) -> None:
+        """`n`: its length as the loader was made."""
+        self._dataset, self._n = dataset, n
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
-        """The Dataset's items, as they are."""
+        """The Dataset's items, as they are. Raises FormatError where its length is another one by now, or it gives
+        more or fewer items than it was asked for."""
+        self.check_length()
         served.direct_reads, numbers = len(request.samples), request.samples.tolist()
-        if hasattr(self._dataset, "__getitems__"):
-            items: Iterable[Any] = self._dataset.__getitems__(numbers)
-            return items
-        return (self._dataset[number] for number in numbers)
+        if not hasattr(self._dataset, "__getitems__"):
+            return (self._dataset[number] for number in numbers)
+        items = list(self._dataset.__getitems__(numbers))
+        if len(items) != len(numbers):
+            said = f"gave {len(items)} items where it was asked for {len(numbers)}: give one for each number, in order"
+            raise FormatError(self._name, "__getitems__", said)
+        return items
+
+    def check_length(self) -> None:
+        """Raises FormatError where it is another one than when the loader was made."""
+        now = len(self._dataset)  # type: ignore[arg-type]  # what has no length was refused
+        if now != self._n:
+            said = f"{now} now, {self._n} when the loader was made: make the loader anew"
+            raise FormatError(self._name, "length", said)
+
+    @property
+    def _name(self) -> str:
+        return f"Dataset {type(self._dataset).__name__}"
 
 
 class StagedSamples(Dataset[Any]):
@@ -281,11 +300,23 @@ class Collate:
     """Collates the samples of a batch as `collate_fn` does, and passes on what is beside them."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        self._collate = collate_fn or torch.utils.data.default_collate
+        self._collate, self._watches = collate_fn or torch.utils.data.default_collate, 0
 
     def __call__(self, got: tuple[list[Any] | Failed, Served]) -> tuple[Any, Served]:
+        """A batch, or in a worker NoRoom where it finds none in /dev/shm."""
         items, served = got
-        return (items if isinstance(items, Failed) else self._collate(items)), served
+        works = get_worker_info() is not None
+        if works and self._watches != os.getpid():
+            self._watches = os.getpid()
+            end_if_not_sent(Served)
+        if isinstance(items, Failed):
+            return items, served
+        try:
+            return self._collate(items), served
+        except RuntimeError as error:
+            if works and found_no_room(error):
+                return no_room_for(items), served
+            raise
 
 
 def _by_chunk(
