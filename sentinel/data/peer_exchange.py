@@ -39,6 +39,8 @@ _PATIENT_S = 10.0
 """For answers at the begin of an epoch: a list of all fields takes long."""
 _MOST_NOT_PUT = 4096
 """Reads that are named; older ones are waited for like any other."""
+_OF_RANK = 2
+"""Fields of a hash that are no samples."""
 _AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
 """Samples and bytes in a command: the server holds it beside what it keeps."""
 
@@ -78,6 +80,8 @@ class ChunkProvider:
         self._next, self._full_until, self._renewed = 0, 0.0, time.monotonic()
         self._not_put: deque[tuple[int, int]] = deque(maxlen=_MOST_NOT_PUT)
         """Epoch and number of reads whose samples will not come."""
+        self._earlier: list[tuple[int, int]] = []
+        """Epoch and number of this rank's reads of the epoch before, whose samples may be needed still."""
         self._untold, self._open = False, True
         """Whether some of them were not named yet, and whether others may wait for them: not if OPEN was taken away."""
         self._teller: ReadingThread | None = None
@@ -95,7 +99,8 @@ class ChunkProvider:
     def begin(self, plan: WorldPlan, reads: NDArray[np.int64], before: WorldPlan | None) -> None:
         """`reads` of `plan` are to be done from now on. `before`: the plan of the epoch before, whose samples are in
         the server still; what an earlier one left there is deleted, and without it everything."""
-        self._plan, self._reads, self._next = plan, reads, 0
+        done = [(before.epoch, int(read)) for read in self._reads] if before is not None else []
+        self._earlier, self._plan, self._reads, self._next = done, plan, reads, 0
         if before is None:
             self._not_put.clear()
             self.forget()
@@ -226,7 +231,19 @@ class ChunkProvider:
             else:
                 self._open = True  # a silent server may have taken it
                 self._untold &= not isinstance(said, int)
+                if isinstance(said, int) and said == len(fields) + _OF_RANK:
+                    self._lost_all()
         return isinstance(said, int)
+
+    def _lost_all(self) -> None:
+        """With the lock of what is put: the server did not know that this rank has begun, so it was emptied, or started
+        anew. What it had is named as not put."""
+        if self._plan is not None:
+            epoch = self._plan.epoch
+            self._not_put.extend(self._earlier)
+            self._not_put.extend((epoch, int(read)) for read in self._reads[: self._next])
+            self._untold = True
+            self._tell_later()
 
     def _opened(self, *fields: bytes) -> tuple[tuple[bytes, ...], ...]:
         """The commands that put names and values, and say that more may follow, and what does not."""

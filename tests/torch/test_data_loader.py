@@ -378,17 +378,28 @@ def test_workers_draw_other_random_numbers_on_each_rank(tars: list[str]) -> None
 
 
 class Killed:
+    """Ends each worker at its first sample, and counts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
     def __call__(self, sample: dict[str, bytes]) -> int:
+        (self.folder / f"killed{os.getpid()}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
         return 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_with_the_killed")
-def test_workers_that_are_always_killed_end_in_an_error(tars: list[str]) -> None:
-    loader = loader_of(tars, Killed(), workers=1)
+def test_workers_that_are_always_killed_end_in_an_error_after_three_restarts(
+    tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loader = loader_of(tars, Killed(tmp_path), workers=1)
     with pytest.raises(RuntimeError, match="worker"):
         epoch_of(loader)
+    assert len(list(tmp_path.glob("killed*"))) == 1 + 3
+    said = [line for line in capfd.readouterr().err.splitlines() if "a worker of the loader was lost" in line]
+    assert [line[-14:] for line in said] == ["(1 of 3 times)", "(2 of 3 times)", "(3 of 3 times)"]
     loader.close()
 
 
@@ -521,6 +532,29 @@ def test_a_source_that_is_cut_short_ends_the_epoch_with_its_name(tars: list[str]
         epoch_of(loader)
     assert error.value.path == tars[1]
     loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("unit", [16, "auto"])
+def test_a_source_that_is_unlinked_in_mid_epoch_is_served_or_named(
+    tars: list[str], workers: int, unit: int | str
+) -> None:
+    """Who has the file open reads on; who opens it then tells its name. No sample is another one's, and none is left
+    out."""
+    loader = loader_of(tars, unit=unit, workers=workers)
+    batches, got = iter(loader), []
+    got += next(batches).tolist()
+    os.unlink(tars[1])
+    try:
+        got += [number for batch in batches for number in batch.tolist()]
+    except FormatError as error:
+        assert tars[1] in str(error)
+        assert got == torchs(0, 0)[: len(got)]
+    else:
+        assert got == torchs(0, 0)
+    loader.close()
+    with pytest.raises(FormatError, match=os.path.basename(tars[1])):
+        loader_of(tars)
 
 
 def test_an_error_of_the_transform_is_the_users(tars: list[str]) -> None:

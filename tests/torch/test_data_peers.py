@@ -158,6 +158,26 @@ def test_a_server_killed_one_stopped_and_one_full_cost_time_only(
         loader.close()
 
 
+@pytest.mark.parametrize("emptied", [1, WORLD])
+def test_servers_that_are_emptied_cost_time_only(tmp_path: Path, three: list[Server], emptied: int) -> None:
+    """A rank whose server has lost all names what it had put: nobody waits for that, as long as a test may take."""
+    tars = shards(tmp_path, [400, 200], nbytes=4000)
+    loaders = ranks(tars, three, batch_size=20)
+
+    def empty() -> None:
+        for server in three[:emptied]:
+            assert valkey.Valkey(port=server.port).flushall()
+
+    assert epoch_of(loaders, {4: empty}) == expected(600, 0)
+    lost = [loader.report().feed.direct_reads for loader in loaders]
+    assert sum(lost) > 0
+    assert epoch_of(loaders, {0: empty}) == expected(600, 1)
+    assert epoch_of(loaders) == expected(600, 2)
+    for loader in loaders:
+        assert not [line for line in loader.report().caveats if "too late" in line or "did not answer" in line]
+        loader.close()
+
+
 def test_a_job_goes_on_with_other_ranks(tmp_path: Path, three: list[Server]) -> None:
     tars = shards(tmp_path, [300, 301])
     loaders = ranks(tars, three)
