@@ -1,0 +1,195 @@
+"""What a job leaves that is interrupted, and what one delivers that torchrun starts anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from sentinel.data.feeding import permutation  # noqa: E402
+from sentinel.data.share_names import path_of  # noqa: E402
+from sentinel.samples import Order  # noqa: E402
+from tests.data_files import shards  # noqa: E402
+from tests.processes import LONGEST_S, started, until  # noqa: E402
+
+COUNT = 600
+ROOT = Path(__file__).parents[2]
+
+TRAINING = """
+import gc, json, os, sys, threading
+import sentinel.data, sentinel.data.staged_samples
+from tests.data_files import number_of
+
+def here():
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("sentinel"):
+            thread.join(600)  # they end once nobody uses the loader
+    gc.collect()
+    children = open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()
+    links = [os.readlink(path) for fd in os.listdir("/proc/self/fd") if os.path.lexists(path := f"/proc/self/fd/{fd}")]
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("sentinel")]
+    return [sorted(link for link in links if not link.startswith("/proc/")), children, threads]
+
+def train(share, workers, tars):
+    sentinel.data.staged_samples.PATIENCE_S = 600.0
+    loader = sentinel.data.loader(
+        tars, number_of, batch_size=20, memory="40%", unit=16, workers=workers, share=share or None
+    )
+    done = 0
+    while True:
+        for batch in loader:
+            done += 1
+            if done > 5:
+                print("training", flush=True)
+
+def main():
+    share, workers, *tars = sys.argv[1:]
+    import multiprocessing.resource_tracker, torch
+    torch.ones(2).sum()
+    if share:
+        list(sentinel.data.loader(tars, number_of, batch_size=20, memory="40%", unit=16))
+    before = here()
+    try:
+        train(share, int(workers), tars)
+    except KeyboardInterrupt:
+        pass
+    print(json.dumps([before, here()]), flush=True)
+    sys.stdin.readline()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [1, 40])
+def test_ctrl_c_leaves_nothing(tmp_path: Path, share: bool, workers: int, batches: int) -> None:
+    """Of the loader, while the process goes on: no descriptor, child or thread, and no name in /dev/shm. As on a
+    terminal, the signal comes to workers too."""
+    name = f"test-{os.getpid()}-{workers}-{batches}" if share else ""
+    tars = shards(tmp_path, [200, 150, 250])
+    (tmp_path / "training.py").write_text(TRAINING)
+    with started(
+        [sys.executable, str(tmp_path / "training.py"), name, str(workers), *tars],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdin is not None
+        assert job.stderr is not None
+        for _ in range(batches):
+            assert job.stdout.readline() == "training\n"
+        assert os.path.exists(path_of(name)) if share else True
+        os.killpg(job.pid, signal.SIGINT)
+        before, after = _told(job)
+        assert after[0] == before[0], "descriptors"
+        assert after[1] == before[1] == [], "children"
+        assert after[2] == [], "threads"
+        left = os.listdir("/dev/shm")
+        assert not [one for one in left if name and name in one]
+        assert not [one for one in left if one.startswith(f"torch_{job.pid}_")]
+        job.stdin.close()
+        job.wait(LONGEST_S)
+    until(lambda: not _in_group(job.pid))
+
+
+def _told(job: subprocess.Popen[str]) -> list[list[list[str]]]:
+    assert job.stdout is not None
+    for line in job.stdout:
+        if line != "training\n":
+            found: list[list[list[str]]] = json.loads(line)
+            return found
+    assert job.stderr is not None
+    raise AssertionError(job.stderr.read())
+
+
+def _in_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+RANK = """
+import json, os, signal, sys
+import torch
+import torch.distributed as dist
+import sentinel.data
+from tests.data_files import number_of
+
+EVERY, DIES_AT = 3, 8
+
+def main():
+    folder, *tars = sys.argv[1:]
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    loader = sentinel.data.loader(tars, number_of, batch_size=20, memory="20%", unit=16, workers=2)
+    kept = os.path.join(folder, "state.json")
+    if os.path.exists(kept):
+        loader.load_state_dict(json.load(open(kept)))
+    log = open(os.path.join(folder, f"got.{attempt}.{rank}"), "w")
+    for number, batch in enumerate(loader, 1):
+        print(json.dumps(batch.tolist()), file=log, flush=True)
+        if number % EVERY == 0:
+            dist.barrier()  # as an optimizer's step would be
+            if not rank:
+                with open(kept + ".new", "w") as file:
+                    json.dump(loader.state_dict(), file)
+                os.replace(kept + ".new", kept)
+            dist.barrier()
+        if attempt == 0 and rank == 1 and number == DIES_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+    loader.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_rank_that_is_killed_loses_and_repeats_nothing_since_the_checkpoint(tmp_path: Path) -> None:
+    tars = shards(tmp_path, [200, 150, 250])
+    (tmp_path / "rank.py").write_text(RANK)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "--max-restarts", "1", str(tmp_path / "rank.py"), str(tmp_path), *tars],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },  # else gloo of torch 2.13 finds the addresses of ended ranks
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert done.returncode == 0, done.stderr
+    got = {
+        (attempt, rank): [json.loads(line) for line in (tmp_path / f"got.{attempt}.{rank}").read_text().splitlines()]
+        for attempt in range(2)
+        for rank in range(2)
+    }
+    assert len(got[0, 1]) == 8
+    received = [
+        [number for batch in got[0, rank][:6] + got[1, rank] for number in batch] for rank in range(2)
+    ]  # the checkpoint was after six batches
+    for rank in range(2):
+        assert received[rank] == Order(world=2, rank=rank).of_rank(permutation(COUNT, Order(), 0)).tolist()
+    assert sorted(received[0] + received[1]) == list(range(COUNT))
