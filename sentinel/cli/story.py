@@ -93,7 +93,9 @@ class Story(Observer):
 def planned(plan: Plan) -> str:
     """The budget, what is served from it and the predicted speed, as far as they are known."""
     from sentinel import session
+    from sentinel.reports.grades import SMALL_SHARE
     from sentinel.reports.headline import served_fraction
+    from sentinel.reports.outside_plan import coverage
 
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     if budget >= footprint:
@@ -102,6 +104,9 @@ def planned(plan: Plan) -> str:
     told = [f"planned: {format_bytes(budget)} of fast memory, {budget / footprint:.0%} of the footprint"]
     last = session.current()
     flow = last.flow if last is not None and last.plan is plan else None
+    managed, live = coverage(flow.profile if flow is not None else None)
+    if managed is not None and live is not None and live - managed >= SMALL_SHARE * footprint:
+        told.append(f"{format_bytes(live - managed)} more are outside of the plan")
     served = served_fraction(flow.simulated) if flow is not None else None
     if served is not None:
         told.append(f"{served:.1%} of the bytes touched come from it")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sentinel.core.units import counted, format_bytes, format_ns
 from sentinel.reports import forms
 from sentinel.reports.html.tables import Column, of_share, pairs, plain, table
+from sentinel.reports.outside_plan import compared
 from sentinel.reports.rank_rows import RankRow, absent
 from sentinel.reports.section import Document, Frames, Heading, Section, TextTable, tables_of
 
@@ -25,9 +26,11 @@ _MEMORY: tuple[tuple[str, str], ...] = (
     ("fast_capacity_bytes", "fast budget"),
     ("fast_peak_bytes", "fast peak"),
     ("peak_bytes", "footprint"),
+    ("outside_bytes", "outside of the plan"),
     ("unmanaged_bytes", "unmanaged"),
     ("migrated_bytes_per_step", "moved a step"),
 )
+_OF_ALL = ("job_fast_bytes", "job_bytes")
 _TIMES: tuple[tuple[str, str], ...] = (
     ("step_ns_applied", "step, applied"),
     ("step_ns_plain", "step, plain"),
@@ -57,7 +60,7 @@ class AllRanks:
             "kind": kinds.pop() if len(kinds) == 1 else None,
             "ranks": self.size,
             "ranks_ended": sum(row.state == "ended" for row in self.facts),
-            **{name: _sum(self.facts, name) for name, _ in _MEMORY},
+            **{name: _sum(self.facts, name) for name in (*(name for name, _ in _MEMORY), *_OF_ALL)},
             "slowest_rank": None if slowest is None else slowest.rank,
             "slowest_step_ns_applied": None if slowest is None else slowest.headline[_STEP],
             "median_step_ns_applied": int(median(steps)) if steps else None,
@@ -139,9 +142,14 @@ def _sum(rows: Rows, name: str) -> int | None:
 def _memory(h: dict[str, Any]) -> str:
     if h["fast_capacity_bytes"] is None:
         return ""
-    of = "" if h["peak_bytes"] is None else f" instead of {format_bytes(h['peak_bytes'])}"
+    told = compared(h)
     held = "" if h["fast_peak_bytes"] is None else f"; at most {format_bytes(h['fast_peak_bytes'])} were held"
-    return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{of}{held}"
+    if told is None:
+        return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{held}"
+    fast, whole, outside = told
+    held += " within the plans" if held and outside else ""
+    but = f"; {format_bytes(outside)} of it are outside of the plans, where no budget holds" if outside else ""
+    return f"{format_bytes(fast)} of fast memory over all ranks instead of {format_bytes(whole)}{held}{but}"
 
 
 def _speed(h: dict[str, Any]) -> str:

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.core.machine import Machine
-from sentinel.core.plan import Plan, ring_sum
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
+from sentinel.reports.outside_plan import coverage, job_memory
 from sentinel.reports.setup import Done, Setup
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
@@ -32,6 +33,7 @@ def headline_of(
     if predicted is None and plan is not None:
         predicted = plan.predicted_step_ns
     managed, live = coverage(profile)
+    unmanaged = _unmanaged(profile, executed)
     return {
         "kind": kind_of(executed, simulated, setup),
         "slow": setup.slow or (machine.slow if machine is not None else _slow_of_run(run)),
@@ -43,7 +45,8 @@ def headline_of(
         "live_peak_bytes": (profile.live_peak_bytes or None) if profile else None,
         "managed_bytes": managed,
         "live_bytes": live,
-        "unmanaged_bytes": _unmanaged(profile, executed),
+        "unmanaged_bytes": unmanaged,
+        **job_memory(profile, plan, executed, unmanaged, setup),
         "false_sharing_bytes": profile.sharing.nbytes if profile and profile.sharing else None,
         "fast_capacity_bytes": plan.capacity_bytes[0] if plan else run.fast_capacity_bytes if run else None,
         "fast_peak_bytes": _fast_peak(plan, run),
@@ -192,22 +195,6 @@ def served_fraction(run: Run | None) -> float | None:
     rows = run.layers[np.isin(run.layers["step"], steady_steps(run))]
     touched = int(rows["touched_bytes"].sum())
     return int(rows["served_fast_bytes"].sum()) / touched if touched else None
-
-
-def coverage(profile: Profile | None) -> tuple[int | None, int | None]:
-    """(managed bytes, all bytes) alive in the layer in which most is alive."""
-    if profile is None or not len(profile.tensors):
-        return None, None
-    managed, live = live_by_layer(profile)
-    peak = int(live.argmax())
-    return int(managed[peak]), int(live[peak])
-
-
-def live_by_layer(profile: Profile) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """(L,) managed bytes alive in each layer, and (L,) all bytes alive."""
-    rows = profile.tensors
-    per = ring_sum(rows["managed"].astype(np.int64), rows["start"], rows["stop"], rows["nbytes"], 2, profile.n_layers)
-    return per[1], per.sum(axis=0)
 
 
 def _unmanaged(profile: Profile | None, executed: Run | None) -> int | None:

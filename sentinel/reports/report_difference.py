@@ -27,6 +27,7 @@ _FIGURES = (
     ("policy", "policy", "text"),
     ("fast budget", "fast_capacity_bytes", "bytes"),
     ("footprint, all fast", "peak_bytes", "bytes"),
+    ("outside of the plan", "outside_bytes", "bytes"),
     ("served from fast", "fast_served_fraction", "share"),
     ("migrated a step", "migrated_bytes_per_step", "bytes"),
     ("waits a step", "stall_ns_per_step", "ns"),

@@ -7,6 +7,7 @@ from typing import Any
 from sentinel.core.errors import SentinelError
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.caveats import busy, far_off
+from sentinel.reports.outside_plan import compared
 from sentinel.reports.setup import StorageFigures
 
 TITLE = "In short"
@@ -25,13 +26,14 @@ def summary(h: dict[str, Any], storage: StorageFigures | None = None) -> list[tu
 
 
 def _memory(h: dict[str, Any]) -> str:
-    budget, footprint = h["fast_capacity_bytes"], h["peak_bytes"]
-    if budget is None or not footprint:
+    told = compared(h)
+    if told is None:
         return ""
-    if budget >= footprint:
-        return f"{format_bytes(footprint)} of tensors, all in fast memory"
-    saved = 1 - budget / footprint
-    return f"{format_bytes(budget)} of fast memory instead of {format_bytes(footprint)}: {saved:.0%} less"
+    fast, whole, outside = told
+    but = f"; {format_bytes(outside)} of it are outside of the plan, where no budget holds" if outside else ""
+    if fast >= whole:
+        return f"{format_bytes(whole)} of tensors, all in fast memory{but}"
+    return f"{format_bytes(fast)} of fast memory instead of {format_bytes(whole)}: {1 - fast / whole:.0%} less{but}"
 
 
 def _speed(h: dict[str, Any]) -> str:

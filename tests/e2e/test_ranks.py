@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from sentinel.core.units import format_bytes
+from sentinel.files import load_profile
 from tests.shown_code import shown
 
 pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
@@ -145,6 +147,39 @@ def test_sharded_parameters_train_to_the_bit_and_are_counted(tmp_path: Path) -> 
     assert sorted(done.stdout.splitlines()) == stock(2, "sharded", "16")
     for report in reports(tmp_path, 2):
         assert managed_share(report, "param", "grad") >= 0.95
+
+
+def outside_of_the_plan(profile: Path) -> int:
+    """Bytes alive in the fullest layer of a recorded step that no plan has, counted tensor by tensor."""
+    found = load_profile(profile)
+    by_layer = [[0, 0] for _ in range(found.n_layers)]
+    for row in found.tensors:
+        for layer in range(row["start"], row["stop"]):
+            by_layer[layer % found.n_layers][int(row["managed"])] += int(row["nbytes"])
+    return max(by_layer, key=sum)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "least"),
+    [("sharded", 2, 0.3), ("hook", 2, 0.15), ("plain", 1, 0.001)],  # of all bytes, those outside of the plan
+)
+def test_fast_memory_of_all_counts_what_no_plan_has(kind: str, ranks: int, least: float, tmp_path: Path) -> None:
+    words = (*SENTINEL, "--fast", "50%", "--report", "r.json", "--save-profile", "p.st", str(PROGRAM), kind, "16")
+    done = launched(ranks, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [f".rank{rank}" for rank in range(ranks)] if ranks > 1 else [""]
+    sums = [0, 0]
+    for name in names:
+        told = json.loads((tmp_path / f"r{name}.json").read_text())["headline"]
+        outside = outside_of_the_plan(tmp_path / f"p{name}.st")
+        fast, whole = told["fast_capacity_bytes"] + outside, told["peak_bytes"] + outside
+        assert (told["outside_bytes"], told["job_fast_bytes"], told["job_bytes"]) == (outside, fast, whole)
+        assert least * whole <= outside < least * 2 * whole + 64 * 1024
+        assert f"{format_bytes(fast)} of fast memory instead of {format_bytes(whole)}: " in done.stderr
+        sums = [sums[0] + fast, sums[1] + whole]
+    if ranks > 1:
+        over_all = json.loads((tmp_path / "r.json").read_text())
+        assert [over_all["headline"][name] for name in ("job_fast_bytes", "job_bytes")] == sums
 
 
 def in_a_shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:

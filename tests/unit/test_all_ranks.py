@@ -52,6 +52,21 @@ def test_bytes_are_summed_and_the_slowest_is_named() -> None:
     assert "7.00 MiB of fast memory over all ranks" in page(found)
 
 
+def test_what_no_plan_covers_is_fast_memory_of_all_ranks_too() -> None:
+    sizes = {"fast_capacity_bytes": 4 << 20, "peak_bytes": 10 << 20, "fast_peak_bytes": 3 << 20}
+    rows = [
+        row(0, **sizes, outside_bytes=2 << 20, job_fast_bytes=6 << 20, job_bytes=12 << 20),
+        row(1, **sizes, outside_bytes=1 << 20, job_fast_bytes=5 << 20, job_bytes=11 << 20),
+    ]
+    told = AllRanks(rows)
+    assert dict(told.heading.summary)["memory"] == (
+        "11.00 MiB of fast memory over all ranks instead of 23.00 MiB; at most 6.00 MiB were held within the plans;"
+        " 3.00 MiB of it are outside of the plans, where no budget holds"
+    )
+    assert told.headline["outside_bytes"] == 3 << 20
+    assert "3.00 MiB" in told.text().split("Over all ranks")[1]
+
+
 def test_a_rank_that_left_nothing_has_a_row_that_says_so() -> None:
     found = AllRanks([row(0, steps=5), row(2, state="died: this is what it had said until then")])
     assert [each.state.split(":")[0] for each in found.facts] == ["ended", "left no report", "died"]

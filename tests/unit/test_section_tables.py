@@ -13,7 +13,8 @@ from sentinel.core.false_sharing import FalseSharing
 from sentinel.core.run import MovedBy, Witnessed
 from sentinel.reports import Report, build_report
 from sentinel.reports.frame_columns import of_names, truths, whole, words
-from sentinel.reports.headline import claimed_pages, live_by_layer, migrated_by_step, served_fraction, steady_steps
+from sentinel.reports.headline import claimed_pages, migrated_by_step, served_fraction, steady_steps
+from sentinel.reports.outside_plan import live_by_layer
 from sentinel.reports.perfetto import timeline
 from sentinel.reports.section import Section
 from sentinel.reports.sections.false_sharing_table import FALSE_SHARING

@@ -9,6 +9,7 @@ from sentinel.reports.caveats import PHASES, busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs
+from sentinel.reports.outside_plan import compared
 from sentinel.reports.section import Document, Section, TextTable
 
 TITLE = "Headline"
@@ -41,6 +42,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("live peak", _b(h["live_peak_bytes"]), "tensors only"),
         ("managed", managed, "of the bytes alive in the fullest layer"),
         ("unmanaged", _b(h["unmanaged_bytes"]), "most at one time that fell back to malloc"),
+        *_outside(h),
         ("falsely shared", _b(h["false_sharing_bytes"]), "pages that would hold hot and cold tensors under malloc"),
         ("fast budget", _b(capacity), share),
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
@@ -71,6 +73,22 @@ def _by_ranges(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     if ranged is None or whole is None:
         return []
     return [("served, planned by", f"page ranges {ranged:.1%}", f"whole tensors {whole:.1%}, at equal fast memory")]
+
+
+def _outside(h: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What no budget covers, and the fast memory of all; empty where it is next to nothing."""
+    told = compared(h)
+    if told is None or not told[2]:
+        return []
+    fast, whole, outside = told
+    return [
+        (
+            "outside of the plan",
+            format_bytes(outside),
+            "stayed in place or was not managed: in no budget",
+        ),
+        ("fast memory of all", format_bytes(fast), f"{fast / whole:.1%} of {format_bytes(whole)}, planned or not"),
+    ]
 
 
 def _by_load(h: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -137,6 +155,8 @@ def _cards(h: dict[str, Any]) -> list[str]:
     against = _BUSY if against and busy(h) else against
     capacity, peak, fast = h["fast_capacity_bytes"], h["peak_bytes"], h["fast_peak_bytes"]
     share = f"{capacity / peak:.1%} of {format_bytes(peak)}" if capacity is not None and peak else ""
+    if _outside(h) and (told := compared(h)) is not None:
+        share += f"; with what is outside of the plan {told[0] / told[1]:.1%} of {format_bytes(told[1])}"
     served = h["fast_served_fraction"]
     live = h["live_bytes"]
     managed = h["managed_bytes"] / live if live else None

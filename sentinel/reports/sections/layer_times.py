@@ -11,9 +11,10 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import whole, words
-from sentinel.reports.headline import live_by_layer, median_by_layer
+from sentinel.reports.headline import median_by_layer
 from sentinel.reports.html import layer_charts
 from sentinel.reports.html.layer_axis import Columns
+from sentinel.reports.outside_plan import live_by_layer
 from sentinel.reports.section import Document, Section
 
 _MEDIANS = ("stall_ns", "slow_ns", "fast_bytes", "slow_bytes", "served_fast_bytes")

@@ -1,5 +1,6 @@
-"""Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|sharded ROWS, of which rank 0 has 8
-times as many where it ends in +. With LATE_RANK=1 rank 1 takes 2 s for each plan, with KILL_RANK=1 it is killed."""
+"""Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|hook|sharded|plain ROWS, of which
+rank 0 has 8 times as many where it ends in +. With LATE_RANK=1 rank 1 takes 2 s for each plan, with KILL_RANK=1 it is
+killed."""
 
 import gc
 import hashlib
@@ -28,9 +29,22 @@ def watch_late(rank: int) -> None:
         sentinel.observe(Late())
 
 
+def averaged(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook: it divides, then sums."""
+    del state
+    flat = bucket.buffer().div_(torch.distributed.get_world_size())
+    done = torch.distributed.all_reduce(flat, async_op=True).get_future()
+    return done.then(lambda future: future.value()[0])
+
+
 def wrapped(kind: str, net: nn.Module) -> nn.Module:
+    if kind == "plain":
+        return net
     if kind != "sharded":
-        return DistributedDataParallel(net, gradient_as_bucket_view=kind == "view", bucket_cap_mb=0.3)
+        model = DistributedDataParallel(net, gradient_as_bucket_view=kind == "view", bucket_cap_mb=0.3)
+        if kind == "hook":
+            model.register_comm_hook(None, averaged)
+        return model
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
