@@ -15,28 +15,7 @@ if TYPE_CHECKING:
     from sentinel.reports import Report
 
 CAVEATS = 2
-"""Of the report's, the first two that matter to who trains are told."""
-_METHOD = (
-    "A touch is a layer",
-    "Freed pages",
-    "Large tensors are watched",
-    "Machine ",
-    "Migrations go no faster",
-    "Node ",
-    "Nothing was applied",
-    "Optimizer state was born",
-    "Planned anew after",
-    "Promotions came late",
-    "Tables and medians",
-    "The bound is loose",
-    "The plain step time",
-    "The tracker",
-    "Tracker ",
-    "What moves between ",
-)
-"""How caveats begin that say how something was found, or that all went as it should: the report has them."""
-_SMALL = 0.001
-"""Of the footprint: what stays in place or comes from malloc is told from so much on."""
+"""Of the serious ones of the report, so many are told."""
 
 
 class Story(Observer):
@@ -132,12 +111,5 @@ def tell_end(report: Report) -> None:
 
 
 def worst(report: Report) -> list[str]:
-    """The report's caveats without those of method, and without those of a few bytes; in its order."""
-    least = _SMALL * (report.headline["peak_bytes"] or 0)
-    amounts = {
-        "stayed in place": sum(nbytes for _, nbytes, _ in report.setup.in_place),
-        "fell back to malloc": report.headline["unmanaged_bytes"] or 0,
-    }
-    few = [" page touches ", *(words for words, nbytes in amounts.items() if nbytes < least)]
-    told = [caveat for caveat in report.caveats if caveat != report.heading.done and not caveat.startswith(_METHOD)]
-    return [caveat for caveat in told if not any(words in caveat for words in few)]
+    """The report's serious caveats, in the order of its page, without what was done, which is told before."""
+    return [caveat for caveat in dict.fromkeys(report.grades.serious) if caveat != report.heading.done]

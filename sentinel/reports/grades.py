@@ -15,13 +15,18 @@ _METHOD = (
     "Machine ",
     "Migrations go no faster",
     "Node ",
+    "Nothing was applied: this host",
     "Optimizer state was born",
+    "Page migrations were counted by the engine",
     "Planned anew after",
     "The bound is loose",
+    "The emulated link from",
     "The tracker",
+    "This process has ",
     "Tracker ",
 )
-"""How notes of sessions, plans and profiles begin that say how something was found, or that all went as it should."""
+"""How notes of sessions, plans and profiles begin that say how something was found, or that all went as it should. The
+only such list: page and terminal go by the grades."""
 
 
 class Grades(NamedTuple):

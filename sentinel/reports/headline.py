@@ -14,6 +14,7 @@ from sentinel.core.run import REASONS, Run
 from sentinel.core.units import PAGE_BYTES
 from sentinel.reports.outside_plan import coverage, job_memory
 from sentinel.reports.setup import Done, Setup
+from sentinel.system.host_load import HostLoad
 
 _ONCE = [REASONS.index("initial"), REASONS.index("restore")]
 """Moved when a plan begins or ends, not in every step."""
@@ -62,12 +63,15 @@ def headline_of(
         "step_ns_plain_is_measured": profile.step_ns_is_measured if profile and profile.step_ns_plain else None,
         "step_ns_profiled": profile.step_ns_profiled if profile else None,
         "step_ns_applied": executed.step_ns if executed else None,
+        **step_spread(executed),
         "step_ns_predicted": predicted,
         "step_ns_bound": plan.bound_step_ns if plan else None,
         "optimality_gap": _gap(plan, predicted),
         "setup_ns": setup.setup_ns,
         "plan_ns": setup.plan_ns,
         **_loads(setup),
+        "cpu_ns_profiled": setup.profiled_load.cpu_ns if setup.profiled_load else None,
+        "cpu_ns_per_applied_step": _cpu_a_step(setup.applied_load, executed),
         "mil": _whole(plan.details.get("mil")) if plan else None,
         "cases": _cases(plan, run),
         "steps": len(run.steps) if run else None,
@@ -84,6 +88,19 @@ def _loads(setup: Setup) -> dict[str, float | None]:
         for what in ("busy", "others", "waited")
         for phase, load in loads.items()
     }
+
+
+def _cpu_a_step(load: HostLoad | None, executed: Run | None) -> int | None:
+    """Processor time of all threads for each step since the first applied one."""
+    steps = executed.counters.steps if executed is not None else 0
+    return load.cpu_ns // steps if load is not None and steps else None
+
+
+def step_spread(run: Run | None) -> dict[str, int | None]:
+    """Of ten steps that ran as planned, one takes at most p10 and one at least p90; None without two such steps."""
+    rows = run.steps["duration_ns"][run.steps["in_step"]] if run is not None else np.zeros(0, np.int64)
+    low, high = (int(each) for each in np.percentile(rows, (10, 90))) if len(rows) > 1 else (None, None)
+    return {"step_ns_applied_p10": low, "step_ns_applied_p90": high}
 
 
 def range_shares(plan: Plan | None) -> dict[str, float | None]:

@@ -42,6 +42,7 @@ def _speed(h: dict[str, Any]) -> str:
     if step is None:
         return ""
     told = f"a step takes {format_ns(step)}" if applied is not None else f"a step would take {format_ns(step)}"
+    told += f" ({spread_in_words(h)})" if applied is not None and spread_in_words(h) else ""
     delays = ", injected delays included" if h["kind"] == "emulated" else ""
     if plain and busy(h):
         told += f"{delays}; the host was busy, so it is not compared with a stock step"
@@ -56,6 +57,12 @@ def _speed(h: dict[str, Any]) -> str:
     if h["fast_served_fraction"] is not None:
         told += f"; {h['fast_served_fraction']:.1%} of the bytes touched come from fast memory"
     return told
+
+
+def spread_in_words(h: dict[str, Any]) -> str:
+    """What eight of ten applied steps took; "" where that is not known."""
+    low, high = h.get("step_ns_applied_p10"), h.get("step_ns_applied_p90")
+    return f"p10 to p90: {format_ns(low)} to {format_ns(high)}" if low is not None and high is not None else ""
 
 
 def _once(h: dict[str, Any]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sentinel import planner
+from sentinel.cli.story import worst
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import LAYER_DTYPE, MIGRATION_DTYPE, OUTCOMES, Run
@@ -309,6 +311,25 @@ def test_a_note_is_serious_unless_it_tells_of_method() -> None:
     found.add(["nothing fits", "tracker x is blind to y"])
     assert found == Grades(["Nothing fits."], [], ["Tracker x is blind to y."])
     assert sentence("is it?") == "Is it?"
+
+
+def test_the_terminal_tells_the_first_of_what_the_page_shows() -> None:
+    slow = "the emulated link from fast to cxl was to carry 8 GiB a second, and this host copied 2 GiB a second"
+    told = full_report(
+        dataclasses.replace(SETUP, notes=(slow, "the session ended by itself: why", "a saved plan differs"))
+    )
+    assert any("emulated link" in said for said in told.grades.method)
+    assert worst(told) == ["The session ended by itself: why.", "A saved plan differs."]
+    yellow = page(told).split('aria-label="Caveats"')[1].split("</ul>")[0]
+    assert re.findall("<li>(.*?)</li>", yellow) == worst(told)
+    assert "emulated link" not in yellow
+
+
+def test_a_wait_and_a_move_that_was_waited_for_look_unlike() -> None:
+    style = (resources.files("sentinel.reports.html") / "style.css").read_text("utf-8")
+    looks = {name: re.search(rf"\.part\.{name}\{{([^}}]*)\}}", style) for name in ("wait", "unhidden")}
+    assert all(looks.values())
+    assert len({look[1] for look in looks.values() if look}) == 2
 
 
 def test_later_reports_of_a_session_need_no_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,6 +131,35 @@ def test_what_the_job_s_own_threads_make_it_wait_is_told_and_not_judged() -> Non
     said = "waited for a processor: 34% of the time in the applied steps, while others had 2% of the processors."
     assert any(said in caveat for caveat in report.caveats)
     assert report.headline["busy_applied_share"] == 0.02
+
+
+def test_the_spread_of_steps_stands_beside_their_median() -> None:
+    run = timed([200_000_000, 100_000_000, 300_000_000], [True] * 3)
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=run)
+    h = report.headline
+    assert [h[f"step_ns_applied{which}"] for which in ("_p10", "", "_p90")] == [120_000_000, 200_000_000, 280_000_000]
+    spread = "p10 to p90: 120.00 ms to 280.00 ms"
+    assert f"a step takes 200.00 ms ({spread})" in dict(report.heading.summary)["speed"]
+    assert spread in page(report).split('class="cards"')[1].split("Served from fast")[0]
+    assert f"step, spread {spread} of the applied steps" in " ".join(report.text().split())
+    alone = build_report(executed=timed([200_000_000, 100_000_000, 300_000_000], [True, False, False]))
+    assert alone.headline["step_ns_applied_p10"] is None
+    assert "p10" not in alone.text()
+
+
+@pytest.mark.parametrize(("setup", "grey"), [(loads(0.05, 0.12), 3), (loads(0.05, 0.09), 0)])
+def test_times_of_a_busy_host_are_grey(setup: Setup, grey: int) -> None:
+    html = page(build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=executed(), setup=setup))
+    found = re.findall('<div class="card doubtful"><h3>(.*?)</h3>', html)
+    assert found == ["Step, applied", "Predicted", "Stall a step"][:grey]
+
+
+def test_processor_time_stands_beside_the_load() -> None:
+    run = replace(executed(), counters=replace(executed().counters, steps=4))
+    report = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, executed=run, setup=loads(0.05, 0.12))
+    assert report.headline["cpu_ns_per_applied_step"] == 10**9 // 4
+    told = "processor time 1.00 s in the profiled step, 250.00 ms an applied one"
+    assert told in " ".join(report.text().split())
 
 
 def test_a_plan_with_room_for_all_saves_nothing() -> None:

@@ -11,6 +11,7 @@ from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs
 from sentinel.reports.outside_plan import compared
 from sentinel.reports.section import Document, Section, TextTable
+from sentinel.reports.summary import spread_in_words
 
 TITLE = "Headline"
 _BUSY = "not compared: the host was busy"
@@ -33,6 +34,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
     gap = f"{h['optimality_gap']:+.1%}" if h["optimality_gap"] is not None else None
     served = f"{h['fast_served_fraction']:.1%}" if h["fast_served_fraction"] is not None else None
     cases = " · ".join(f"{n} × case {case}" for case, n in h["cases"].items()) if h["cases"] else None
+    spread = spread_in_words(h)
     rows: list[tuple[str, str | None, str]] = [
         ("what was done", h["kind"] or "profiled and planned only", in_words(h["kind"])),
         ("slow tier", h["slow"], ""),
@@ -47,7 +49,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("fast budget", _b(capacity), share),
         ("fast peak", _b(h["fast_peak_bytes"]), "most held, migrations in flight included"),
         ("fast mean", _b(h["fast_mean_bytes"]), "held over the time of a step"),
-        ("fast needed", _b(h["fast_needed_bytes"]), "the paper's bound"),
+        ("fast needed", _b(h["fast_needed_bytes"]), "what one layer needs at once"),
         ("served from fast", served, "of the bytes touched"),
         *_by_ranges(h),
         ("migrated a step", _b(h["migrated_bytes_per_step"]), ""),
@@ -55,6 +57,7 @@ def headline_rows(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("step, plain", _t(plain), plain_kind),
         ("step, profiled", _t(h["step_ns_profiled"]), ""),
         ("step, applied", _t(applied), versus),
+        *([("step, spread", spread, "of the applied steps")] if spread else []),
         ("step, predicted", _t(h["step_ns_predicted"]), ahead),
         ("step, bound", _t(h["step_ns_bound"]), f"predicted {gap} above it" if gap else ""),
         ("cases", cases, "promotions: 1 in time, 2 late for room, 3 late for time"),
@@ -102,10 +105,16 @@ def _by_load(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("host busy", busy_shares, f"what others had of the processors{instead}"),
         ("waits", waits, "of the training thread for a processor; own threads make it wait too"),
     )
-    return [
+    told = [
         (what, ", ".join(f"{share:.1%} in the {name}" for name, share in shares.items() if share is not None), note)
         for what, shares, note in rows
         if any(share is not None for share in shares.values())
+    ]
+    times = {"in the profiled step": h["cpu_ns_profiled"], "an applied one": h["cpu_ns_per_applied_step"]}
+    spent = [f"{format_ns(ns)} {name}" for name, ns in times.items() if ns is not None]
+    return [
+        *told,
+        *([("processor time", ", ".join(spent), "of all threads of this process")] if told and spent else []),
     ]
 
 
@@ -160,27 +169,31 @@ def _cards(h: dict[str, Any]) -> list[str]:
     served = h["fast_served_fraction"]
     live = h["live_bytes"]
     managed = h["managed_bytes"] / live if live else None
+    doubtful, spread = bool(busy(h)), spread_in_words(h)
+    against = "; ".join(filter(None, (against, spread)))
+    stall = h["stall_ns_per_step"]
     near = f"{predicted / applied - 1:+.1%} against applied" if predicted and applied and not busy(h) else ""
     return [
         _card("Fast budget", _b(capacity), share),
-        _card(what, None if step is None else format_ns(step), against),
+        _card(what, None if step is None else format_ns(step), against, doubtful=doubtful),
         _card("Served from fast", None if served is None else f"{served:.1%}", "of the bytes touched", served),
         _card("Migrated a step", _b(h["migrated_bytes_per_step"]), "both ways"),
         _card("Fast peak", _b(fast), "most held at one time", fast / capacity if fast and capacity else None),
-        _card("Predicted", None if predicted is None else format_ns(predicted), near),
+        _card("Predicted", None if predicted is None else format_ns(predicted), near, doubtful=doubtful),
         _card("Managed", None if managed is None else f"{managed:.1%}", "of the fullest layer's bytes", managed),
-        _card("Stall a step", None if h["stall_ns_per_step"] is None else format_ns(h["stall_ns_per_step"]), ""),
+        _card("Stall a step", None if stall is None else format_ns(stall), "", doubtful=doubtful),
     ]
 
 
-def _card(name: str, value: str | None, remark: str, share: float | None = None) -> str:
+def _card(name: str, value: str | None, remark: str, share: float | None = None, *, doubtful: bool = False) -> str:
+    """`doubtful`: a time of a busy host, in grey."""
     number = value if value is not None else "unknown"
     meter = ""
     if share is not None:
         meter = f'<div class="meter" aria-hidden="true"><i style="width:{min(max(share, 0), 1):.1%}"></i></div>'
     low = ' class="unknown"' if value is None else ""
     title, small = tag("h3", escape(name)), tag("small", escape(remark))
-    return f'<div class="card">{title}<p{low}>{escape(number)}</p>{small}{meter}</div>'
+    return f'<div class="card{" doubtful" * doubtful}">{title}<p{low}>{escape(number)}</p>{small}{meter}</div>'
 
 
 KEY_FIGURES = Section[Facts](TITLE, text=_text, html=_html)
