@@ -267,8 +267,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """With what is imported when first used."""
-    return sorted({*globals(), *_VERBS, "integrations"})
+    """What is meant for use, with what is imported when first used; and not what this file imports for itself."""
+    ours = [name for name in globals() if name.startswith("__")]
+    return sorted({*__all__, *_VERBS, "integrations", *ours})
 
 
 __all__ = [

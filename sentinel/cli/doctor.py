@@ -72,6 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
         placed["affinity"] = spans or None
         print_json(answer | placed | seen.as_json() | {"settings": settings_as_json()})
     else:
+        print(f"{verdict(missing)}\n")
         print_table(node_rows(host, measured))
         print(f"slow memory: {slow_memory(host)}")
         for line in (*([f"CPUs: {spans}"] if spans else []), *speeds(host, measured), emulated_moves(copies)):
@@ -83,7 +84,6 @@ def execute(arguments: argparse.Namespace) -> int:
             for capability in found:
                 if capability.group == group:
                     print(told(capability))
-        print(f"\n{verdict(missing)}")
     return FAILED if missing else OK
 
 
@@ -107,9 +107,9 @@ def build(as_json: bool) -> int:
 
 
 def verdict(missing: Sequence[str]) -> str:
-    """The last line."""
+    """The first line."""
     if missing:
-        return f"no training step can be watched here: {', '.join(missing)} is missing; its remedy is above"
+        return f"no training step can be watched here: {', '.join(missing)} is missing; its remedy is below"
     return "a training step can be watched and placed here"
 
 

@@ -187,6 +187,8 @@ class KeptFiles(Observer):
     def written(self) -> str:
         """Where the report is, and the one over all ranks where this one has ended last."""
         own = self.placed(self.report)
+        if own.lower().endswith(".csv"):
+            own += f" (the headline) and {own[: -len('.csv')]}-*.csv (a table each)"
         return f"{own}; of all ranks {self._ranks.path}" if self._ranks is not None and self._all_ended else own
 
     def _save(self, noun: Plan | Profile | Run, path: str) -> None:

@@ -83,12 +83,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--fast",
         type=fast_amount,
         metavar="AMOUNT",
-        help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node for all processes of the node together, or bytes",
+        help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node for all processes of the node together, or bytes"
+        " (default: all that the fast tier has, so nothing moves where all fits)",
     )
     where.add_argument(
         "--slow",
         metavar="TIER",
-        help="auto, numa:1, file:DIR[=64GiB], file:auto, emulated:PRESET[=8GiB+PRESET], or PRESET to plan",
+        help="auto, numa:1, file:DIR[=64GiB], file:auto, emulated:PRESET[=8GiB+PRESET], or PRESET to plan (default:"
+        " auto, the nearest slower NUMA node; without one, a step is planned for and nothing is applied)",
     )
     where.add_argument(
         "--cap",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import sentinel
 from sentinel import files, machines, planner, tiers
-from sentinel.cli import main, parser
+from sentinel.cli import doctor, main, parser
 from sentinel.cli.common import MACHINES, POLICIES, PRESETS
 from sentinel.core.profile import Profile
 from sentinel.reports import build_report
@@ -301,3 +302,19 @@ def test_doctor_names_what_it_tried(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     table = capsys.readouterr().out
     assert all(name in table for name in names)
+    first = table.splitlines()[0]
+    assert first == doctor.verdict(told["missing"])
+    assert ("its remedy is below" in first) == bool(told["missing"])
+    assert table.count(first) == 1
+
+
+def test_run_names_its_defaults() -> None:
+    told = " ".join(verbs()["run"].format_help().split())
+    assert "(default: all that the fast tier has" in told.split("--fast AMOUNT")[-1].split("--slow")[0]
+    assert "(default: auto, the nearest slower NUMA node" in told.split("--slow TIER")[-1].split("--cap")[0]
+
+
+def test_what_is_shown_of_the_package_is_what_one_wants() -> None:
+    shown = {name for name in dir(sentinel) if not name.startswith("_")}
+    assert shown == {*sentinel.__all__, "attribute", "integrations", "load", "plan", "save", "simulate"}
+    assert all(getattr(sentinel, name) is not None for name in shown)

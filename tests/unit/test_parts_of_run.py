@@ -264,3 +264,11 @@ def test_a_page_of_somebody_elses_stays_and_there_is_no_report_over_all(
     assert named.write_report(full_report())
     assert named.written == "r.rank1.html"  # rank 0 has not ended
     assert (tmp_path / "r.html").exists()
+
+
+def test_a_report_in_several_files_is_told_as_several(tmp_path: Path) -> None:
+    kept = KeptFiles(report=str(tmp_path / "r.csv"))
+    assert kept.write_report(full_report())
+    assert kept.written == f"{tmp_path}/r.csv (the headline) and {tmp_path}/r-*.csv (a table each)"
+    assert len(list(tmp_path.glob("r-*.csv"))) > 5
+    assert KeptFiles(report=str(tmp_path / "r.html")).written == f"{tmp_path}/r.html"

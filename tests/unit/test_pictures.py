@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -113,6 +114,32 @@ def test_a_comparison_is_told_alike_in_every_form(speed: float | None) -> None:
     for form in (printed, page):
         assert ("it has no plan" in form) == (speed is None)
         assert "simulated" in form
+
+
+def test_the_three_fastest_other_policies_have_a_colour_and_their_name_in_the_picture() -> None:
+    names = {"best-static": 0.9, "lru": 0.4, "next-use": 0.8, "interleave": 0.7, "first-touch": 0.6}
+    cells = [
+        Cell("gpt", fast, nbytes, policy, 900, speed, 1000, 0.98, 0.9, "", 0, "")
+        for policy, speed in names.items()
+        for fast, nbytes in (("20%", 2 * GB), ("40%", 4 * GB))
+    ]
+    points = tuple(Point("gpt", fast, nbytes, 1000, 0.97, 7, "") for fast, nbytes in (("20%", 2 * GB), ("40%", 4 * GB)))
+    subject = Subject("gpt", 17, 13, 10 * GB, 970)
+    page = comparison_page(Comparison("cxl", ("sentinel", *names), (subject,), tuple(cells), points, ()))
+    picture = page.split("<svg")[-1] if page.count("<figure") == 0 else page.split("<figure")[1].split("</figure")[0]
+    labels = re.findall(r'<text x="[^"]*" y="([^"]*)" class="label">(.*?)</text>', picture)
+    assert [name for _, name in labels] == ["sentinel", "best-static", "next-use", "interleave"]
+    heights = [float(y) for y, _ in labels]
+    assert all(below - above >= 14 for above, below in pairwise(heights))
+    marks = re.findall(r'fill="var\(--(\w+)\)" data-t="([\w-]+), 20%', picture)
+    assert {name: colour for colour, name in marks} == {
+        "sentinel": "fast",
+        "best-static": "activation",
+        "next-use": "grad",
+        "interleave": "optimizer",
+        "lru": "muted",
+        "first-touch": "muted",
+    }
 
 
 def test_without_a_knee_more_memory_is_advised() -> None:

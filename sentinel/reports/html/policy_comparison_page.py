@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pandas as pd
 
 from sentinel.core.units import format_bytes
@@ -21,7 +23,9 @@ from sentinel.reports.policy_comparison import (
     refusals,
 )
 
-_FRAME = Frame(78, 24, WIDTH - 78 - 96, 260, 1.05)
+_FRAME = Frame(78, 24, WIDTH - 78 - 150, 260, 1.05)
+_COLOURS = ("activation", "grad", "optimizer")
+"""Of the policies that are named in the picture, as the style sheet calls them."""
 _APART = 64
 """Least distance of two labels below the picture."""
 
@@ -77,13 +81,18 @@ def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
     for nbytes, best in sorted({(cell.fast_bytes, cell.bound_speed) for cell in cells}):
         body += _level(nbytes, best, most)  # a line between two would be below what is possible there
     body += _line([(p.fast_bytes, p.speed) for p in points if p.speed is not None], most, "ran")
+    named = dict(zip(_fastest(cells), _COLOURS, strict=False))
     for cell in cells:
         if cell.speed is not None and cell.policy != CURVE_POLICY:
-            body += _mark(cell.fast_bytes, cell.speed, most, f"{cell.policy}, {cell.fast}: {cell.speed:.1%}", "muted")
+            said = f"{cell.policy}, {cell.fast}: {cell.speed:.1%}"
+            body += _mark(cell.fast_bytes, cell.speed, most, said, named.get(cell.policy, "muted"))
+    for policy, colour in named.items():
+        body += _thread(_by_amount(cells, policy), most, colour)
     for point in points:
         if point.speed is not None:
             said = f"{CURVE_POLICY}, {amount(point.fast, point.fast_bytes)}: {point.speed:.1%}"
             body += _mark(point.fast_bytes, point.speed, most, said, "fast")
+    body += _labels(points, cells, named, most)
     if knee is not None:
         x = _FRAME.x(knee.fast_bytes / most)
         body += tag("line", x1=x, x2=x, y1=_FRAME.top, y2=_FRAME.bottom, class_="budget")
@@ -91,10 +100,47 @@ def _picture(points: list[Point], cells: list[Cell], knee: Knee | None) -> str:
     entries = [
         ('class="ranswatch"', CURVE_POLICY),
         ('class="predictedlineswatch"', "the bound: no plan is faster"),
-        ('fill="var(--muted)"', "the other policies"),
+        *((f'fill="var(--{colour})"', policy) for policy, colour in named.items()),
     ]
+    if len({cell.policy for cell in cells} - {CURVE_POLICY, *named}):
+        entries.append(('fill="var(--muted)"', "the other policies"))
     says = f"Speed as a share of all-fast speed against fast memory, simulated. {answer(knee)}"
     return figure("Speed against fast memory, simulated", says, body, _FRAME.bottom + 44, legend(entries))
+
+
+def _by_amount(cells: list[Cell], policy: str) -> list[tuple[int, float]]:
+    return sorted((cell.fast_bytes, cell.speed) for cell in cells if cell.policy == policy and cell.speed is not None)
+
+
+def _fastest(cells: list[Cell]) -> list[str]:
+    """The policies beside the curve's that are fastest in the mean over the amounts that all of them have, the fastest
+    first: as many as there are colours. What has fewer plans comes after what has more."""
+    speeds: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.speed is not None and cell.policy != CURVE_POLICY:
+            speeds.setdefault(cell.policy, []).append(cell.speed)
+    order = sorted(speeds, key=lambda policy: (-len(speeds[policy]), -fmean(speeds[policy]), policy))
+    return order[: len(_COLOURS)]
+
+
+def _thread(values: list[tuple[int, float]], most: int, colour: str) -> str:
+    path = "L".join(f"{_FRAME.x(nbytes / most):.1f} {_FRAME.y(value):.1f}" for nbytes, value in values)
+    return tag("path", d=f"M{path}", fill="none", stroke=f"var(--{colour})", stroke_width=1.2) if path else ""
+
+
+def _labels(points: list[Point], cells: list[Cell], named: dict[str, str], most: int) -> str:
+    """The names of the policies right of their last mark, moved apart where they would lie on one another."""
+    ends = [(CURVE_POLICY, "ink", [(p.fast_bytes, p.speed) for p in points if p.speed is not None])]
+    ends += [(policy, colour, _by_amount(cells, policy)) for policy, colour in named.items()]
+    last = sorted((-values[-1][1], name, colour, values[-1]) for name, colour, values in ends if values)
+    parts, free = [], _FRAME.top - 6.0
+    for _, name, colour, (nbytes, speed) in last:
+        y = max(_FRAME.y(speed) + 4, free)
+        free = y + 14
+        x = _FRAME.x(nbytes / most) + 9
+        parts.append(tag("circle", cx=x, cy=y - 4, r=3, fill=f"var(--{colour})"))
+        parts.append(text(x + 6, y, name, class_="label"))
+    return "".join(parts)
 
 
 def _amounts(points: list[Point], most: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.terms import explained
 from sentinel.reports.section import Document, TextTable
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def table(
     shown = frame.head(MAX_ROWS)
     numeric = [str(shown[column].dtype) in ("Int64", "Float64") for column, _, _ in columns]
     head = "".join(
-        f'<th scope="col"{_class(number)}><button type="button">{escape(title)}</button></th>'
+        f'<th scope="col"{_class(number)}><button type="button">{explained(title)}</button></th>'
         for (_, title, _), number in zip(columns, numeric, strict=True)
     )
     values = [shown[column].astype(object).where(shown[column].notna(), None).tolist() for column, _, _ in columns]
@@ -71,8 +72,8 @@ def pairs(rows: Sequence[Sequence[str]], name: str) -> str:
     """A table of (what, value, remark)."""
     lines = []
     for what, *rest in rows:
-        cells = "".join(tag("td", escape(cell)) for cell in rest)
-        lines.append(f'<tr><th scope="row">{escape(what)}</th>{cells}</tr>')
+        cells = "".join(tag("td", explained(cell)) for cell in rest)
+        lines.append(f'<tr><th scope="row">{explained(what)}</th>{cells}</tr>')
     caption = tag("caption", escape(name))
     return (
         f'<div class="wide" tabindex="0" role="group" aria-label="{escape(name)}">'

@@ -9,6 +9,7 @@ from sentinel.reports.caveats import PHASES, busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.html.svg import escape, tag
 from sentinel.reports.html.tables import pairs
+from sentinel.reports.html.terms import explained
 from sentinel.reports.outside_plan import compared
 from sentinel.reports.section import Document, Section, TextTable
 from sentinel.reports.summary import spread_in_words
@@ -192,7 +193,7 @@ def _card(name: str, value: str | None, remark: str, share: float | None = None,
     if share is not None:
         meter = f'<div class="meter" aria-hidden="true"><i style="width:{min(max(share, 0), 1):.1%}"></i></div>'
     low = ' class="unknown"' if value is None else ""
-    title, small = tag("h3", escape(name)), tag("small", escape(remark))
+    title, small = tag("h3", explained(name)), tag("small", explained(remark))
     return f'<div class="card{" doubtful" * doubtful}">{title}<p{low}>{escape(number)}</p>{small}{meter}</div>'
 
 
