@@ -21,6 +21,7 @@ _METHOD = (
     "Planned anew after",
     "The bound is loose",
     "The emulated link from",
+    "The profiled step (",  # was replaced by a whole one
     "The tracker",
     "This process has ",
     "Tracker ",

@@ -23,6 +23,7 @@ RETIME_STEPS = 16
 MOST_CHANGES = 10
 """A job that changes its cycle of layers is profiled anew at most 10 times."""
 
+NO_STEP = "no optimizer stepped in the profiled step: it may have been cut short"
 NO_PLAN = "a step that was to be profiled was cut short or had its layers in another order: it has no plan"
 
 
@@ -188,6 +189,7 @@ class NewCycle:
         except SentinelError as error:
             context.notes.append(f"the job goes through other layers, but the plan before goes on: {error}")
             return self._go_on()
+        context.notes[:] = [note for note in context.notes if note != NO_STEP]  # of the step that this one replaces
         context.notes.append(self._why)
         context.follower.keep_change()
         return ApplyingPlans(context, self._applying.steps).apply(bucket)

@@ -7,7 +7,7 @@ import time
 from sentinel.core.layer_cycle import LayerCycle, Tick
 from sentinel.core.step_follower import Position
 from sentinel.core.trace import LayerId, Trace
-from sentinel.session.applying_plans import ApplyingPlans
+from sentinel.session.applying_plans import NO_STEP, ApplyingPlans
 from sentinel.session.context import SessionContext
 from sentinel.session.state import State
 from sentinel.session.whole_step import WaitingForStep
@@ -46,8 +46,6 @@ class Profiling:
         context = self._context
         context.host.end("profiled")
         began, planned = time.perf_counter_ns(), context.planning.spent_ns
-        if context.job.optimizers and not context.follower.cycle.boundaries:
-            context.notes.append("no optimizer stepped in the profiled step: it may have been cut short")
         trace = context.recording.finish(layers)
         after = self._after(trace)
         context.setup_ns += time.perf_counter_ns() - began - (context.planning.spent_ns - planned)
@@ -61,6 +59,8 @@ class Profiling:
             provisional = STATE_WAS_BORN
         first = FirstPlan(self._context)
         if not provisional:
+            if self._context.job.optimizers and not self._context.follower.cycle.boundaries:
+                self._context.notes.append(NO_STEP)
             return first.recorded(trace)
         self._context.planned(self._context.planning.profiled(trace, provisional=True))
         self._context.notes.append(provisional)

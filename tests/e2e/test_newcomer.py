@@ -141,6 +141,21 @@ def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(
     require_figures_of_a_plan(done.stderr, (tmp_path / "sentinel-report.html").read_text())
 
 
+def test_caveats_of_lightning_tell_nothing_of_a_profile_that_was_replaced(tmp_path: Path) -> None:
+    """Forward runs within the optimizer's step there; whichever step was watched first, what is told is of the last."""
+    if lacking := missing("lightning_module"):
+        pytest.skip(f"needs {', '.join(lacking)}")
+    words = ("--tracker", "ops", "--report", "r.json", SCRIPTS / "lightning_module.py")
+    done = python("-m", "sentinel", "run", *EMULATED, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "r.json").read_text())
+    assert told["headline"]["kind"] == "emulated"
+    assert told["headline"]["steps"] >= 4
+    assert not any("optimizer stepped" in said for said in told["caveats"])
+    assert "cut short" not in done.stderr, "that another step was profiled is of method"
+    assert "no optimizer stepped" not in done.stderr.lower()
+
+
 @pytest.mark.parametrize(
     ("name", "argument"),
     [("compiled", "inductor"), pytest.param("gpt2", "12", marks=pytest.mark.needs("transformers"))],

@@ -16,7 +16,11 @@ from sentinel.core.errors import PlanError  # noqa: E402
 from sentinel.core.layer_cycle import ROUNDS, UNSEEN_ROUNDS  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.applying import Applying  # noqa: E402
-from sentinel.session.applying_plans import NO_PLAN, ApplyingPlans  # noqa: E402
+from sentinel.session.applying_plans import (  # noqa: E402
+    NO_PLAN,
+    NO_STEP,
+    ApplyingPlans,
+)
 from sentinel.session.planning import Planning  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
 
@@ -141,6 +145,13 @@ def test_there_and_back_is_profiled_twice_and_not_sooner_than_it_may_be(monkeypa
     assert sentinel.stop().steps["in_step"][-3:].all()
 
 
+def test_a_profiled_step_that_was_none_is_told_of_as_long_as_it_is_gone_by() -> None:
+    session = trained([((0, 1, -1),)] + [(HERE,)] * (UNSEEN_ROUNDS - 2))
+    assert NO_STEP in session.notes
+    sentinel.stop()
+    assert any(said.startswith("No optimizer stepped") for said in sentinel.report().grades.serious)
+
+
 def test_another_order_now_and_then_is_profiled_never() -> None:
     """Negative control: the same layers, two steps of three in order."""
     session = trained([(HERE,)] * 5 + [(HERE,), (HERE,), (THERE,)] * (ROUNDS + 2))
@@ -153,11 +164,12 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     """It ended in its forward, which the script survived; or a part of it ran twice."""
     session = trained([(cut,)] + [(HERE,)] * (UNSEEN_ROUNDS + 12))
     blocks = blocks_of(session)
-    if cut[-1] < 0:
-        assert any("no optimizer stepped in the profiled step" in note for note in session.notes)
+    assert NO_STEP not in session.notes, "that was of a profile which is gone"
     run = sentinel.stop()
     if session.context.follower.n_changes:  # else the first whole step was profiled in its place anyway
-        assert "cut short or no usual one" in sentinel.report().text()
+        found = sentinel.report().grades
+        assert any("cut short or no usual one" in said for said in found.method)
+        assert not any("cut short" in said for said in found.serious)
     assert blocks == list(HERE)
     assert session.plan is not None
     assert {layer.phase for layer in session.plan.layers} == {"forward", "backward", "optimizer"}
