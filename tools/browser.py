@@ -16,6 +16,18 @@ from typing import Any, Self
 PATIENCE_S = 300.0
 """However busy the host is: what Chromium has not answered by then is not answered."""
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+_PLACE = """(() => {{
+  const element = {of};
+  if (!element) return "it is not there";
+  const box = () => element.getBoundingClientRect();
+  const place = () => [box().x + box().width * {x}, box().y + box().height * {y}];
+  const inside = ([x, y]) => x > 0 && y > 0 && x < innerWidth && y < innerHeight;
+  if (!inside(place())) element.scrollIntoView({{block: "center", inline: "center"}});
+  if (!box().width || !box().height) return "it has no size";
+  const above = document.elementFromPoint(...place());
+  const seen = above && (element.contains(above) || above.contains(element));
+  return seen ? place() : `${{above?.outerHTML.slice(0, 99)}} lies above it`;
+}})()"""
 # Chromium reads what it is told from descriptor 3, and answers on 4.
 _PIPED = ("bash", "-c", 'exec "${@:3}" 3<&"$1" 4>&"$2"', "bash")
 
@@ -93,6 +105,40 @@ class Browser:
         if "exceptionDetails" in done:
             raise SystemExit(f"the page failed: {done['exceptionDetails']}")
         return done["result"].get("value")
+
+    # ---- a hand at a mouse and a keyboard: the page cannot tell it from a person's --------------------------
+
+    def point(self, of: str, *, at: tuple[float, float] = (0.5, 0.5)) -> None:
+        """Move the pointer onto the element that the expression `of` is, which is scrolled into the window if it is not
+        in it. `at`: where in it, in shares of its width and height.
+
+        Raises SystemExit where there is none, or where it has no size or lies under another one there.
+        """
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", **self._place(of, at))
+
+    def click(self, of: str, *, at: tuple[float, float] = (0.5, 0.5)) -> None:
+        """`point`, and press and let go of the left button."""
+        place = self._place(of, at)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    def write(self, words: str) -> None:
+        """Write `words` where a click has put the cursor."""
+        self._call("Input.insertText", text=words)
+
+    def press(self, key: str) -> None:
+        """Press a key by its name, such as `Escape` or `Backspace`, and let go of it."""
+        code = {"Escape": 27, "Backspace": 8, "Enter": 13}[key]
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def _place(self, of: str, at: tuple[float, float]) -> dict[str, float]:
+        """Where that is in the window."""
+        told = self.ask(_PLACE.format(of=of, x=at[0], y=at[1]))
+        if isinstance(told, str):
+            raise SystemExit(f"no pointer can be on {of}: {told}")
+        return {"x": told[0], "y": told[1]}
 
     def whole_page(self) -> bytes:
         """A PNG of all of the page, as wide as the window."""
