@@ -148,7 +148,7 @@ def _memory(h: dict[str, Any]) -> str:
         return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{held}"
     fast, whole, outside = told
     held += " within the plans" if held and outside else ""
-    but = f"; {format_bytes(outside)} of it are outside of the plans, where no budget holds" if outside else ""
+    but = f"; both include {format_bytes(outside)} outside of the plans, where no budget holds" if outside else ""
     return f"{format_bytes(fast)} of fast memory over all ranks instead of {format_bytes(whole)}{held}{but}"
 
 

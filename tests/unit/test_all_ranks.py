@@ -61,7 +61,7 @@ def test_what_no_plan_covers_is_fast_memory_of_all_ranks_too() -> None:
     told = AllRanks(rows)
     assert dict(told.heading.summary)["memory"] == (
         "11.00 MiB of fast memory over all ranks instead of 23.00 MiB; at most 6.00 MiB were held within the plans;"
-        " 3.00 MiB of it are outside of the plans, where no budget holds"
+        " both include 3.00 MiB outside of the plans, where no budget holds"
     )
     assert told.headline["outside_bytes"] == 3 << 20
     assert "3.00 MiB" in told.text().split("Over all ranks")[1]

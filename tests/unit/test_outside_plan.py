@@ -103,7 +103,7 @@ def test_all_that_fits_is_all_in_fast_memory_with_what_is_outside() -> None:
     found, roomy = profile(GATHERED), make_machine(1 << 30)
     told = build_report(profile=found, plan=planner.plan(found, roomy, "all-fast"), machine=roomy)
     memory = dict(told.heading.summary)["memory"]
-    assert memory.startswith("26.00 MiB of tensors, all in fast memory; 10.00 MiB of it are outside")
+    assert memory.startswith("26.00 MiB of tensors, all in fast memory; 10.00 MiB of them are outside")
 
 
 def test_what_is_unknown_is_none() -> None:

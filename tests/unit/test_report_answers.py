@@ -30,6 +30,7 @@ from sentinel.reports.sections import more_fast_memory, moved_tensors, slow_tens
 from sentinel.reports.step_parts import step_parts
 from sentinel.reports.tensor_costs import moves_of, slow_accesses, waits
 from sentinel.simulator import simulate
+from sentinel.system.host_load import HostLoad
 from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, SETUP, SIMULATED, executed, full_report
 
@@ -181,8 +182,8 @@ def test_the_page_begins_with_the_answers_and_the_text_has_them() -> None:
     text, html = report.text(), page(report)
     headings = re.findall(r"<h2>([^<]*)</h2>", html)
     at = headings.index("Where did the time go")
-    answers = [step_time.TITLE, slow_tensors.TITLE, moved_tensors.TITLE]
-    assert headings[at : at + 4] == [*answers, "Headline"]
+    answers = [step_time.TITLE, slow_tensors.TITLE, moved_tensors.TITLE, more_fast_memory.TITLE]
+    assert headings[at : at + 5] == [*answers, "Headline"]
     for words in ("Where did the time go", "Which tensors hurt (", "What moved, and why ("):
         assert words in text
     assert {"step_time", "slow_tensors", "moved_tensors"} <= set(report.frames())
@@ -211,6 +212,38 @@ def test_a_step_that_fits_says_so() -> None:
     assert "Nothing: the plan moves no tensor" in page(report)
     assert "fit into fast memory already" in page(report)
     assert report.fast_memory_points is None
+
+
+def test_what_tensors_lose_is_told_as_part_of_a_step_and_beside_what_waits_cost() -> None:
+    told = full_report()
+    costs, moves = told.slow_accesses, told.moves
+    assert costs is not None
+    assert costs.ns is not None
+    assert moves is not None
+    assert moves.waited_ns is not None
+    share = f"{costs.ns.sum() / told.headline['step_ns_applied']:.1%} of a step), since slower memory serves it."
+    assert share in page(told)
+    none = dataclasses.replace(moves, waited_ns=np.zeros(len(moves.waited_ns)))
+    much = dataclasses.replace(moves, waited_ns=np.eye(len(moves.waited_ns))[1] * 2e9)
+    for drawn, said in ((none, False), (much, True)):
+        found = full_report()
+        found.__dict__["moves"] = drawn  # as if it had been drawn so
+        name = found.alike.label(int(found.alike.of[1]))
+        answer = f"Waits for moves cost more: 2.00 s a step in the mean, 2.00 s of it for {name}; what moved is below."
+        assert (answer in page(found)) == said
+    busy = full_report(dataclasses.replace(SETUP, applied_load=HostLoad(10**9, 10**9, 0.5, 0.0)))
+    assert "of a step), since slower" not in page(busy)
+
+
+def test_a_report_of_a_session_that_goes_on_says_where_the_curve_will_be() -> None:
+    assert "Not planned here: a report drawn after <code>sentinel.stop()</code>" in page(full_report())
+    alone = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, simulated=SIMULATED, setup=SETUP)
+    assert "Not planned here" not in page(alone)
+
+
+def test_long_names_break_after_their_parts() -> None:
+    ranked = ranked_bars([Ranked("0", "h.*.c_proj.weight <b>.", 2.0, "2")], "slow", "t")
+    assert ">h.*.<wbr>c_<wbr>proj.<wbr>weight &lt;b&gt;.<" in ranked
 
 
 def curve_report(more_plans_s: float) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sentinel.reports.html.shell import badge, caveat_list, document, graded_caveats, section
-from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.svg import coded, escape, tag
 from sentinel.reports.section import Document, Heading
 
 _SHOWN_CAVEATS = 5
@@ -31,14 +31,8 @@ def _caveats(report: Document[Any], heading: Heading) -> str:
 def _header(heading: Heading) -> str:
     subject = tag("p", escape(heading.subject), class_="script") if heading.subject else ""
     done = tag("p", escape(heading.done), class_="done-sentence")
-    rows = "".join(f"{tag('dt', escape(what))}{tag('dd', _coded(said))}" for what, said in heading.summary)
+    rows = "".join(f"{tag('dt', escape(what))}{tag('dd', coded(said))}" for what, said in heading.summary)
     short = f'<dl class="short">{rows}</dl>' if rows else ""
-    files = "".join(tag("p", _coded(said), class_="done-sentence") for said in heading.files)
+    files = "".join(tag("p", coded(said), class_="done-sentence") for said in heading.files)
     name = f"<h1>{escape(heading.name.capitalize())} {badge(heading.badge)}</h1>"
     return f"<header>{name}{subject}{done}{short}{files}</header>"
-
-
-def _coded(sentence: str) -> str:
-    """What stands between back-quotes as code."""
-    parts = escape(sentence).split("`")
-    return "".join(tag("code", part) if number % 2 else part for number, part in enumerate(parts))

@@ -29,6 +29,12 @@ def tag(name: str, content: str = "", /, **attributes: object) -> str:
     return f"<{name}{said}>{content}</{name}>"
 
 
+def coded(sentence: str) -> str:
+    """`sentence` as markup: what stands between back-quotes as code."""
+    parts = escape(sentence).split("`")
+    return "".join(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
+
+
 def _short(value: object) -> object:
     return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 

@@ -182,7 +182,7 @@ def _cards(h: dict[str, Any]) -> list[str]:
         _card("Fast peak", _b(fast), "most held at one time", fast / capacity if fast and capacity else None),
         _card("Predicted", None if predicted is None else format_ns(predicted), near, doubtful=doubtful),
         _card("Managed", None if managed is None else f"{managed:.1%}", "of the fullest layer's bytes", managed),
-        _card("Stall a step", None if stall is None else format_ns(stall), "", doubtful=doubtful),
+        _card("Stall a step", None if stall is None else format_ns(stall), "median of the steps", doubtful=doubtful),
     ]
 
 

@@ -10,7 +10,7 @@ from sentinel.reports.facts import Facts
 from sentinel.reports.fast_memory_points import FastMemoryPoints
 from sentinel.reports.frame_columns import whole, words
 from sentinel.reports.html.memory_curve import memory_curve
-from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.svg import coded, escape, tag
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 
 TITLE = "What more fast memory would bring"
@@ -93,10 +93,13 @@ def _html(report: Document[Facts]) -> str:
 def _without(facts: Facts) -> str:
     """Why there is no curve, where a reader would look for it."""
     plan = facts.plan
-    if plan is None or facts.machine is None or not facts.setup.more_plans_s:
+    if plan is None or facts.machine is None:
         return ""
     if plan.capacity_bytes[0] >= plan.footprint_bytes:
         return tag("p", "Nothing: all tensors of the step fit into fast memory already.", class_="answer")
+    if not facts.setup.more_plans_s:
+        later = "Not planned here: a report drawn after `sentinel.stop()`, and the last one of `sentinel run`, say it."
+        return tag("p", coded(later), class_="answer") if facts.executed is not None else ""
     return tag("p", "Planning takes too long for this step to be tried here; `sentinel compare` does.", class_="note")
 
 

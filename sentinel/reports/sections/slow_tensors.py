@@ -9,6 +9,7 @@ import pandas as pd
 
 from sentinel.core.trace import ROLES
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports.caveats import busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
 from sentinel.reports.html.part_bars import Ranked, ranked_bars
@@ -92,14 +93,33 @@ def _cost(group: Group) -> str:
     return format_bytes(group.slow_bytes) if group.slow_ns is None else format_ns(group.slow_ns)
 
 
-def _answer(found: list[Group]) -> str:
+def _answer(found: list[Group], facts: Facts) -> str:
     worst, known = found[0], found[0].slow_ns is not None
     total = sum(group.slow_ns or 0 for group in found) if known else sum(group.slow_bytes for group in found)
     part = ((worst.slow_ns or 0) if known else worst.slow_bytes) / (total or 1)
     said = f"loses {_cost(worst)} a step" if known else f"has {_cost(worst)} a step touched in slower memory"
-    all_told = format_ns(total) if known else format_bytes(total)
+    all_told = (format_ns(total) + _of_a_step(total, facts)) if known else format_bytes(total)
     what = "all such time" if known else "all such bytes"
-    return f"{worst.name} ({worst.role}) {said}, {part:.0%} of {what} ({all_told}), since slower memory serves it."
+    told = f"{worst.name} ({worst.role}) {said}, {part:.0%} of {what} ({all_told}), since slower memory serves it."
+    return told + (_waits(total, facts) if known else "")
+
+
+def _of_a_step(ns: int, facts: Facts) -> str:
+    """How much of a step that is; "" where it is not known, or the host was busy."""
+    h = facts.headline
+    step = h["step_ns_applied"] if h["step_ns_applied"] is not None else h["step_ns_predicted"]
+    return f", {ns / step:.1%} of a step" if step and not busy(h) else ""
+
+
+def _waits(slow_ns: int, facts: Facts) -> str:
+    """That tensors cost more by being waited for, where they do: who looks for what hurts looks here."""
+    waited = facts.moves.waited_ns if facts.moves is not None else None
+    if waited is None or waited.sum() <= slow_ns:
+        return ""
+    of_group = np.bincount(facts.alike.of, waited)
+    most = int(of_group.argmax())
+    cost = f"{format_ns(waited.sum())} a step in the mean, {format_ns(of_group[most])} of it for"
+    return f" Waits for moves cost more: {cost} {facts.alike.label(most)}; what moved is below."
 
 
 def _text(report: Document[Facts]) -> TextTable:
@@ -160,7 +180,7 @@ def _html(report: Document[Facts]) -> str:
     model = "The time is by which slower memory takes longer than fast memory, by the machine's figures, as planned. "
     note = (model if known else "") + "A click on a name marks it in every picture and table; Esc ends that."
     return (
-        tag("p", escape(_answer(found)), class_="answer")
+        tag("p", escape(_answer(found, report.facts)), class_="answer")
         + ranked_bars(bars, "slow", "Tensors by time lost in slower memory")
         + tag("p", escape(note), class_="note")
         + f"<details><summary>All {len(found):,} as a table</summary>{whole_table}</details>"

@@ -82,7 +82,7 @@ def _html(report: Document[Facts]) -> str:
             Part("hidden", "moves, hidden", moving.hidden_ns),
             Part("unhidden", "moves, waited for", moving.moving_ns - moving.hidden_ns),
         ]
-        bars.append(("beside it", format_ns(moving.moving_ns), shown))
+        bars.append(("moves", format_ns(moving.moving_ns), shown))
     note = "The host was busy: these times say little. " if busy(report.facts.headline) else ""
     note += "Each bar is the step nearest the median. What computes is the stock step's time, as far as it fits."
     answer = tag("p", escape(_answer(parts[-1])), class_="answer")
