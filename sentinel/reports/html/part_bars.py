@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.svg import breakable, escape, tag
 
 
 class Part(NamedTuple):
@@ -25,11 +24,6 @@ class Ranked(NamedTuple):
     value: float
     shown: str
     remark: str = ""
-
-
-def _breakable(name: str) -> str:
-    """A name that breaks after its dots and slashes before it breaks within a word."""
-    return re.sub(r"(?<=[./_])(?=\w)", "<wbr>", escape(name))
 
 
 def part_bars(
@@ -60,7 +54,7 @@ def ranked_bars(bars: Sequence[Ranked], style: str, title: str) -> str:
     for bar in bars:
         small = tag("small", escape(bar.remark)) if bar.remark else ""
         rows.append(
-            f'<li data-k="{bar.key}"><button type="button" class="pick">{_breakable(bar.name)}</button>{small}'
+            f'<li data-k="{bar.key}"><button type="button" class="pick">{breakable(bar.name)}</button>{small}'
             f'<span class="bar"><i class="part {style}" style="width:{100 * bar.value / most:.2f}%"></i></span>'
             f'<span class="barvalue">{escape(bar.shown)}</span></li>'
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,11 @@ def tag(name: str, content: str = "", /, **attributes: object) -> str:
         if value is not None
     )
     return f"<{name}{said}>{content}</{name}>"
+
+
+def breakable(text: str) -> str:
+    """`text` as markup, whose long names break after their dots and slashes before they break within a word."""
+    return re.sub(r"(?<=[./_])(?=[^\W\d])", "<wbr>", escape(text))
 
 
 def coded(sentence: str) -> str:

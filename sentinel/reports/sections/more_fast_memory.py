@@ -100,7 +100,8 @@ def _without(facts: Facts) -> str:
     if not facts.setup.more_plans_s:
         later = "Not planned here: a report drawn after `sentinel.stop()`, and the last one of `sentinel run`, say it."
         return tag("p", coded(later), class_="answer") if facts.executed is not None else ""
-    return tag("p", "Planning takes too long for this step to be tried here; `sentinel compare` does.", class_="note")
+    why = "Planning takes too long for this step to be tried here; `sentinel compare` of a saved profile does."
+    return tag("p", coded(why), class_="answer")
 
 
 MORE_FAST_MEMORY = Section[Facts](TITLE, "fast_memory_curve", _frame, _text, _html)

@@ -14,7 +14,7 @@ from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
 from sentinel.reports.html.part_bars import Ranked, ranked_bars
-from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.svg import breakable, tag
 from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 from sentinel.reports.text import printable
@@ -201,7 +201,7 @@ def _html(report: Document[Facts]) -> str:
     keys = [str(group.key) for group in top]
     whole_table = table(shown, columns, "Tensors by bytes moved", total=len(found), keys=keys)
     return (
-        tag("p", escape(_answer(found, not ran)), class_="answer")
+        tag("p", breakable(_answer(found, not ran)), class_="answer")
         + ranked_bars(bars, "hidden", "Tensors by bytes moved a step")
         + f"<details><summary>All {len(found):,} as a table</summary>{whole_table}</details>"
     )

@@ -13,7 +13,7 @@ from sentinel.reports.caveats import busy
 from sentinel.reports.facts import Facts
 from sentinel.reports.frame_columns import of_names, whole, words
 from sentinel.reports.html.part_bars import Ranked, ranked_bars
-from sentinel.reports.html.svg import escape, tag
+from sentinel.reports.html.svg import breakable, escape, tag
 from sentinel.reports.html.tables import Column, table
 from sentinel.reports.section import NO_TEXT, Document, Section, TextTable
 from sentinel.reports.text import printable
@@ -180,7 +180,7 @@ def _html(report: Document[Facts]) -> str:
     model = "The time is by which slower memory takes longer than fast memory, by the machine's figures, as planned. "
     note = (model if known else "") + "A click on a name marks it in every picture and table; Esc ends that."
     return (
-        tag("p", escape(_answer(found, report.facts)), class_="answer")
+        tag("p", breakable(_answer(found, report.facts)), class_="answer")
         + ranked_bars(bars, "slow", "Tensors by time lost in slower memory")
         + tag("p", escape(note), class_="note")
         + f"<details><summary>All {len(found):,} as a table</summary>{whole_table}</details>"
