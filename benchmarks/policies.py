@@ -15,7 +15,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from sentinel import machines, planner
 from sentinel.core.cost import base_ns
 from sentinel.core.errors import PlanError, UsageError
 from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import parse_budget
 from sentinel.files import digest
-from sentinel.planner import POLICIES, bound, check_policies, exchange_bound, footprint_bytes, plan
+from sentinel.planner import POLICIES, bound, check_policies, exchange_bound, footprint_bytes, not_slower, plan
 from sentinel.planner.lower_bound import Bound
 from sentinel.planner.make_plan import SEARCHING
 from sentinel.simulator import simulate_lawful
@@ -93,18 +94,44 @@ def _cells(given: argparse.Namespace) -> Iterable[dict[str, Any]]:
         footprint = footprint_bytes(profile)
         for name in given.machines:
             least: dict[str, Any] | None = None
+            best: dict[str, Plan] = {}
             for fast in sorted(given.fast, key=lambda share: parse_budget(share, footprint)):
                 machine = machines.load(name).with_fast_capacity(parse_budget(fast, footprint))
                 if least is None or least["loose"] or least["step_ns"] > int(_fast_ns(profile, machine) * _AS_FAST):
                     least = _bounds(trace, profile, name, machine, fast, given.time_limit)
                 # else: with less fast memory the bound was that of all in fast memory, so it is with more
-                yield _cell(trace, profile, name, machine, fast, least, given.policies, given.search_limit)
+                plans = _plans(profile, machine, given.policies, best, given.search_limit)
+                yield _cell(trace, profile, name, machine, fast, least, plans)
 
 
 def _fast_ns(profile: Profile, machine: Machine) -> float:
     """Time with all in fast memory."""
     compute, traffic = base_ns(profile, machine)
     return float(np.maximum(compute, traffic).sum())
+
+
+def _plans(
+    profile: Profile, machine: Machine, policies: Sequence[str], best: dict[str, Plan], search_s: float | None
+) -> Iterator[tuple[str, Plan | PlanError, dict[str, Any]]]:
+    """(policy, its plan or why there is none, what making it took).
+
+    `best`: of each policy the plan for the next smaller amount, which is used again where it is faster, of ours as of
+    any other; what is taken here is put there.
+    """
+    for policy in policies:
+        if policy == "all-fast":
+            continue  # it is what the others are a fraction of
+        begin = time.process_time()
+        try:
+            made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
+        except PlanError as error:
+            yield policy, error, {}
+            continue
+        told: dict[str, Any] = {"plan_cpu_s": round(time.process_time() - begin, 2)}
+        if "gap" in made.details:
+            told["search"] = {"gap": made.details["gap"], "limit_s": search_s}
+        best[policy] = not_slower(made, best[policy]) if policy in best else made
+        yield policy, best[policy], told | {"of_less": best[policy] is not made}
 
 
 def _cell(
@@ -114,8 +141,7 @@ def _cell(
     machine: Machine,
     fast: str,
     least: dict[str, Any],
-    policies: Sequence[str],
-    search_s: float | None,
+    plans: Iterable[tuple[str, Plan | PlanError, dict[str, Any]]],
 ) -> dict[str, Any]:
     fast_ns = _fast_ns(profile, machine)
     cell: dict[str, Any] = {
@@ -133,25 +159,22 @@ def _cell(
         "held_in_mean": {},
         "plan_cpu_s": {},
     }
-    for policy in policies:
-        if policy == "all-fast":
-            continue  # it is what the others are a fraction of
-        begin = time.process_time()
-        try:
-            made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
-        except PlanError as error:
-            cell.setdefault("refused", {})[policy] = str(error)
+    for policy, made, told in plans:
+        if isinstance(made, PlanError):
+            cell.setdefault("refused", {})[policy] = str(made)
             continue
         step_ns = made.predicted_step_ns
         assert step_ns is not None
-        cell["plan_cpu_s"][policy] = round(time.process_time() - begin, 2)
+        cell["plan_cpu_s"][policy] = told["plan_cpu_s"]
         cell["worse_ns"][policy] = simulate_lawful(made, profile, machine.worse()).step_ns
         held = simulate_lawful(made, profile, machine).fast_mean_bytes or 0
         cell["held_in_mean"][policy] = _short(held / machine.fast.capacity_bytes)
         cell["fraction"][policy] = _short(fast_ns / step_ns)
         cell["of_bound"][policy] = _short(least["step_ns"] / step_ns)
-        if "gap" in made.details:
-            cell["search"] = {policy: {"gap": made.details["gap"], "limit_s": search_s}}
+        if "search" in told:
+            cell["search"] = {policy: told["search"]}
+        if told["of_less"]:
+            cell.setdefault("plans_of_less", []).append(policy)
     print(
         f"{trace} {name} {fast}: bound {cell['bound_fraction']:.3f}, of it", _shares(cell), file=sys.stderr, flush=True
     )

@@ -27,6 +27,7 @@ from sentinel.core.units import parse_budget
 
 if TYPE_CHECKING:
     from sentinel.core.machine import Machine
+    from sentinel.core.plan import Plan
     from sentinel.core.profile import Profile
     from sentinel.planner.sweep import Cell, Comparison, Point, Subject
 
@@ -48,7 +49,8 @@ this kind (whole layers, room on both sides of a move) can be faster with that m
 link a migration takes time from compute: as much as `sentinel calibrate` measured, and 0 on described machines, where
 nobody did; the first lines say which. The second table has the step of the same plan on a worse machine too: links
 carry half, slow accesses take 1.5 times as long. The third has the fast memory that is held, at most and in the mean
-over the step. `best-static` is the best placement found that moves nothing. A policy without a plan is shown with the
+over the step. `best-static` is the best placement found that moves nothing. Where a policy is faster with less fast
+memory than with more, its plan for less is shown again, of every policy. A policy without a plan is shown with the
 reason. The curve shows the policy sentinel with more and more fast memory. Its knee, the least amount tried with at
 least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just below the knee are tried as well.
 
@@ -150,11 +152,12 @@ def _compared(
         wanted = {amounts[fast] for fast in arguments.fast}
         with telling(f"{label}: simulating the curve"):
             own = near_knee(subject, profile, machine, list(curve(subject, profile, machine, amounts)))
+        best: dict[str, Plan] = {}
         for point in own:
             if point.fast_bytes in wanted:
                 with telling(f"{label}: simulating {len(policies)} policies and the bound at {point.fast}"):
                     limits = {"time_limit_s": arguments.bound_limit, "search_s": arguments.search_limit}
-                    table += cells(subject, profile, machine, point, policies, **limits)
+                    table += cells(subject, profile, machine, point, policies, best=best, **limits)
         subjects.append(subject)
         points += own
         knees.append(knee(own))

@@ -54,37 +54,59 @@ def gaps(work: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
 
 
 def bridge_shortest_gaps(
-    work: Workload, parted: NDArray[np.bool_], free: NDArray[np.int64], inset: int
+    work: Workload,
+    parted: NDArray[np.bool_],
+    free: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Of the gaps that are `parted`, those left after bridging them from the shortest on while there is room.
 
-    A bridged gap holds its unit's bytes of the (L,) `free` in all its layers but the first and last `inset`.
+    A bridged gap holds its unit's bytes of the (L,) `free` in unrolled layers [`start`, `stop`), one of each a use.
     """
-    _, by, _ = gaps(work)
-    after = work.use_layer + 1
     nbytes, left, parted = work.units.nbytes[work.use_unit], free.copy(), parted.copy()
-    for row in np.flatnonzero(parted)[np.argsort((by - after)[parted], kind="stable")].tolist():
-        layers = np.arange(after[row] + inset, by[row] - inset) % work.n_layers
+    for row in np.flatnonzero(parted)[np.argsort((stop - start)[parted], kind="stable")].tolist():
+        layers = np.arange(start[row], stop[row]) % work.n_layers
         if not len(layers) or left[layers].min() >= nbytes[row]:
             left[layers] -= nbytes[row]
             parted[row] = False
     return parted
 
 
-def episodes_of(work: Workload, choice: Choice) -> Episodes:
-    """The episodes of a choice for every unit."""
-    length, units = work.n_layers, work.units
-    unit, layer, fast = work.use_unit, work.use_layer, choice.fast
-    m = len(unit)
-    if not m:
-        none, flags = np.zeros(0, np.int64), np.zeros(0, bool)
-        return Episodes(none, none, none, none, none, flags, flags, np.zeros(0))
+def served_uses(work: Workload, choice: Choice, granted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(uses,) whether one of the `granted` of `episodes_of(work, choice)` serves each use."""
+    if not len(granted):
+        return np.zeros(len(work.use_unit), bool)
+    heads, _, whole = _stretches(work, choice)
+    unit, first = work.use_unit, np.searchsorted(work.use_unit[heads], np.arange(len(work.units) + 1))
+    at = np.searchsorted(heads, np.arange(len(unit)), side="right") - 1
+    at = np.where(at < first[unit], first[unit + 1] - 1, at)  # round the ring: the unit's last one
+    episode = np.where(first[unit] < first[unit + 1], at, len(heads) + np.searchsorted(whole, unit))
+    return choice.fast & granted[np.minimum(episode, len(granted) - 1)]
+
+
+def _stretches(work: Workload, choice: Choice) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """First and last use of each stretch of uses in fast memory, and the units that never leave it."""
+    unit, fast = work.use_unit, choice.fast
     follower, _, has_gap = work.gaps
     linked = fast & fast[follower] & ~choice.parted & has_gap
     opens = np.flatnonzero(work.is_first_use)
     after_link = np.append(False, linked[:-1])  # whether the use before is linked to this one, round the ring
-    after_link[opens] = linked[np.append(opens[1:], m) - 1]
-    heads, tails = np.flatnonzero(fast & ~after_link), np.flatnonzero(fast & ~linked)
+    after_link[opens] = linked[np.append(opens[1:], len(unit)) - 1]
+    counts = np.diff(work.first_use)
+    whole = np.flatnonzero((np.bincount(unit, linked, len(work.units)) == counts) & (counts > 0))
+    return np.flatnonzero(fast & ~after_link), np.flatnonzero(fast & ~linked), whole
+
+
+def episodes_of(work: Workload, choice: Choice) -> Episodes:
+    """The episodes of a choice for every unit."""
+    length, units = work.n_layers, work.units
+    unit, layer = work.use_unit, work.use_layer
+    if not len(unit):
+        none, flags = np.zeros(0, np.int64), np.zeros(0, bool)
+        return Episodes(none, none, none, none, none, flags, flags, np.zeros(0))
+    _, _, has_gap = work.gaps
+    heads, tails, whole = _stretches(work, choice)
     owner, opening = unit[heads], work.is_first_use[heads]
     first, last = work.first_use[owner], work.first_use[owner + 1] - 1
     at = np.searchsorted(tails, heads)
@@ -97,8 +119,6 @@ def episodes_of(work: Workload, choice: Choice) -> Episodes:
     is_born, dies = opening & ~units.persistent[owner], ~has_gap[tail]
     before, shift = np.where(opening, last, heads - 1), np.where(opening, length, 0)
     turn = np.where(round_ring, length, 0)
-    counts = np.diff(work.first_use)
-    whole = np.flatnonzero((np.bincount(unit, linked, len(units)) == counts) & (counts > 0))
     zero, full = np.zeros(len(whole), np.int64), np.full(len(whole), length)
     never = np.zeros(len(whole), bool)
     return Episodes(

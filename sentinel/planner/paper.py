@@ -1,9 +1,9 @@
-"""`sentinel-2021`: the policy of the HPCA 2021 paper, with its goal repaired.
+"""`sentinel-2021`: our reading of the policy of the HPCA 2021 paper.
 
-Fast memory holds in each migration interval what that interval uses. Read literally the paper's goal charges a transfer
-of all fast memory and always picks the largest interval. Here an interval length costs the time by which the next
-interval's bytes take longer to come than this interval lasts, and the extra time of what stays in slow memory while
-used. Ties go to the shorter interval.
+Fast memory holds in each migration interval what that interval uses; what a later one uses again stays while there is
+room for it. Read literally the paper's goal charges a transfer of all fast memory and always picks the largest
+interval. Here the plan of each interval length is simulated, and the fastest one is taken; ties go to the shorter
+interval.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from sentinel.core.profile import Profile
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.planner.assemble import assemble
 from sentinel.planner.decision import choose, decide
-from sentinel.planner.episodes import Choice, Episodes, episodes_of, gaps
+from sentinel.planner.episodes import Choice, Episodes, bridge_shortest_gaps, episodes_of, gaps, served_uses
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
-_MOST_LENGTHS = 40
+MOST_LENGTHS = 256
+"""So many interval lengths are simulated: each one, in steps of up to so many layers."""
 
 _TESTED = 3
-"""So many interval lengths of least cost are tested; the goal is an estimate."""
+"""So many interval lengths whose steps are the shortest go through test and trial, which may take as many simulations
+for one length as there are late promotions."""
 
 
 class Sentinel2021:
@@ -41,73 +43,85 @@ class Sentinel2021:
         self.mil = mil
 
     def plan(self, profile: Profile, machine: Machine) -> Plan:
-        """The plan with the interval length of least cost; all in fast memory where that fits."""
+        """The plan with the interval length whose step is shortest; all in fast memory where that fits."""
         footprint = footprint_bytes(profile)
         if footprint <= machine.fast.capacity_bytes:
             return one_tier(profile, machine, 0, self.name)
         work = make_workload(profile, machine, footprint)
         short = reserve(work, work.budget_bytes)
-        lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers)
-        tried = [(interval_cost_ns(work, mil, short), mil) for mil in lengths]
-        found = [self._tested(work, mil, short) for _, mil in sorted(tried)[:_TESTED]]
-        run, plan = min(found, key=lambda pair: int(pair[0].step_ns or 0))
-        cases = run.counters.cases
-        told = {**plan.details, "cases": cases, "mil_cost_ns": {str(mil): cost for cost, mil in tried}}
-        return replace(plan, predicted_step_ns=run.step_ns, details=told)
+        lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers, MOST_LENGTHS)
+        tried = [_Length(work, mil, short) for mil in lengths]
+        best = sorted(tried, key=lambda length: length.step_ns)[:_TESTED]
+        run, plan = min((length.tested() for length in best), key=lambda pair: int(pair[0].step_ns or 0))
+        told = {"cases": run.counters.cases, "mil_step_ns": {str(each.mil): each.step_ns for each in tried}}
+        return replace(plan, predicted_step_ns=run.step_ns, details={**plan.details, **told})
 
-    def _tested(self, work: Workload, mil: int, short: Reserve) -> tuple[Run, Plan]:
-        """The plan of one interval length after test and trial."""
-        profile, machine = work.profile, work.machine
-        episodes = make_episodes(work, interval_cuts(work.n_layers, mil))
-        told = {"mil": mil, "intervals": -(-work.n_layers // mil)}
 
-        def draw(granted: NDArray[np.bool_]) -> Plan:
-            decision = replace(decide(work, episodes, granted, short), details=told)
-            return assemble(
-                decision, work.units, profile, machine, policy=self.name, footprint_bytes=work.footprint_bytes
-            )
+class _Length:
+    """What one interval length makes of a step."""
 
-        starts = np.where(episodes.promote, episodes.held_from % work.n_layers, -1)
-        granted = grant(work, episodes, short)
-        _, plan, run = test_and_trial(granted, starts, draw, lambda plan: simulate_lawful(plan, profile, machine))
+    def __init__(self, work: Workload, mil: int, short: Reserve) -> None:
+        self.mil, self._work, self._short = mil, work, short
+        self.step_ns = int(self._run(self._drawn(self._episodes())).step_ns or 0)
+
+    def tested(self) -> tuple[Run, Plan]:
+        """The plan after test and trial, and its run."""
+        episodes = self._episodes()
+        starts = np.where(episodes.promote, episodes.held_from % self._work.n_layers, -1)
+        everything = np.ones(len(episodes), bool)
+        _, plan, run = test_and_trial(everything, starts, lambda kept: self._drawn(episodes, kept), self._run)
         return run, plan
 
+    def _episodes(self) -> Episodes:
+        return lazy_episodes(self._work, interval_cuts(self._work.n_layers, self.mil), self._short)
 
-def lengths_to_try(n_layers: int) -> list[int]:
-    """Every interval length, or, of many, the small ones and ever sparser large ones."""
-    if n_layers <= _MOST_LENGTHS:
+    def _drawn(self, episodes: Episodes, kept: NDArray[np.bool_] | None = None) -> Plan:
+        work, told = self._work, {"mil": self.mil, "intervals": -(-self._work.n_layers // self.mil)}
+        kept = np.ones(len(episodes), bool) if kept is None else kept
+        decision = replace(decide(work, episodes, kept, self._short), details=told)
+        return assemble(
+            decision,
+            work.units,
+            work.profile,
+            work.machine,
+            policy=Sentinel2021.name,
+            footprint_bytes=work.footprint_bytes,
+        )
+
+    def _run(self, plan: Plan) -> Run:
+        return simulate_lawful(plan, self._work.profile, self._work.machine)
+
+
+def lengths_to_try(n_layers: int, most: int = 40) -> list[int]:
+    """Every interval length, or, of more than `most`, the small ones and ever sparser large ones."""
+    if n_layers <= most:
         return list(range(1, n_layers + 1))
-    spread = np.geomspace(1, n_layers, _MOST_LENGTHS)
-    return sorted({int(x) for x in np.rint(spread)})
+    return sorted({int(x) for x in np.rint(np.geomspace(1, n_layers, most))})
 
 
-def grant(work: Workload, episodes: Episodes, short: Reserve) -> NDArray[np.bool_]:
-    """What is promoted, as the intervals come: first the earlier interval, in it the hottest bytes."""
+def lazy_episodes(work: Workload, cuts: NDArray[np.int64], short: Reserve) -> Episodes:
+    """What is in fast memory and when, in as much as there is room for.
+
+    First each interval gets what it uses and leaves it behind, as in `make_episodes`. Then what left and came back
+    stays where there is room in between, what comes back soonest first: so nothing leaves but for the room that another
+    interval needs.
+    """
+    choice = _eager_choice(work, cuts)
     free = work.budget_bytes - short.held_bytes
+    granted = grant(work, episodes_of(work, choice), free)
+    served = served_uses(work, choice, granted)
+    follower, _, _ = gaps(work)
+    returns = choice.parted & served & served[follower]
+    parted = bridge_shortest_gaps(work, returns, free, choice.left, choice.arrive)
+    return episodes_of(work, replace(choice, fast=served, parted=parted))
+
+
+def grant(work: Workload, episodes: Episodes, free: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """What is promoted, as the intervals come: first the earlier interval, in it the hottest bytes. What that takes of
+    the (L,) bytes that are `free` is taken off."""
     density = episodes.value_ns / work.units.nbytes[episodes.unit]
     order = np.lexsort((episodes.unit, -density, episodes.begin % work.n_layers))
     return choose(work, episodes, free, order)
-
-
-def interval_cost_ns(work: Workload, mil: int, short: Reserve) -> int:
-    """The repaired goal for one interval length: exposed transfers and slow accesses, in ns."""
-    cuts = interval_cuts(work.n_layers, mil)
-    episodes = make_episodes(work, cuts)
-    granted = grant(work, episodes, short)
-    slow = float(work.use_ns.sum() - episodes.value_ns[granted].sum())
-    span = np.add.reduceat(np.maximum(work.compute_ns, work.traffic_ns), cuts)
-    exposed = 0.0
-    links = (
-        (work.machine.link(1, 0), episodes.promote, episodes.held_from),
-        (work.machine.link(0, 1), episodes.demote, episodes.end),
-    )
-    for link, wanted, start in links:
-        rows = np.flatnonzero(granted & wanted)
-        interval = np.searchsorted(cuts, start[rows] % work.n_layers, side="right") - 1
-        nbytes = work.units.nbytes[episodes.unit[rows]].astype(np.float64)
-        incoming = np.bincount(interval, nbytes, len(cuts)) * (1e9 / link.bandwidth_bytes_per_s)
-        exposed += float(np.maximum(incoming - span, 0).sum())
-    return int(exposed + slow)
 
 
 def interval_cuts(length: int, mil: int) -> NDArray[np.int64]:
@@ -121,10 +135,14 @@ def make_episodes(work: Workload, cuts: NDArray[np.int64]) -> Episodes:
     Promoted while the interval before the use runs; demoted in mid-interval, from the layer after the last use to
     the interval's end. A gap too short for both is bridged.
     """
+    return episodes_of(work, _eager_choice(work, cuts))
+
+
+def _eager_choice(work: Workload, cuts: NDArray[np.int64]) -> Choice:
     _, next_layer, has_gap = gaps(work)
     leave, left, arrive, arrived = _windows(work.use_layer, next_layer, cuts, work.n_layers)
     everywhere = np.ones(len(leave), bool)
-    return episodes_of(work, Choice(everywhere, has_gap & (left <= arrive), leave, left, arrive, arrived))
+    return Choice(everywhere, has_gap & (left <= arrive), leave, left, arrive, arrived)
 
 
 def _windows(

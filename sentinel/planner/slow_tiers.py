@@ -176,5 +176,7 @@ def _just_in_time(work: Workload, parted: NDArray[np.bool_]) -> Episodes:
 def _parted(work: Workload, free: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Gaps left after bridging them from the shortest on while there is room beside all moves."""
     _, by, has_gap = gaps(work)
-    parted = has_gap & (by - work.use_layer >= 3)
-    return bridge_shortest_gaps(work, parted, free - room_bytes(work, _just_in_time(work, parted)), 1)
+    after = work.use_layer + 1
+    parted = has_gap & (by - after >= 2)
+    left = free - room_bytes(work, _just_in_time(work, parted))
+    return bridge_shortest_gaps(work, parted, left, after + 1, by - 1)

@@ -195,20 +195,24 @@ def cells(
     point: Point,
     policies: Sequence[str],
     *,
+    best: dict[str, Plan] | None = None,
     time_limit_s: float = 60.0,
     search_s: float | None = None,
 ) -> list[Cell]:
-    """A cell for each policy at the amount of `point`, which is the cell of the curve's policy. Refusals are cells.
+    """A cell for each policy at the amount of `point`. Refusals are cells.
 
+    `best`: of each policy the plan for the next smaller amount of the table, which is used again where it is faster;
+    what is taken here is put there. It holds for every policy or for none: without, each has a plan for this amount.
     `time_limit_s`: for each bound. `search_s`: for the search of `autotm`; without, it is as in `plan`.
     """
+    best = {} if best is None else best
     machine = machine.with_fast_capacity(point.fast_bytes)
     least = bound(profile, machine, time_limit_s=time_limit_s)
     looser = exchange_bound(profile, machine, time_limit_s=time_limit_s)
     exchange_ns = None if looser.loose else looser.step_ns
     found = []
     for policy in policies:
-        made = point if policy == CURVE_POLICY else _planned(subject, point, profile, machine, policy, search_s)
+        made = _planned(subject, point, profile, machine, policy, best, search_s)
         found.append(
             Cell(
                 profile=subject.profile,
@@ -246,14 +250,21 @@ def knee(points: Sequence[Point]) -> Knee | None:
 
 
 def _planned(
-    subject: Subject, point: Point, profile: Profile, machine: Machine, policy: str, search_s: float | None
+    subject: Subject,
+    point: Point,
+    profile: Profile,
+    machine: Machine,
+    policy: str,
+    best: dict[str, Plan],
+    search_s: float | None,
 ) -> Point:
-    """What a policy makes of the amount of `point`."""
+    """What a policy makes of the amount of `point`, or has made of a smaller one."""
     try:
         made = plan(profile, machine, policy, search_s=search_s if policy == SEARCHING else None)
     except PlanError as error:
         return Point(subject.profile, point.fast, point.fast_bytes, None, None, None, str(error))
-    return _point(subject, point.fast, point.fast_bytes, made, profile, machine)
+    best[policy] = not_slower(made, best[policy]) if policy in best else made
+    return _point(subject, point.fast, point.fast_bytes, best[policy], profile, machine)
 
 
 def _point(subject: Subject, fast: str, nbytes: int, made: Plan, profile: Profile, machine: Machine) -> Point:

@@ -12,8 +12,10 @@ import pytest
 from sentinel import files
 from sentinel.cli import main
 from sentinel.core.errors import UsageError
+from sentinel.core.machine import Machine
+from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
-from sentinel.planner import POLICIES, check_policies, plan_curve
+from sentinel.planner import POLICIES, check_policies, plan_curve, sweep
 from sentinel.planner.sweep import (
     DEFAULT_POLICIES,
     Point,
@@ -123,6 +125,30 @@ def test_the_best_placement_that_moves_nothing_is_a_rival() -> None:
     for name in ("static", "first-touch", "interleave", "weighted-interleave", "all-slow"):
         assert found[name].migrated_bytes_per_step == 0
         assert (best.step_ns or 0) < (found[name].step_ns or 0)
+
+
+def test_every_policy_may_use_a_plan_for_less_fast_memory_again_or_none_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more than 20 % each policy is made to forget all that it knows."""
+    subject = make_subject("p", PROFILE, MACHINE)
+    less, more = (subject.footprint_bytes * share // 10 // 4096 * 4096 for share in (2, 4))
+    made = sweep.plan
+
+    def forgetful(profile: Profile, machine: Machine, policy: str, **more: float | None) -> Plan:
+        return made(profile, machine, policy if machine.fast.capacity_bytes <= less else "all-slow", **more)
+
+    monkeypatch.setattr(sweep, "plan", forgetful)
+    policies = ("sentinel", "sentinel-2021", "first-touch", "best-static")
+    at = {nbytes: Point("p", f"{nbytes}B", nbytes, None, None, None, "") for nbytes in (less, more)}
+    best: dict[str, Plan] = {}
+    first, second = (cells(subject, PROFILE, MACHINE, at[nbytes], policies, best=best) for nbytes in (less, more))
+    alone = cells(subject, PROFILE, MACHINE, at[more], policies)
+    for policy, small, large, by_itself in zip(policies, first, second, alone, strict=True):
+        assert small.policy == large.policy == policy
+        assert small.step_ns is not None
+        assert by_itself.step_ns is not None
+        assert large.step_ns == small.step_ns < by_itself.step_ns
+        assert large.fast_bytes == more
+        assert large.migrated_bytes_per_step == small.migrated_bytes_per_step
 
 
 def test_the_curve_is_that_of_plan_curve_and_ends_at_all_fast() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import policies, policies_page
 from benchmarks.policies import summary
+from tests.builders import MIB, make_machine, make_profile, param
 
 
 def cell(trace, sentinel, rival, fast="20%"):
@@ -85,6 +86,26 @@ def test_what_was_not_run_is_told(monkeypatch):
     assert "Not run, for time: gpt2 on cxl-m5 with 60%." in page_of([*both[:2], cell("resnet32", 0.9, 0.5, "60%")])
     assert "Not run" not in page_of(both[:2])
     assert "Not run, for time: gpt2 on any." in page_of(both[:1])
+
+
+def test_every_policy_of_the_table_may_use_a_plan_for_less_fast_memory_again(monkeypatch):
+    """With more than 8 MiB each policy is made to forget all that it knows."""
+    profile = make_profile([param(f"w{k}", 4 * MIB, [k, 7 - k]) for k in range(4)], 8, layer_ns=1_000_000)
+    made = policies.plan
+
+    def forgetful(profile, machine, policy, **more):
+        return made(profile, machine, policy if machine.fast.capacity_bytes <= 8 * MIB else "all-slow", **more)
+
+    monkeypatch.setattr(policies, "plan", forgetful)
+    asked = ("sentinel", "sentinel-2021", "autotm", "best-static", "all-fast")
+    best, steps = {}, []
+    for room in (8 * MIB, 12 * MIB):
+        found = list(policies._plans(profile, make_machine(room), asked, best, None))
+        assert [policy for policy, _, _ in found] == list(asked[:-1])
+        steps.append({policy: (plan.predicted_step_ns, told["of_less"]) for policy, plan, told in found})
+    for policy in asked[:-1]:
+        assert steps[1][policy] == (steps[0][policy][0], True)
+        assert not steps[0][policy][1]
 
 
 def test_runs_make_one_page(tmp_path, monkeypatch):

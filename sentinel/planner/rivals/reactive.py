@@ -54,7 +54,7 @@ class NextUse(_ByUse):
         _, by, has_gap = gaps(work)
         after = work.use_layer + 1
         wide = has_gap & (by - after >= 2)
-        parted = bridge_shortest_gaps(work, wide, free - _used_bytes(work), 0)
+        parted = bridge_shortest_gaps(work, wide, free - _used_bytes(work), after, by)
         episodes = episodes_of(work, _in_time(work, parted, by, 1))
         order = np.lexsort((episodes.unit, episodes.begin % work.n_layers))
         return decide(work, episodes, choose(work, episodes, free.copy(), order), short)

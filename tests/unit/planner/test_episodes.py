@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from sentinel.planner.episodes import Choice, bridge_shortest_gaps, episodes_of, gaps, room_bytes
+from sentinel.planner.episodes import Choice, bridge_shortest_gaps, episodes_of, gaps, room_bytes, served_uses
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 
@@ -66,9 +66,37 @@ def test_a_transient_that_stays_holds_its_room_until_it_is_freed():
 def test_gaps_are_bridged_from_the_shortest_on_while_there_is_room():
     work = work_of(param("p", LARGE, [0, 3]), n_layers=10)  # gaps of layers 1 and 2, and of layers 4 to 9
     both, free = np.array([True, True]), np.full(10, LARGE)
-    assert bridge_shortest_gaps(work, both, free, 0).tolist() == [False, False]
+    after, by = work.use_layer + 1, gaps(work)[1]
+    assert bridge_shortest_gaps(work, both, free, after, by).tolist() == [False, False]
     free[5] = 0
-    assert bridge_shortest_gaps(work, both, free, 0).tolist() == [False, True]
+    assert bridge_shortest_gaps(work, both, free, after, by).tolist() == [False, True]
     free[1] = 0
-    assert bridge_shortest_gaps(work, both, free, 0).tolist() == [True, True]
-    assert bridge_shortest_gaps(work, both, free, 1).tolist() == [False, True]  # layers 1 and 2 are those of the moves
+    assert bridge_shortest_gaps(work, both, free, after, by).tolist() == [True, True]
+    between = after + 1, by - 1  # layers 1 and 2 are those of the moves
+    assert bridge_shortest_gaps(work, both, free, *between).tolist() == [False, True]
+
+
+def test_each_use_is_served_by_the_stay_that_it_falls_into():
+    """`p` leaves behind layers 0 and 3, `t` behind 1, and `w` never; each stay may be refused by itself."""
+    work = work_of(param("p", LARGE, [0, 3]), act("t", LARGE, 1, 5, [4]), param("w", LARGE, [2, 5]))
+    parted = np.array(work.use_layer) < 4
+    parted[work.units.persistent[work.use_unit] & np.isin(work.use_layer, [2, 5])] = False
+    choice = choice_of(work, [True] * 6, parted)
+    episodes = episodes_of(work, choice)
+    assert len(episodes) == 5
+    uses = list(zip(work.use_unit.tolist(), (work.use_layer % 6).tolist(), strict=True))
+    for episode in range(5):
+        served = served_uses(work, choice, np.arange(5) == episode)
+        stay = {k % 6 for k in range(int(episodes.begin[episode]), int(episodes.end[episode]))}
+        within = [unit == episodes.unit[episode] and layer in stay for unit, layer in uses]
+        assert served.tolist() == within
+    assert not served_uses(work, choice, np.zeros(5, bool)).any()
+    assert served_uses(work, choice, np.ones(5, bool)).all()
+
+
+def test_a_stay_round_the_ring_serves_the_uses_at_both_ends():
+    """Away between layers 1 and 4 only: what is used in 4 and 5 is still there in 0 and 1."""
+    work = work_of(param("p", LARGE, [0, 1, 4, 5]))
+    choice = choice_of(work, [True] * 4, [False, True, False, False])
+    assert rows(episodes_of(work, choice)) == [(0, 3, 4, 8, 9, True, True)]
+    assert served_uses(work, choice, np.array([True])).tolist() == [True] * 4
