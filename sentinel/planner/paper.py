@@ -26,8 +26,11 @@ from sentinel.planner.pool import Reserve, reserve
 from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
-MOST_LENGTHS = 256
-"""So many interval lengths are simulated: each one, in steps of up to so many layers."""
+_MOST_WORK = 500_000
+"""Units times interval lengths that are simulated, some ten seconds: each length, where so many are enough. Of steps
+that are larger a sample of lengths, of at least _LEAST_LENGTHS."""
+
+_LEAST_LENGTHS = 40
 
 _TESTED = 3
 """So many interval lengths whose steps are the shortest go through test and trial, which may take as many simulations
@@ -49,7 +52,8 @@ class Sentinel2021:
             return one_tier(profile, machine, 0, self.name)
         work = make_workload(profile, machine, footprint)
         short = reserve(work, work.budget_bytes)
-        lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers, MOST_LENGTHS)
+        most = max(_MOST_WORK // max(len(work.units), 1), _LEAST_LENGTHS)
+        lengths = [self.mil] if self.mil else lengths_to_try(work.n_layers, most)
         tried = [_Length(work, mil, short) for mil in lengths]
         best = sorted(tried, key=lambda length: length.step_ns)[:_TESTED]
         run, plan = min((length.tested() for length in best), key=lambda pair: int(pair[0].step_ns or 0))
@@ -92,7 +96,7 @@ class _Length:
         return simulate_lawful(plan, self._work.profile, self._work.machine)
 
 
-def lengths_to_try(n_layers: int, most: int = 40) -> list[int]:
+def lengths_to_try(n_layers: int, most: int = _LEAST_LENGTHS) -> list[int]:
     """Every interval length, or, of more than `most`, the small ones and ever sparser large ones."""
     if n_layers <= most:
         return list(range(1, n_layers + 1))

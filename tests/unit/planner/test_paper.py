@@ -103,6 +103,15 @@ def test_every_interval_length_is_simulated_and_the_shortest_step_taken():
     assert made.predicted_step_ns <= min(made.details["mil_step_ns"].values())
 
 
+def test_of_a_step_that_is_too_large_a_sample_of_lengths_is_simulated(monkeypatch):
+    monkeypatch.setattr(paper, "_MOST_WORK", 20 * 45)
+    profile = make_profile([param(f"w{k}", 4 << 20, [3 * k]) for k in range(20)], 60, layer_ns=1_000_000)
+    made = Sentinel2021().plan(profile, make_machine(36 << 20, promote=3 * GB, demote=3 * GB))
+    tried = sorted(int(mil) for mil in made.details["mil_step_ns"])
+    assert tried == lengths_to_try(60, 45)
+    assert len(tried) < 60
+
+
 @pytest.mark.parametrize(("link", "kept"), [(GB, False), (10 * GB, True)])
 def test_a_prefetch_that_costs_more_than_it_saves_is_left_out(link, kept):
     """8 MiB, used once: over a link of 1 GB/s the step waits 7 ms to save 0.75 ms."""
