@@ -24,7 +24,8 @@ POLICIES = ", ".join(planner.POLICIES).replace(",", " (default),", 1)
 """Their names, for the help."""
 MACHINES = """\
 described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores with that slow memory, migration
-at 2, 5, 10 GB/s or at link speed; slow-: a third of the compute. Others: a file made by `sentinel calibrate -o`.
+at 2, 5, 10 GB/s or at link speed; slow-: a third of the compute. cxl-m{2,5}-priced: migration takes time from compute
+too. Others: a file made by `sentinel calibrate -o`.
 """
 PRESETS = """\
 presets of slow memory: cxl-asic-x8, cxl-fpga, cxl-fpga-remote, cxl-worst, optane-6dimm, nvme-gen4, numa-remote-clx,

@@ -59,7 +59,8 @@ class Link:
     What moves costs the job besides time on the link: `lost_ns_per_kib` ns of its computation for each KiB that moves
     beside it, since whoever copies takes processor time and memory bandwidth, and `lost_ns_per_move` ns of the training
     thread for each migration, however small. 0 where nobody measured them (`sentinel calibrate` does); `lost_measured`
-    where somebody did, even if 0 came out. `measured` is of the bandwidth alone.
+    where somebody did, even if 0 came out. `measured` is of the bandwidth alone. `declared_by`: the source of rate and
+    price where they are declared.
     """
 
     source: int
@@ -70,6 +71,7 @@ class Link:
     lost_ns_per_kib: float = field(default=0.0, metadata={"sparse": True})
     lost_ns_per_move: float = field(default=0.0, metadata={"sparse": True})
     lost_measured: bool = field(default=False, metadata={"sparse": True})
+    declared_by: str = field(default="", metadata={"sparse": True})
 
     def __post_init__(self) -> None:
         require(
@@ -217,10 +219,16 @@ class Machine:
             ),
         )
 
+    def with_links_at(self, share: float) -> Machine:
+        """A machine like this one whose links carry that share of their bandwidth, and nothing else is another."""
+        rates = (max(int(link.bandwidth_bytes_per_s * share), 1) for link in self.links)
+        links = (replace(x, bandwidth_bytes_per_s=rate) for x, rate in zip(self.links, rates, strict=True))
+        return replace(self, links=tuple(links))
+
     def worse(self, share: float = 1.0) -> Machine:
         """A machine like this one whose links carry half, and whose slower tiers take 1.5 times as long to use: what a
         plan meets where memory was described too well. `share`: so much of the way there, by ratios."""
-        dearer, less = _DEARER**share, _LESS**share
+        dearer = _DEARER**share
         slower = tuple(
             replace(
                 tier,
@@ -230,13 +238,11 @@ class Machine:
             )
             for tier in (self.tiers[index] for index in self.slower)
         )
-        rates = (max(int(link.bandwidth_bytes_per_s / less), 1) for link in self.links)
-        links = (replace(x, bandwidth_bytes_per_s=rate) for x, rate in zip(self.links, rates, strict=True))
-        return replace(self, tiers=(self.fast, *slower), links=tuple(links))
+        return replace(self.with_links_at(LESS**share), tiers=(self.fast, *slower))
 
 
-_DEARER, _LESS = 1.5, 2
-"""Of `Machine.worse`: times of slow accesses, and what links carry less."""
+_DEARER, LESS = 1.5, 0.5
+"""Of a worse machine: times of slow accesses, and the share that links carry, by which plans are tried alone too."""
 
 
 def _rate(bytes_per_s: int) -> str:

@@ -2,6 +2,9 @@
 socket's memory as the fast tier and optane-6dimm, cxl-asic-x8 or numa-remote-clx (see `sentinel.tiers.presets`) as the
 slow one; migration at 2, 5 or 10 GB/s per direction or at link speed: the slower of the source's read and the
 target's write bandwidth. Nothing of it is measured. Fixed before any policy was tuned; not to be changed.
+
+What moves take from compute is 0 on these. `cxl-m2-priced` and `cxl-m5-priced` are the same machines with a price, each
+link with its source in `declared_by` (decision 181).
 """
 
 from __future__ import annotations

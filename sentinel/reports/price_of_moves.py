@@ -12,6 +12,7 @@ def about_moves(machine: Machine) -> str:
     if known := [link for link in machine.links if _is_known(link)]:
         told = "; ".join(_price(machine, link) for link in known)
         parts.append(f"Moves on {machine.name} take from compute: {told}.")
+        parts += [f"Declared: {source}." for source in dict.fromkeys(link.declared_by for link in known) if source]
     if told := unpriced(machine):
         parts.append(told)
     return " ".join(parts)

@@ -89,8 +89,9 @@ def test_the_help_names_all_policies() -> None:
 
 
 def test_the_help_names_all_machines_and_presets() -> None:
-    slow, kinds, rates = re.findall(r"\{([^}]*)\}", MACHINES)
+    slow, kinds, rates, priced = re.findall(r"\{([^}]*)\}", MACHINES)
     names = {f"{s}{k}-m{r}" for s in slow.split(",") for k in kinds.split(",") for r in rates.split(",")}
+    names |= {f"cxl-m{rate}-priced" for rate in priced.split(",")}
     assert names == set(machines.names())
     assert set(re.findall(r"[a-z]+(?:-[a-z0-9]+)+", PRESETS)) == set(tiers.PRESETS)
     for verb in ("run", "plan", "simulate", "compare"):

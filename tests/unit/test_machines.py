@@ -14,10 +14,28 @@ from sentinel.tiers.presets import preset
 SLOW = {"optane": "optane-6dimm", "cxl": "cxl-asic-x8", "numa": "numa-remote-clx"}
 
 
-def test_there_are_twenty_four():
-    assert machines.names() == tuple(
-        sorted(f"{pre}{stem}-m{m}" for pre in ("", "slow-") for stem in SLOW for m in ("2", "5", "10", "link"))
-    )
+PRICED = ("cxl-m2-priced", "cxl-m5-priced")
+
+
+def test_there_are_twenty_four_and_two_with_a_price():
+    free = (f"{pre}{stem}-m{m}" for pre in ("", "slow-") for stem in SLOW for m in ("2", "5", "10", "link"))
+    assert machines.names() == tuple(sorted([*free, *PRICED]))
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_a_priced_machine_is_the_one_without_but_for_what_moves_take_and_names_its_source(name):
+    """Whoever copies has one of 24 cores for as long as that takes."""
+    priced, free = machines.load(name), machines.load(name.removesuffix("-priced"))
+    bare = [replace(link, lost_ns_per_kib=0.0, lost_ns_per_move=0.0, declared_by="") for link in priced.links]
+    assert replace(priced, name=free.name, links=tuple(bare)) == free
+    for link in priced.links:
+        assert link.lost_ns_per_kib == pytest.approx(1024e9 / link.bandwidth_bytes_per_s / 24, abs=1e-3)
+        assert link.lost_ns_per_move == 42_000
+        assert not link.measured
+        assert not link.price_is_measured
+        assert f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s: one mover in pages of" in link.declared_by
+        for source in ("S. Garg, linux-mm, 2026-05-08", "one of 24 cores", "docs/decisions/0151"):
+            assert source in link.declared_by
 
 
 @pytest.mark.parametrize("name", machines.names())
@@ -33,7 +51,7 @@ def test_numbers_are_those_of_the_presets(name):
             *(spec.latency_ns, spec.read_bytes_per_s, spec.write_bytes_per_s),
             *(False, "described"),
         )
-    speed = name.rsplit("-m", 1)[1]
+    speed = name.removesuffix("-priced").rsplit("-m", 1)[1]
     up, down = machine.link(1, 0).bandwidth_bytes_per_s, machine.link(0, 1).bandwidth_bytes_per_s
     if speed == "link":
         assert up == min(told.read_bytes_per_s, local.write_bytes_per_s)
@@ -80,6 +98,14 @@ def test_a_link_faster_than_its_memory_is_refused(ends, said):
         faster("described")
     with pytest.raises(UsageError, match=said):  # what moves there is copied, out of memory of that speed
         faster("emulated")
+
+
+def test_links_at_a_share_are_all_that_is_another():
+    machine = machines.load("cxl-m2-priced")
+    half = machine.with_links_at(0.5)
+    assert [link.bandwidth_bytes_per_s for link in half.links] == [10**9] * 2
+    links = tuple(replace(link, bandwidth_bytes_per_s=2 * 10**9) for link in half.links)
+    assert replace(half, links=links) == machine
 
 
 def test_a_worse_machine_has_half_the_links_and_slower_memory_one_and_a_half_times_as_dear():

@@ -16,6 +16,14 @@ FREE = make_machine(8 * MIB)
 @pytest.mark.parametrize("name", machines.names())
 def test_no_described_machine_hides_that_its_moves_cost_nothing(name: str) -> None:
     machine = machines.load(name)
+    if name.endswith("-priced"):
+        assert unpriced(machine) == ""
+        told = about_moves(machine)
+        assert f"Moves on {name} take from compute: from dram to cxl" in told
+        assert told.count("42.00 µs a migration (declared)") == 2
+        assert told.endswith(f" Declared: {machine.links[0].declared_by}.")
+        assert told.count("Declared: ") == 1  # the same of both directions
+        return
     assert f"on {name} is counted as 0" in about_moves(machine) == unpriced(machine)
 
 
