@@ -46,13 +46,14 @@ examples:
 
 How to read it. 1 in `of all-fast speed`: as fast as with everything in fast memory. 1 in `of the bound`: no plan of
 this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. Beside time on the
-link a migration takes time from compute: as much as `sentinel calibrate` measured, and 0 on described machines, where
-nobody did; the first lines say which. The second table has the step of the same plan on a worse machine too: links
-carry half, slow accesses take 1.5 times as long. The third has the fast memory that is held, at most and in the mean
-over the step. `best-static` is the best placement found that moves nothing. Where a policy is faster with less fast
-memory than with more, its plan for less is shown again, of every policy. A policy without a plan is shown with the
-reason. The curve shows the policy sentinel with more and more fast memory. Its knee, the least amount tried with at
-least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just below the knee are tried as well.
+link a migration takes time from compute: as much as `sentinel calibrate` measured, and 0 on most described machines,
+where nobody did; the first lines say which. The second table has the step of the same plan where links alone carry
+half too, and on a worse machine: links carry half, slow accesses take 1.5 times as long. The third has the fast memory
+that is held, at most and in the mean over the step. `best-static` is the best placement found that moves nothing. Where
+a policy is faster with less fast memory than with more, its plan for less is shown again, of every policy. A policy
+without a plan is shown with the reason. The curve shows the policy sentinel with more and more fast memory. Its knee,
+the least amount tried with at least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just
+below the knee are tried as well.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
 `simulated`. A share such as 20% is of the memory that a profile's plan needs to keep everything fast (its footprint).

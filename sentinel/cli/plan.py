@@ -55,7 +55,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--forgiving",
         action=argparse.BooleanOptionalAction,
-        help="take a plan that half the links and slow memory 1.5 times as dear do not spoil (default for sentinel)",
+        help="take a plan that half the links, alone or with slow memory 1.5 times as dear, do not spoil (default for"
+        " sentinel)",
     )
     add_pins(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")

@@ -70,6 +70,13 @@ def efforts_for(work: Workload) -> tuple[Effort, ...]:
     return (Effort(60, 4, 20, dives=(0, 6, 12, 24)), Effort(60, 4, 20, pinned_entries=0))
 
 
+def efforts_again(work: Workload) -> tuple[Effort, ...]:
+    """How hard to try where a step is planned again for other machines: as hard, but for the cheapest effort only where
+    one plan takes seconds."""
+    efforts = efforts_for(work)
+    return efforts if len(work.units) * work.n_layers <= _MIDDLING else efforts[-1:]
+
+
 def is_large(work: Workload) -> bool:
     """Whether candidates beyond the first one take too long."""
     return len(work.units) * work.n_layers > _LARGE or len(work.profile.names) > _MANY

@@ -54,8 +54,9 @@ def plan(
     `budget`: of fast memory; without one, all that the machine has.
     Where the profile tells the page ranges of large tensors apart and these can matter, they are planned apart, unless
     that is predicted to be slower than with `whole_tensors`; `details["page_ranges"]` tells what each would be.
-    `forgiving`, of policy `sentinel`, by default: a plan that on `machine.worse()` takes over 1.03 times what the best
-    placement that moves nothing takes there gives way to the fastest candidate that does not.
+    `forgiving`, of policy `sentinel`, by default: a plan that on `machine.worse()`, or where links alone carry half,
+    takes over 1.03 times what the best placement that moves nothing takes there gives way to the fastest candidate that
+    does not.
     `pins`: tensors whose tier is fixed; the policy plans the others around them, and `details["pins"]` tells of each.
     `search_s`, of policy `autotm`: seconds that its search may take; then the plan may depend on the host. Without, the
     search is as long on any host.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from sentinel.core.machine import Machine
+from sentinel.core.machine import LESS, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
 from sentinel.planner.assemble import assemble
 from sentinel.planner.best_fixed import best_fixed_plan
-from sentinel.planner.column_generation import Effort, efforts_for, is_large, optimized
+from sentinel.planner.column_generation import Effort, efforts_again, efforts_for, is_large, optimized
 from sentinel.planner.fixed_placement import footprint_bytes, one_tier
 from sentinel.planner.slow_tiers import all_addressable, fetched_plans, has_room, tiered_plans
 from sentinel.planner.workload import Workload, make_workload
@@ -21,6 +21,13 @@ from sentinel.simulator import simulate_lawful
 
 WORSE_BY = 1.03
 """On a worse machine the plan that is taken needs at most so many times what the best one that moves nothing needs."""
+
+WORSE: dict[str, Callable[[Machine], Machine]] = {
+    "worse": Machine.worse,
+    "half_links": lambda machine: machine.with_links_at(LESS),
+}
+"""The machines on which a plan is tried, by what `details` calls them. Half the links alone are no milder than all of
+it: where slow memory is dearer too, what moves nothing is slower as well."""
 
 UNSURE = 1.25
 """What moves take from compute may be so many times what was measured: a plan that moves is taken over one that moves
@@ -73,16 +80,19 @@ def _drawn(work: Workload, efforts: tuple[Effort, ...], machine: Machine, policy
         yield label, drawn
 
 
-_CAUTION = (0.25, 0.5, 1.0)
-"""Shares of the way to the worse machine for which plans are made where it spoils the fastest one, in turn."""
+_CAUTION = (0.5, 0.625, 0.75, 1.0)
+"""Shares of the way to half the links, by ratios, for which plans are made where worse machines spoil the fastest one,
+in turn; then one for `Machine.worse`. Plans made for fewer links alone are faster on the machine as described than
+those made for dearer slow memory too, and do as well on both. Less caution than that was never enough."""
 
 
-def _cautious(work: Workload, policy: str) -> Iterator[Candidate]:
-    """Plans that were made for worse machines, by the last effort, which is the cheapest."""
-    for share in _CAUTION:
-        worse = make_workload(work.profile, work.machine.worse(share), work.footprint_bytes)
-        for label, plan in _drawn(worse, efforts_for(work)[-1:], work.machine, policy):
-            yield f"{label}, {share:.0%} of the way to a worse machine", plan
+def _cautious(work: Workload, policy: str) -> Iterator[list[Candidate]]:
+    """For each of these machines the plans that were made for it."""
+    others = [(f"links at {LESS**share:.0%}", work.machine.with_links_at(LESS**share)) for share in _CAUTION]
+    for name, machine in (*others, ("a worse machine", work.machine.worse())):
+        other = make_workload(work.profile, machine, work.footprint_bytes)
+        plans = _drawn(other, efforts_again(work), work.machine, policy)
+        yield [(f"{label}, for {name}", plan) for label, plan in plans]
 
 
 def best_of(
@@ -92,13 +102,14 @@ def best_of(
     policy: str,
     *,
     forgiving: bool = False,
-    others: Callable[[], Iterator[Candidate]] | None = None,
+    others: Callable[[], Iterator[list[Candidate]]] | None = None,
 ) -> Plan:
     """The fastest of the candidates by simulation, the first among equals; `details` tells of the others.
 
-    `forgiving`: of those that on `machine.worse()` take at most WORSE_BY times what the candidate STAYS takes there,
-    if it is among them; where the fastest one is not one of those, `others` are tried too until one is.
-    `details["worse"]` has the `step_ns` there and the `most_ns` that were allowed, `details["spoilt"]` what was faster.
+    `forgiving`: of those that on each machine of WORSE take at most WORSE_BY times what the candidate STAYS takes
+    there, if it is among them; where the fastest one is not one of those, `others` are tried too, some at a time, until
+    the fastest of these is. `details["worse"]` and `details["half_links"]` have the `step_ns` there and the `most_ns`
+    that were allowed, `details["spoilt"]` what was faster.
 
     Where moves take time from compute, none is taken that would be no faster than the candidate STAYS if moves were
     UNSURE times as dear; `details["unsure"]` tells the `step_ns` of the fastest one, and with such moves `dearer_ns`.
@@ -107,19 +118,20 @@ def best_of(
     stays = next((each for each in tried if each.label == STAYS), None)
     best = min(tried, key=_step_ns)
     details: dict[str, Any] = {}
-    most_ns = int(WORSE_BY * stays.worse_ns) if stays is not None and forgiving else None
-    if most_ns is not None and best.worse_ns > most_ns:
-        for label, plan in others() if others else ():
-            tried.append(_Tried(label, plan, profile, machine))
-            if tried[-1].worse_ns <= most_ns:
+    most_ns = {name: int(WORSE_BY * stays.step_on(name)) for name in WORSE} if stays is not None and forgiving else {}
+    if not best.keeps(most_ns):
+        for more in others() if others else ():
+            found = [_Tried(label, plan, profile, machine) for label, plan in more]
+            tried += found
+            if found and min(found, key=_step_ns).keeps(most_ns):
                 break  # what is made with more caution takes longer on the machine as described
-        best = next(each for each in sorted(tried, key=_step_ns) if each.worse_ns <= most_ns)
+        best = next(each for each in sorted(tried, key=_step_ns) if each.keeps(most_ns))
     if stays is not None and best.dearer_ns >= stays.step_ns > best.step_ns:
         details["unsure"] = {"step_ns": best.step_ns, "dearer_ns": best.dearer_ns}
         surer = (each for each in sorted(tried, key=_step_ns) if each is stays or each.dearer_ns < stays.step_ns)
-        best = next(each for each in surer if most_ns is None or each.worse_ns <= most_ns)
-    if most_ns is not None:
-        details["worse"] = {"step_ns": best.worse_ns, "most_ns": most_ns}
+        best = next(each for each in surer if each.keeps(most_ns))
+    if most_ns:
+        details |= {name: {"step_ns": best.step_on(name), "most_ns": most} for name, most in most_ns.items()}
         details["spoilt"] = {each.label: each.step_ns for each in tried if each.step_ns < best.step_ns}
     details |= {
         "chosen": best.label,
@@ -131,12 +143,13 @@ def best_of(
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A candidate, simulated on the machine as described, and on a worse one if asked."""
+    """A candidate, simulated on the machine as described, and on worse ones if asked."""
 
     label: str
     plan: Plan
     profile: Profile
     machine: Machine
+    _steps: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def run(self) -> Run:
@@ -153,9 +166,16 @@ class _Tried:
         dearer = self.machine.with_moves_dearer(UNSURE)
         return int(simulate_lawful(self.plan, self.profile, dearer).step_ns or 0)
 
-    @cached_property
-    def worse_ns(self) -> int:
-        return int(simulate_lawful(self.plan, self.profile, self.machine.worse()).step_ns or 0)
+    def keeps(self, most_ns: Mapping[str, int]) -> bool:
+        """Whether it takes no longer than that on any of these machines of WORSE."""
+        return all(self.step_on(name) <= most for name, most in most_ns.items())
+
+    def step_on(self, name: str) -> int:
+        """Its step in ns on a machine of WORSE."""
+        if name not in self._steps:
+            run = simulate_lawful(self.plan, self.profile, WORSE[name](self.machine))
+            self._steps[name] = int(run.step_ns or 0)
+        return self._steps[name]
 
 
 def _step_ns(tried: _Tried) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sentinel.core.errors import PlanError, UsageError
-from sentinel.core.machine import Machine
+from sentinel.core.machine import LESS, Machine
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.units import format_bytes, parse_budget
@@ -47,7 +47,8 @@ class Cell:
     `loose`: why the bound may be far below the best plan; empty if it is tight. `refused`: why there is no plan.
     `exchange_step_ns`, `exchange_speed`: the looser bound of plans that hold room on one side of a move only, and
     all-fast time over it; None where it is loose. `worse_step_ns`, `worse_speed`: the same plan on `Machine.worse`,
-    beside the same all-fast time. `fast_peak_bytes`, `fast_mean_bytes`: held in fast memory at most, and in the mean
+    beside the same all-fast time; `half_links_step_ns`, `half_links_speed`: where links alone carry half.
+    `fast_peak_bytes`, `fast_mean_bytes`: held in fast memory at most, and in the mean
     over the time of the step. `gap`: of a policy that searches, by what share of its time its program could be shorter
     at most.
     """
@@ -71,6 +72,8 @@ class Cell:
     exchange_step_ns: int | None = None
     exchange_speed: float | None = None
     gap: float | None = None
+    half_links_step_ns: int | None = None
+    half_links_speed: float | None = None
 
     @property
     def mean_share(self) -> float | None:
@@ -93,6 +96,7 @@ class Point:
     fast_peak_bytes: int | None = None
     fast_mean_bytes: int | None = None
     gap: float | None = None
+    half_links_step_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,8 @@ def cells(
                 exchange_step_ns=exchange_ns,
                 exchange_speed=_over(subject.all_fast_step_ns, exchange_ns),
                 gap=made.gap,
+                half_links_step_ns=made.half_links_step_ns,
+                half_links_speed=_over(subject.all_fast_step_ns, made.half_links_step_ns),
             )
         )
     return found
@@ -281,6 +287,7 @@ def _point(subject: Subject, fast: str, nbytes: int, made: Plan, profile: Profil
         fast_peak_bytes=made.fast_peak_bytes,
         fast_mean_bytes=simulate_lawful(made, profile, machine).fast_mean_bytes,
         gap=made.details.get("gap"),
+        half_links_step_ns=simulate_lawful(made, profile, machine.with_links_at(LESS)).step_ns,
     )
 
 

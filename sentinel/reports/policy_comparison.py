@@ -10,6 +10,7 @@ from sentinel.core.units import format_bytes, format_ns
 from sentinel.planner.sweep import CURVE_POLICY, KNEE_SHARE, Cell, Comparison, Knee, Point, Subject
 
 WORSE = "the same plan on a worse machine (links carry half, slow accesses take 1.5 times as long)"
+HALF_LINKS = "the same plan where links alone carry half"
 EXCHANGE = "the exchange bound: of plans that would hold room on one side of a move only"
 BAR = 40
 """Characters of the bar that stands for all-fast speed."""
@@ -23,6 +24,7 @@ def as_object(found: Comparison) -> dict[str, Any]:
         "policies": list(found.policies),
         "knee_rule": knee_rule(),
         "worse_machine": WORSE,
+        "half_links": HALF_LINKS,
         "price_of_moves": found.price_of_moves,
         "profiles": [asdict(subject) for subject in found.profiles],
         "cells": [asdict(cell) for cell in found.cells],
@@ -120,7 +122,7 @@ def _table(cells: list[Cell]) -> str:
 
 
 def _worse_table(cells: list[Cell]) -> str:
-    return _of_policies(cells, f"Step, simulated: as described / {WORSE}", _steps)
+    return _of_policies(cells, f"Step, simulated: as described / {HALF_LINKS} / {WORSE}", _steps)
 
 
 def _held_table(cells: list[Cell]) -> str:
@@ -159,7 +161,10 @@ def _shares(cell: Cell) -> str:
 
 
 def _steps(cell: Cell) -> str:
-    return "-" if cell.step_ns is None else f"{format_ns(cell.step_ns)} / {_or_dash(cell.worse_step_ns, format_ns)}"
+    if cell.step_ns is None:
+        return "-"
+    worse = (_or_dash(step, format_ns) for step in (cell.half_links_step_ns, cell.worse_step_ns))
+    return " / ".join((format_ns(cell.step_ns), *worse))
 
 
 def _held(cell: Cell) -> str:

@@ -102,6 +102,10 @@ def test_every_plan_is_tried_on_a_worse_machine_and_says_what_it_holds() -> None
         assert cell.worse_step_ns is not None
         assert cell.step_ns < cell.worse_step_ns
         assert cell.worse_speed == subject.all_fast_step_ns / cell.worse_step_ns
+        assert cell.half_links_step_ns is not None
+        assert cell.step_ns <= cell.half_links_step_ns <= cell.worse_step_ns
+        assert cell.half_links_speed == subject.all_fast_step_ns / cell.half_links_step_ns
+        assert (cell.step_ns == cell.half_links_step_ns) or cell.migrated_bytes_per_step
         assert cell.fast_mean_bytes is not None
         assert cell.fast_mean_bytes <= (cell.fast_peak_bytes or 0) <= cell.fast_bytes
     slow = found["all-slow"]
@@ -217,7 +221,9 @@ def test_json_is_one_object_with_cells_curve_and_knee(tmp_path: Path, capsys: py
         assert cell["speed"] == pytest.approx(cell["bound_speed"] * cell["of_bound"])
         assert cell["worse_step_ns"] > cell["step_ns"]
         assert cell["fast_mean_bytes"] <= cell["fast_peak_bytes"]
+        assert cell["step_ns"] <= cell["half_links_step_ns"] <= cell["worse_step_ns"]
     assert "half" in found["worse_machine"]
+    assert "alone carry half" in found["half_links"]
     assert "counted as 0" in found["price_of_moves"]
     assert [point["fast"] for point in found["curve"]] == ["20%", "50%", "75%", "87.5%", "100%"]  # two near the knee
     speeds = [point["speed"] for point in found["curve"]]
@@ -233,7 +239,10 @@ def test_text_says_simulated_marks_the_knee_and_shows_refusals(
 ) -> None:
     out = compared(tmp_path, capsys, "--fast", "20%", "--curve", "100%", "--policies", "sentinel,all-fast")
     assert out.startswith("simulated on built: predictions, nothing was run\nWhat moves between fast and slow take")
+    assert "as described / the same plan where links alone carry half / the same plan on a worse machine" in out
     assert "links carry half, slow accesses take 1.5 times as long" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("sentinel") and line.count("ms") >= 3]
+    assert row.count(" / ") == 2
     assert "Fast memory held, simulated: at most / in the mean over the step" in out
     assert out.count("<- knee") == 1
     assert "all-fast at 20%: " in out
@@ -288,6 +297,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(tmp_path: Path, capsys: pyt
     assert "simulated" in page
     assert "knee: 100%" in page
     assert "on a worse machine" in page
+    assert "with half the links (simulated)" in page
     assert "on built is counted as 0" in page
     assert "in the mean over the step" in page
     assert "Knee (simulated): 100%" in page.split("Before you read")[0], "the answer comes first"

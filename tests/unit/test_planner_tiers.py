@@ -31,8 +31,8 @@ TWO_TIERS = {
     "weighted-interleave": "2ee5bf0fa59255aa",
     "all-slow": "55f3586c5cadf8d3",
 }
-"""Digests of plans from before there were homes, of the policies that need no solver; of `sentinel-2021` since it evicts
-lazily."""
+"""Digests of plans from before there were homes, of the policies that need no solver; of `sentinel-2021` since it
+evicts lazily."""
 
 
 def where(made, name):

@@ -40,7 +40,7 @@ def test_a_rival_that_is_more_than_half_a_percent_faster_is_told():
 
 
 def test_plans_that_a_worse_machine_spoils_are_told_and_so_is_the_way_to_the_exchange_bound():
-    def known(trace, worse, static, fraction=0.9):
+    def known(trace, worse, static, fraction=0.9, half=90):
         speeds = {"sentinel": fraction, "best-static": 0.8, "lru": 0.5}
         return {
             **cell(trace, 0.9, 0.5),
@@ -48,19 +48,22 @@ def test_plans_that_a_worse_machine_spoils_are_told_and_so_is_the_way_to_the_exc
             "exchange_ns": 90,
             "fraction": speeds,
             "worse_ns": {"sentinel": worse, "best-static": static},
+            "half_links_ns": {"sentinel": half, "best-static": static},
             "held_in_mean": {"sentinel": 0.75},
         }
 
     cells = [known("resnet32", 104, 100), known("lstm", 102, 100), known("gpt2", 90, 100, fraction=0.79)]
-    told = summary(cells)
+    told = summary([*cells, known("vit", 90, 100, half=107)])
     spoilt = [(row["trace"], row["worse"], row["described"]) for row in told["spoilt_by_a_worse_machine"]]
-    assert spoilt == [("resnet32", 1.04, 0.88889), ("gpt2", 0.9, 1.01266)]
+    assert spoilt == [("resnet32", 1.04, 0.88889), ("gpt2", 0.9, 1.01266), ("vit", 0.9, 0.88889)]
+    assert told["spoilt_by_a_worse_machine"][-1]["half_links"] == 1.07
+    told = summary(cells)
     assert told["mean_of_exchange_bound"]["cxl-m5"]["sentinel"]["20%"] == 0.81
     told |= {"when": "2026-01-02", "versions": {"numpy": "2.0", "python": "3.11"}}
     page = "\n".join(policies_page._page(told))
     assert "| resnet32 | 1 | 10.00% | 10.0% (cxl-m5, 20%) |" in page
     assert "in 2 of 3 cells more than 3 %" in page
-    assert "| resnet32 | cxl-m5 | 20% | 1.040 | 0.889 |" in page
+    assert "| resnet32 | cxl-m5 | 20% | 1.040 | 0.900 | 0.889 |" in page
     assert "Of the exchange bound `sentinel` has 0.810 with 20%." in page
     assert "| sentinel | 0.750 |" in page
     none = "\n".join(policies_page._page({**told, "cells": cells[1:2], "spoilt_by_a_worse_machine": []}))
@@ -106,6 +109,28 @@ def test_every_policy_of_the_table_may_use_a_plan_for_less_fast_memory_again(mon
     for policy in asked[:-1]:
         assert steps[1][policy] == (steps[0][policy][0], True)
         assert not steps[0][policy][1]
+
+
+def test_a_missed_goal_says_where_and_what_forgiving_costs():
+    far = {**cell("lstm", 0.98, 0.5), "commit": "b", "unforgiving_of_bound": 0.99}
+    page = page_of([{**cell("resnet32", 0.97, 0.5), "commit": "b"}, far])
+    assert "| cxl-m5 | 20% | 0.975 | resnet32 0.970 | 0.980 |" in page  # (0.97 + 0.99) / 2
+
+
+def test_cells_of_an_earlier_commit_are_kept_by_name_and_replaced_whole(tmp_path, monkeypatch):
+    versions = {"numpy": "2.0", "python": "3.11"}
+    told = {"when": "2026-01-02", "versions": versions}
+    earlier = [cell("resnet32", 0.9, 0.95), cell("lstm", 0.9, 0.5)]
+    again = {**cell("resnet32", 0.95, 0.5), "commit": "abc1234", "plans_of_less": ["lru"]}
+    (tmp_path / "policies.json").write_text(json.dumps({**told, "cells": earlier}, indent=1))
+    (tmp_path / "run").write_text("a table\n" + json.dumps({**told, "cells": [again]}))
+    monkeypatch.setattr(policies_page, "DOCS", tmp_path)
+    policies_page.main([str(tmp_path / "policies.json"), str(tmp_path / "run")])
+    assert json.loads((tmp_path / "policies.json").read_text())["cells"] == [again, earlier[1]]
+    page = " ".join((tmp_path / "policies.md").read_text().split())
+    assert "of commit abc1234 those on cxl-m5 (resnet32; with 20%)" in page
+    assert "of commit 46bf8fa those on cxl-m5 (lstm; with 20%)" in page
+    assert "used again, of all (1 times), but not in cells of 46bf8fa" in page
 
 
 def test_runs_make_one_page(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from sentinel.reports.html.svg import WIDTH, Frame, escape, figure, legend, tag,
 from sentinel.reports.html.tables import Column, of_share, pairs, table
 from sentinel.reports.policy_comparison import (
     EXCHANGE,
+    HALF_LINKS,
     WORSE,
     about,
     amount,
@@ -63,6 +64,9 @@ def _profile(found: Comparison, subject: Subject) -> str:
         tag("h3", "Speed as a share of the bound (simulated)"),
         _shares(cells, "of_bound", f"Share of the bound of {subject.profile}"),
         *(tag("p", escape(told)) for told in gaps(cells)),
+        tag("h3", "Speed as a share of all-fast speed with half the links (simulated)"),
+        tag("p", escape(f"{HALF_LINKS[0].upper()}{HALF_LINKS[1:]}.")),
+        _shares(cells, "half_links_speed", f"Speed of {subject.profile} with half the links"),
         tag("h3", "Speed as a share of all-fast speed on a worse machine (simulated)"),
         tag("p", escape(f"{WORSE[0].upper()}{WORSE[1:]}.")),
         _shares(cells, "worse_speed", f"Speed of {subject.profile} on a worse machine"),

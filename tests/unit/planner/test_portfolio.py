@@ -110,7 +110,7 @@ def test_others_are_made_where_a_worse_machine_spoils_the_fastest_and_only_there
 
     def others():
         asked.append("others")
-        return iter([("roomy", roomy)])
+        return iter([[], [("roomy", roomy)]])
 
     candidates = [("hasty", hasty), (STAYS, stays)]
     made = best_of(candidates, profile, machine, "x", forgiving=True, others=others)
