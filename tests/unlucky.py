@@ -20,7 +20,7 @@ class Way(IntEnum):
 
 
 class Calls(IntFlag):
-    """Transfers from the file, to it, what takes a name away, what makes a file in a directory, and memory of frames."""
+    """Transfers from the file, to it, what takes a name away, what makes a file in a folder, and memory of frames."""
 
     READS, WRITES, UNLINKS, FILES, MEMORY = 1, 2, 4, 8, 16
 

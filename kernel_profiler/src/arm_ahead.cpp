@@ -19,7 +19,7 @@ constexpr uint64_t kPartBytes = uint64_t{16} << 20;    // one thread's: each col
 
 std::atomic<uint64_t> room{UINT64_MAX};  // what the memory cgroup leaves, by the last that was told, less what was prepared
 
-// What may be prepared without asking for it in vain hurting anybody.
+// The most that is allocated ahead: a quarter of free memory, so that pages that nobody will use do no harm.
 uint64_t spare_bytes() {
   struct sysinfo memory = {};
   if (sn_system(SYS_sysinfo, sn::arg(&memory), 0, 0, 0, 0, 0) != 0) return 0;

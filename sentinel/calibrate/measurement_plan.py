@@ -15,7 +15,7 @@ from sentinel.system.topology import Topology
 MIB = 1 << 20
 USUAL_BYTES, EMULATED_BYTES, LEAST_BYTES = 256 * MIB, 16 * MIB, 4 * MIB
 CACHES = 4
-"""Memory measured is at least so many times the last cache, or the cache would be measured with it."""
+"""Memory measured is at least 4 times as large as the last cache: less would measure the cache too."""
 REGIONS = 2
 """Held on a node at one time."""
 HEADROOM_BYTES = 32 * MIB

@@ -27,7 +27,7 @@ from sentinel.core.trace import OP, READ, ROLES, WRITE, Trace
 from sentinel.core.units import PAGE_BYTES
 
 _PAGE_WEIGHT = 7
-"""Observing a page touch takes about as long as recording so many operators."""
+"""Observing a page touch takes about as long as recording 7 operators."""
 _LEAST_SHARE = 0.05
 """Of a layer's time that is left, whatever the tracker is thought to have taken."""
 

@@ -19,7 +19,7 @@ Tick = tuple[str, Phase]
 Stretch = tuple[Tick, ...]
 
 ROUNDS = 16
-"""The same new layers in so many rounds in a row, and the job has a new cycle."""
+"""The job has a new cycle once 16 rounds in a row had the same new layers."""
 UNSEEN_ROUNDS = 3
 """As ROUNDS, while no step has ticked as the profiled one did: that one was cut short, or otherwise no usual step."""
 LONGEST = 16

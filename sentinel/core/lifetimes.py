@@ -89,7 +89,9 @@ def entities(trace: Trace, circle: Circle) -> list[Entity]:
             continue
         if at is None and end is None:
             found.append(Entity((index,), 0, whole, 0, circle.n_events, persistent=True))
-        elif at is None and end is not None:  # its like will not be born: it was before the steps that repeat
+        elif (
+            at is None and end is not None
+        ):  # freed here and never allocated again: it is older than the steps that repeat
             gone = circle.entity((index,), 0, int(circle.births_before[end]), 0, int(circle.stretch[end]))
             found.append(Entity((index,), gone.start, gone.stop, gone.born, gone.died, plannable=False))
         elif at is not None and end is not None:

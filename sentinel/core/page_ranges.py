@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_PAGES = 16
-"""A range has at least so many pages, 64 KiB, where the tensor does: what is cut finer moves slower."""
+"""A range has at least 16 pages (64 KiB), or the whole tensor: smaller ranges move more slowly."""
 MOST_RANGES = 16
 """Of one tensor."""
 _MOST_BINS = 1 << 15

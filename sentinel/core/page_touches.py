@@ -18,7 +18,7 @@ from sentinel.core.trace import SEEN_READ, SEEN_UNKNOWN, SEEN_WRITE, Quality, Tr
 from sentinel.core.units import PAGE_BYTES
 
 RANGED_PAGES = 64
-"""Tensors of at least so many pages that live across steps tell their parts apart."""
+"""The pages of a tensor that lives across steps are told apart if it has at least 64."""
 
 TOUCHED_DTYPE = np.dtype(
     [

@@ -17,7 +17,7 @@ AUTO = "auto"
 _WORDS = 'give "auto", "fast", "slow", "numa:N" or "file:DIR"'
 _FILE = "file:"
 _ENOUGH = 3
-"""A slower node is fast enough if it reads so many times what the source brings: each byte is written there once and
+"""A slower node is fast enough if it reads 3 times what the source brings: each byte is written there once and
 read once, and samples that stayed from an earlier read come on top."""
 
 

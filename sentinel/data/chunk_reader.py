@@ -38,7 +38,7 @@ APART_S = 5.0
 _WAIT_FOR_OTHERS_S = 2e-3
 """In place of the longest wait: the bell tells of copies of this job only."""
 _FAILED_IN_A_ROW = 3
-"""After so many reads that failed, others are tried once."""
+"""After 3 reads in a row that failed, each further one is tried once."""
 
 
 def reads_in_flight(workers: int) -> int:

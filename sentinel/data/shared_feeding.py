@@ -32,7 +32,7 @@ from sentinel.data.unit_choice import UnitChoice
 from sentinel.samples import Begun, Feed, Layout, Order
 
 _SOON = 64
-"""A job joins another one in the first of so many parts of an epoch. What it missed it reads sample by sample."""
+"""A job joins another one in the first 64th part of an epoch. What it missed it reads sample by sample."""
 
 
 class _Host(NamedTuple):

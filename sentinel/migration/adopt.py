@@ -26,13 +26,13 @@ from sentinel.system import limits, native
 TRIM_BYTES = 64 << 20
 """Bytes that may be moved before malloc is asked to give back what that freed."""
 KEPT_SHARE = 8
-"""Where other Python threads run, what moved storages have left may be one part in so many of the free memory."""
+"""Where other Python threads run, what moved storages have left may take an eighth of the free memory."""
 SMALL_BYTES = 1024
 """Storages below this stay: such tensors are not managed later either."""
 
 
 MOST_BATCHES = 16
-"""Where other Python threads run, storages move in so many turns at most, or in turns of `TRIM_BYTES`."""
+"""Where other Python threads run, storages move in at most 16 turns, or in turns of `TRIM_BYTES`."""
 
 MOVE_ROW = np.dtype([("storage", "<u8"), ("uses", "<u8"), ("address", "<u8"), ("result", "<i8")])
 

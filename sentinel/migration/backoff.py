@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 FAILURES = 3
-"""After so many failures in a row to move a block to one tier, it is left where it is for HOLD_STEPS."""
+"""A block that could not be moved to a tier 3 times in a row is left where it is for HOLD_STEPS."""
 HOLD_STEPS = 16
 """Steps until a block that failed FAILURES times is moved again; one more failure, and it is held again."""
 

@@ -27,14 +27,14 @@ from sentinel.migration.move import Ended
 from sentinel.tiers.tier import FAST
 
 AUDIT_STEPS = 64
-"""Each block is looked at once in so many steps; each step looks at about as many bytes."""
+"""Each block is looked at once in 64 steps; each step looks at about as many bytes."""
 HURRIED_STEPS = 8
-"""After failures, each block is looked at once in so many steps; after a fork, each suspect in at most so many."""
+"""After failures, each block is looked at once in 8 steps; after a fork, each suspect at most 8 steps later."""
 FIRST_BYTES = 1 << 30
-"""After a fork promotions wait until so many bytes that a step wrote, and one block, are looked at: 0.1 to 0.3 s. For
-an optimizer's state of 80 GiB they would wait for 6 to 24 s."""
+"""After a fork promotions wait until 1 GiB of what a step wrote, and one block, are looked at: 0.1 to 0.3 s. For an
+optimizer's state of 80 GiB they would wait for 6 to 24 s."""
 CLEAN_STEPS = 2
-"""After a fork a block is suspected until it was looked at at the end of so many steps and nothing had strayed."""
+"""After a fork a block is suspected until looks at the end of 2 steps have found nothing that had strayed."""
 
 _FORK = "copy-on-write after a fork"
 _OTHER = "reclaim, balancing, a changed cpuset, a node taken offline or something else of its own"

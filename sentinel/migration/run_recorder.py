@@ -18,7 +18,7 @@ from sentinel.core.run import HELD_DTYPE, LAYER_DTYPE, MIGRATION_DTYPE, STEP_DTY
 
 FIRST_STEPS = 4
 LAST_STEPS = 64
-"""Steps whose rows are kept: so many after the start, and so many before the end."""
+"""Steps whose rows are kept: the first ones, and the last ones before the end."""
 MAX_ROWS = 50_000
 """Rows of the last steps, of all tables together. Where steps have many rows, fewer than LAST_STEPS are kept."""
 LEAST_STEPS = 2

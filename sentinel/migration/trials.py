@@ -19,15 +19,16 @@ TRIES, ROUNDS = 3, 4
 """Windows of each way in a round, and rounds. One window each would toss a coin wherever the wait is shorter than
 windows vary; more of them find what is true even then. Most places need one round."""
 CLEARLY = 2
-"""Leaving must gain so many times the noise. Where it is the slower way, it is then chosen in one trial of twenty."""
+"""Leaving must gain twice the noise. Where it is the slower way, it is then chosen in one trial of twenty."""
 BETWEEN = 8
-"""Late so many times between two rounds, in which what was decided before goes on; and before the first, as the plan
-has it: the first steps are cold, layer times are taken from them, and a plan made anew may take over."""
+"""Between two rounds the migrations are late 8 times, and what was decided before goes on. Before the first round it is
+8 times too, as the plan has it: the first steps are cold, layer times are taken from them, and a new plan may come."""
 NEGLIGIBLE = 100
-"""A wait of at most one part in so many of its window: it goes on waiting, and spends no steps on a trial."""
+"""If the wait is under 1 % of its window, waiting goes on: a trial is not worth its steps."""
 FIRST_REST = 64
-"""Late again so many times after a decision, it is tried again: what else runs here may have changed. Then after twice
-as many, and so on: trials take less and less of a long run, and none is wrong for longer than for half of it."""
+"""A decision is tried again once migrations were late 64 times more: what else runs here may have changed. The next
+trial comes after 128, and so on: trials take less and less of a long run, and no decision is wrong for longer than for
+half of it."""
 
 
 @dataclass(frozen=True)

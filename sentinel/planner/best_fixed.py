@@ -24,7 +24,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.planner.fixed_placement import one_tier, with_page_tiers
 
 _RUNS = 1024
-"""Pages are placed in runs, at most so many: a plan has a block for each at most."""
+"""Pages are placed in at most 1,024 runs: a plan has at most a block for each."""
 
 _CELLS = 4_000_000
 """Most runs times layers: a step of very many layers has fewer runs, so that what each costs in each layer fits."""

@@ -17,7 +17,7 @@ from sentinel.core.units import HUGE_PAGE_BYTES
 _BUCKETS = 512
 
 _FEW = 4
-"""An arc shorter than so many buckets is kept in each of them, a longer one apart."""
+"""An arc shorter than 4 buckets is kept in each of them, a longer one apart."""
 
 _UNSORTED = 512
 """Rows of what is placed that are not in order yet."""

@@ -17,7 +17,7 @@ _BUCKETS = 512
 _MANY = 20_000
 
 _ALIGNED_SHARE = 16
-"""Aligning to huge pages may take one part in so many of memory more than packing without, and twice the addresses."""
+"""Aligning to huge pages may take a 16th more memory than packing without, and twice the addresses."""
 
 
 def pack_pages(

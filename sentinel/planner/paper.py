@@ -33,7 +33,7 @@ that are larger a sample of lengths, of at least _LEAST_LENGTHS."""
 _LEAST_LENGTHS = 40
 
 _TESTED = 3
-"""So many interval lengths whose steps are the shortest go through test and trial, which may take as many simulations
+"""The 3 interval lengths whose steps are the shortest go through test and trial, which may take as many simulations
 for one length as there are late promotions."""
 
 

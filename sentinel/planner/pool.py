@@ -19,7 +19,7 @@ from sentinel.planner.packing import pack_slots
 from sentinel.planner.workload import Workload, short_peaks
 
 _ROWS = 1024
-"""A layered pool is cut into at most so many page ranges."""
+"""A layered pool is cut into at most 1,024 page ranges."""
 
 
 @dataclass(frozen=True, eq=False)

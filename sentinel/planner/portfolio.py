@@ -20,7 +20,7 @@ from sentinel.planner.workload import Workload, make_workload
 from sentinel.simulator import simulate_lawful
 
 WORSE_BY = 1.03
-"""On a worse machine the plan that is taken needs at most so many times what the best one that moves nothing needs."""
+"""On a worse machine the plan that is taken needs at most 1.03 times what the best one that moves nothing needs."""
 
 WORSE: dict[str, Callable[[Machine], Machine]] = {
     "worse": Machine.worse,
@@ -30,7 +30,7 @@ WORSE: dict[str, Callable[[Machine], Machine]] = {
 it: where slow memory is dearer too, what moves nothing is slower as well."""
 
 UNSURE = 1.25
-"""What moves take from compute may be so many times what was measured: a plan that moves is taken over one that moves
+"""What moves take from compute may be 1.25 times what was measured: a plan that moves is taken over one that moves
 nothing only where it would be the faster one even then."""
 
 Candidate = tuple[str, Plan]

@@ -19,7 +19,7 @@ from sentinel.profiler import hooks
 from sentinel.runtime import RUNTIME
 
 SLICES = 32
-"""A slice holds one of so many parts of the parameters' bytes, or one large parameter."""
+"""A slice holds a 32nd of the parameters' bytes, or one large parameter."""
 
 _ELEMENTWISE: tuple[type[Optimizer], ...] = (SGD, Adam, RMSprop, Adagrad)  # AdamW is an Adam
 """Each parameter's step needs its own gradient and state only, so any order of slices gives the same bits."""

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from sentinel.profiler.step_period import MOST, OptimizerStep, period_of
 
 LEAST_IN_A_ROW = 8
-"""Another thread trains now if it took so many optimizer steps, or those of two training steps, with none of the thread
-that trained before among them: two that train side by side take turns sooner."""
+"""Another thread trains now if it took 8 optimizer steps, or those of two training steps, and the thread that trained
+before took none among them: two that train side by side take turns sooner."""
 
 
 class StepEnds:

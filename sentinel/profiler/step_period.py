@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 PATIENCE = 32
-"""After so many optimizer steps a period counts though it leaves parameters out: some are never trained."""
+"""After 32 optimizer steps a period counts though it leaves parameters out: some are never trained."""
 MOST = 128
 """Optimizer steps that are looked at, the latest; a period has at most half of them."""
 

@@ -32,10 +32,10 @@ from sentinel.tiers.frames import FRAME_BYTES
 FAST = "20%"
 """One rule for all workloads: so much of what a step's plan needs is fast memory."""
 FILE_SHARE, LEAST_FILE_FRAMES = 2, 16
-"""With a file one part in so many of the footprint is memory, but at least so many frames."""
+"""With a file half of the footprint is memory, but at least 16 frames."""
 _DOCTOR_S, _CALIBRATION_S, _WATCH_S = 40.0, 45.0, 25.0
 _LEAST_LIMIT_S, _PATIENCE = 180.0, 10
-"""A process is given up after this, or so many times what was expected."""
+"""A process is given up after 180 s, or 10 times what was expected."""
 
 
 @dataclass(frozen=True)

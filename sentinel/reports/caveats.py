@@ -206,8 +206,8 @@ def _tried(trial: TrialDecision) -> str:
     return (
         f"test and trial{', tried again' if trial.again else ''}: migrations due before layer {trial.layer} come late:"
         f" waiting takes {format_ns(trial.wait_ns)}; without it the {format_ns(trial.window_ns)} to the next interval"
-        f" are {format_ns(abs(trial.slower_ns))} {way}, and the best of them differ by {format_ns(trial.noise_ns)}"
-        f" anyway; from now on it {'waits for them' if trial.waits else 'leaves the rest in slow memory'}"
+        f" are {format_ns(abs(trial.slower_ns))} {way}; intervals of one kind differ by {format_ns(trial.noise_ns)} by"
+        f" themselves; from now on it {'waits for them' if trial.waits else 'leaves the rest in slow memory'}"
         f" ({trial.name})"
     )
 

@@ -36,8 +36,8 @@ MISSED = ("no_slot", "size_differs", "unsynchronised")
 """Why an allocation that the plan should have served was not."""
 
 FEW_STEPS, ASTRAY_SHARE = 2, 0.1
-"""Beyond so many steps that are out of step, and this share of all, the report says so: below that they may be those in
-which a plan was taken in or changed."""
+"""The report tells of steps that are out of step if they are more than 2, and more than a tenth of all. Fewer may be
+those in which a plan was taken in or changed."""
 
 
 class Ended(NamedTuple):

@@ -25,8 +25,7 @@ from sentinel.session.step_alone import steps_alone
 from sentinel.system.progress import say
 
 MOST_OF_OTHERS = 32
-"""An optimizer that is watched steps again before so many steps of others, or its watch ends: what is recorded would
-grow without bound."""
+"""The watch of an optimizer ends if others take 32 steps and it takes none: its record would grow without bound."""
 
 
 class OverlappedSteps:

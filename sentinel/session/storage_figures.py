@@ -41,7 +41,7 @@ _NO_RATES = (
 _SLOW = 10
 """A disk is slow that moves a tenth of what it did at its best."""
 _STEPS = 64
-"""So many of the last steps are timed."""
+"""The last 64 steps are timed."""
 
 
 @dataclass

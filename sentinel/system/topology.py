@@ -18,7 +18,7 @@ from sentinel.system.sysfs import entries, numbers, text
 
 MIB = 1 << 20
 NOTICEABLE = 1.1
-"""A measured latency below so many times the fast node's is noise: the node is not slower."""
+"""A measured latency below 1.1 times the fast node's is noise: the node is not slower."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from sentinel.tiers.pool_cap import PoolCap
 _WORD = "file:"
 _POOL = "memfd:sentinel-frames"
 _SIZED = re.compile(r"(?P<folder>.+)=(?P<size>[0-9.]+ ?[KMGTkmgt]?i?[Bb]?)")
-_OF_FREE = 2  # files that were given no size take at most one part in so many of what the disk has free
+_OF_FREE = 2  # files that were given no size take at most half of what the disk has free
 _ADDRESSES = 2  # times the file, where the kernel allows it: holes between tensors take addresses only
 
 _I32, _U64, _PTR = ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p

@@ -17,7 +17,7 @@ from sentinel.system.limits import LimitedGroup
 
 LEAST_POOL_BYTES = 32 << 20
 """With less, hardly an operator finds its operands in memory together."""
-_SPARE = 8  # one part in so many of the cap stays free, within these bounds
+_SPARE = 8  # an eighth of the cap stays free, within these bounds
 _LEAST_SPARE, _MOST_SPARE = (
     128 << 20,
     1 << 30,

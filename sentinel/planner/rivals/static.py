@@ -59,7 +59,7 @@ class FirstTouch:
 
 
 _STRIPES = 1024
-"""Pages are dealt in runs, so that a plan has at most so many; a tensor much smaller than a run is in one tier."""
+"""Pages are dealt in at most 1,024 runs; a tensor much smaller than a run is in one tier."""
 
 
 def _first_touch_tiers(plan: Plan, profile: Profile, budget: int) -> NDArray[np.int64]:
