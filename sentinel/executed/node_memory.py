@@ -23,8 +23,8 @@ class _Setting(NamedTuple):
 
 
 _SETTINGS = {_LISTS: _Setting("1000000", "0"), _COLLAPSING: _Setting("1000000000", "10000")}
-"""A batch of 1,000,000 pages, or four of them, is more than a processor's list may hold (Linux, mm/page_alloc.c). For 11
-days khugepaged takes no 2 MiB for a huge page that it puts together: meanwhile these are neither free nor a job's.
+"""A batch of 1,000,000 pages, or four of them, is more than a processor's list may hold (Linux, mm/page_alloc.c). For
+11 days khugepaged takes no 2 MiB for a huge page that it puts together: meanwhile these are neither free nor a job's.
 """
 _LOOKS, _LOOK_EVERY_S = 2400, 0.05
 """For so long, 2 min, khugepaged may take for what it has begun; the process whose pages they are goes on meanwhile."""
