@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import traces
-from benchmarks.policies import summary
+from benchmarks.policies import MACHINES, summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 _HEAD = """# Policies side by side
@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = cell["trace"], cell["machine"], cell["fast"]
         cells[place] = merged(cells.get(place, {}), cell)
     when = ", ".join(sorted({day for run in runs for day in run["when"].split(", ")}))
-    told = {**summary(list(cells.values())), "when": when, "versions": runs[-1]["versions"]}
+    order = [*MACHINES, *(cell["machine"] for cell in cells.values())]
+    told = summary(sorted(cells.values(), key=lambda cell: order.index(cell["machine"])))
+    told |= {"when": when, "versions": runs[-1]["versions"]}
     (DOCS / "policies.json").write_text(_compact(told))
     (DOCS / "policies.md").write_text("\n".join(_page(told)))
 

@@ -55,7 +55,8 @@ class Sentinel:
             plans += [(STAYS, best_fixed_plan(profile, machine, self.name))] if all_addressable(machine) else []
             plans = [(label, plan) for label, plan in plans if has_room(plan)]
             if plans:
-                return best_of(plans, profile, machine, self.name, forgiving=self._forgiving)
+                more = partial(_cautious_tiered, profile, machine, self.name, footprint)
+                return best_of(plans, profile, machine, self.name, forgiving=self._forgiving, others=more)
         if not all_addressable(machine):
             return best_of(fetched_plans(profile, machine, self.name, footprint), profile, machine, self.name)
         work = make_workload(profile, machine, footprint)
@@ -93,6 +94,14 @@ def _cautious(work: Workload, policy: str) -> Iterator[list[Candidate]]:
         other = make_workload(work.profile, machine, work.footprint_bytes)
         plans = _drawn(other, efforts_again(work), work.machine, policy)
         yield [(f"{label}, for {name}", plan) for label, plan in plans]
+
+
+def _cautious_tiered(profile: Profile, machine: Machine, policy: str, footprint: int) -> Iterator[list[Candidate]]:
+    """The same where there are several slower tiers, which take several times as long to plan for: less and most
+    caution only."""
+    for share in (_CAUTION[0], _CAUTION[-1]):
+        plans = tiered_plans(profile, machine.with_links_at(LESS**share), policy, footprint)
+        yield [(f"{label}, for links at {LESS**share:.0%}", plan) for label, plan in plans if has_room(plan)]
 
 
 def best_of(
