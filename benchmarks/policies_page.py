@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = cell["trace"], cell["machine"], cell["fast"]
         cells[place] = merged(cells.get(place, {}), cell)
     when = ", ".join(sorted({day for run in runs for day in run["when"].split(", ")}))
-    order = [*MACHINES, *(cell["machine"] for cell in cells.values())]
-    told = summary(sorted(cells.values(), key=lambda cell: order.index(cell["machine"])))
+    order = [*MACHINES, *traces.NAMES, *(cell[key] for cell in cells.values() for key in ("machine", "trace"))]
+    told = summary(sorted(cells.values(), key=lambda cell: (order.index(cell["machine"]), order.index(cell["trace"]))))
     told |= {"when": when, "versions": runs[-1]["versions"]}
     (DOCS / "policies.json").write_text(_compact(told))
     (DOCS / "policies.md").write_text("\n".join(_page(told)))
@@ -148,7 +149,7 @@ def _commits(cells: Sequence[dict[str, Any]]) -> str:
             f" Plans of {_FIRST} were not held to half the links alone, its `sentinel-2021` evicted eagerly and tried a"
             " sample of interval lengths, and its searches of `autotm` ended after 50 nodes."
         )
-    return f"Cells are of several commits: {'; '.join(parts)}.{note}\n"
+    return textwrap.fill(f"Cells are of several commits: {'; '.join(parts)}.{note}", 120, break_on_hyphens=False) + "\n"
 
 
 def _less(cells: Sequence[dict[str, Any]]) -> str:
@@ -214,7 +215,7 @@ def _goal(told: dict[str, Any]) -> Iterator[str]:
     met = "met" if least >= GOAL_SHARE else "**missed**"
     yield f"Goal: `sentinel` has at least {GOAL_SHARE:g} of the bound in the mean of the paper's families, on each"
     amounts = ", ".join(dict.fromkeys(fast for _, fast in shares))
-    yield f"machine with {amounts} fast: {met}; least {least:.3f} ({machine}, {fast}).\n"
+    yield f"machine with {amounts} fast: {met}; least {least:.4f} ({machine}, {fast}).\n"
     missed = [place for place, share in shares.items() if share < GOAL_SHARE]
     if missed:
         yield from _missed(told, missed)
@@ -233,9 +234,9 @@ def _missed(told: dict[str, Any], places: Sequence[tuple[str, str]]) -> Iterator
         freely = [max(c["of_bound"]["sentinel"], c.get("unforgiving_of_bound", 0.0)) for c in cells]
         share = told["mean_of_bound"][machine]["sentinel"][fast]
         known = all("commit" in cell for cell in cells)
-        unforgiving = f"{sum(freely) / len(freely):.3f}" if known else ""
+        unforgiving = f"{sum(freely) / len(freely):.4f}" if known else ""
         rows.append(
-            (machine, fast, f"{share:.3f}", f"{worst['trace']} {worst['of_bound']['sentinel']:.3f}", unforgiving)
+            (machine, fast, f"{share:.4f}", f"{worst['trace']} {worst['of_bound']['sentinel']:.3f}", unforgiving)
         )
     yield from _table(("machine", "fast", "mean", "least", "unforgiving"), rows)
     yield ""
