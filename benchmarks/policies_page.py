@@ -140,7 +140,7 @@ def _commits(cells: Sequence[dict[str, Any]]) -> str:
         for machine, found in by_machine.items():
             whole = len(found) == sum(cell["machine"] == machine for cell in cells)
             names = ", ".join(dict.fromkeys(cell["trace"] for cell in found))
-            amounts = ", ".join(dict.fromkeys(cell["fast"] for cell in found))
+            amounts = ", ".join(sorted({cell["fast"] for cell in found}, key=lambda share: float(share.rstrip("%"))))
             told.append(machine if whole else f"{machine} ({names}; with {amounts})")
         parts.append(f"of commit {commit} those on {', '.join(told)}")
     note = ""
