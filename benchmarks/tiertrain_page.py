@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import traces
 from sentinel.core.units import format_bytes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -43,6 +44,9 @@ migration takes 42 µs of the training thread
 by it, and `tiertrain` pays it too.{free}
 """
 
+_FIRST = "95c41c4"
+"""The commit of a run that does not tell its own."""
+
 _FREE = """ **On {machines} moves take link time only**, and steps come out too short:
 those rows were not made again with a price, for time."""
 
@@ -65,7 +69,9 @@ def page(told: Told) -> str:
 def _made(told: Told) -> Iterator[str]:
     versions, by_commit = told["versions"], {}
     for row in told["results"]:
-        by_commit.setdefault(row.get("commit", told["commit"]), []).append(f"{row['network']} on {row['machine']}")
+        by_commit.setdefault(row.get("commit", told.get("commit", _FIRST)), []).append(
+            f"{row['network']} on {row['machine']}"
+        )
     yield (
         f"`python -m benchmarks.tiertrain`, {told['when'][:10]}, Python {versions['python']}, numpy"
         f" {versions['numpy']}, torch {versions['torch']}."
@@ -156,8 +162,10 @@ def joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for run in runs:
         for row in run["results"]:
-            rows[row["network"], row["machine"]] = {"commit": run["commit"], **row}
-    return {**runs[-1], "results": [rows[place] for place in sorted(rows)]}
+            rows[row["network"], row["machine"]] = {"commit": run.get("commit", _FIRST), **row}
+    order = [*traces.TIERTRAIN, *(network for network, _ in rows)]
+    places = sorted(rows, key=lambda place: (order.index(place[0]), place[1]))
+    return {**runs[-1], "results": [rows[place] for place in places]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
