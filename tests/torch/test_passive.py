@@ -103,7 +103,8 @@ def test_training_is_the_same_bit_for_bit(
         assert told["dropped_granules"] > 0
     if "fork" in case:
         assert told["fork_bytes"] > 0
-    assert (told["recorded"] > 0) == (case != "a_child_trains")  # that one takes two steps, of two optimizers
+    # One takes two steps, of two optimizers; one ends in the middle of what would be the recorded step.
+    assert (told["recorded"] > 0) == (case not in ("a_child_trains", "trained_on_after_the_end"))
     if case in ("plain_mlp", "plain_gpt"):
         assert told["recorded"] == 1
         assert told["missed"] < told["matched"] / 20
