@@ -29,7 +29,7 @@ def told(path: Path) -> Any:
 
 def git(folder: Path, *words: str) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, timeout=300)
 
 
 def test_a_policy_is_predicted_committed_and_then_judged_by_copies_under_both_physics(tmp_path: Path) -> None:

@@ -203,7 +203,8 @@ assert not sentinel.active()
 def test_a_directory_that_is_mounted_read_only_is_named(scratch: Path) -> None:
     mounts = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
     alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*alone, mounts, "sh", str(scratch)], check=False).returncode:
+    tried = [*alone, mounts, "sh", str(scratch)]
+    if shutil.which("unshare") is None or subprocess.run(tried, check=False, timeout=300).returncode:
         pytest.skip("needs name spaces of mounts: unshare --user --map-root-user --mount")
     command = [*alone, f'{mounts} && exec "$2" -c "$3" "$1"', "sh", str(scratch), sys.executable, READ_ONLY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -58,7 +58,7 @@ def in_a_small_shm(tmp_path: Path, kind: str, numbers: int) -> tuple[list[str], 
     """What a program says whose /dev/shm has 1 MiB: its lines, and stderr. A sample has so many float32."""
     path, program = rows(tmp_path, COUNT), tmp_path / "program.py"
     program.write_text(SMALL)
-    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True, timeout=300).returncode:
         pytest.skip("needs a mount namespace: run as root where unshare(2) is allowed")
     script = 'mount -t tmpfs -o size=1M none /dev/shm && exec "$@"'
     command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, str(program), path, kind, str(numbers)]

@@ -28,7 +28,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     source = Path(__file__).with_name("registered_driver.cpp")
     name = f"-Wl,-soname,{made.name}"
-    subprocess.run([_compiler("a test"), "-shared", "-fPIC", "-O1", name, "-o", made, source], check=True)
+    subprocess.run([_compiler("a test"), "-shared", "-fPIC", "-O1", name, "-o", made, source], check=True, timeout=300)
     return made
 
 
@@ -60,7 +60,7 @@ def test_without_a_driver_that_tells_the_device_sees_old_pages(driver: Path, fol
     """Negative control: the same library by another name is nobody's driver."""
     unknown = tmp_path / "libsomething.so"
     source = Path(__file__).with_name("registered_driver.cpp")
-    subprocess.run([_compiler("a test"), "-shared", "-fPIC", "-O1", "-o", unknown, source], check=True)
+    subprocess.run([_compiler("a test"), "-shared", "-fPIC", "-O1", "-o", unknown, source], check=True, timeout=300)
     assert run(unknown, "file", folder)["device_sees"] != [True, True]
 
 

@@ -148,7 +148,7 @@ def test_predictions_that_were_changed_later_or_made_elsewhere_are_refused(tmp_p
 
 def git(folder: Path, *words: str) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, timeout=300)
 
 
 def test_what_is_not_committed_alone_is_not_judged(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_what_was_decided_again_is_listed_among_the_events_by_step() -> None:
     assert [sentence.partition(":")[0] for sentence in listed] == ["Step 2", "Step 5", "Step 7"]
     assert listed[1] == (
         "Step 5: test and trial, tried again: migrations due before layer 3 come late: waiting takes 30.00 ms; without"
-        " it the 100.00 ms to the next interval are 10.00 ms shorter, and the best of them differ by 1.00 ms anyway;"
+        " it the 100.00 ms to the next interval are 10.00 ms shorter; intervals of one kind differ by 1.00 ms by"
+        " themselves;"
         " from now on it waits for them (h.1 forward)"
     )
     report = build_report(profile=None, plan=None, machine=None, executed=told)
