@@ -6,7 +6,6 @@
 
 #include <atomic>
 
-#include "device_pins.h"
 #include "frames.h"
 
 namespace {
@@ -19,7 +18,6 @@ void *watch(void *argument) {
   sn_frames &f = *static_cast<sn_frames *>(argument);
   for (uint64_t ended = 0; !ending;) {
     ended = f.lanes.wait_for_ends(ended);
-    sn::find_device_driver();
     // Whoever makes room decides who leaves.
     if (ending || pthread_mutex_trylock(&f.manager) != 0) continue;
     {

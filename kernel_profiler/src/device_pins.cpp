@@ -2,11 +2,9 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 
 #include <atomic>
 
-#include "lock.h"
 #include "sentinel.h"
 
 namespace {
@@ -20,7 +18,6 @@ constexpr uint64_t kStep = 64 << 10;  // a smaller piece that was registered for
 
 std::atomic<Ask> ask{nullptr};
 std::atomic<unsigned long long> loaded{0};  // libraries, ever, at the last look
-pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 
 int count_loaded(dl_phdr_info *info, size_t, void *out) {
   *static_cast<unsigned long long *>(out) = info->dlpi_adds;
@@ -36,7 +33,7 @@ void find_device_driver() {
   unsigned long long now = 0;
   dl_iterate_phdr(count_loaded, &now);
   if (now == loaded.load(std::memory_order_relaxed)) return;
-  Lock lock(&looking);
+  // Several threads may come here at once, and find the same; a lock could be held by another one at a fork.
   void *const driver = dlopen(kDriver, RTLD_LAZY | RTLD_NOLOAD);
   if (driver != nullptr) ask = reinterpret_cast<Ask>(dlsym(driver, kName));  // and it stays loaded
   loaded = now;

@@ -172,9 +172,9 @@ int make_room(sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
       return -ENOSPC;
     }
     uint64_t moved = 0;
-    const uint32_t pinned = f.pinned;
+    const uint64_t pins = f.pins_seen;
     const int error = send_away(f, leaving, &moved);
-    in_vain = moved != 0 || f.pinned != pinned ? 0 : in_vain + 1;  // who is pinned is not asked again
+    in_vain = moved != 0 || f.pins_seen != pins ? 0 : in_vain + 1;  // who is pinned is not asked again
     if (in_vain == kPatience) return error != 0 ? -error : -EBUSY;
   }
   return 0;
@@ -237,9 +237,9 @@ int fetch(sn_frames &f, uint32_t first, uint32_t end, bool writes, Dead dead = {
         f.ahead.demanded_bytes += sn::kFrameBytes;
     }
     f.lanes.submit(order.transfer, true);
-    const uint32_t pinned = f.pinned;
+    const uint64_t pins = f.pins_seen;
     const int error = finish(f, order);
-    if (error != 0 && f.pinned == pinned) return -error;  // who was pinned on its way stays where it is
+    if (error != 0 && f.pins_seen == pins) return -error;  // who was pinned on its way stays where it is
   }
 }
 
@@ -327,7 +327,7 @@ int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool w
   for (uint32_t i = first; i < first + count; i++) {
     if (f.granules[i].view == View::kNothing) return -EINVAL;
     if (f.granules[i].order != nullptr) return -EBUSY;
-    missing += f.granules[i].view == View::kFile ? 1 : 0;
+    missing += f.granules[i].view == View::kFile && !sn::is_pinned(f, i) ? 1 : 0;
   }
   if (arrives && f.pool.free_count() < missing) return -ENOSPC;
   Order &order = sn::open_order(f, arrives, writes, count);

@@ -89,7 +89,8 @@ struct sn_frames {
   uint64_t own_pages = 0;  // beside the frames, that the last look has found and left
   uint64_t most_own_pages = 0, unread_bytes = 0;
   uint32_t kept = 0;    // granules
-  uint32_t pinned = 0;  // granules
+  uint32_t pinned = 0;    // granules
+  uint64_t pins_seen = 0;  // granules that were found so, ever
   sn_pinned pins = nullptr;  // whether a device has pages of a range
   bool tidying = false;  // what is found was foreseen
   sn::Ahead ahead;

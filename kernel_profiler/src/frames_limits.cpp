@@ -95,8 +95,9 @@ void leave_page_cache(sn_frames &f) {
   const bool swaps = sysinfo(&host) != 0 || host.totalswap != 0;
   if (spent.ru_majflt != f.major_faults && !swaps)
     for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
-      for (end = i; end < f.count && f.granules[end].view == View::kFile; end++) f.granules[end].touched = false;
-      if (end != i) advise(f.address(i), (end - i) * kFrameBytes, kPageOut);
+      for (end = i; end < f.count && f.granules[end].view == View::kFile;) end++;
+      if (end == i || advise(f.address(i), (end - i) * kFrameBytes, kPageOut) != 0) continue;
+      for (uint32_t left = i; left < end; left++) f.granules[left].touched = false;
     }
   f.major_faults = spent.ru_majflt;
   if (f.file.direct()) f.file.leave_page_cache();  // else each piece has, and what is being written would be waited for

@@ -46,9 +46,10 @@ int error_of(const Order &order, const Item &item) {
 int settle_departure(sn_frames &f, const Order &order, const Item &item) {
   Granule &g = f.granules[item.granule];
   const int failed = error_of(order, item);
-  if (sn::is_pinned(f, item.granule)) return EBUSY;  // since it began to leave: it stays private, with pages of its own
+  if (failed == EIO) g.region = sn::kNone;  // it stays taken, by nobody: that place is not written again
+  // Since it began to leave: it stays private, with pages of its own.
+  if (sn::is_pinned(f, item.granule)) return failed != 0 ? failed : EBUSY;
   if (failed != 0) {
-    if (failed == EIO) g.region = sn::kNone;  // it stays taken, by nobody: that place is not written again
     sn::turn_shared(f, item.granule);  // where that fails too, it stays private and unsaved, with all its bytes
     return failed;
   }
@@ -124,7 +125,8 @@ int add_departure(sn_frames &f, Order &order, uint32_t granule) {
 int add_arrival(sn_frames &f, Order &order, uint32_t granule) {
   Granule &g = f.granules[granule];
   if (g.view == View::kNothing) return -EINVAL;
-  if (g.view != View::kFile || is_pinned(f, granule)) return 1;
+  if (g.view != View::kFile) return 1;
+  if (is_pinned(f, granule)) return -EBUSY;
   const uint32_t frame = f.pool.take();
   if (frame == kNone) return -ENOSPC;
   g.order = &order;

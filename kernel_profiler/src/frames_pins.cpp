@@ -11,6 +11,7 @@ bool is_pinned(sn_frames &f, uint32_t granule) {
   if (g.pinned || f.pins == nullptr || f.pins(f.address(granule), kFrameBytes) == 0) return g.pinned;
   g.pinned = true;
   f.pinned++;
+  f.pins_seen++;
   note_change(f, granule);
   return true;
 }

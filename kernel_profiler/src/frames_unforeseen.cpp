@@ -80,10 +80,10 @@ void look_for_unforeseen(sn_frames &f) {
   uint64_t found = 0;
   for (uint32_t i = 0; i < f.count; i++) {
     if (f.granules[i].view != View::kFile || !was_touched(f, i)) continue;
-    found++;
     if (uses(ahead.plan->recorded(), place, i)) continue;  // an operator that does not fit, or whose operands did not come
     ahead.unforeseen_uses++;
     if (ahead.expected.size() + ahead.found.size() >= std::max(1u, f.pool.count() / kShare)) continue;
+    found++;
     guarded([&] {
       ahead.found.push_back({i, place, true});
       return 0;

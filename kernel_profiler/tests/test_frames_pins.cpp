@@ -120,7 +120,8 @@ void an_away_granule_keeps_its_pages() {
   make_own_page();
   {
     Device device(base);
-    CHECK(arrive(frames, 0, 1, 1).moved == 0);
+    const sn_frames_result refused = arrive(frames, 0, 1, 1);
+    CHECK(refused.moved == 0 && refused.stayed == 1 && refused.error == EBUSY);
     churn(frames);
     CHECK(sn_frames_tidy(frames, 1) == 0);
     CHECK(state(frames, 0) == SN_GRANULE_AWAY && counted(frames).pinned == 1);

@@ -152,10 +152,11 @@ class PageAudit:
             away = blocks.tier[block] != self._home[block]
             if not blocks.held[block]:
                 continue
-            if away and (room <= 0 or block in checks or block in blocks.under_way):
+            written = block in checks  # by the layer that has ended: it is looked at already
+            if away and (block in blocks.under_way or (room <= 0 and not written)):
                 waiting[block] = left
                 continue
-            if away:
+            if away and not written:
                 room -= self._nbytes[block]
                 checks[block] = False
             if left > 1:

@@ -192,7 +192,7 @@ class PassiveSession:
             return []
         told = (
             f"{format_bytes(stays)} of tensors stay where they are: a device's driver has registered memory there"
-            " (cudaHostRegister) and uses its pages; other tensors have that much less"
+            " (cudaHostRegister) and uses its pages, so these stay in memory, also beyond the budget"
         )
         return [told]
 

@@ -140,6 +140,15 @@ def test_after_a_fork_what_was_written_away_from_home_is_looked_at() -> None:
     assert stage.step(3) == []
 
 
+def test_what_the_last_layer_wrote_is_clean_after_as_many_looks() -> None:
+    """An optimizer's slice closes the step."""
+    stage = Stage()
+    stage.audit._written = [(), (), (), (A,)]
+    stage.forks = 1
+    assert [stage.step(step) != [] for step in (1, 2, 3)] == [True] * CLEAN_STEPS + [False]
+    assert stage.first == {(A, 0)}
+
+
 def test_a_transient_away_from_home_and_a_persistent_block_that_came_home() -> None:
     stage = Stage()
     stage.forks = 1
