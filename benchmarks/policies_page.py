@@ -139,9 +139,7 @@ def _commits(cells: Sequence[dict[str, Any]]) -> str:
         told = []
         for machine, found in by_machine.items():
             whole = len(found) == sum(cell["machine"] == machine for cell in cells)
-            names = ", ".join(dict.fromkeys(cell["trace"] for cell in found))
-            amounts = ", ".join(sorted({cell["fast"] for cell in found}, key=lambda share: float(share.rstrip("%"))))
-            told.append(machine if whole else f"{machine} ({names}; with {amounts})")
+            told.append(machine if whole else f"{machine} ({'; '.join(_places(found))})")
         parts.append(f"of commit {commit} those on {', '.join(told)}")
     note = ""
     if _FIRST in by_commit:
@@ -150,6 +148,18 @@ def _commits(cells: Sequence[dict[str, Any]]) -> str:
             " sample of interval lengths, and its searches of `autotm` ended after 50 nodes."
         )
     return textwrap.fill(f"Cells are of several commits: {'; '.join(parts)}.{note}", 120, break_on_hyphens=False) + "\n"
+
+
+def _places(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Traces with their amounts of fast memory, those with the same amounts together."""
+    by_trace: dict[str, list[str]] = {}
+    for cell in cells:
+        by_trace.setdefault(cell["trace"], []).append(cell["fast"])
+    by_amounts: dict[str, list[str]] = {}
+    for trace, amounts in by_trace.items():
+        by_amounts.setdefault(", ".join(amounts), []).append(trace)
+    for told, names in by_amounts.items():
+        yield f"{', '.join(names)} with {told}"
 
 
 def _less(cells: Sequence[dict[str, Any]]) -> str:

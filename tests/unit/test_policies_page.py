@@ -128,8 +128,8 @@ def test_cells_of_an_earlier_commit_are_kept_by_name_and_replaced_whole(tmp_path
     policies_page.main([str(tmp_path / "policies.json"), str(tmp_path / "run")])
     assert json.loads((tmp_path / "policies.json").read_text())["cells"] == [again, earlier[1]]
     page = " ".join((tmp_path / "policies.md").read_text().split())
-    assert "of commit abc1234 those on cxl-m5 (resnet32; with 20%)" in page
-    assert "of commit 46bf8fa those on cxl-m5 (lstm; with 20%)" in page
+    assert "of commit abc1234 those on cxl-m5 (resnet32 with 20%)" in page
+    assert "of commit 46bf8fa those on cxl-m5 (lstm with 20%)" in page
     assert "used again, of all (1 times), but not in cells of 46bf8fa" in page
 
 
