@@ -135,7 +135,9 @@ class _Watch:
         failed = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
         for name in dict.fromkeys(report.nodeid for report in failed if isinstance(report, pytest.TestReport)):
             terminalreporter.line(f"failed test: {name}")
-        others = [report for report in failed if not isinstance(report, pytest.TestReport)]
+        # Of a worker that crashed pytest-xdist makes a report of the test that it ran, of no phase of a test.
+        phases = ("setup", "call", "teardown")
+        others = [each for each in failed if not isinstance(each, pytest.TestReport) or each.when not in phases]
         if forbidden or others or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             terminalreporter.line("failed by more than tests")
         if forbidden:

@@ -6,10 +6,12 @@ It imports nothing but words: what ticks must not wait for torch, nor for the pa
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
+from sentinel.core.ending import end_all
 from sentinel.runtime.ordinals import Ordinals
 
 if TYPE_CHECKING:
@@ -89,6 +91,13 @@ class BackwardPass:
     recomputed: object = None
 
 
+class _Forking(threading.local):
+    """Of the thread that forks: what it has paused."""
+
+    def __init__(self) -> None:
+        self.paused: list[PausedByForks] = []
+
+
 class Runtime:
     """The process-wide state of Sentinel. There is one, RUNTIME; what is not in it, decision 106 lists.
 
@@ -135,29 +144,29 @@ class Runtime:
         self.beside: WeakSet[MemoryBeside] = WeakSet()
         self.not_inherited: WeakSet[NotInherited] = WeakSet()
         self.paused_by_forks: WeakSet[PausedByForks] = WeakSet()
-        self._paused: list[PausedByForks] = []
+        self._forking = _Forking()
 
     def bytes_beside(self, node: int | None) -> int:
         """Bytes that are held beside tensors on a node, because they were asked for there; 0 of None."""
         return 0 if node is None else sum(held.held_bytes for held in self.beside if held.node == node)
 
     def before_fork(self) -> None:
-        """No thread of `paused_by_forks` runs, nor begins to."""
-        self._paused = list(self.paused_by_forks)
-        for each in self._paused:
+        """No thread of `paused_by_forks` runs, nor begins to. Several threads may fork at once."""
+        paused = self._forking.paused
+        for each in list(self.paused_by_forks):
             each.before_fork()
+            paused.append(each)  # not before: an interrupt ends this, and the fork comes all the same
 
     def after_fork(self) -> None:
         """In the parent: they go on."""
-        for each in self._paused:
-            each.after_fork()
-        self._paused = []
+        paused, self._forking.paused = self._forking.paused, []
+        end_all(*(each.after_fork for each in paused))
 
     def forked(self) -> None:
         """In a forked child, which trains on with stock allocation: the session, its memory, its movers and its logs
         are the parent's, and so is who looks on."""
         self.sink, self.memory, self.finder, self.watches = None, None, None, []
-        self.beside, self.paused_by_forks, self._paused = WeakSet(), WeakSet(), []
+        self.beside, self.paused_by_forks, self._forking = WeakSet(), WeakSet(), _Forking()
         for held in self.not_inherited:
             held.forked()
 

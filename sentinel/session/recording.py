@@ -45,6 +45,13 @@ def choose_tracker(name: str, held_bytes: int = 0) -> tuple[PageTracker | None, 
     return tracker, told
 
 
+_REGISTERED_LATE = (
+    "a device's driver registered memory of tensors (cudaHostRegister) while their pages were watched: these were"
+    " replaced as the watch ended, and the device goes on using the old ones; register it before start_profile(), or"
+    " after end_profile()"
+)
+
+
 class Recording:
     """Records the steps of `job` one at a time: `begin`, `end_layer` at each tick, then `finish` or `close`.
 
@@ -76,11 +83,8 @@ class Recording:
         def others() -> list[str]:
             return holders(lambda address: address in tensors or self._memory.contains(address))
 
-        def prepare(tracker: PageTracker) -> None:
-            self._require_no_device()
-            tracker.prepare(watched, others)
-
-        self._with_tracker(prepare)
+        self._leave_registered()
+        self._with_tracker(lambda tracker: tracker.prepare(watched, others))
 
     def begin(self, layer: int) -> None:
         """The step to record begins in `layer`: 0 at a step boundary, 1 at the cycle's first tick."""
@@ -95,22 +99,29 @@ class Recording:
         base, _, reserved = self._memory.exclusive_extent()
         return AddressRange(base, base + reserved)
 
-    def _require_no_device(self) -> None:
-        """Raises CapabilityError where watching would replace pages that a device goes on using."""
+    def _is_registered(self) -> bool:
+        """Whether a device uses pages that watching replaces, as it begins and as it ends."""
         base, used, _ = self._memory.exclusive_extent()
-        if native.function("sn_device_pins", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)(base, used):
-            raise CapabilityError(
-                "replacing the memory of tensors that a device's driver has registered (cudaHostRegister)",
-                "the device would go on using the pages that were there",
-                "register it after the watched step, or use --tracker ops",
+        pins = native.function("sn_device_pins", ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+        return bool(pins(base, used)) or any(pins(each, 1) for each in self._job.addresses().values() if each)
+
+    def _leave_registered(self) -> None:
+        """No tracker watches what a device uses. Raises CapabilityError where one was asked for by name."""
+        if self._tracker is not None and self._is_registered():
+            self._give_up_tracker(
+                CapabilityError(
+                    "replacing the memory of tensors that a device's driver has registered (cudaHostRegister)",
+                    "the device would go on using the pages that were there",
+                    "register it after the watched step, or use --tracker ops",
+                )
             )
 
     def _watch_pages(self, layer: int) -> None:
         def watch(tracker: PageTracker) -> None:
-            self._require_no_device()
             tracker.start([self._arena()], lambda: holders(self._memory.contains))
             tracker.mark(layer)
 
+        self._leave_registered()
         self._with_tracker(watch)
 
     def _with_tracker(self, call: Callable[[PageTracker], None]) -> None:
@@ -154,6 +165,8 @@ class Recording:
         """End the step, whose layers are these."""
         recorder = self._running()
         recorder.stop()
+        if self._tracker is not None and self._is_registered():
+            self.notes.append(_REGISTERED_LATE)
         samples = self._samples()
         self.cut_short = self._tracker is not None and self._tracker.cut_short
         if self.cut_short:

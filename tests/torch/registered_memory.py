@@ -82,7 +82,10 @@ def main(driver_path: str, case: str, *folder: str) -> dict[str, Any]:
         if case == "before":
             devices = [Device(driver, model[0].weight)]
         address = model[0].weight.data_ptr()
-        sentinel.start_profile(fast="30%", slow=_SLOW, tracker="ops", model=model, optimizer=optimizer)
+        tracker = "pagemap" if case == "within" else "ops"
+        sentinel.start_profile(fast="30%", slow=_SLOW, tracker=tracker, model=model, optimizer=optimizer)
+        if case == "within":
+            devices = [Device(driver, model[0].weight)]
         losses += trained(model, optimizer, batches, target, 1)
         sentinel.end_profile()
         losses += trained(model, optimizer, batches, target, 1)

@@ -80,3 +80,11 @@ def test_what_is_registered_is_not_watched_by_pages(driver: Path, tracker: str) 
         assert "registered (cudaHostRegister)" in " ".join(found["text"].split())
     else:
         assert "use --tracker ops" in found["refused"]
+
+
+def test_what_is_registered_while_pages_are_watched_is_told(driver: Path) -> None:
+    """The watch ends by giving the pages back."""
+    found = run(driver, "within")
+    assert "registered memory of tensors (cudaHostRegister) while their pages were watched" in " ".join(
+        found["text"].split()
+    )

@@ -81,7 +81,9 @@ def test_wrong_bytes_many_failures_and_failures_of_no_test_are_not_run_again(tmp
     assert checks.run_again(jobs) == []
     assert all(job.failed for job in jobs)
     assert not (tmp_path / "runs").exists()
-    assert [name for name in checks.NEVER_AGAIN if not (ROOT / name).exists()] == []
+    for name in checks.NEVER_AGAIN:
+        file, _, test = name.partition("::")
+        assert f"def {test}" in (ROOT / file).read_text()
 
 
 def test_a_run_names_the_tests_that_failed_and_says_what_else_did(tmp_path: Path) -> None:
@@ -101,6 +103,17 @@ def test_a_run_names_the_tests_that_failed_and_says_what_else_did(tmp_path: Path
             assert job.failed
             assert ("failed test: test_two.py::test_no[a - b]" in done.stdout.splitlines()) or more, done.stdout
             assert bool(job.to_run_again()) is not more, done.stdout
+
+
+def test_a_process_that_crashed_is_not_bad_luck(tmp_path: Path) -> None:
+    """Pytest-xdist makes a report of a test of it."""
+    (tmp_path / "test_crash.py").write_text("import os\ndef test_crash(): os.abort()\n")
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "-n", "1")
+    job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",), failed=True)
+    job.output = job.run((sys.executable, "-m", "pytest", *here, str(tmp_path / "test_crash.py"))).stdout
+    assert "1 failed" in job.output
+    assert job.to_run_again() == []
 
 
 def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: Path) -> None:
