@@ -136,24 +136,26 @@ FAILING = {
 @pytest.mark.parametrize("places", [5, pytest.param(25, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAILING)
 def test_a_call_that_fails_at_any_place_loses_nothing(name: str, places: int, scratch: Path) -> None:
-    """One call of a training, at so many places."""
+    """One call of a training, in each of `places` trainings another one."""
     number, code = FAILING[name]
     fail = native.function("sn_system_fail", ctypes.c_uint64, ctypes.c_long, ctypes.c_uint64, ctypes.c_int)
     more_than_there_are = 1 << 40
     expected = stock(3)
-    begin(scratch)
-    fail(number, more_than_there_are, code)
-    assert train(3) == expected
-    calls = more_than_there_are - fail(number, 0, 0)
-    sentinel.stop()
-    failed = 0
-    for nth in range(1, calls + 1, -(-calls // places)):
+
+    def left(nth: int) -> int:
+        """Of `nth` calls, those that a training did not come to."""
         begin(scratch)
         fail(number, nth, code)
-        assert train(3) == expected, f"call {nth} of {calls}"
-        failed += fail(number, 0, 0) == 0  # threads take turns in other ways each time: the last ones may not come
+        try:
+            assert train(3) == expected, f"call {nth}"
+        finally:
+            uncalled = fail(number, 0, 0)
         sentinel.stop()
-    assert failed > places // 2
+        return int(uncalled)
+
+    calls = more_than_there_are - left(more_than_there_are)
+    # threads take turns in other ways each time: the last ones may not come
+    assert 0 in [left(nth) for nth in range(1, calls + 1, -(-calls // places))]
 
 
 def test_a_quota_that_is_too_small_is_named(scratch: Path) -> None:
