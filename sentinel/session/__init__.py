@@ -149,7 +149,9 @@ def end_profile() -> Plan:
 
 def stop() -> Run:
     """See `sentinel.stop`."""
-    _end_what_was_cut_short()
+    ended = _end_what_was_cut_short()
+    if isinstance(ended, PassiveSession):
+        return ended.stop()
     last = current()
     if last is not None and last.ended_by_itself:
         return last.stop()
@@ -172,10 +174,14 @@ def report(*, bounded: bool = True) -> Report:
     return last.report(bounded=bounded)
 
 
-def _end_what_was_cut_short() -> None:
-    """An interrupt may have come within a call of ours, and another one as that was undone."""
-    if isinstance(RUNTIME.sink, Session) and RUNTIME.sink.cut_short:
-        RUNTIME.sink.finish_ending()
+def _end_what_was_cut_short() -> BegunSession | None:
+    """An interrupt may have come within a call of ours, and another one as that was undone. The session that has ended
+    now, if one has."""
+    ending = RUNTIME.sink
+    if not isinstance(ending, Session | PassiveSession) or not ending.cut_short:
+        return None
+    ending.finish_ending()
+    return ending
 
 
 def _last() -> BegunSession | None:

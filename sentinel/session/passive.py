@@ -83,6 +83,8 @@ class PassiveSession:
         self._recorded: GranuleUses | None = None  # then
         self._times = StepTimes()
         self._began = 0.0
+        self.cut_short = False
+        """An interrupt may have come as it ended: `finish_ending` ends it, by the next call of whatever kind."""
 
     def open(self) -> None:
         """Begin. Whatever is wrong is raised with nothing changed."""
@@ -196,8 +198,13 @@ class PassiveSession:
         )
         return [told]
 
+    def finish_ending(self) -> None:
+        """End what an interrupt has left of it."""
+        self._close()
+
     def _close(self) -> None:
         """May be called again, wherever it was cut short."""
+        self.cut_short = True
         self._models, self._optimizers = [], []  # else their tensors would live as long as the report
         if os.getpid() == self._process:  # and no child of a fork that Python was not told of: all is its parent's
             end_all(
@@ -205,6 +212,7 @@ class PassiveSession:
             )
         if RUNTIME.sink is self:
             RUNTIME.sink = None
+        self.cut_short = False
 
     def _leave_optimizers(self) -> None:
         if self._overlapped is not None:

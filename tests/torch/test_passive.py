@@ -655,6 +655,27 @@ def test_an_interrupt_as_it_begins_leaves_nothing(
     assert frames_of(session).live_bytes == held.nbytes
 
 
+def test_an_end_that_was_interrupted_is_finished_by_the_next_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = begin(folder)
+    held = torch.ones(1 << 20)
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session._step_ends, "leave", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sentinel.stop()
+    assert "tensors" in sentinel.report().text()
+    assert not sentinel.active()
+    assert float(held.sum()) == 1 << 20
+    del held
+    begin(folder)
+    assert float(torch.ones(1 << 20).sum()) == 1 << 20
+
+
 @pytest.mark.parametrize("fork", [os.fork, ctypes.PyDLL(None).fork], ids=["os.fork", "fork of the C library"])
 def test_a_forked_child_ends_nothing(fork: Callable[[], int], folder: Path) -> None:
     session = begin(folder)
