@@ -16,7 +16,7 @@ from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder
 from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, FromFiles, Request, Served, Transform
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Served, Transform
 from sentinel.runtime.process import RUNTIME
 from sentinel.samples import Feed, Layout, Order
 
@@ -59,7 +59,10 @@ class FetchedSamples(Dataset[Any]):
         items: list[Any] = []
         for request in requests_in(indices):
             source = self._placed if request.position >= 0 else self._alone
-            found = source.fetch(request, Served(samples=len(request.samples)))
+            served = Served(samples=len(request.samples))
+            found = source.fetch(request, served)
+            if served.late and isinstance(source, FromArena):  # a framework may skip places, which are never copied
+                source.pass_over(request.position)
             items += [item if self._transform is None else self._transform(item) for item in found]
         return items
 

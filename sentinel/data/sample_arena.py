@@ -230,7 +230,7 @@ class SampleArena:
             found[number] = data[begin:end] if whole and sound else Missing.DAMAGED if whole else Missing.ABSENT
         return found
 
-    def take(self, positions: NDArray[np.int64]) -> None:
+    def take(self, positions: NDArray[np.int64] | slice) -> None:
         """The samples of these positions are not needed in the arena any more: the reader is told."""
         self.taken[positions] = 1
         if self._bell >= 0:

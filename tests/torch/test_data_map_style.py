@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from torch.utils.data import DataLoader, Dataset  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, Dataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
@@ -136,6 +136,42 @@ def test_an_iteration_that_is_left_or_overtaken(tars: list[str]) -> None:
     assert batches(mine) == expected[2]
     samples.close()
     assert not [thread for thread in threading.enumerate() if thread.name == READER]
+
+
+class Skipping:
+    """Batches of a sampler without the first ones, as a framework skips those that were trained on."""
+
+    def __init__(self, samples: Samples, skipped: int) -> None:
+        self._batches, self._skipped = BatchSampler(OrderSampler(samples), 32, drop_last=False), skipped
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self._batches, self._skipped, None)
+
+
+def test_what_is_never_asked_for_stops_the_reader_once(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places that are skipped fill the memory. The first batch that does not come says that they are not needed; those
+    after it come out of the memory again, and one that was only late is read alone."""
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.01)
+    samples, expected = samples_of(tars), batches(loader_of(tars))
+    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)
+    skipped = 12
+    under_way = iter(DataLoader(samples, batch_sampler=Skipping(samples, skipped)))
+    assert next(under_way).tolist() == expected[skipped]
+    source: Any = samples._placed
+    assert source._arena.taken[: (skipped + 1) * 32].all()
+    source._patience_s = 600.0  # what comes now does not depend on how long it is waited for
+    alone, counted = SourceFiles.alone, []
+
+    def counting(files: SourceFiles, numbers: Any) -> Iterable[memoryview]:
+        counted.append(len(numbers))
+        return alone(files, numbers)
+
+    monkeypatch.setattr(SourceFiles, "alone", counting)
+    assert [batch.tolist() for batch in under_way] == expected[skipped + 1 :]
+    assert sum(counted) == 0
+    late = [PlacedIndex.of(number, place, False, False) for place, number in enumerate(expected[2])]
+    assert samples.__getitems__(late) == expected[2]
+    samples.close()
 
 
 @pytest.mark.usefixtures("nothing_alone")
