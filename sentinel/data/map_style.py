@@ -139,8 +139,10 @@ class Samples(FetchedSamples):
 
     def goes_on(self, iteration: int, *, ended: bool = False) -> bool:
         """Whether no other iteration has begun since. `ended`: all of its samples were asked for."""
+        if iteration != self._iteration:
+            return False
         self._ended = ended
-        return iteration == self._iteration
+        return True
 
     def close(self) -> None:
         """Ends the reader now; otherwise it ends with the last use of these samples."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,35 @@ def test_what_is_never_asked_for_stops_the_reader_once(tars: list[str], monkeypa
     assert sum(counted) == 0
     late = [PlacedIndex.of(number, place, False, False) for place, number in enumerate(expected[2])]
     assert samples.__getitems__(late) == expected[2]
+    samples.close()
+
+
+@pytest.mark.usefixtures("nothing_alone")
+def test_an_iteration_that_was_overtaken_says_nothing_of_the_next_one(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = samples_of(tars)
+    first, _ = samples.begin(0)
+    second, _ = samples.begin(1)
+    ends: list[str] = []
+    feeding: Any = samples._feeding
+
+    def noting(end: Callable[[], None]) -> Callable[[], None]:
+        def noted() -> None:
+            ends.append(end.__name__)
+            end()
+
+        return noted
+
+    for name in ("finish", "give_up"):
+        monkeypatch.setattr(feeding, name, noting(getattr(feeding, name)))
+    assert not samples.goes_on(first, ended=True)
+    third, _ = samples.begin(2)
+    assert ends == ["give_up"]  # the second iteration was left
+    assert samples.goes_on(third, ended=True)
+    assert not samples.goes_on(second)
+    samples.begin(3)
+    assert ends == ["give_up", "finish"]
     samples.close()
 
 
