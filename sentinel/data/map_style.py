@@ -92,6 +92,8 @@ class Samples(FetchedSamples):
         for name in options:
             if name not in _OPTIONS:
                 raise UsageError(f"there is no option {name!r}", f"the options are {', '.join(_OPTIONS)}")
+        if not isinstance(order, Order):
+            raise UsageError(f"order={order!r} is no Order", "give Order('exact', seed=...)")
         if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
             what = f"a {type(source).__name__} is not read from files"
             raise UsageError(what, "give files to Samples; a Dataset goes to a DataLoader, or to loader(), as it is")

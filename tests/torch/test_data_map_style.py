@@ -247,6 +247,9 @@ def test_what_cannot_be_is_refused(tars: list[str]) -> None:
         samples_of(Within(samples_of(tars)))
     with pytest.raises(UsageError, match="give at least"):
         samples_of(tars, memory="4KiB")
+    for order, said in (("exact", r"order='exact' is no Order; give Order\('exact', seed=...\)"), (None, "Order")):
+        with pytest.raises(UsageError, match=said):
+            samples_of(["absent.tar"], order=order)  # before files are looked for
     with pytest.raises(RuntimeError, match="iterated over in a worker"):  # what torch makes of it
         list(DataLoader(Within(samples_of(tars)), num_workers=1))
 
