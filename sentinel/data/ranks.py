@@ -96,19 +96,27 @@ class _Meeting:
 
     def __init__(self, store: Any, size: int) -> None:
         self._store, self._size, self._rank = store, size, torch.distributed.get_rank()
-        self._number = 1 + self._read(_VERDICT).get("number", 0)
-        """Of the meeting. A rank that was not at the last one, which had to end without it, is at the next one too."""
+        last = self._read(_VERDICT)
+        self._number = 1 + last.get("number", 0)
+        """Of the meeting."""
+        come = self._read(f"{_ASKED}{self._rank}").get("number", 0)
+        self._missed = last["wrong"] if self._rank in last.get("missing", ()) and come < last["number"] else None
+        """Why the last meeting ended before this rank came to it, which was waited for there and has not been told."""
         self._data_set: object = None
 
     def meet(self, said: dict[str, Any]) -> None:
         """Returns once all ranks have come, and said the same. Raises UsageError otherwise."""
         self._data_set = said.get("data set")
+        if self._missed:
+            self._number -= 1
         self._write(f"{_ASKED}{self._rank}", said=said)
-        if self._rank:
+        if self._missed:
+            wrong = self._missed
+        elif self._rank:
             wrong = self._awaited(_VERDICT, 0).get("wrong")
         else:
             wrong = self._found()
-            self._write(_VERDICT, wrong=wrong)
+            self._write_verdict(wrong)
         if wrong:
             raise UsageError(*wrong)
 
@@ -129,7 +137,7 @@ class _Meeting:
             if found.get("number", 0) >= self._number:
                 return found
             away = self._away(rank)
-            if away not in (None, 1, self._away(self._rank)):
+            if away is not None and self._is_apart(rank):
                 raise _unlike((self._rank, self._size), (rank, away))
             waited_s = time.monotonic() - began
             elsewhere = f", but one of world={away} of the same data set" if away else ""
@@ -162,7 +170,7 @@ class _Meeting:
             if here and self._away(rank) != world:
                 wrong = _unlike((rank, self._size), (self._rank, world))
                 if not self._rank:
-                    self._write(_VERDICT, wrong=(wrong.what, wrong.remedy))
+                    self._write_verdict((wrong.what, wrong.remedy))
                 raise wrong
 
     def _away(self, rank: int) -> int | None:
@@ -170,6 +178,21 @@ class _Meeting:
         found = self._read(f"{_OWN}{rank}")
         own = found.get("number") == self._number and found["data_set"] == self._data_set
         return int(found["world"]) if own else None
+
+    def _is_apart(self, rank: int) -> bool:
+        """Whether it is not waited for: its loader has a world of some ranks, and this rank has begun no such one."""
+        return self._away(rank) not in (None, 1, self._away(self._rank))
+
+    def _write_verdict(self, wrong: tuple[str, str] | None) -> None:
+        """By rank 0. `missing`: the ranks that it waited for, and that have not come when the meeting ends with an
+        error. They raise that error when they come: nobody is there any more."""
+        ranks = range(1, self._size) if wrong else ()
+        missing = [
+            rank
+            for rank in ranks
+            if self._read(f"{_ASKED}{rank}").get("number", 0) < self._number and not self._is_apart(rank)
+        ]
+        self._write(_VERDICT, wrong=wrong, missing=missing)
 
     def _read(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._store.get(key)) if self._store.check([key]) else {}

@@ -172,6 +172,36 @@ def test_a_rank_that_delivers_alone_is_waited_for_and_named(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("apart", [0, 1])
+def test_a_rank_that_comes_after_the_end_of_a_meeting_is_told_of_it_once(
+    monkeypatch: pytest.MonkeyPatch, apart: int
+) -> None:
+    """The meeting ends for ranks 0 and 1 before rank 2 has come. It waited for the next one until the group's time."""
+    group = Group(3, monkeypatch)
+
+    def comes_last() -> str:
+        until(lambda: group.store.check([f"sentinel.data/asked/{1 - apart}"]))
+        return group.begin(apart, world=2)
+
+    ended = group.all(lambda: group.begin(1 - apart), comes_last)
+    assert all("ranks differ in world: rank 0 has " in told for told in ended), ended
+    group.store.set_timeout(timedelta(0))  # it waits for nobody
+    assert group.begin(2) == ended[0]
+    group.store.set_timeout(timedelta(seconds=LONGEST_S))
+    assert group.all(*(lambda rank=rank: group.begin(rank) for rank in range(3))) == [""] * 3
+
+
+def test_a_rank_that_is_waited_for_too_long_is_told_so_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group(2, monkeypatch)
+    group.store.set_timeout(timedelta(0))
+    told = group.begin(0)
+    assert told.startswith("rank 1 has begun no loader of all 2 ranks within ")
+    assert group.begin(1, world=1) == ""  # that one delivers alone
+    assert group.begin(1) == told
+    group.store.set_timeout(timedelta(seconds=LONGEST_S))
+    assert group.all(lambda: group.begin(0), lambda: group.begin(1)) == ["", ""]
+
+
 def test_a_rank_that_does_not_come_is_named_after_the_groups_time(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(2, monkeypatch)
     assert group.begin(0, world=1) == ""
