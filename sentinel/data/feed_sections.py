@@ -19,7 +19,8 @@ Rows = list[tuple[str, ...]]
 _REQUESTS = "Where the samples came from"
 _COUNTS = "What was done, and what the plan said"
 _DIRECT = "Samples that were read alone, and why"
-_MIXING = f"How well the order of the epoch mixes samples of which {NEIGHBOURS} lie together"
+_NEIGHBOURS = f"{NEIGHBOURS} samples, or all of a row group or compressed shard"
+_MIXING = f"How well the order of the epoch mixes neighbours ({_NEIGHBOURS})"
 _NODES = "Memory for samples, by node, as the kernel says"
 _WHY = {
     "late": "nothing had happened in the reader for too long",

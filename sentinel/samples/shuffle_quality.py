@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from sentinel.samples.layout import Layout
 
 NEIGHBOURS = 64
-"""Samples that lie together, among which it is told how well an order mixes, whatever is read at once."""
+"""Samples that lie together, among which it is told how well an order mixes, whatever is read at once. Of encoded
+chunks it is told among the samples of each chunk, however many these are."""
 
 
 @dataclass(frozen=True)

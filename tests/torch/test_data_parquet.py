@@ -107,6 +107,18 @@ def test_a_loader_delivers_torchs_order_and_reads_row_groups_once_in_a_window(fo
     assert counts["samples"] == counts["hits"] + counts["source_reads"]
 
 
+def test_the_report_says_that_mixing_is_told_among_row_groups(folder: Path) -> None:
+    """Batches of 400 have samples of all 8 row groups, of 100 rows each: of neighbours by 64 there would be 14."""
+    written(folder, [400, 400], 100)
+    loader = sentinel.data.loader(folder, checked, batch_size=400, memory="100%")
+    assert sum(len(batch) for batch in loader) == 800
+    report = loader.report()
+    assert report.mixing is not None
+    assert report.mixing.chunks_per_batch == 8
+    assert "mixes neighbours (64 samples, or all of a row group or compressed shard)" in report.text()
+    loader.close()
+
+
 @pytest.mark.parametrize("order", ["windowed", "redirect"])
 def test_the_other_orders_deliver_each_row_once(folder: Path, order: str) -> None:
     written(folder, [300], 10)
