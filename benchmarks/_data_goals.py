@@ -12,37 +12,43 @@ from benchmarks.data import AUTO, BLOCKS, EXACT, HALF, LAST_USED, MDS, MOSAIC, P
 Told = Mapping[str, Any]
 IDLE = 0.1
 """Of the processors, the share that others may have had while times were taken that a page states."""
+NOT_MEASURED, NOT_RECORDED, BUSY = "not measured", "load not recorded", "host was busy"
+"""Why there is no figure. Times count only where it was recorded that the host did little else."""
+NOISES = (0.0, 0.1, 0.3)
+"""Shares of wrong labels that benchmarks.importance trains with."""
 _CACHED, _ONE, _SIXTEEN, _DISK, _UNLIKE = range(5)
 """Sources of benchmarks.data."""
 
 
 class Goal(NamedTuple):
-    """`what` was to be `wanted`. `figure`: what it is, None where that was not measured; `met`: whether it will do."""
+    """`what` was to be `wanted`. `figure`: what it is, None where that is not known, for the reason `unknown`; `met`:
+    whether it will do."""
 
     what: str
     wanted: str
     figure: str | None = None
     met: bool = False
+    unknown: str = NOT_MEASURED
 
 
-def at_most(what: str, limit: float, found: float | None, form: str = ".2f") -> Goal:
-    """A figure that is to be no more than `limit`."""
+def at_most(what: str, limit: float, found: float | None, form: str = ".2f", unknown: str = NOT_MEASURED) -> Goal:
+    """A figure that is to be no more than `limit`. `unknown`: why there is none."""
     if found is None:
-        return Goal(what, f"≤ {limit:g}")
+        return Goal(what, f"≤ {limit:g}", unknown=unknown)
     return Goal(what, f"≤ {limit:g}", format(found, form), found <= limit)
 
 
-def at_least(what: str, limit: float, found: float | None, form: str = ".2f") -> Goal:
-    """A figure that is to be no less than `limit`."""
+def at_least(what: str, limit: float, found: float | None, form: str = ".2f", unknown: str = NOT_MEASURED) -> Goal:
+    """A figure that is to be no less than `limit`. `unknown`: why there is none."""
     if found is None:
-        return Goal(what, f"≥ {limit:g}")
+        return Goal(what, f"≥ {limit:g}", unknown=unknown)
     return Goal(what, f"≥ {limit:g}", format(found, form), found >= limit)
 
 
 def goals(loaders: Told, encoded: Told, ranks: Told, limits: Told, importance: Told | None) -> list[Goal]:
-    """All of them, in the order of the page; those of `importance` where its results are there."""
-    found = [*_of_loaders(loaders), *_of_chunks(encoded), _of_ranks(ranks), *_of_limits(limits)]
-    return [*found, *(_of_importance(importance) if importance else ())]
+    """All of them, in the order of the page; those of `importance` were not measured where it is None."""
+    of_loading = [*_of_loaders(loaders), *_of_chunks(encoded), _of_ranks(ranks), *_of_limits(limits)]
+    return [*of_loading, *_of_importance(importance)]
 
 
 class Loaders:
@@ -52,7 +58,7 @@ class Loaders:
         results = told["results"]
         result: Told = results[source] if source < len(results) else {}
         self._samples, self._chunk = told["settings"]["samples"], told["settings"]["chunk"]
-        self._timed = result.get("others_share", 0.0) <= IDLE
+        self._others: float | None = result.get("others_share")
         self._rivals: dict[str, Told] = {
             name: rival
             for name, rival in result.get("rivals", {}).items()
@@ -74,9 +80,19 @@ class Loaders:
         """A figure of the last epoch."""
         return self._rivals[name]["rounds"][-1][figure] if name in self._rivals else None
 
+    def untold(self, *names: str) -> str:
+        """Why times of these are not told; empty if they are."""
+        if not all(name in self for name in names):
+            return NOT_MEASURED
+        return doubt_of_times(self._others)
+
+    def faster(self, what: str, limit: float, names: tuple[str, str], form: str = ".2f") -> Goal:
+        """The goal that samples a second of the first of `names` over those of the second are at least `limit`."""
+        return at_least(what, limit, self.times(*names), form, self.untold(*names))
+
     def times(self, name: str, rival: str) -> float | None:
-        """Samples a second of one over those of another; None where others kept the host busy."""
-        if not self._timed or name not in self._rivals or rival not in self._rivals:
+        """Samples a second of one over those of another; None where `untold` says why."""
+        if self.untold(name, rival):
             return None
         found: float = paired(speeds(self._rivals, name, rival), name, rival)["median"]
         return found
@@ -90,6 +106,13 @@ def speeds(rivals: Mapping[str, Told], *names: str) -> list[dict[str, float]]:
     """Samples a nanosecond of these, in each round."""
     rounds = zip(*(rivals[name]["rounds"] for name in names), strict=True)
     return [{name: one["samples"] / one["ns"] for name, one in zip(names, both, strict=True)} for both in rounds]
+
+
+def doubt_of_times(others_share: float | None) -> str:
+    """Why times do not count while others had such a share of the processors; empty if they do. None: not recorded."""
+    if others_share is None:
+        return NOT_RECORDED
+    return "" if others_share <= IDLE else BUSY
 
 
 def over(one: float | None, other: float | None) -> float | None:
@@ -109,16 +132,17 @@ def _of_loaders(told: Told) -> Iterator[Goal]:
     near = redirect is not None and abs(redirect - 7.6) <= 0.05 * 7.6
     yield Goal("reads a chunk, redirect", "7.6 ± 5 %", None if redirect is None else f"{redirect:.2f}", near)
     yield at_most("reads a chunk, windowed", 1.0, cached.reads(WINDOWED))
-    yield at_least("samples/s, 2 ms a read, one in flight: exact over random access", 10, slow.times(EXACT, PLAIN))
-    yield at_least("samples/s, 2 ms a read, one in flight: exact over redirect", 3.2, slow.times(EXACT, REDIRECT))
-    yield at_least('samples/s in the page cache: unit="auto" over random access', 0.95, cached.times(AUTO, PLAIN))
+    yield slow.faster("samples/s, 2 ms a read, one in flight: exact over random access", 10, (EXACT, PLAIN))
+    yield slow.faster("samples/s, 2 ms a read, one in flight: exact over redirect", 3.2, (EXACT, REDIRECT))
+    yield cached.faster('samples/s in the page cache: unit="auto" over random access', 0.95, (AUTO, PLAIN))
     sweep = (EXACT, *(f"{EXACT}, unit={unit}" for unit in UNITS))
     for source, words in ((_ONE, "2 ms, one in flight"), (_SIXTEEN, "2 ms, 16 in flight"), (_DISK, "bare disk")):
         there = Loaders(told, source)
         ratios = [ratio for name in sweep if (ratio := there.times(AUTO, name)) is not None]
-        least = min(ratios) if len(ratios) == len(sweep) else None
-        yield at_least(f'samples/s, {words}: unit="auto" over the best of units 4 to 64', 0.9, least)
-        yield at_least(f'samples/s, {words}: unit="auto" over random access', 0.97, there.times(AUTO, PLAIN))
+        least, best = min(ratios) if len(ratios) == len(sweep) else None, "the best of units 4 to 64"
+        unknown = there.untold(AUTO, *sweep)
+        yield at_least(f'samples/s, {words}: unit="auto" over {best}', 0.9, least, unknown=unknown)
+        yield there.faster(f'samples/s, {words}: unit="auto" over random access', 0.97, (AUTO, PLAIN))
     yield from _beside_mosaic(cached)
 
 
@@ -141,7 +165,7 @@ def _of_chunks(told: Told) -> Iterator[Goal]:
         fewer = over(there.reads(LAST_USED), there.reads(EXACT))
         yield at_least(f"reads of {name}: {LAST_USED} over exact", 19, fewer, ".1f")
         if "page cache" not in name:  # there reading a chunk again costs little: decision 170
-            yield at_least(f"samples/s of {name}: exact over {LAST_USED}", 10, there.times(EXACT, LAST_USED), ".1f")
+            yield there.faster(f"samples/s of {name}: exact over {LAST_USED}", 10, (EXACT, LAST_USED), ".1f")
 
 
 def _of_ranks(told: Told) -> Goal:
@@ -151,16 +175,18 @@ def _of_ranks(told: Told) -> Goal:
 
 def _of_limits(told: Told) -> Iterator[Goal]:
     results = told["results"]
-    timed = max(row["others_share"] for part in ("index", "begin", "resume") for row in results[part]) <= IDLE
+    shares = [row.get("others_share") for part in ("index", "begin", "resume") for row in results[part]]
+    doubt = doubt_of_times(None if None in shares else max(shares))
 
     def seconds(part: str, name: str, beyond: str = "") -> float | None:
         rows = results[part]
-        return median(row[name] - (row[beyond] if beyond else 0) for row in rows) if timed else None
+        return median(row[name] - (row[beyond] if beyond else 0) for row in rows) if not doubt else None
 
-    yield at_most("seconds of a processor to plan an epoch of 1,281,152", 1, seconds("begin", "planning_cpu_s"))
+    planned, indexed = seconds("begin", "planning_cpu_s"), seconds("index", "seconds")
     resumed = seconds("resume", "seconds", "planning_seconds")
-    yield at_most("seconds to resume in the last twentieth, beyond planning", 1, resumed)
-    yield at_most("seconds to index 100,000 samples", 2, seconds("index", "seconds"))
+    yield at_most("seconds of a processor to plan an epoch of 1,281,152", 1, planned, unknown=doubt)
+    yield at_most("seconds to resume in the last twentieth, beyond planning", 1, resumed, unknown=doubt)
+    yield at_most("seconds to index 100,000 samples", 2, indexed, unknown=doubt)
     share = results["share"]
     alone, apart = share["alone"], share["apart, half the memory"]
     one, unlike = share["one seed"], share["unlike seeds"]
@@ -175,12 +201,13 @@ def over_reads(one: Told, other: Told) -> float:
     return float(one["reads_per_chunk"] / other["reads_per_chunk"])
 
 
-def _of_importance(told: Told) -> Iterator[Goal]:
-    rows = {(row["noise"], row["mode"]): row for row in told["results"]["rows"]}
-    noises = sorted({noise for noise, _ in rows})
-    hits = [rows[noise, "select"]["hits"] / rows[noise, "select"]["never_evict_hits"] for noise in noises]
-    yield at_least("importance: hits over never-evict, the least of all shares of wrong labels", 1.12, min(hits))
-    for noise in noises:
-        row = rows[noise, "select"]
+def _of_importance(told: Told | None) -> Iterator[Goal]:
+    rows = told["results"]["rows"] if told else []
+    selected = {row["noise"]: row for row in rows if row["mode"] == "select"}
+    hits = [row["hits"] / row["never_evict_hits"] for row in selected.values()]
+    least = min(hits, default=None)
+    yield at_least("importance: hits over never-evict, the least of all shares of wrong labels", 1.12, least)
+    for noise in sorted(selected or NOISES):
         what = f"importance, {noise:.0%} wrong labels: accuracy lost by selection, in standard errors of the pairs"
-        yield at_most(what, 1, row["lost"] / row["lost_error"] if row["lost_error"] else None)
+        row = selected.get(noise)
+        yield at_most(what, 1, row["lost"] / row["lost_error"] if row and row["lost_error"] else None)

@@ -59,17 +59,18 @@ def with_limits(page: str, encoded: Told, limits: Told) -> str:
     )
 
 
-def with_goals(page: str, reached: Sequence[Goal]) -> str:
-    """The page's text with what was to be reached beside what was; ValueError without its marks."""
-    return between(page, GOALS_BEGIN, GOALS_END, _goals(reached))
+def with_goals(page: str, reached: Sequence[Goal], loaders: Told) -> str:
+    """The page's text with what was to be reached beside what was, some of it by `loaders`; ValueError without its
+    marks."""
+    return between(page, GOALS_BEGIN, GOALS_END, [*_goals(reached), *_outdated(loaders)])
 
 
 def _goals(reached: Sequence[Goal]) -> Iterator[str]:
     measured = [goal for goal in reached if goal.figure is not None]
     missed = [goal for goal in measured if not goal.met]
     yield (
-        f"{len(measured)} of {len(reached)} goals were measured, where times are stated on a host that did little else;"
-        f" {len(missed)} of them are missed:"
+        "Times count only where it was recorded that the host did little else."
+        f" {len(measured)} of {len(reached)} goals were measured so, and {len(missed)} of these are missed:"
     )
     yield ""
     yield from (f"- {goal.what}: {goal.figure}, not {goal.wanted}" for goal in missed)
@@ -77,7 +78,7 @@ def _goals(reached: Sequence[Goal]) -> Iterator[str]:
     yield "| goal | wanted | found | |"
     yield "| --- | --- | --- | --- |"
     for goal in reached:
-        word = "not measured" if goal.figure is None else "met" if goal.met else "**missed**"
+        word = goal.unknown if goal.figure is None else "met" if goal.met else "**missed**"
         yield f"| {goal.what} | {goal.wanted} | {goal.figure or '-'} | {word} |"
     yield ""
 
@@ -98,11 +99,19 @@ def _made(told: Told) -> Iterator[str]:
         f" epoch, then {settings['rounds']} rounds in which all take turns."
     )
     yield ""
-    if "commit" not in told:
+    yield from _outdated(told)
+    if any("others_share" not in result for result in told["results"]):
+        yield "What other work the host did was not recorded, so these times count for no goal."
+        yield ""
+
+
+def _outdated(loaders: Told) -> Iterator[str]:
+    """What has changed since loaders were measured whose commit was not written down."""
+    if "commit" not in loaders:
         yield (
-            "These times and reads of sentinel exact are from before less of its memory was kept for reading ahead"
-            " ([decision 154](decisions/0154-less-of-the-memory-is-kept-for-reading-ahead.md)), those of sentinel"
-            " redirect from before its groups had as many chunks as its memory is for ([decision"
+            "Of loaders side by side, times and reads of sentinel exact were measured before less of its memory was"
+            " kept for reading ahead ([decision 154](decisions/0154-less-of-the-memory-is-kept-for-reading-ahead.md)),"
+            " those of sentinel redirect before its groups had as many chunks as its memory is for ([decision"
             " 164](decisions/0164-redirect-has-the-groups-that-its-memory-is-for.md))."
         )
         yield ""
@@ -290,7 +299,7 @@ def main() -> None:
     importance = importance_in(DOCS)
     if importance:
         text = importance_page.rewritten(text, importance)
-    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, importance)))
+    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, importance), loaders))
 
 
 def importance_in(docs: Path) -> Told | None:

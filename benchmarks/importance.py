@@ -29,6 +29,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import _bench
+from benchmarks._data_goals import NOISES
 from benchmarks.data import say
 from benchmarks.data_orders import permutation
 from sentinel.samples import Importance, Layout, Room, narrowed, select, simulate, stage_selected
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # sums in one order
     rows = []
-    for noise in (0.0, 0.1, 0.3):
+    for noise in NOISES:
         runs: dict[str, list[dict[str, float]]] = {}
         for mode, importance in MODES.items():
             runs[mode] = [run(noise, importance, seed, given.epochs) for seed in range(given.seeds)]

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from benchmarks import data, data_page, data_run, importance, importance_page
-from benchmarks._data_goals import Goal, Loaders, at_least, at_most, goals
+from benchmarks._data_goals import NOISES, Goal, Loaders, at_least, at_most, goals
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,10 +51,15 @@ def reached(of: Any) -> list[Goal]:
     return goals(of, told("data-encoded"), told("three-ranks"), told("data-limits"), None)
 
 
+def of_loaders(found: list[Goal]) -> list[Goal]:
+    """Those of loaders side by side, which are the first."""
+    return found[: next(number for number, goal in enumerate(found) if "row groups" in goal.what)]
+
+
 def test_goals_that_are_met_by_a_little_are_met_and_a_little_beyond_they_are_missed() -> None:
     of = loaders()
     first = reached(of)
-    here = first[: next(number for number, goal in enumerate(first) if "row groups" in goal.what)]
+    here = of_loaders(first)
     assert all(goal.met for goal in here), [goal for goal in here if not goal.met]
     for source, name, figure, value, words in (
         (0, data.EXACT, "reads", 261, "memory for 20 %: from the second"),
@@ -82,15 +87,45 @@ def test_what_was_not_measured_or_beside_other_work_is_no_goal_that_was_met() ->
     assert any("bare disk" in what and "best of units" in what for what in unknown)
     assert sum("chunks of 16" in what or "50 %" in what for what in unknown) == 2
     assert Loaders(of, 4).reads(data.HALF) is None
-    page = data_page.with_goals(f"{data_page.GOALS_BEGIN}\nold\n{data_page.GOALS_END}", reached(of))
-    assert page.count("| not measured |") == len(unknown)
-    assert "old" not in page
+    page = data_page.with_goals(f"{data_page.GOALS_BEGIN}\nold\n{data_page.GOALS_END}", reached(of), of)
+    assert page.count("| host was busy |") == 4
+    assert page.count("| not measured |") == len(unknown) - 4
+    assert "\nold\n" not in page
+
+
+def test_times_on_a_host_whose_load_was_not_recorded_count_for_no_goal() -> None:
+    of = loaders()
+    for result in of["results"]:
+        del result["others_share"]
+    unknown = [goal for goal in of_loaders(reached(of)) if goal.figure is None]
+    assert len(unknown) == 9
+    assert all("samples/s" in goal.what for goal in unknown)  # counts still stand
+    del of["results"][3]["rivals"][data.AUTO]
+    page = data_page.with_goals(f"{data_page.GOALS_BEGIN}{data_page.GOALS_END}", reached(of), of)
+    assert page.count("| - | load not recorded |") == 7
+    measured = sum(goal.figure is not None for goal in reached(of))
+    assert f"did little else. {measured} of {len(reached(of))} goals were measured so, and" in page
+    limits = told("data-limits")
+    del limits["results"]["resume"][0]["others_share"]
+    found = goals(of, told("data-encoded"), told("three-ranks"), limits, None)
+    assert sum(goal.unknown == "load not recorded" for goal in found if goal.what.startswith("seconds")) == 3
+
+
+def test_goals_of_selection_are_not_measured_without_its_results() -> None:
+    of_selection = [goal for goal in reached(loaders()) if goal.what.startswith("importance")]
+    assert [goal.figure for goal in of_selection] == [None] * (1 + len(NOISES))
+    assert {goal.unknown for goal in of_selection} == {"not measured"}
+
+
+def test_goals_say_what_has_changed_since_loaders_without_a_commit_were_measured() -> None:
+    marks = f"{data_page.GOALS_BEGIN}{data_page.GOALS_END}"
+    assert "decision 154" in data_page.with_goals(marks, [], {})
+    assert "decision 154" not in data_page.with_goals(marks, [], {"commit": "abc1234"})
 
 
 def test_a_missed_goal_is_named_above_the_table() -> None:
-    page = data_page.with_goals(
-        f"{data_page.GOALS_BEGIN}{data_page.GOALS_END}", [at_most("reads", 2.6, 2.604), at_least("speed", 10, 10.0)]
-    )
+    found = [at_most("reads", 2.6, 2.604), at_least("speed", 10, 10.0)]
+    page = data_page.with_goals(f"{data_page.GOALS_BEGIN}{data_page.GOALS_END}", found, loaders())
     assert "- reads: 2.60, not ≤ 2.6" in page
     assert "| reads | ≤ 2.6 | 2.60 | **missed** |" in page
     assert "| speed | ≥ 10 | 10.00 | met |" in page

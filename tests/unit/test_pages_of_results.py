@@ -205,7 +205,7 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     encoded, limits = told("data-encoded.json"), told("data-limits.json")
     assert page == data_page.with_limits(page, encoded, limits)
     reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, data_page.importance_in(DOCS))
-    assert page == data_page.with_goals(page, reached)
+    assert page == data_page.with_goals(page, reached, told("data.json"))
 
 
 def test_reads_are_as_the_page_says_and_their_goals_are_missed_where_it_says_so() -> None:
