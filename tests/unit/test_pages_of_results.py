@@ -22,6 +22,7 @@ from benchmarks import (
     data_page,
     estimate_page,
     first_steps,
+    importance_page,
     policies_page,
     profiling_page,
     tiertrain_page,
@@ -206,6 +207,20 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     assert page == data_page.with_limits(page, encoded, limits)
     reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, data_page.importance_in(DOCS))
     assert page == data_page.with_goals(page, reached, told("data.json"))
+
+
+def test_only_what_is_made_from_results_is_said_to_be() -> None:
+    """A block of docs/data.md that says what made it is compared with that above, or here."""
+    page, importance = (DOCS / "data.md").read_text(), data_page.importance_in(DOCS)
+    made = {data_page.BEGIN, data_page.ENCODED_BEGIN, data_page.GOALS_BEGIN, data_page.LIMITS_BEGIN}
+    made.add(data_page.RANKS_BEGIN)
+    if importance is None:
+        assert page.count(importance_page.BY_HAND) == 1
+        assert "results were not kept" in page
+    else:
+        assert page == importance_page.rewritten(page, importance)
+        made.add(importance_page.BEGIN)
+    assert set(re.findall("<!-- .*: made by .* -->", page)) == made
 
 
 def test_reads_are_as_the_page_says_and_their_goals_are_missed_where_it_says_so() -> None:
