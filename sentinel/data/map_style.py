@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import RLock
 from typing import Any
 
@@ -48,6 +48,8 @@ class FetchedSamples(Dataset[Any]):
 
     def __init__(self, placed: BytesOfSamples, alone: BytesOfSamples, transform: Transform | None) -> None:
         self._placed, self._alone, self._transform = placed, alone, transform
+        self._passed, self._before = -1, 0
+        """Up to where places were given up, -1 while no batch of this epoch was late here; where the last batch was."""
 
     def __getitem__(self, index: int) -> Any:
         """One sample, transformed."""
@@ -58,13 +60,34 @@ class FetchedSamples(Dataset[Any]):
         was indexed."""
         items: list[Any] = []
         for request in requests_in(indices):
-            source = self._placed if request.position >= 0 else self._alone
-            served = Served(samples=len(request.samples))
-            found = source.fetch(request, served)
-            if served.late and isinstance(source, FromArena):  # a framework may skip places, which are never copied
-                source.pass_over(request.position)
+            found = self._fetched(request)
             items += [item if self._transform is None else self._transform(item) for item in found]
         return items
+
+    def _fetched(self, request: Request) -> Iterable[Any]:
+        served, placed = Served(samples=len(request.samples)), self._placed
+        if request.position < 0:
+            return self._alone.fetch(request, served)
+        if not isinstance(placed, FromArena):
+            return placed.fetch(request, served)
+        self._pass_over(placed, request.position)
+        found = placed.fetch(request, served)
+        if served.late:  # a framework may have skipped places before: they are never copied, and fill the memory
+            self._passed = request.position
+            placed.pass_over(0, self._passed)
+        return found
+
+    def _pass_over(self, placed: FromArena, position: int) -> None:
+        """Once a batch was late in this epoch, gives up what is skipped before a batch at `position`. Where there are
+        other workers, who may be a batch behind, only what lies before the last batch here."""
+        if position < self._before:
+            self._passed = -1  # another epoch
+        worker = get_worker_info()
+        stop = position if worker is None or worker.num_workers == 1 else self._before
+        if 0 <= self._passed < stop:
+            placed.pass_over(self._passed, stop)
+            self._passed = stop
+        self._before = position
 
 
 class Samples(FetchedSamples):

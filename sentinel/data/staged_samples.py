@@ -157,9 +157,9 @@ class FromArena:
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
 
-    def pass_over(self, position: int) -> None:
-        """The reader waits no more for copies of what lies before `position`; who still asks for it reads it alone."""
-        self._arena.take(slice(position))
+    def pass_over(self, begin: int, stop: int) -> None:
+        """The reader waits no more for copies of positions [begin, stop); who still asks for one reads it alone."""
+        self._arena.take(slice(begin, stop))
 
     def _alone(self, samples: NDArray[np.int64]) -> Iterable[memoryview]:
         """The bytes of each of `samples` (k,), read alone."""

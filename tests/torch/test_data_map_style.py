@@ -25,6 +25,7 @@ from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.runtime.process import RUNTIME  # noqa: E402
 from sentinel.samples import ALONE  # noqa: E402
 from tests.data_files import number_of, shards  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
 
 COUNT = 600
 READER = "sentinel reader"
@@ -139,38 +140,46 @@ def test_an_iteration_that_is_left_or_overtaken(tars: list[str]) -> None:
 
 
 class Skipping:
-    """Batches of a sampler without the first ones, as a framework skips those that were trained on."""
+    """Some batches of a sampler, as frameworks take them that skip what was trained on, or shard batches."""
 
-    def __init__(self, samples: Samples, skipped: int) -> None:
-        self._batches, self._skipped = BatchSampler(OrderSampler(samples), 32, drop_last=False), skipped
+    def __init__(self, samples: Samples, first: int, every: int) -> None:
+        self._batches, self._first, self._every = BatchSampler(OrderSampler(samples), 32, False), first, every
 
     def __iter__(self) -> Iterator[list[int]]:
-        return islice(self._batches, self._skipped, None)
+        return islice(self._batches, self._first, None, self._every)
 
 
-def test_what_is_never_asked_for_stops_the_reader_once(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("first", "every"), [(12, 1), (1, 2)])
+def test_what_is_never_asked_for_stops_the_reader_once(
+    tars: list[str], monkeypatch: pytest.MonkeyPatch, first: int, every: int
+) -> None:
     """Places that are skipped fill the memory. The first batch that does not come says that they are not needed; those
-    after it come out of the memory again, and one that was only late is read alone."""
+    after it come out of the memory again. What is asked for all the same is read alone."""
     monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.01)
-    samples, expected = samples_of(tars), batches(loader_of(tars))
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 600.0)
-    skipped = 12
-    under_way = iter(DataLoader(samples, batch_sampler=Skipping(samples, skipped)))
-    assert next(under_way).tolist() == expected[skipped]
+    samples, expected = samples_of(tars), batches(loader_of(tars, unit=1, memory="200%"))
     source: Any = samples._placed
-    assert source._arena.taken[: (skipped + 1) * 32].all()
-    source._patience_s = 600.0  # what comes now does not depend on how long it is waited for
-    alone, counted = SourceFiles.alone, []
+    pass_over, alone = source.pass_over, SourceFiles.alone
+    passed: list[int] = []
+    read_alone: list[int] = []
 
-    def counting(files: SourceFiles, numbers: Any) -> Iterable[memoryview]:
-        counted.append(len(numbers))
+    def passing_over(begin: int, stop: int) -> None:
+        passed.append(stop)
+        source._patience_s = LONGEST_S  # what comes from now on does not depend on how long it is waited for
+        pass_over(begin, stop)
+
+    def reading_alone(files: SourceFiles, numbers: Any) -> Iterable[memoryview]:
+        read_alone.append(len(numbers) if passed else 0)
         return alone(files, numbers)
 
-    monkeypatch.setattr(SourceFiles, "alone", counting)
-    assert [batch.tolist() for batch in under_way] == expected[skipped + 1 :]
-    assert sum(counted) == 0
-    late = [PlacedIndex.of(number, place, False, False) for place, number in enumerate(expected[2])]
-    assert samples.__getitems__(late) == expected[2]
+    monkeypatch.setattr(source, "pass_over", passing_over)
+    monkeypatch.setattr(SourceFiles, "alone", reading_alone)
+    found = batches(DataLoader(samples, batch_sampler=Skipping(samples, first, every)))
+    assert found == expected[first::every]
+    assert passed
+    assert passed[0] % 32 == 0
+    assert sum(read_alone) == 0
+    gone = [PlacedIndex.of(number, place, False, False) for place, number in enumerate(expected[0])]
+    assert samples.__getitems__(gone) == expected[0]
     samples.close()
 
 
