@@ -94,8 +94,8 @@ class Samples(FetchedSamples):
     """The samples of a data set, for a DataLoader of one's own: `DataLoader(samples, sampler=OrderSampler(samples))`.
 
     Iterated over by that sampler, samples come in its order from memory that one reader fills, as those of `loader` do.
-    Without it each is read alone. What `loader` has besides it has not: states, workers that are started again, a
-    report. For one thread and one iteration at a time; in worker processes samples are only fetched.
+    Without it each is read alone. Only `loader` has states, restarted workers and a report. For one
+    thread and one iteration at a time; in worker processes samples are only fetched.
     """
 
     def __init__(
