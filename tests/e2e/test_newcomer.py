@@ -48,7 +48,7 @@ PAGE_BYTES = 4096
 def python(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """In a fresh process; what it prints on stdout and stderr apart. `more`: variables."""
     command, settings = [sys.executable, *map(str, words)], {**ENVIRONMENT, **more}
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=1500, check=False)
 
 
 def by_the_command_alone(*script: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
