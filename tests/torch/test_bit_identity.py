@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ def _train(
     return losses, parameters, job.extra
 
 
+@functools.cache
+def _stock(name: str) -> Any:
+    """What stock training of a case comes to, trained once for all that is compared with it."""
+    return _train(name, profile_at=None)
+
+
 def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
     assert stock[0] == ours[0], "losses differ"
     for a, b in zip(stock[1], ours[1], strict=True):
@@ -77,7 +84,7 @@ def _assert_same(stock: tuple[Any, ...], ours: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("profile_at", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_at: int) -> None:
-    stock = _train(name, profile_at=None)
+    stock = _stock(name)
     ours = _train(name, profile_at=profile_at, fast="20%", slow="emulated:cxl-asic-x8", tracker="ops")
     _assert_same(stock, ours)
 
@@ -85,14 +92,14 @@ def test_training_is_bit_identical_at_a_fifth_of_fast_memory(name: str, profile_
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_bit_identical_with_pages_watched(name: str) -> None:
     """By the most exact tracker that this host allows."""
-    stock = _train(name, profile_at=None)
+    stock = _stock(name)
     ours = _train(name, profile_at=1, fast="20%", slow="emulated:cxl-asic-x8", tracker="auto")
     _assert_same(stock, ours)
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
-    stock = _train(name, profile_at=None)
+    stock = _stock(name)
     ours = _train(name, profile_at=1, stop_at=5, fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
     _assert_same(stock, ours)
 
@@ -111,7 +118,7 @@ def test_training_on_a_file_is_bit_identical(
 ) -> None:
     """Also by the steps after `stop()`, whose tensors are partly away."""
     monkeypatch.setattr(FileTier, "least_bytes", LEAST_BYTES)
-    stock = _train(name, profile_at=None)
+    stock = _stock(name)
     asked = {"fast": fast, "slow": f"file:{scratch}=64MiB", "push_bytes": parse_bytes(fast)}
     ours = _train(name, profile_at=profile_at, stop_at=stop_at, **asked)
     _assert_same(stock, ours)
