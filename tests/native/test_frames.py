@@ -212,7 +212,7 @@ _LIMITED = """
 import resource, sys
 from sentinel.core.errors import TierError
 from sentinel.system import native
-from sentinel.tiers.frames import Counters, Frames, FramesRequest
+from sentinel.tiers.frames import Frames, FramesRequest
 native.library()
 resource.setrlimit(getattr(resource, sys.argv[2]), (int(sys.argv[3]),) * 2)
 try:
