@@ -123,7 +123,9 @@ def test_a_shm_that_is_full_for_a_while_costs_time_only(
         delivered += [number for batch in loader for number in batch.tolist()]
         assert sorted(delivered) == list(range(COUNT))
         assert loader.report().feed.samples == COUNT
-    assert capfd.readouterr().err.count("a batch found no room in /dev/shm: all start again") == MOST_RESTARTS
+    told = capfd.readouterr().err.count("a batch found no room in /dev/shm: all start again")
+    # a worker may have failed at another batch before it was ended
+    assert told == MOST_RESTARTS if times > MOST_RESTARTS else 1 <= told <= MOST_RESTARTS
     loader.close()
 
 
