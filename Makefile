@@ -32,7 +32,7 @@ demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, and show
 check: lint $(VENV)/.native ## in a minute: lint, types, and the quick tests of what needs no training
 	$(PYTHON) -m pytest -q $(SIDE_BY_SIDE) -m "not slow" tests/unit tests/golden
 
-test: $(VENV)/.native ## in seven minutes on two idle cores: the tests that this host can run, but slow ones; TESTS="tests/unit -k name" for some
+test: $(VENV)/.native ## the tests that this host can run, but slow ones; TESTS="tests/unit -k name" for some
 	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
 
 test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
