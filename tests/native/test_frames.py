@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,16 +22,6 @@ from sentinel.tiers.frames import FRAME_BYTES, Counters, Frames, FramesRequest, 
 from tests.processes import LONGEST_S
 
 pytestmark = pytest.mark.needs("native")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        yield Path(made)
 
 
 @pytest.fixture

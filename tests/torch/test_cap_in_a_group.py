@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from benchmarks import cap_held  # noqa: E402
-from sentinel.system.disks import disk_of  # noqa: E402
 from tests.memory_groups import MemoryGroup, memory_group  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")
@@ -24,16 +22,6 @@ ROOT = Path(__file__).parents[2]
 HERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 CAP = 512 << 20
 LIMIT = 640 << 20
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        yield Path(made)
 
 
 @pytest.fixture

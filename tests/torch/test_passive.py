@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,6 @@ ROOT = Path(__file__).parents[2]
 SGD = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.5, "dampening": 0.0, "nesterov": False, "maximize": False}
 SGD |= {"is_first_step": False}
 HERE = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """An empty one on a disk: the checkout's own, where pytest's is in memory."""
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        yield Path(made)
 
 
 def run(case: str, *folder: Path) -> dict[str, Any]:

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
 from sentinel.system.compiler import _compiler
-from sentinel.system.disks import disk_of
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")
 ROOT = Path(__file__).parents[2]
@@ -30,15 +27,6 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = f"-Wl,-soname,{made.name}"
     subprocess.run([_compiler("a test"), "-shared", "-fPIC", "-O1", name, "-o", made, source], check=True, timeout=300)
     return made
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path if not disk_of(tmp_path).in_memory else Path(__file__).parent
-    if disk_of(place).in_memory:
-        pytest.skip("needs a disk: a checkout or TMPDIR that is not in memory")
-    with tempfile.TemporaryDirectory(dir=place) as made:
-        yield Path(made)
 
 
 def run(driver: Path | str, case: str, *folder: Path, tracker: str = "auto") -> dict[str, Any]:
