@@ -33,7 +33,6 @@ from sentinel.session.step_alone import changed_option, step_alone, steps_alone 
 from tests.torch import overlap_cases as cases  # noqa: E402
 from tests.torch.overlap_cases import network, overlapped, train, two_groups  # noqa: E402
 from tests.torch.passive_cases import digest  # noqa: E402
-from tests.torch.test_passive import folder as folder  # noqa: E402
 from tests.torch.test_passive import run  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

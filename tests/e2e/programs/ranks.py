@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 import torch
 import torch.distributed
@@ -30,7 +29,7 @@ def watch_late(rank: int) -> None:
         sentinel.observe(Late())
 
 
-def averaged(state: None, bucket: Any) -> Any:
+def averaged(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """What DDP does with a GradBucket where there is no hook: it divides, then sums."""
     del state
     flat = bucket.buffer().div_(torch.distributed.get_world_size())
