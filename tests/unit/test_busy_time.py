@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
 from sentinel.data.busy_time import BusyTime
 
 
