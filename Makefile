@@ -19,7 +19,7 @@ check test: export OMP_WAIT_POLICY ?= passive
 # Tests start hundreds of processes: without byte code each would compile all of Sentinel anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo check test test-all lint docs wheel manylinux native-test clean
+.PHONY: help venv demo check test test-all test-long lint docs wheel manylinux native-test clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -30,13 +30,16 @@ demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, and show
 	@$(PYTHON) tools/demo.py
 
 check: lint $(VENV)/.native ## in a minute: lint, types, and the quick tests of what needs no training
-	$(PYTHON) -m pytest -q $(SIDE_BY_SIDE) -m "not slow" tests/unit tests/golden
+	$(PYTHON) -m pytest -q $(SIDE_BY_SIDE) -m "not slow and not long" tests/unit tests/golden
 
 test: $(VENV)/.native ## the tests that this host can run, but slow ones; TESTS="tests/unit -k name" for some
-	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" $(TESTS)
 
 test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
 	$(PYTHON) tools/checks.py tests "without torch" "source distribution" machines
+
+test-long: $(VENV)/.native ## what takes longest, in a larger size than test-all; docs/long-tests.md is made anew
+	$(PYTHON) -m benchmarks.long_tests --markdown docs/long-tests.md
 
 lint: $(VENV)/.packages ## ruff and mypy
 	$(VENV)/bin/ruff check .

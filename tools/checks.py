@@ -3,6 +3,8 @@
 
     tools/checks.py            all jobs, as .ci/run does
     tools/checks.py JOB...     some, by their names or those of their lanes: `tests`, `machines`, ...
+    tools/checks.py long       tests that are marked long, which no other job runs; benchmarks/long_tests.py makes
+                               docs/long-tests.md of them
 
 A job's output is shown as it ends. Jobs of one lane run one after another, until another lane that is through takes
 over the last one that has not begun. A few tests that failed beside other work are run twice more once nothing else
@@ -25,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # The same draws for whoever runs it: whether code may go in does not depend on luck. `make test` draws anew each time.
 PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15", "--hypothesis-seed=0")
+# What is marked long holds in a larger size what shorter tests hold too: see docs/decisions/0188.
+LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
 # By folder, so that tests/unit, whose files are all quick, comes last and no process waits long for the other.
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
@@ -128,15 +132,15 @@ class Job:
 
 def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
     options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
-    inside = (*PYTEST, "-q", "--no-skips", f"{INSTALLED},nodes,root")
+    inside = (*PYTEST, *NOT_LONG, "-q", "--no-skips", f"{INSTALLED},nodes,root")
     machine = ("tools/numa_vm/run", *options, "--", *inside)
     return Job(f"two real nodes, emulated: {name}", "machines", (*machine, *files), alone=machine)
 
 
 def jobs() -> list[Job]:
-    """All of them, in the order of their lanes, which take about as long as each other."""
+    """All but the long ones, in the order of their lanes, which take about as long as each other."""
     own = [f"--ignore={file}" for file in OWN_MACHINES]
-    here = (*PYTEST, "--no-skips", INSTALLED)
+    here = (*PYTEST, *NOT_LONG, "--no-skips", INSTALLED)
     return [
         Job("lint and types", "host", ("make", "lint")),
         Job("demo", "host", (".ci/demo",)),
@@ -158,6 +162,11 @@ def jobs() -> list[Job]:
         _on_two_nodes("faults", _FAULTS),
         _on_two_nodes("a node that goes", _OFFLINE, "--removable"),
     ]
+
+
+def long_jobs() -> list[Job]:
+    """Tests that are marked long, one after the other: they take more memory and processes than others."""
+    return [Job("long tests", "long", (*PYTEST, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED))]
 
 
 class Lanes:
@@ -232,14 +241,14 @@ def summary(outputs: Sequence[str]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the jobs named, or all; returns 1 if one failed."""
-    known = jobs()
+    """Runs the jobs named, or all but long ones; returns 1 if one failed."""
+    known = [*jobs(), *long_jobs()]
     unknown = [word for word in words if word not in {job.name for job in known} | {job.lane for job in known}]
     if unknown:
         names = ", ".join(dict.fromkeys([*(job.lane for job in known), *(job.name for job in known)]))
         print(f"tools/checks.py: no job is named {unknown[0]}; there are: {names}", file=sys.stderr)
         return 2
-    chosen = [job for job in known if not words or job.name in words or job.lane in words]
+    chosen = [job for job in known if job.name in words or job.lane in words] or jobs()
     began = time.monotonic()
     subprocess.run(BYTE_CODE, cwd=ROOT, check=False)  # what does not compile is found by a job
     Lanes(chosen).run()
