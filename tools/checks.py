@@ -166,7 +166,8 @@ def jobs() -> list[Job]:
 
 def long_jobs() -> list[Job]:
     """Tests that are marked long, one after the other: they take more memory and processes than others."""
-    return [Job("long tests", "long", (*PYTEST, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED))]
+    command = (*PYTEST, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED)
+    return [Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"})]
 
 
 class Lanes:

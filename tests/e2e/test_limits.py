@@ -138,6 +138,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     placed_without_a_cache(run(tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")}), "Not a directory")
 
 
+@pytest.mark.long  # another errno than the test above
 def test_a_full_cache_is_one_sentence(tmp_path: Path) -> None:
     (cache := tmp_path / "cache").mkdir()
     within = (*SMALL_DISK, str(cache))

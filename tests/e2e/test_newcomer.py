@@ -164,6 +164,7 @@ def test_caveats_of_lightning_tell_nothing_of_a_profile_that_was_replaced(tmp_pa
     assert "no optimizer stepped" not in done.stderr.lower()
 
 
+@pytest.mark.long  # without an argument each is among the scripts above
 @pytest.mark.parametrize(
     ("name", "argument"),
     [("compiled", "inductor"), pytest.param("gpt2", "12", marks=pytest.mark.needs("transformers"))],

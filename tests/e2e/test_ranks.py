@@ -67,7 +67,7 @@ def managed_share(report: dict[str, Any], *roles: str) -> float:
     return sum(nbytes for nbytes, managed in rows if managed) / sum(nbytes for nbytes, _ in rows)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("view", 2), ("ddp", 4)])
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("view", 2), pytest.param("ddp", 4, marks=pytest.mark.long)])
 def test_parameters_and_gradients_of_ddp_are_placed_and_bits_are_stock(kind: str, ranks: int, tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", "20%", "--report", "r.json", str(PROGRAM), kind, "16")
     done = launched(ranks, *words, cwd=tmp_path)
@@ -97,6 +97,7 @@ def test_ranks_of_unlike_need_share_the_budget_of_their_node(tmp_path: Path) -> 
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["fast_capacity_bytes"] <= budget
 
 
+@pytest.mark.long  # as two of unlike need, above
 def test_four_ranks_hold_no_more_than_the_budget_of_their_node(tmp_path: Path) -> None:
     """Rank 0 has eight times the rows of each other. Their peaks add up to more than they ever held at once."""
     budget = 20 * MIB

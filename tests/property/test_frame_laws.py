@@ -282,7 +282,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("group")
 
 
-@settings(max_examples=6)
+@settings(max_examples=12)
 @given(execution=executions())
 @example(
     execution=([{0: READS, 1: READS, 3: READS}, {0: READS, 4: READS, 5: READS}, {0: READS, 1: READS, 2: READS}], [], 2)
@@ -298,7 +298,7 @@ def test_operators_find_what_was_written_last_within_their_frames(disk: Path, fo
     check(disk, folder, execution)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=300)
 @given(execution=executions())
 def test_many_executions_keep_the_laws(disk: Path, folder: Path, execution: Any) -> None:
