@@ -178,9 +178,9 @@ SN_API uint64_t sn_placement_taken(uint64_t offset, uint64_t nbytes);
 
 /* ---- mover.cpp: moves between memory tiers, within a hard budget of fast bytes ------------------------ */
 
-/* Tiers are numbered; tier 0 is the fast one, the only one with a budget here. A job whose target it is, is a promotion,
- * any other a demotion, between two slower tiers too. One worker a direction, each with a queue in the order of submission; node jobs of one node that are ready
- * together and small are carried out in the same system calls. A promotion starts when the fast tier
+/* Tiers are numbered; tier 0 is the fast one. A job whose target it is, is a promotion, any other a demotion, between two
+ * slower tiers too. One worker a direction, each with a queue in the order of submission; node jobs of one node that are
+ * ready together and small are carried out in the same system calls. A promotion starts when the fast tier
  * has room for it and holds that room from then on; a demotion gives room back when it has ended: what is in
  * flight counts on both sides. Births (sn_mover_reserve) go before promotions that wait for room.
  * In a forked child a mover is inert: calls that return int give -ECHILD, others 0. */
@@ -206,12 +206,16 @@ typedef struct sn_job {
                          * must have started, or the two queues might wait for each other. */
   const sn_span *spans; /* taken over at once. node: what moves. emulated: what is copied meanwhile, see sn_copied */
   uint64_t span_count;
+  uint64_t spare_duration_ns; /* as duration_ns, to `spare` */
   int32_t node; /* node: where to */
+  int32_t spare_node; /* as node, of `spare` */
   uint8_t source; /* tier in which bytes that stay are counted: another one than `target` */
   uint8_t target; /* tier */
   uint8_t kind;
   uint8_t first; /* 1: a demotion of what the kernel put into fast memory by itself: promotions that have not
                   * started wait for its end, and what stays there is held but is no overflow */
+  uint8_t spare; /* of a demotion: the tier to which it goes where `target` has no room and no promotion is making any;
+                  * 0: none, it goes to `target` all the same, which counts as overflow */
 } sn_job;
 
 typedef struct sn_moved {
@@ -222,6 +226,7 @@ typedef struct sn_moved {
   uint64_t held[SN_TIERS]; /* of the block, by each tier, now */
   int32_t outcome;      /* SN_MOVE_DONE ... */
   int32_t error;        /* positive errno of what failed first */
+  uint64_t target;      /* tier to which it went: the job's target or its spare one */
 } sn_moved;
 
 typedef struct sn_held {
@@ -230,9 +235,10 @@ typedef struct sn_held {
   uint64_t slow_high_bytes; /* of all tiers but the fast one together */
   uint64_t in_flight_bytes; /* counted in two tiers */
   uint64_t most_fast_bytes; /* since it was created */
-  uint64_t overflow_bytes;  /* taken by force beyond the capacity, added up */
+  uint64_t overflow_bytes;  /* taken by force beyond the capacity of the fast tier, added up */
   uint64_t overflows;
   uint64_t starved; /* 1: a promotion waits for room now */
+  uint64_t slow_overflow_bytes; /* taken beyond the capacities of slower tiers, added up */
 } sn_held;
 
 /* What transfers of emulated jobs copied, out of the spans of their jobs into scratch memory that nobody reads. Live pages
@@ -275,10 +281,12 @@ SN_API int sn_mover_reserve(sn_mover *mover, uint64_t nbytes, uint64_t timeout_n
 SN_API int sn_mover_force(sn_mover *mover, uint64_t nbytes);
 /* Gives fast room back. */
 SN_API int sn_mover_release(sn_mover *mover, uint64_t nbytes);
-/* Bytes born (positive) and dead (negative) in a slower tier; no limit. */
+/* Bytes born (positive) and dead (negative) in a slower tier; what it has no room for counts as overflow. */
 SN_API int sn_mover_hold(sn_mover *mover, int tier, int64_t nbytes);
-/* Of one tier; slower ones have no limit at first. What the fast one holds beyond it counts as overflow. Demotions wait
- * for room in a slower one while promotions make some. */
+/* Bytes born in a slower tier: 0; -ENOSPC where it has no room for them. */
+SN_API int sn_mover_take(sn_mover *mover, int tier, uint64_t nbytes);
+/* Of one tier; slower ones have no limit at first. What a tier holds beyond it counts as overflow. Demotions wait for
+ * room in a slower one while promotions make some; without any they go to their spare tier. */
 SN_API int sn_mover_set_capacity(sn_mover *mover, int tier, uint64_t nbytes);
 /* Copies the accounts; the high-water marks restart from now if `restart`. */
 SN_API int sn_mover_held(sn_mover *mover, sn_held *out, int restart);

@@ -34,6 +34,8 @@ int watch_forks() {
 
 bool is_sound(const sn_job &job) {
   if (job.source >= SN_TIERS || job.target >= SN_TIERS || job.source == job.target) return false;
+  const bool may_spare = job.target != kFast && job.spare < SN_TIERS && job.spare != job.target && job.spare != job.source;
+  if (job.spare != 0 && !may_spare) return false;
   uint64_t left = job.nbytes;
   for (const uint64_t nbytes : job.held) {
     if (nbytes > left) return false;
@@ -149,7 +151,7 @@ extern "C" int64_t sn_mover_submit_all(sn_mover *m, const sn_job *jobs, uint64_t
           m->goes_first += order.spec.first != 0;
           if (order.spec.after != 0)  // it may have ended meanwhile, its result not yet fetched
             for (const Job &ended : m->ended_jobs)
-              if (ended.id == order.spec.after) std::copy_n(ended.moved.held, SN_TIERS, order.spec.held);
+              if (ended.id == order.spec.after) sn::follow(ended, order);
         }
         is_next[direction] = m->queue[direction].empty() && !fresh[direction].empty();
         m->queue[direction].splice(m->queue[direction].end(), fresh[direction]);
@@ -268,6 +270,15 @@ extern "C" int sn_mover_hold(sn_mover *m, int tier, int64_t nbytes) {
   if (nbytes < 0 && static_cast<uint64_t>(-nbytes) > m->accounts.held.bytes[tier]) return -EINVAL;
   if (nbytes < 0) m->accounts.give(tier, static_cast<uint64_t>(-nbytes));
   else m->accounts.take(tier, static_cast<uint64_t>(nbytes));
+  return 0;
+}
+
+extern "C" int sn_mover_take(sn_mover *m, int tier, uint64_t nbytes) {
+  if (m->inert()) return -ECHILD;
+  if (tier <= kFast || tier >= SN_TIERS) return -EINVAL;
+  Lock lock(&m->mutex);
+  if (!m->accounts.has_room(tier, nbytes)) return -ENOSPC;
+  m->accounts.take(tier, nbytes);
   return 0;
 }
 

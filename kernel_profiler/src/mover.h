@@ -33,6 +33,7 @@ struct Job {
   sn_moved moved;     // once it has ended
 
   int direction() const { return spec.target == kFast ? SN_PROMOTE : SN_DEMOTE; }
+  bool went_to_spare() const { return spec.spare != 0 && spec.target == spec.spare; }
   uint64_t flight_bytes() const { return spec.nbytes - spec.held[spec.target]; }
   uint64_t room_bytes() const { return direction() == SN_PROMOTE ? flight_bytes() : 0; }
 };
@@ -52,6 +53,10 @@ struct Accounts {
     return nbytes == 0 || (held.bytes[tier] <= capacity[tier] && nbytes <= capacity[tier] - held.bytes[tier]);
   }
   void take(int tier, uint64_t nbytes) {
+    if (tier != kFast && !has_room(tier, nbytes)) {  // of the fast one `count_overflow` tells
+      const uint64_t room = capacity[tier] - std::min(capacity[tier], held.bytes[tier]);
+      held.slow_overflow_bytes += nbytes - std::min(nbytes, room);
+    }
     held.bytes[tier] += nbytes;
     held.high_bytes[tier] = std::max(held.high_bytes[tier], held.bytes[tier]);
     if (tier == kFast) held.most_fast_bytes = std::max(held.most_fast_bytes, held.bytes[kFast]);
@@ -118,8 +123,12 @@ struct sn_mover {
 namespace sn {
 
 // Whether nothing but its link can keep it waiting. A demotion waits for room in a slower tier only while promotions make
-// some by themselves: one that they wait for goes at once, though its tier then holds more than it has.
+// some by themselves: one that they wait for goes at once.
 bool ready(const sn_mover &m, const Job &job);
+// A job that is ready goes to its spare tier from now on if its target has no room.
+void aim(const sn_mover &m, Job &job);
+// `next`, to start once `before` has ended, finds the block as that one left it.
+void follow(const Job &before, Job &next);
 // Whether the first promotion waits for room.
 bool starved(const sn_mover &m);
 // Whether `id` waits, itself or behind another, for room that nothing under way will free.

@@ -37,6 +37,21 @@ bool ready(const sn_mover &m, const Job &job) {
   return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(kFast, job.room_bytes());
 }
 
+void aim(const sn_mover &m, Job &job) {
+  sn_job &spec = job.spec;
+  if (job.direction() != SN_DEMOTE || spec.spare == 0 || m.accounts.has_room(spec.target, job.flight_bytes())) return;
+  spec.target = spec.spare;
+  spec.node = spec.spare_node;
+  spec.duration_ns = spec.spare_duration_ns;
+}
+
+void follow(const Job &before, Job &next) {
+  std::copy_n(before.moved.held, SN_TIERS, next.spec.held);
+  // What stays of a promotion stays where the block was taken to, not where it was to go.
+  if (before.went_to_spare() && next.spec.source != kFast && next.direction() == SN_PROMOTE)
+    next.spec.source = before.spec.target;
+}
+
 bool starved(const sn_mover &m) {
   if (m.queue[SN_PROMOTE].empty() || m.running[SN_PROMOTE]) return false;
   return !m.accounts.has_room(kFast, m.queue[SN_PROMOTE].front().room_bytes());
@@ -50,13 +65,14 @@ bool hopeless(const sn_mover &m, uint64_t id) {
 
 void finish(sn_mover &m, Jobs &from, Jobs::iterator job) {
   job->moved.id = job->id;
+  job->moved.target = job->spec.target;
   m.ended_jobs.splice(m.ended_jobs.end(), from, job);
   m.unfinished.erase(job->id);
   m.goes_first -= job->spec.first != 0;
   for (Jobs &queue : m.queue)
     for (Job &next : queue)
       if (next.spec.after == job->id) {  // it finds the block as this one left it, and has no time on the link before
-        std::copy_n(job->moved.held, SN_TIERS, next.spec.held);
+        follow(*job, next);
         next.ready_ns = std::max(next.ready_ns, job->moved.stop_ns);
       }
   m.ended.fetch_add(1, std::memory_order_release);

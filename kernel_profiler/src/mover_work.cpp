@@ -143,13 +143,14 @@ void run_emulated_head(sn_mover &m, int direction) {
 }
 
 // Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
-bool goes_along(const sn_mover &m, const Job &next, const Job &first, uint64_t nbytes) {
-  return next.spec.kind == SN_MOVE_NODE && next.spec.node == first.spec.node &&
-         next.spec.bytes_per_s == first.spec.bytes_per_s && nbytes + next.spec.nbytes <= kTogether && sn::ready(m, next);
+bool goes_along(const sn_mover &m, Job &next, const Job &first, uint64_t nbytes) {
+  if (next.spec.kind != SN_MOVE_NODE || nbytes + next.spec.nbytes > kTogether || !sn::ready(m, next)) return false;
+  sn::aim(m, next);
+  return next.spec.node == first.spec.node && next.spec.bytes_per_s == first.spec.bytes_per_s;
 }
 
 void run_node_heads(sn_mover &m, int direction) {
-  const sn::Jobs &queue = m.queue[direction];
+  sn::Jobs &queue = m.queue[direction];
   sn::Jobs away;
   uint64_t nbytes = 0;
   do {
@@ -164,6 +165,7 @@ void run_node_heads(sn_mover &m, int direction) {
 }
 
 void run_head(sn_mover &m, int direction) {
+  sn::aim(m, m.queue[direction].front());
   if (m.queue[direction].front().spec.kind == SN_MOVE_EMULATED) {
     run_emulated_head(m, direction);
   } else {

@@ -343,6 +343,99 @@ void a_demotion_that_a_promotion_waits_for_goes_at_once() {
   submit(mover, emulated(SN_DEMOTE, 100, kMs));
   CHECK(sn_mover_wait(mover, up, kForever) == 0);
   CHECK(held(mover).high_bytes[1] == 160 && held(mover).bytes[1] == 100 && held(mover).overflows == 0);
+  CHECK(held(mover).slow_overflow_bytes == 100);  // it had no spare tier
+  sn_mover_destroy(mover);
+}
+
+void a_demotion_without_room_goes_to_its_spare_tier() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
+  CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold(mover, 1, 60) == 0);
+  const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, kMs));
+  sn_job down = emulated(SN_DEMOTE, 100, 3600000 * kMs);
+  down.spare = 2, down.spare_duration_ns = 3 * kMs;
+  const uint64_t away = submit(mover, down);
+  sn_job back = emulated(SN_PROMOTE, 100, kMs);  // it expects the block in tier 1
+  back.after = away;
+  CHECK(sn_mover_wait(mover, up, kForever) == 0);
+  CHECK(sn_mover_release(mover, 60) == 0);
+  CHECK(sn_mover_wait(mover, submit(mover, back), kForever) == 0);
+  for (const sn_moved &moved : results(mover)) {
+    CHECK(moved.outcome == SN_MOVE_DONE && moved.target == (moved.id == away ? 2u : 0u));
+    if (moved.id == away) CHECK(moved.stop_ns - moved.start_ns == 3 * kMs && moved.held[2] == 100);
+  }
+  const sn_held now = held(mover);
+  CHECK(now.high_bytes[1] == 60 && now.bytes[1] == 0 && now.high_bytes[2] == 100 && now.bytes[2] == 0);
+  CHECK(now.bytes[0] == 100 && now.overflows == 0 && now.slow_overflow_bytes == 0);
+  // With room it goes where it was to go.
+  down.nbytes = down.held[0] = 50;
+  down.duration_ns = kMs;
+  CHECK(sn_mover_wait(mover, submit(mover, down), kForever) == 0);
+  CHECK(held(mover).bytes[1] == 50 && held(mover).bytes[2] == 0 && results(mover)[0].target == 1);
+  sn_mover_destroy(mover);
+}
+
+// What an interrupted move of it leaves is counted where the block was.
+void a_job_behind_one_that_was_redirected_counts_what_stays_there() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_set_capacity(mover, 1, 10) == 0 && sn_mover_reserve(mover, 100, 0) == 0);
+  sn_job down{}, back{};  // node jobs without pages
+  down.kind = back.kind = SN_MOVE_NODE;
+  down.nbytes = back.nbytes = down.held[0] = back.held[1] = 100;
+  down.source = 0, down.target = 1, down.spare = 2;
+  back.source = 1, back.target = 0;
+  back.after = submit(mover, down);
+  CHECK(sn_mover_wait(mover, submit(mover, back), kForever) == 0);
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].target == 2 && all[0].held[2] == 100 && all[1].held[0] == 100);
+  CHECK(held(mover).bytes[1] == 0 && held(mover).bytes[2] == 0 && held(mover).high_bytes[1] == 0);
+  sn_mover_destroy(mover);
+}
+
+// Whatever comes in which order, while every demotion has a spare tier.
+void no_tier_ever_holds_more_than_it_has() {
+  sn_mover *mover = make(1000);
+  CHECK(sn_mover_set_capacity(mover, 1, 300) == 0);
+  uint64_t born = 0, below[3] = {};
+  unsigned seed = 99;
+  for (int i = 0; i < 2000; ++i) {
+    const uint64_t nbytes = static_cast<uint64_t>(rand_r(&seed) % 200) + 1;
+    const int from = 1 + rand_r(&seed) % 2;
+    if (rand_r(&seed) % 3 == 0 && below[from] >= nbytes) {
+      sn_job up = emulated(SN_PROMOTE, nbytes, 10000);
+      up.held[1] = 0, up.held[from] = nbytes, up.source = static_cast<uint8_t>(from);
+      below[from] -= nbytes;
+      submit(mover, up);
+    } else if (born >= nbytes) {
+      sn_job down = emulated(SN_DEMOTE, nbytes, 10000);
+      down.spare = 2, down.spare_duration_ns = 20000;
+      born -= nbytes;
+      submit(mover, down);
+    } else if (sn_mover_reserve(mover, nbytes, 0) == 0) {
+      born += nbytes;
+    } else if (sn_mover_take(mover, 1, nbytes) == 0) {
+      below[1] += nbytes;
+    }
+    for (const sn_moved &moved : results(mover)) {
+      born += moved.held[0];
+      for (int tier = 1; tier < 3; ++tier) below[tier] += moved.held[tier];
+    }
+    if (i % 8 == 0) usleep(50);
+    const sn_held now = held(mover);
+    CHECK(now.high_bytes[1] <= 300 && now.most_fast_bytes <= 1000 && now.slow_overflow_bytes == 0);
+  }
+  CHECK(held(mover).high_bytes[2] > 0);
+  sn_mover_destroy(mover);
+}
+
+void births_in_a_slower_tier_are_told_that_it_is_full() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
+  CHECK(sn_mover_take(mover, 1, 40) == 0 && sn_mover_take(mover, 1, 21) == -ENOSPC);
+  CHECK(sn_mover_take(mover, 0, 1) == -EINVAL && sn_mover_take(mover, SN_TIERS, 1) == -EINVAL);
+  CHECK(held(mover).bytes[1] == 40 && held(mover).slow_overflow_bytes == 0);
+  CHECK(sn_mover_hold(mover, 1, 21) == 0 && held(mover).bytes[1] == 61 && held(mover).slow_overflow_bytes == 1);
+  CHECK(sn_mover_hold(mover, 1, 5) == 0 && held(mover).slow_overflow_bytes == 6);
   sn_mover_destroy(mover);
 }
 
@@ -404,6 +497,10 @@ void a_job_whose_parts_are_not_the_whole_is_refused() {
   CHECK(refused([](sn_job &job) { job.target = SN_TIERS; }));
   CHECK(refused([](sn_job &job) { job.source = SN_TIERS; }));
   CHECK(refused([](sn_job &job) { job.kind = SN_MOVE_NODE + 1; }));
+  CHECK(refused([](sn_job &job) { job.spare = job.target; }));
+  CHECK(refused([](sn_job &job) { job.source = 1, job.spare = 1; }));
+  CHECK(refused([](sn_job &job) { job.spare = SN_TIERS; }));
+  CHECK(refused([](sn_job &job) { job.source = 2, job.target = 0, job.spare = 1; }));
   for (const int tier : {-1, 0, SN_TIERS}) CHECK(sn_mover_hold(mover, tier, 1) == -EINVAL);
   CHECK(sn_mover_hold(mover, 1, -1) == -EINVAL);
   sn_mover_destroy(mover);
@@ -533,6 +630,10 @@ int main() {
   each_tier_has_accounts_of_its_own();
   a_demotion_waits_for_room_that_a_promotion_is_making();
   a_demotion_that_a_promotion_waits_for_goes_at_once();
+  a_demotion_without_room_goes_to_its_spare_tier();
+  a_job_behind_one_that_was_redirected_counts_what_stays_there();
+  no_tier_ever_holds_more_than_it_has();
+  births_in_a_slower_tier_are_told_that_it_is_full();
   no_two_directions_wait_for_each_other();
   a_move_that_fails_leaves_every_part_where_it_was();
   a_job_whose_parts_are_not_the_whole_is_refused();

@@ -13,7 +13,9 @@ _TROUBLES = (
     "swept",
     "overflows",
     "overflow_bytes",
+    "slow_overflow_bytes",
     "born_slow",
+    "redirected",
 )
 """Counters of what went wrong, besides `stayed`."""
 
@@ -73,6 +75,10 @@ class Counters:
     overflows: int = 0
     """Births in fast memory for which there was no room; `overflow_bytes`: by how much, at most."""
     overflow_bytes: int = 0
+    slow_overflow_bytes: int = 0
+    """Taken beyond the room of slower tiers."""
+    redirected: int = 0
+    """Migrations and births that went to the last tier since theirs had no room."""
     swept: int = 0
     """Looks for pages of a block that are elsewhere."""
     kernel_placed_pages: int = 0

@@ -309,7 +309,8 @@ class Engine:
         totals.injected_ns = self._delay.injected_ns
         totals.discarded_bytes, totals.kept_bytes = self._transients.discarded_bytes, self._transients.kept_bytes
         if not self._inert:
-            totals.overflow_bytes = self._mover.held().overflow_bytes
+            held = self._mover.held()
+            totals.overflow_bytes, totals.slow_overflow_bytes = held.overflow_bytes, held.slow_overflow_bytes
             copied = self._mover.copied()
             totals.copied_bytes, totals.uncopied_bytes = copied.copied_bytes, copied.refused_bytes
             totals.copy_cpu_ns = copied.cpu_ns

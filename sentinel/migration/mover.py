@@ -28,7 +28,8 @@ class Outcome(IntEnum):
 
 
 class Moved(NamedTuple):
-    """An ended job. `held`: of its block, in each of MOST_TIERS tiers now. `start_ns` is 0 if it never started."""
+    """An ended job. `held`: of its block, in each of MOST_TIERS tiers now. `start_ns` is 0 if it never started.
+    `target`: the tier to which it went, its own or its spare one."""
 
     job: int
     start_ns: int
@@ -37,6 +38,7 @@ class Moved(NamedTuple):
     held: tuple[int, ...]
     outcome: Outcome
     errno: int
+    target: int
 
     @property
     def fast_bytes(self) -> int:
@@ -46,8 +48,8 @@ class Moved(NamedTuple):
 
 class Held(NamedTuple):
     """The accounts. `bytes_in`: of each of MOST_TIERS tiers. `*high_bytes*`: most since they were last restarted, also
-    of all slower tiers together. `overflow_bytes`: taken by force beyond the capacity, added up. `starved`: a
-    promotion waits for room."""
+    of all slower tiers together. `overflow_bytes`: taken by force beyond the capacity of the fast tier, added up;
+    `slow_overflow_bytes`: beyond those of slower tiers. `starved`: a promotion waits for room."""
 
     bytes_in: tuple[int, ...]
     high_bytes_in: tuple[int, ...]
@@ -57,6 +59,7 @@ class Held(NamedTuple):
     overflow_bytes: int
     overflows: int
     starved: int
+    slow_overflow_bytes: int
 
     @property
     def fast_bytes(self) -> int:
@@ -85,7 +88,7 @@ class Copied(NamedTuple):
     errno: int
 
 
-_MOVED = struct.Struct(f"=4Q{MOST_TIERS}Qii")
+_MOVED = struct.Struct(f"=4Q{MOST_TIERS}QiiQ")
 """struct sn_moved."""
 _OUTCOMES = tuple(Outcome)
 
@@ -106,6 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
     "sn_mover_hold": (_INT, (_PTR, _INT, _I64)),
+    "sn_mover_take": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_set_capacity": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
@@ -183,12 +187,19 @@ class NativeMover:
         self._check("sn_mover_release", nbytes)
 
     def hold(self, tier: int, nbytes: int) -> None:
-        """Count bytes born in a slower tier, or dead where negative."""
+        """Count bytes born in a slower tier, or dead where negative; those for which it has no room as overflow."""
         self._check("sn_mover_hold", tier, nbytes)
 
+    def take_in(self, tier: int, nbytes: int) -> bool:
+        """Take room of a slower tier for a birth; False if it has not enough."""
+        result = self._call["sn_mover_take"](self._open("sn_mover_take"), tier, nbytes)
+        if result and result != -errno.ENOSPC:
+            raise NativeError("sn_mover_take", -result)
+        return bool(result == 0)
+
     def set_capacity(self, nbytes: int, tier: int = FAST) -> None:
-        """Change what a tier has. What the fast one holds beyond it counts as overflow; demotions wait for room in a
-        slower one, which has no limit at first, while promotions make some."""
+        """Change what a tier has; slower ones have no limit at first. What one holds beyond it counts as overflow.
+        Demotions wait for room in a slower one while promotions make some, and then go to their spare tier."""
         self._check("sn_mover_set_capacity", tier, nbytes)
 
     def submitted(self) -> int:
@@ -214,7 +225,7 @@ class NativeMover:
         found = []
         for row in _MOVED.iter_unpack(memoryview(self._rows)[: count * _MOVED.size]):
             job, start, stop, moved = row[:4]
-            found.append(Moved(job, start, stop, moved, row[4:-2], _OUTCOMES[row[-2]], row[-1]))
+            found.append(Moved(job, start, stop, moved, row[4:-3], _OUTCOMES[row[-3]], *row[-2:]))
         return found
 
     def held(self, *, restart: bool = False) -> Held:

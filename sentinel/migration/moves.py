@@ -18,7 +18,7 @@ from sentinel.migration.block_table import BlockTable
 from sentinel.migration.move import Ended, Move
 from sentinel.migration.mover import Moved, NativeMover, Outcome
 from sentinel.migration.mover_order import Order, order_of
-from sentinel.tiers.tier import FAST, HeldBlock, Tier
+from sentinel.tiers.tier import FAST, HeldBlock, Job, Tier
 
 _WORDS = {Outcome.DONE: "done", Outcome.PARTIAL: "partial", Outcome.FAILED: "failed", Outcome.ALREADY: "already there"}
 
@@ -109,6 +109,8 @@ class Moves:
             block = move.block
             pending = self._by_block.get(block)
             here = pending[-1].target if pending else table.tier[block]
+            if move.target == FAST and here != FAST:
+                move.source = here  # it may have found no room in the tier that the plan has it in
             if here != move.source or not table.held[block]:
                 there = here == move.target
                 under_way.append(pending[-1] if pending and there else None)
@@ -141,20 +143,31 @@ class Moves:
             beside, held = self._beside(move), self._held(block)
             if not beside.holds_pages:
                 move.nbytes -= held.held[target]  # another plan cut the block otherwise: a part may be there
-            return order_of(beside.job(held, source, target))
+            return order_of(self._job(held, source, target))
         order = self._orders.get((block, source, target))
         if order is None:
             whole = [nbytes if index == source else 0 for index in range(len(self._tiers))]
             held = HeldBlock(block, nbytes, whole, functools.partial(self._ranges, block))
-            order = self._orders[block, source, target] = order_of(self._beside(move).job(held, source, target))
+            order = self._orders[block, source, target] = order_of(self._job(held, source, target))
         return order.starting_after(after) if after else order
+
+    def _job(self, held: HeldBlock, source: int, target: int) -> Job:
+        """What moves it; where a slower tier has no room, to the last one, which has."""
+        job = self._tier_beside(source, target).job(held, source, target)
+        last = len(self._tiers) - 1
+        if target in (FAST, last) or source == last:
+            return job
+        return job.else_to(self._tier_beside(source, last).job(held, source, last))
 
     def _held(self, block: int) -> HeldBlock:
         table = self._table
         return HeldBlock(block, table.nbytes[block], table.spread(block), functools.partial(self._ranges, block))
 
     def _beside(self, move: Move) -> Tier:
-        beside = self._tiers[move.target or move.source]
+        return self._tier_beside(move.source, move.target)
+
+    def _tier_beside(self, source: int, target: int) -> Tier:
+        beside = self._tiers[target or source]
         assert beside is not None
         return beside
 
@@ -251,6 +264,8 @@ class Moves:
 
     def _end_of(self, move: Move, moved: Moved, over: Collection[Move]) -> Ended:
         """`over`: moves that have ended, this one too, and are in the books still."""
+        if moved.target != move.target:
+            move.target, move.redirected = moved.target, True
         pending = self._by_block.get(move.block, ())
         queued = [other for other in pending if other not in over] if len(pending) > 1 else ()
         outcome = "late" if move.late and moved.outcome is Outcome.DONE else _WORDS.get(moved.outcome, "skipped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from sentinel.tiers.tier import FAST, Tier, holds_pages
 
 
 class Unplaced(NamedTuple):
-    """Fast memory had no room for the birth of `block`: it is in `tier`, by force where that is the fast one."""
+    """Its tier had no room for the birth of `block`: it is in `tier`, by force where that is the fast one."""
 
     block: int
     tier: int
@@ -24,8 +23,9 @@ class Unplaced(NamedTuple):
 class Transients:
     """Keeps the accounts of `mover` and `table` up to date as blocks of `plan` are born and die.
 
-    A birth for which fast memory has no room goes to the first of `tiers` that takes unplanned births. Where none does,
-    since pages are born where their arena's policy says, the budget is exceeded.
+    A birth for which fast memory has no room goes to the first of `tiers` that takes unplanned births, and one for
+    which a slower tier has none to the last. Where none does, since pages are born where their arena's policy says, the
+    budget is exceeded.
 
     Where tiers hold pages, `job.discard` drops pages of dead blocks: those that are not at home, so that their next
     tenant is born there, and those in fast memory, which no account would count. What `keeping` says of a block stays,
@@ -41,6 +41,7 @@ class Transients:
         self._now_ns = job.clock.now_ns
         takers = (index for index, tier in enumerate(tiers) if tier is not None and tier.takes_unplanned_births)
         self._else_in = next(takers, FAST)  # where what finds no fast room is born
+        self._last = len(tiers) - 1
         self._has_pages = holds_pages(tiers)
         self._keeps = kept_pieces(plan) if self._has_pages and job.discard is not None else {}
         self._kept: dict[int, list[Piece]] = {}  # heir -> what is held for it
@@ -60,18 +61,24 @@ class Transients:
         had_room, waited = self._take(fast_bytes - inherited)
         if not had_room:
             self._mover.release(inherited)
-            waited_each, unplaced = self.reserve_each(born)
-            return waited + waited_each, unplaced
-        in_slower: Counter[int] = Counter()
+            waited_each, left = self.reserve_each(born)
+            return waited + waited_each, left
+        in_slower: dict[int, list[int]] = {}
         for block in born:
-            spec = self._blocks[block]
+            tier = self._blocks[block].tier
             self._table.held[block] = True
-            self._table.place(block, spec.tier)
-            if spec.tier != FAST:
-                in_slower[spec.tier] += spec.nbytes
-        for tier, nbytes in in_slower.items():
-            self._mover.hold(tier, nbytes)
-        return waited, ()
+            self._table.place(block, tier)
+            if tier != FAST:
+                in_slower.setdefault(tier, []).append(block)
+        unplaced: list[Unplaced] = []
+        for tier, blocks in in_slower.items():
+            if self._take_slower(tier, sum(self._blocks[block].nbytes for block in blocks)):
+                continue
+            for block in blocks:
+                if (found := self._born_slower(tier, self._blocks[block].nbytes)) != tier:
+                    self._table.place(block, found)
+                    unplaced.append(Unplaced(block, found))
+        return waited, unplaced
 
     def reserve_each(self, born: Iterable[int]) -> tuple[int, Sequence[Unplaced]]:
         """As `reserve`, one by one: where the plan says, where the pages are, or elsewhere for want of room."""
@@ -82,17 +89,21 @@ class Transients:
             nbytes = self._blocks[block].nbytes
             tier = self._table.tier[block] if block in self._displaced else self._blocks[block].tier
             self._displaced.discard(block)
+            found = tier
             if tier != FAST:
-                self._mover.hold(tier, nbytes)
+                found = self._born_slower(tier, nbytes)
             else:
                 had_room, waited_for_it = self._take(nbytes)
                 waited += waited_for_it
-                if not had_room:
-                    tier = self._else_in
-                    unplaced.append(Unplaced(block, tier))
-                    self._force(tier, nbytes)
+                if not had_room and self._else_in == FAST:
+                    self._mover.force(nbytes)
+                    unplaced.append(Unplaced(block, FAST))
+                elif not had_room:
+                    found = self._born_slower(self._else_in, nbytes)
+            if found != tier:
+                unplaced.append(Unplaced(block, found))
             self._table.held[block] = True
-            self._table.place(block, tier)
+            self._table.place(block, found)
         return waited, unplaced
 
     def _take(self, nbytes: int) -> tuple[bool, int]:
@@ -104,11 +115,20 @@ class Transients:
         had_room = self._mover.reserve(nbytes)
         return had_room, self._now_ns() - began
 
-    def _force(self, tier: int, nbytes: int) -> None:
-        if tier == FAST:
-            self._mover.force(nbytes)
-        else:
-            self._mover.hold(tier, nbytes)
+    def _born_slower(self, tier: int, nbytes: int) -> int:
+        """The tier in which a birth takes room: slower tier `tier`, or the last one where it has none."""
+        if self._take_slower(tier, nbytes):
+            return tier
+        self._mover.hold(self._last, nbytes)
+        return self._last
+
+    def _take_slower(self, tier: int, nbytes: int) -> bool:
+        """Whether a slower tier had room for births, which is taken then. The last one, and pages, which are born where
+        they are, go nowhere else."""
+        if tier != self._last and self._else_in != FAST:
+            return self._mover.take_in(tier, nbytes)
+        self._mover.hold(tier, nbytes)
+        return True
 
     # ---- deaths -----------------------------------------------------------------------------------------
 

@@ -142,12 +142,16 @@ def of_run(run: Run) -> Grades:
     astray, steps = int((~run.steps["in_step"]).sum()), len(run.steps)
     tried = sum(not trial.again for _, trial in run.trials)
     found = Grades([], [], [])
-    placed = run.counters.kernel_placed_pages
+    placed, slow_over = run.counters.kernel_placed_pages, run.counters.slow_overflow_bytes
     found.serious.extend(
         holding(
             (failed, f"{failed} of {moves} migrations failed."),
             (partial, f"{partial} of {moves} migrations moved a part only."),
             (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
+            (
+                slow_over,
+                f"{format_bytes(slow_over)} were put into slower tiers beyond their room, added up.",
+            ),
             (
                 placed,
                 f"The kernel placed {counted(placed, 'page')} against the plan; the events below say what was done.",

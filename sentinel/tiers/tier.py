@@ -37,7 +37,8 @@ class Job(NamedTuple):
     an idle link, or as long as it takes to copy `spans` out of memory.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
-    `first`: promotions that have not started wait for its end.
+    `first`: promotions that have not started wait for its end. `spare`: the tier to which it goes where `target` has no
+    room, on node `spare_node` or within `spare_duration_ns`; 0 for none.
     """
 
     source: int
@@ -51,6 +52,15 @@ class Job(NamedTuple):
     spans: Sequence[tuple[int, int]] = ()
     bytes_per_s: int = 0
     first: bool = False
+    spare: int = FAST
+    spare_node: int = -1
+    spare_duration_ns: int = 0
+
+    def else_to(self, other: Job) -> Job:
+        """This job, or `other` of the same bytes where its target has no room."""
+        if other.kind != self.kind or other.target in (self.source, self.target):
+            return self
+        return self._replace(spare=other.target, spare_node=other.node, spare_duration_ns=other.duration_ns)
 
 
 class Accounts(Protocol):

@@ -35,7 +35,7 @@ def test_a_mover_that_was_given_nothing_has_done_nothing(mover: NativeMover) -> 
     assert mover.ended() == 0
     assert mover.results() == []
     assert mover.errors() == {}
-    assert mover.held() == Held((0,) * MOST_TIERS, (0,) * MOST_TIERS, *[0] * 6)
+    assert mover.held() == Held((0,) * MOST_TIERS, (0,) * MOST_TIERS, *[0] * 7)
 
 
 def test_more_results_than_fit_a_batch_come_all_in_order(mover: NativeMover) -> None:
@@ -172,7 +172,7 @@ from sentinel.tiers.tier import Job
 mover = NativeMover(100)
 count = 1 << 22
 spans = array("Q", bytes(16 * count))
-order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, 0, 0, 1, 1, 0)
+order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, *[0] * 4, 1, 1, 0, 0)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
 print(mover._call["sn_mover_submit_all"](mover._handle, order, 1) == -errno.ENOMEM)

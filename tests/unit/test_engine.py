@@ -13,7 +13,8 @@ import pytest
 
 from sentinel.core.errors import CapabilityError, UsageError
 from sentinel.core.laws import check
-from sentinel.core.machine import Link
+from sentinel.core.machine import Link, Machine
+from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, Run
 from sentinel.core.uses import block_uses
 from sentinel.migration.engine import Engine
@@ -257,6 +258,53 @@ def test_transients_take_room_at_birth_and_give_it_back_at_death() -> None:
     assert run.counters.overflow_bytes == 0
     assert not run.counters.born_slow
     assert not run.layers["stall_ns"].any()  # what room that is there takes to be taken is no wait
+
+
+def three_tiers(plan: Plan, middle_bytes: int) -> tuple[Plan, Machine]:
+    """The plan on a machine whose tier 1 has `middle_bytes`, before a third one with room for all."""
+    machine = emulated_machine(plan.capacity_bytes[0], promote=INSTANT, demote=INSTANT)
+    fast, middle = machine.tiers
+    tiers = (fast, replace(middle, capacity_bytes=middle_bytes), replace(middle, name="slower"))
+    links = (*machine.links, Link(0, 2, INSTANT), Link(2, 0, INSTANT))
+    names, capacity = ("fast", "slow", "slower"), (plan.capacity_bytes[0], middle_bytes, 1 << 40)
+    return replace(plan, tier_names=names, capacity_bytes=capacity), replace(machine, tiers=tiers, links=links)
+
+
+def test_what_the_middle_tier_has_no_room_for_goes_to_the_last_one_and_comes_back() -> None:
+    """It holds b when a, for which b waits, leaves fast memory."""
+    moves = [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 7, 8)]
+    plan, machine = three_tiers(persistent_plan(SWAP, [0, 1, 0], moves, fast_bytes=5 * MIB), 4 * MIB)
+    with applied(plan, SWAP, machine, strict=True) as running:
+        running.late_promotions(waited_for=True)
+        running.step(3)
+        run = running.engine.end_run()
+    middle = run.held_bytes(1)
+    assert middle is not None
+    assert middle.max() == 4 * MIB
+    assert (run.counters.redirected, run.counters.slow_overflow_bytes, run.counters.overflow_bytes) == (3, 0, 0)
+    assert (run.layers["served_fast_bytes"] == run.layers["touched_bytes"]).all()
+    of_a = run.migrations[run.migrations["block"] == 0]
+    assert [(int(row["source"]), int(row["target"])) for row in of_a] == [(0, 2), (2, 0)] * 3
+    assert {OUTCOMES[row["outcome"]] for row in of_a} <= {"done", "late"}
+    ((_, sentence),) = run.events
+    assert sentence == "a went to tier slower: its own had no room"
+
+
+def test_births_that_the_middle_tier_has_no_room_for_go_to_the_last_one() -> None:
+    profile = make_profile(
+        [act("x", 2 * MIB, 1, 3, [2]), act("y", 2 * MIB, 2, 4, [3]), act("z", MIB, 2, 4, [3]), act("w", MIB, 2, 4, [3])],
+        6,
+    )
+    plan, machine = three_tiers(transient_plan(profile, [1, 1, 1, 0], fast_bytes=4096), 3 * MIB)  # w has no room either
+    with applied(plan, profile, machine) as running:
+        running.step(3)
+        run = running.engine.end_run()
+    middle, last = run.held_bytes(1), run.held_bytes(2)
+    assert middle is not None
+    assert last is not None
+    assert middle.reshape(3, 6)[1].tolist() == [0, 2 * MIB, 3 * MIB, MIB, 0, 0]
+    assert last.reshape(3, 6)[1].tolist() == [0, 0, 3 * MIB, 3 * MIB, 0, 0]
+    assert (run.counters.redirected, run.counters.born_slow, run.counters.slow_overflow_bytes) == (3, 3, 0)
 
 
 def test_a_birth_without_room_is_born_slow_and_said() -> None:

@@ -55,9 +55,9 @@ class Script:
     def delay_ns(self, rows: np.ndarray) -> np.ndarray:
         return np.full(len(rows), EXTRA_NS, np.int64)
 
-    def end(self, job: int, outcome: Outcome, fast_bytes: int, moved_bytes: int, error: int = 0) -> None:
+    def end(self, move: Move, outcome: Outcome, fast_bytes: int, moved_bytes: int, error: int = 0) -> None:
         held = (fast_bytes, NBYTES - fast_bytes)
-        self._ended.append(Moved(job, 11, 13, moved_bytes, held, outcome, error))
+        self._ended.append(Moved(move.job, 11, 13, moved_bytes, held, outcome, error, move.target))
 
     def ended(self) -> int:
         return len(self._ended)
@@ -98,7 +98,7 @@ class Stage:
         move = self.submit(target, step)
         assert move is not None
         assert self.served_fast_bytes == 0  # in flight: served by the slower of the two
-        self.script.end(move.job, outcome, fast_bytes, abs(fast_bytes - before), error)
+        self.script.end(move, outcome, fast_bytes, abs(fast_bytes - before), error)
         self.block_mover.collect()
         assert self.moves.all() == []
 
