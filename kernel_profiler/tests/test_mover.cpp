@@ -352,7 +352,7 @@ void a_demotion_without_room_goes_to_its_spare_tier() {
   CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
   CHECK(sn_mover_reserve(mover, 100, 0) == 0 && sn_mover_hold(mover, 1, 60) == 0);
   const uint64_t up = submit(mover, emulated(SN_PROMOTE, 60, kMs));
-  sn_job down = emulated(SN_DEMOTE, 100, 3600000 * kMs);
+  sn_job down = emulated(SN_DEMOTE, 100, 2000 * kMs);
   down.spare = 2, down.spare_duration_ns = 3 * kMs;
   const uint64_t away = submit(mover, down);
   sn_job back = emulated(SN_PROMOTE, 100, kMs);  // it expects the block in tier 1
