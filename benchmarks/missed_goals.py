@@ -1,0 +1,81 @@
+"""What was aimed at and is missed, collected from the pages of results, which mark it.
+
+    python -m benchmarks.missed_goals > docs/missed-goals.md
+
+A page says what a figure is of and where it was measured; this one only leads there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = "missed-goals.md"
+MARKS = ("**missed**", "**not held**", "not with that peak, by the bound")
+_HEAD = """# Goals that are missed
+
+Made from the pages beside it by `python -m benchmarks.missed_goals > docs/missed-goals.md`; a test compares it. Each
+line is of one goal, with what was found. Goals that nobody has measured yet are in the tables of those pages.
+"""
+_OF_THE_CODE = """
+## Of the code
+
+Counted once, on 26 November 2026; no benchmark does.
+
+- `sentinel/` was to have fewer statements than before tiers, moves and positions got one owner each: it had 19,641
+  before (commit 604538a and what is before it), 19,763 with that rebuilding done, and 36,994 with files as a tier,
+  training data, estimates and ranks.
+- The planner was to have half as many files: it had 42 on 20 November, 28 on the 22nd, and has 34."""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    return "\n".join([_HEAD, *_found(), _OF_THE_CODE]) + "\n"
+
+
+def _found() -> Iterator[str]:
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        goals = [] if path.name == PAGE else list(dict.fromkeys(missed(path.read_text())))
+        if goals:
+            title = path.read_text().splitlines()[0].removeprefix("# ")
+            yield f"- [{title}]({path.name})"
+            yield from (f"  - {goal}" for goal in goals)
+
+
+def missed(text: str) -> Iterator[str]:
+    """Each goal of a page that it marks as missed: of a row its cells, of a sentence the part that says so, each with
+    the heading that it stands under."""
+    heading = ""
+    for paragraph in text.split("\n\n"):
+        for line in _lines(paragraph):
+            if line.startswith("#"):
+                heading = line.lstrip("# ")
+            elif any(mark in line for mark in MARKS):
+                for goal in _goals(line):
+                    yield f"{heading}: {goal}"
+
+
+def _lines(paragraph: str) -> list[str]:
+    """Rows and headings one by one; else the paragraph, whatever it is wrapped at."""
+    lines = paragraph.strip().splitlines()
+    if any(line.startswith(("|", "#", "- ")) for line in lines):
+        return lines
+    return [" ".join(lines)]
+
+
+def _goals(line: str) -> Iterator[str]:
+    if line.startswith("|"):
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        yield ", ".join(cell for cell in cells if cell and cell not in MARKS)
+        return
+    for sentence in re.split(r"(?<=[a-z*)])\.\s", line):
+        parts = re.sub(r"^Goals?\b[^:]*: ", "", sentence).split(";")
+        for part, after in zip(parts, [*parts[1:], ""], strict=True):
+            for mark in (mark for mark in MARKS if mark in part):
+                found = part.replace(f": {mark}", "").strip()
+                yield f"{found};{after}".rstrip(".") if after.startswith(" least") else found
+
+
+if __name__ == "__main__":
+    print(page(), end="")
