@@ -32,6 +32,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, timeout=300)
 
 
+@pytest.mark.long  # each part of it is in tests/unit/test_blind_validation.py
 def test_a_policy_is_predicted_committed_and_then_judged_by_copies_under_both_physics(tmp_path: Path) -> None:
     first = validate(tmp_path, "--predict")
     assert first.returncode == 0, first.stderr

@@ -59,7 +59,11 @@ def test_there_are_six_examples_that_place_tensors() -> None:
     assert [path.name[:2] for path in EXAMPLES] == ["01", "02", "03", "04", "05", "06"]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+# The longest, another network of convolutions than the second.
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.long] * (path.stem == "06_mobilenet"), id=path.stem) for path in EXAMPLES],
+)
 def test_training_is_bit_identical(example: Path, tmp_path: Path) -> None:
     stock, _ = train(example, tmp_path / "stock", slow="stock")
     placed, headline = train(example, tmp_path / "placed", slow=SLOW)

@@ -47,7 +47,7 @@ def told(command: list[str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("group")
 def test_a_cap_holds_while_workers_are_forked(folder: Path) -> None:
-    words = ["--cap", str(CAP), "--steps", "120", "--forks-every", "40", "--directory", str(folder)]
+    words = ["--cap", str(CAP), "--steps", "60", "--forks-every", "20", "--directory", str(folder)]
     found = told([sys.executable, "-m", "benchmarks.cap_held", *words])["results"]
     assert found["missed"] == []
     for name in ("counts", "enforces"):
@@ -72,7 +72,7 @@ def test_what_is_missed_is_said() -> None:
     assert "counts: frames take 0.995" not in missed
 
 
-@pytest.mark.slow
+@pytest.mark.long  # figures from steps that are given are in tests/unit/test_cap_figures.py
 @pytest.mark.usefixtures("group")
 def test_steps_under_a_cap_stand_beside_a_bound_and_a_cap_that_is_too_small_is_told(folder: Path) -> None:
     into = folder / "cap.json"

@@ -292,7 +292,12 @@ def test_what_the_middle_tier_has_no_room_for_goes_to_the_last_one_and_comes_bac
 
 def test_births_that_the_middle_tier_has_no_room_for_go_to_the_last_one() -> None:
     profile = make_profile(
-        [act("x", 2 * MIB, 1, 3, [2]), act("y", 2 * MIB, 2, 4, [3]), act("z", MIB, 2, 4, [3]), act("w", MIB, 2, 4, [3])],
+        [
+            act("x", 2 * MIB, 1, 3, [2]),
+            act("y", 2 * MIB, 2, 4, [3]),
+            act("z", MIB, 2, 4, [3]),
+            act("w", MIB, 2, 4, [3]),
+        ],
         6,
     )
     plan, machine = three_tiers(transient_plan(profile, [1, 1, 1, 0], fast_bytes=4096), 3 * MIB)  # w has no room either
