@@ -188,7 +188,7 @@ typedef struct sn_mover sn_mover;
 
 enum { SN_PROMOTE = 0, SN_DEMOTE = 1 }; /* directions */
 #define SN_TIERS 8 /* at most */
-enum { SN_MOVE_EMULATED = 0, SN_MOVE_NODE = 1 };
+enum { SN_MOVE_EMULATED = 0, SN_MOVE_NODE = 1, SN_MOVE_BACKEND = 2 };
 enum { SN_MOVE_DONE = 0, SN_MOVE_PARTIAL, SN_MOVE_FAILED, SN_MOVE_CANCELLED, SN_MOVE_ALREADY };
 #define SN_ERRNO_COUNT 134
 
@@ -196,6 +196,15 @@ typedef struct sn_span {
   uint64_t address; /* of a page */
   uint64_t nbytes;  /* whole pages */
 } sn_span;
+
+/* What moves bytes to and from a tier that is not memory of this process, such as a file or a device. */
+typedef struct sn_backend {
+  /* Moves the bytes of `spans` from tier `source` to tier `target`, of which one is the fast one: 0, or a positive errno
+   * and every byte is where it was. A worker of the mover calls it, without a lock; one call for each direction at a
+   * time. */
+  int (*move)(void *context, const sn_span *spans, uint64_t span_count, int source, int target);
+  void *context;
+} sn_backend;
 
 typedef struct sn_job {
   uint64_t nbytes;      /* the whole block */
@@ -207,6 +216,7 @@ typedef struct sn_job {
   const sn_span *spans; /* taken over at once. node: what moves. emulated: what is copied meanwhile, see sn_copied */
   uint64_t span_count;
   uint64_t spare_duration_ns; /* as duration_ns, to `spare` */
+  const sn_backend *backend; /* backend: what moves `spans`; it lives longer than the mover */
   int32_t node; /* node: where to */
   int32_t spare_node; /* as node, of `spare` */
   uint8_t source; /* tier in which bytes that stay are counted: another one than `target` */

@@ -41,7 +41,8 @@ bool is_sound(const sn_job &job) {
     if (nbytes > left) return false;
     left -= nbytes;
   }
-  return job.kind <= SN_MOVE_NODE && left == 0;
+  if (job.kind == SN_MOVE_BACKEND && (job.backend == nullptr || job.spare != 0)) return false;
+  return job.kind <= SN_MOVE_BACKEND && left == 0;
 }
 
 // So many numbers more are those of unfinished jobs: all of them, or none if there is no memory.

@@ -142,6 +142,33 @@ void run_emulated_head(sn_mover &m, int direction) {
   sn::arrive(m, direction, away);
 }
 
+// All of it goes, or nothing.
+sn_moved run_backend(const Job &job) {
+  const sn_backend &backend = *job.spec.backend;
+  sn_moved moved{};
+  moved.start_ns = sn_now_ns();
+  moved.error = backend.move(backend.context, job.order.spans.data(), job.order.spans.size(), job.spec.source,
+                             job.spec.target);
+  moved.stop_ns = sn_now_ns();
+  moved.outcome = moved.error != 0 ? SN_MOVE_FAILED : SN_MOVE_DONE;
+  moved.moved_bytes = moved.error != 0 ? 0 : job.flight_bytes();
+  if (moved.error != 0) std::copy_n(job.spec.held, SN_TIERS, moved.held);
+  else moved.held[job.spec.target] = job.spec.nbytes;
+  return moved;
+}
+
+void run_backend_head(sn_mover &m, int direction) {
+  sn::Jobs away;
+  Job &job = sn::depart(m, direction, away);
+  m.running[direction] = true;
+  pthread_mutex_unlock(&m.mutex);
+  job.moved = run_backend(job);
+  pthread_mutex_lock(&m.mutex);
+  if (job.moved.error > 0 && job.moved.error < SN_ERRNO_COUNT) m.errors[job.moved.error] += 1;
+  m.running[direction] = false;
+  sn::arrive(m, direction, away);
+}
+
 // Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
 bool goes_along(const sn_mover &m, Job &next, const Job &first, uint64_t nbytes) {
   if (next.spec.kind != SN_MOVE_NODE || nbytes + next.spec.nbytes > kTogether || !sn::ready(m, next)) return false;
@@ -166,10 +193,10 @@ void run_node_heads(sn_mover &m, int direction) {
 
 void run_head(sn_mover &m, int direction) {
   sn::aim(m, m.queue[direction].front());
-  if (m.queue[direction].front().spec.kind == SN_MOVE_EMULATED) {
-    run_emulated_head(m, direction);
-  } else {
-    run_node_heads(m, direction);
+  switch (m.queue[direction].front().spec.kind) {
+    case SN_MOVE_EMULATED: return run_emulated_head(m, direction);
+    case SN_MOVE_BACKEND: return run_backend_head(m, direction);
+    default: return run_node_heads(m, direction);
   }
 }
 

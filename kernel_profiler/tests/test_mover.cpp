@@ -289,6 +289,59 @@ void the_second_of_two_finds_the_block_where_the_first_left_it() {
   sn_mover_destroy(mover);
 }
 
+struct Shelf {
+  std::vector<char> kept;
+  int error = 0;
+  int calls = 0;
+
+  static int move(void *context, const sn_span *spans, uint64_t span_count, int source, int target) {
+    Shelf &shelf = *static_cast<Shelf *>(context);
+    shelf.calls += 1;
+    CHECK((source == 0) != (target == 0));
+    if (shelf.error != 0) return shelf.error;
+    size_t at = 0;
+    shelf.kept.resize(span_count * kPage);
+    for (uint64_t i = 0; i < span_count; ++i, at += kPage) {
+      char *page = reinterpret_cast<char *>(spans[i].address);
+      if (target != 0) memcpy(shelf.kept.data() + at, page, kPage), memset(page, 0, kPage);
+      else memcpy(page, shelf.kept.data() + at, kPage);
+    }
+    return 0;
+  }
+};
+
+void what_is_not_memory_moves_by_a_backend() {
+  sn_mover *mover = make(2 * kPage);
+  CHECK(sn_mover_reserve(mover, 2 * kPage, 0) == 0);
+  std::vector<char> memory(2 * kPage, 'x');
+  Shelf shelf;
+  const sn_backend backend{Shelf::move, &shelf};
+  const auto job = [&](uint8_t direction, const sn_span *spans) {
+    sn_job made = emulated(direction, 2 * kPage, 0);
+    made.kind = SN_MOVE_BACKEND, made.backend = &backend, made.spans = spans, made.span_count = 2;
+    return made;
+  };
+  const uint64_t address = reinterpret_cast<uint64_t>(memory.data());
+  const sn_span spans[] = {{address, kPage}, {address + kPage, kPage}};
+  CHECK(sn_mover_wait(mover, submit(mover, job(SN_DEMOTE, spans)), kForever) == 0);
+  CHECK(memory[0] == 0 && held(mover).bytes[0] == 0 && held(mover).bytes[1] == 2 * kPage);
+  shelf.error = EIO;
+  CHECK(sn_mover_wait(mover, submit(mover, job(SN_PROMOTE, spans)), kForever) == 0);
+  std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2 && all[0].outcome == SN_MOVE_DONE && all[0].moved_bytes == 2 * kPage);
+  CHECK(all[1].outcome == SN_MOVE_FAILED && all[1].error == EIO && all[1].held[1] == 2 * kPage);
+  uint64_t errors[SN_ERRNO_COUNT];
+  CHECK(sn_mover_errors(mover, errors) == 0 && errors[EIO] == 1);
+  shelf.error = 0;
+  CHECK(sn_mover_wait(mover, submit(mover, job(SN_PROMOTE, spans)), kForever) == 0);
+  CHECK(memory == std::vector<char>(2 * kPage, 'x') && shelf.calls == 3);
+  CHECK(held(mover).bytes[0] == 2 * kPage && held(mover).bytes[1] == 0 && held(mover).in_flight_bytes == 0);
+  sn_job bad = job(SN_DEMOTE, spans);
+  bad.backend = nullptr;
+  CHECK(sn_mover_submit(mover, &bad) == -EINVAL);
+  sn_mover_destroy(mover);
+}
+
 // A block of 60 bytes in three tiers, to be moved in no time.
 sn_job in_three_parts(uint8_t source, uint8_t target) {
   sn_job job{};
@@ -496,7 +549,7 @@ void a_job_whose_parts_are_not_the_whole_is_refused() {
   CHECK(refused([](sn_job &job) { job.target = job.source; }));
   CHECK(refused([](sn_job &job) { job.target = SN_TIERS; }));
   CHECK(refused([](sn_job &job) { job.source = SN_TIERS; }));
-  CHECK(refused([](sn_job &job) { job.kind = SN_MOVE_NODE + 1; }));
+  CHECK(refused([](sn_job &job) { job.kind = SN_MOVE_BACKEND + 1; }));
   CHECK(refused([](sn_job &job) { job.spare = job.target; }));
   CHECK(refused([](sn_job &job) { job.source = 1, job.spare = 1; }));
   CHECK(refused([](sn_job &job) { job.spare = SN_TIERS; }));
@@ -627,6 +680,7 @@ int main() {
   the_budget_holds_under_random_load();
   a_failed_delay_leaves_the_bytes_where_they_were();
   the_second_of_two_finds_the_block_where_the_first_left_it();
+  what_is_not_memory_moves_by_a_backend();
   each_tier_has_accounts_of_its_own();
   a_demotion_waits_for_room_that_a_promotion_is_making();
   a_demotion_that_a_promotion_waits_for_goes_at_once();

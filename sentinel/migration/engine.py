@@ -135,7 +135,7 @@ class Engine:
     def so_far(self) -> Run:
         """What was executed in the steps that have ended, while the plan goes on being applied."""
         self._count_accounts()
-        emulated = not self._has_pages
+        emulated = any(tier is not None and tier.spec.kind == "emulated" for tier in self._tiers)
         return self._recorder.run(self._plan.tier_names, self._plan.capacity_bytes[FAST], emulated=emulated)
 
     def restore(self) -> None:

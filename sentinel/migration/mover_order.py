@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sentinel.tiers.tier import MOST_TIERS, Job
 
-_ORDER = struct.Struct(f"=Q{MOST_TIERS}Q6QiiBBBBB3x")
+_ORDER = struct.Struct(f"=Q{MOST_TIERS}Q7QiiBBBBB3x")
 """struct sn_job; packed, since a field at a time takes longer than the rest of a submission."""
 _DURATION, _AFTER = (slice(8 * field, 8 * field + 8) for field in (MOST_TIERS + 1, MOST_TIERS + 3))
 _NOT_HELD = tuple((0,) * (MOST_TIERS - count) for count in range(MOST_TIERS + 1))
@@ -53,6 +53,7 @@ def order_of(job: Job) -> Order:
         spans.buffer_info()[0],
         len(job.spans),
         job.spare_duration_ns,
+        job.backend,
         job.node,
         job.spare_node,
         job.source,

@@ -60,7 +60,7 @@ class Residents:
         """No plan was applied until now: all residents go into the accounts. Returns which are to be moved."""
         for index in self.lasting:
             tier = self.wanted[index]
-            self._hold(index, FAST if self._holds_pages(tier) else tier)  # pages were born in fast memory
+            self._hold(index, tier if self._born_in(tier) else FAST)
         self.place_others()
         away = ((index, self.wanted[index]) for index in self.lasting if self._table.tier[index] != self.wanted[index])
         return [Wanted(index, FAST, tier, "initial") for index, tier in away]
@@ -109,17 +109,18 @@ class Residents:
         return found
 
     def away_from_home(self) -> list[Wanted]:
-        """Blocks, transient ones too, that have pages outside fast memory. They count as being there from now on."""
+        """Blocks, transient ones too, that have bytes outside fast memory which were moved there. They count as being
+        there from now on."""
         found = []
         for index, block in enumerate(self._blocks):
             if block.fixed or not self._table.held[index] or self._table.fast_bytes[index] == block.nbytes:
                 continue
             source = self._table.slower_tier(index)
-            if self._holds_pages(source):
+            if not self._born_in(source):
                 self._table.tier[index] = source
                 found.append(Wanted(index, source, FAST, "restore"))
         return found
 
-    def _holds_pages(self, tier: int) -> bool:
+    def _born_in(self, tier: int) -> bool:
         beside = self._tiers[tier]
-        return beside is not None and beside.holds_pages
+        return beside is None or beside.takes_unplanned_births

@@ -16,7 +16,7 @@ FAST = 0
 MOST_TIERS = 8
 """Tiers that a mover keeps apart."""
 
-EMULATED, NODE = 0, 1
+EMULATED, NODE, BACKEND = 0, 1, 2
 """Kinds of jobs, as the native mover numbers them."""
 
 
@@ -34,7 +34,8 @@ class HeldBlock(NamedTuple):
 class Job(NamedTuple):
     """What a mover does: a block of `nbytes`, of which each tier has what `held` says, goes to tier `target`. What
     stays is counted in tier `source`. `kind` NODE: `spans` go to NUMA node `node`; EMULATED: it takes `duration_ns` on
-    an idle link, or as long as it takes to copy `spans` out of memory.
+    an idle link, or as long as it takes to copy `spans` out of memory. BACKEND: what is at address `backend`, a struct
+    sn_backend, moves `spans`; it has no `spare` tier.
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end. `spare`: the tier to which it goes where `target` has no
@@ -55,10 +56,11 @@ class Job(NamedTuple):
     spare: int = FAST
     spare_node: int = -1
     spare_duration_ns: int = 0
+    backend: int = 0
 
     def else_to(self, other: Job) -> Job:
         """This job, or `other` of the same bytes where its target has no room."""
-        if other.kind != self.kind or other.target in (self.source, self.target):
+        if other.kind != self.kind or self.kind == BACKEND or other.target in (self.source, self.target):
             return self
         return self._replace(spare=other.target, spare_node=other.node, spare_duration_ns=other.duration_ns)
 
@@ -80,12 +82,12 @@ class Tier(Protocol):
 
     @property
     def holds_pages(self) -> bool:
-        """Whether pages really lie here: then the kernel may move them too, they are dropped as their block dies, and
-        come back to fast memory in the end. Else bytes are here by the accounts only."""
+        """Whether pages lie here: then the kernel may move them too, and they are dropped as their block dies."""
 
     @property
     def takes_unplanned_births(self) -> bool:
-        """Whether a block for which fast memory has no room may be born here instead."""
+        """Whether a block may be born here, such as one for which fast memory has no room. Else bytes get here by moves
+        only, and are brought back to fast memory in the end."""
 
     @property
     def used_in_place(self) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,9 +18,11 @@ from sentinel.core.plan import USE_DTYPE
 from sentinel.migration.mover import Copied, Moved, NativeMover, Outcome
 from sentinel.system import numa
 from sentinel.system.topology import topology
-from sentinel.tiers import EmulatedTier, HeldBlock, Tier, open_tiers
-from tests.builders import GB, MIB, make_machine
+from sentinel.tiers import KINDS, EmulatedTier, HeldBlock, Tier, open_tiers
+from sentinel.tiers.tier import BACKEND, Job, SlowTier
+from tests.builders import GB, MIB, make_machine, make_profile, param, persistent_plan
 from tests.processes import until
+from tests.unit.engine_builders import applied
 
 pytestmark = pytest.mark.needs("native")
 
@@ -38,6 +43,54 @@ class Memory:
     def close(self) -> None:
         self._anchor = None
         self.map.close()
+
+
+class Span(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("nbytes", ctypes.c_uint64))
+
+
+MOVE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Span), ctypes.c_uint64, ctypes.c_int, ctypes.c_int
+)
+
+
+class Backend(ctypes.Structure):
+    """sn_backend of kernel_profiler/include/sentinel.h."""
+
+    _fields_ = (("move", MOVE), ("context", ctypes.c_void_p))
+
+
+class ShelvedTier(SlowTier):
+    """Not memory: what is here is in a file, and its pages are gone. What a device would be, in few lines."""
+
+    def __init__(self, machine: Machine, index: int, accounts: NativeMover, bytes_per_s: int = 0) -> None:
+        super().__init__(machine, index, accounts, bytes_per_s)
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 -- close() does it
+        self._backend = Backend(MOVE(self._move), None)
+        self.written_bytes = self.error = 0
+
+    def delay_ns(self, uses: np.ndarray) -> np.ndarray:
+        return np.zeros(len(uses), np.int64)
+
+    def job(self, block: HeldBlock, source: int, target: int, after: int = 0) -> Job:
+        backend = ctypes.addressof(self._backend)
+        return Job(source, target, block.nbytes, block.held, after, BACKEND, spans=block.ranges(), backend=backend)
+
+    def _move(self, _: None, spans: ctypes.Array[Span], count: int, source: int, target: int) -> int:
+        if self.error:
+            return self.error
+        for span in spans[:count]:
+            pages = (ctypes.c_char * span.nbytes).from_address(span.address)
+            if target:  # the file is as sparse as addresses are
+                os.pwrite(self._file.fileno(), pages, span.address % (1 << 40))
+                ctypes.memset(pages, 0, span.nbytes)
+                self.written_bytes += span.nbytes
+            else:
+                pages.raw = os.pread(self._file.fileno(), span.nbytes, span.address % (1 << 40))
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @dataclass
@@ -78,17 +131,24 @@ def _node(slow: int) -> Machine:
     return replace(machine, tiers=(fast, replace(machine.tiers[1], kind="node", node=slow)))
 
 
+def _shelved() -> Machine:
+    machine = make_machine(CAPACITY, promote=GB, demote=GB, slow_bytes=64 * MIB, addressable=False)
+    return replace(machine, tiers=(machine.tiers[0], replace(machine.tiers[1], kind="file")))
+
+
 # On a host with one node, a node tier on that node: all is there already, the rest of the contract holds.
 MACHINES = {
     "emulated": _emulated,
     "same node": lambda: _node(topology().fast),
     "slower node": lambda: _node(topology().slower[0]),
+    "no memory": _shelved,
 }
 _TWO = pytest.mark.needs("two nodes")
 
 
-@pytest.fixture(params=["emulated", "same node", pytest.param("slower node", marks=_TWO)])
-def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+@pytest.fixture(params=["emulated", "same node", pytest.param("slower node", marks=_TWO), "no memory"])
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    monkeypatch.setitem(KINDS, "file", ShelvedTier)
     machine = MACHINES[request.param]()
     mover = NativeMover(CAPACITY)
     tier = open_tiers(machine, mover)[1]
@@ -144,6 +204,9 @@ def test_what_an_emulated_tier_moves_is_copied_both_ways(case: Case) -> None:
 def test_bytes_stay_right_wherever_they_are(case: Case) -> None:
     assert case.mover.reserve(2 * MIB)
     case.ended(case.admit(case.block()))
+    if not case.tier.used_in_place:
+        assert not any(bytes(case.memory.map))
+        return
     assert bytes(case.memory.map) == case.memory.expected
     case.memory.map[:4096] = b"\x05" * 4096
     case.ended(case.recall(case.block(0)))
@@ -183,6 +246,60 @@ def test_delays_are_whole_and_never_negative(case: Case) -> None:
         assert delays.tolist() == [0, 90_000, 90_000]
     else:
         assert delays.tolist() == [0, 0, 0]
+
+
+def test_what_is_not_memory_is_carried_out_by_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tensors take turns in fast memory; each is there, with every byte, in the layers that use it."""
+    opened: list[ShelvedTier] = []
+
+    class Seen(ShelvedTier):
+        def __init__(self, machine: Machine, index: int, accounts: NativeMover, bytes_per_s: int = 0) -> None:
+            super().__init__(machine, index, accounts, bytes_per_s)
+            opened.append(self)
+
+    monkeypatch.setitem(KINDS, "file", Seen)
+    profile = make_profile([param("a", MIB, [1, 2]), param("b", MIB, [5, 6])], 8)
+    moves = [(0, 0, 1, 3, 4), (1, 1, 0, 4, 5), (1, 0, 1, 7, 8), (0, 1, 0, 0, 1)]
+    plan = persistent_plan(profile, [1, 1], moves, fast_bytes=MIB)
+    machine = _shelved()
+    machine = replace(machine, tiers=(replace(machine.tiers[0], kind="node", node=0), machine.tiers[1]))
+    memories = [Memory(MIB), Memory(MIB)]
+    ranges = [[(memory.address, memory.nbytes)] for memory in memories]
+    with applied(plan, profile, machine, strict=True, ranges=lambda block: ranges[block]) as running:
+        for _ in range(3):
+            for layer in (1, 2, 3, 4, 5, 6, 7, 0):
+                running.tick(layer)
+                for memory, layers in zip(memories, ((1, 2), (5, 6)), strict=True):
+                    if layer in layers:
+                        assert bytes(memory.map) == memory.expected
+                    used = b"" if layer not in layers else bytes([layer]) * 4096
+                    memory.map[: len(used)] = used
+                    memory.expected = used + memory.expected[len(used) :]
+        run = running.engine.end_run()
+    (tier,) = opened
+    assert tier.written_bytes >= 6 * MIB
+    assert not run.emulated
+    assert set(run.migrations["errno"].tolist()) == {0}
+    for memory in memories:  # all came home
+        assert bytes(memory.map) == memory.expected
+        memory.close()
+
+
+def test_what_a_backend_refuses_stays_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "file", ShelvedTier)
+    mover, memory = NativeMover(CAPACITY), Memory(2 * MIB)
+    tier = open_tiers(_shelved(), mover)[1]
+    assert isinstance(tier, ShelvedTier)
+    case = Case(tier, mover, memory)
+    assert mover.reserve(2 * MIB)
+    tier.error = errno.ENOSPC
+    moved = case.ended(case.admit(case.block()))
+    assert (moved.outcome, moved.errno, moved.fast_bytes) == (Outcome.FAILED, errno.ENOSPC, 2 * MIB)
+    assert bytes(memory.map) == memory.expected
+    assert mover.errors() == {"ENOSPC": 1}
+    mover.close()
+    tier.close()
+    memory.close()
 
 
 @pytest.mark.needs("two nodes")

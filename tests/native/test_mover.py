@@ -172,7 +172,7 @@ from sentinel.tiers.tier import Job
 mover = NativeMover(100)
 count = 1 << 22
 spans = array("Q", bytes(16 * count))
-order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, *[0] * 4, 1, 1, 0, 0)
+order = _ORDER.pack(*[0] * 12, spans.buffer_info()[0], count, *[0] * 5, 1, 1, 0, 0)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20),) * 2)
 print(mover._call["sn_mover_submit_all"](mover._handle, order, 1) == -errno.ENOMEM)
