@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _page_parts, cap_tensors_page
+from benchmarks import _page_parts
 from benchmarks._cap_figures import FILE, OVERLAP, PASSIVE, STOCK, SWAP, TUNED, added_over
 from benchmarks.data_page import between
 
@@ -59,8 +59,6 @@ in [cap.json](cap.json).
 
 def page(told: Told, models: Iterable[Told] = ()) -> str:
     """The page as Markdown. `told`, `models`: what the benchmark says of the GPT-2, and of others."""
-    if "fast" in told:  # of before there were caps on the process
-        return cap_tensors_page.page(told) + "".join(f"{line}\n" for line in _models(list(models)))
     others = list(models)
     lines = [_head(told), *_table(told), "", *_disks(told), "", *_models(others), *_goals([told, *others])]
     return "\n".join(lines) + "\n"
@@ -68,7 +66,7 @@ def page(told: Told, models: Iterable[Told] = ()) -> str:
 
 def summary(told: Told) -> list[str]:
     """The README's paragraph."""
-    return cap_tensors_page.summary(told) if "fast" in told else _filled(_summary(told))
+    return _filled(_summary(told))
 
 
 def results() -> tuple[Told, list[Told]]:
