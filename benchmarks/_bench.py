@@ -121,7 +121,7 @@ class Stepper:
         if not line:
             code = self._process.wait()
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-            raise Ended(f"a training process ended early, {how}; what it said is above")
+            raise Ended(f"a training process ended early, {how}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _page_parts
+from benchmarks import _cap_goals, _page_parts
 from benchmarks._cap_figures import FILE, OVERLAP, PASSIVE, STOCK, SWAP, TUNED, added_over
 from benchmarks.data_page import between
 
@@ -48,8 +48,8 @@ in [cap.json](cap.json).
 - *over stock*: the median of the rounds' ratios, each of a step over one of stock in the same round; *over tuned*: over
   one of stock with a malloc that keeps its memory.
 - *bound*: a time below which no order of reads and writes can stay in the most frames that there were as turns ended,
-  at the rates of the disk below, if operators compute as fast as with such a malloc / as in stock
-  ([decision 184](decisions/0184-caps-are-shares-of-the-process-and-steps-stand-beside-an-unclipped-bound.md)).
+  at the rates of the disk below, if operators compute as fast as with such a malloc / as in stock; a step below it had
+  faster ones, so it says nothing of how near the best such a step is ([decision 184](decisions/0184-caps-are-shares-of-the-process-and-steps-stand-beside-an-unclipped-bound.md)).
 - *read*, *written*: by the file tier, a step; *in vain*: read ahead and not used before it left or died; written and
   never read again, at most. *Waited*: what operators waited for the disk. Means over all steps of turns that count.
 - *peak*: of the cgroup, page cache included; *met*: how often its limit was.
@@ -72,8 +72,14 @@ def summary(told: Told) -> list[str]:
 def results() -> tuple[Told, list[Told]]:
     """Of the GPT-2, and of others as far as there are any, in docs."""
     paths = [DOCS / f"cap-{name}.json" for name in MODELS]
-    others = [json.loads(path.read_text()) for path in paths if path.exists()]
-    return json.loads((DOCS / "cap.json").read_text()), others
+    told, *others = [_read(path) for path in (DOCS / "cap.json", *paths) if path.exists()]
+    return told, others
+
+
+def _read(path: Path) -> Told:
+    """What was measured, and its goals as they are judged now."""
+    told: dict[str, Any] = json.loads(path.read_text())
+    return told | {"goals": [goal._asdict() for goal in _cap_goals.goals(told)]}
 
 
 def _head(told: Told) -> str:
@@ -208,7 +214,7 @@ def _summary(told: Told) -> str:
     swap = over.get(STOCK, {}).get(SWAP)
     with_swap = "" if swap is None else f"; with the kernel's swap it takes {swap['median']:.1f} times stock's"
     missed = sum(each["met"] is False for each in told["goals"])
-    goals = "" if not missed else f" {missed} of {len(told['goals'])} goals are missed."
+    goals = "" if not missed else f" Of {len(told['goals'])} goals {missed} {'is' if missed == 1 else 'are'} missed."
     return (
         f"A small GPT-2 whose whole process may take {found['share']:.0%} of what stock PyTorch takes,"
         f" {found['cap_bytes'] >> 20:,} MiB, takes {', and '.join(ratios) or 'more than that'}{with_swap}"

@@ -119,6 +119,16 @@ def test_a_goal_for_a_faster_disk_is_not_judged_on_a_slower_one() -> None:
     assert any(each.met is None and each.found == "not measured" for each in goals.values())
 
 
+def test_a_step_below_its_bound_and_a_rival_that_ended_are_not_judged() -> None:
+    found = seen(stock=1.0, tuned=0.8, file=0.7)
+    found["lost"] = {SWAP: "a training process ended early, by SIGKILL"}
+    goals = {each.goal: each for each in _cap_goals.goals(told_of(found))}
+    below = goals["41%, file: a step takes at most 1.12 times the bound"]
+    assert below.met is None
+    assert below.found.endswith(": its operators computed faster than those of tuned")
+    assert goals["41%: swap trains"].met is None
+
+
 def test_goals_of_other_models_are_of_memory() -> None:
     found = seen(stock=1.0, tuned=0.8, file=0.9)
     goals = by_goal(told_of(found, "resnet50"))
