@@ -96,15 +96,6 @@ def test_the_readme_says_how_plans_stand_beside_tiertrain() -> None:
     assert "the figures that TierTrain published are not reached by that reading in most rows" in README
 
 
-def test_the_readme_says_how_much_faster_stock_is_where_malloc_keeps_its_memory() -> None:
-    shares = [
-        told(f"costs/{name}.json")["results"]["models"]["gpt2"]["tuned_over_stock"]["median"]
-        for name in ("overhead-always", "overhead-always-amd")
-    ]
-    assert [round(3 * (1 - share)) for share in shares] == [1, 1], shares
-    assert "Stock with a malloc that keeps its memory is a third faster" in README
-
-
 def test_the_readme_says_how_far_off_the_smallest_layers_are() -> None:
     errors = []
     for found in told("estimate.json")["results"].values():
