@@ -49,7 +49,8 @@ in [cap.json](cap.json).
   one of stock with a malloc that keeps its memory.
 - *bound*: a time below which no order of reads and writes can stay in the most frames that there were as turns ended,
   at the rates of the disk below, if operators compute as fast as with such a malloc / as in stock; a step below it had
-  faster ones, so it says nothing of how near the best such a step is ([decision 184](decisions/0184-caps-are-shares-of-the-process-and-steps-stand-beside-an-unclipped-bound.md)).
+  faster ones, so it says nothing of how near the best such a step is
+  ([decision 184](decisions/0184-caps-are-shares-of-the-process-and-steps-stand-beside-an-unclipped-bound.md)).
 - *read*, *written*: by the file tier, a step; *in vain*: read ahead and not used before it left or died; written and
   never read again, at most. *Waited*: what operators waited for the disk. Means over all steps of turns that count.
 - *peak*: of the cgroup, page cache included; *met*: how often its limit was.
