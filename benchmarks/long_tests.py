@@ -20,7 +20,7 @@ from benchmarks._page_parts import headings, where
 from tools.checks import Lanes, long_jobs
 
 _TOOK = re.compile(r"^([0-9.]+)s call +(\S.*)$", re.MULTILINE)
-_VERDICT = re.compile(r"^(PASSED|FAILED|SKIPPED|ERROR) (tests/\S+?)(?: - .*)?$", re.MULTILINE)
+_VERDICT = re.compile(r"^(PASSED|FAILED|SKIPPED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 _HEAD = """# The longest tests
 
 `make test-long`, {where}

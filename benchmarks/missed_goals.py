@@ -36,9 +36,10 @@ def page() -> str:
 
 def _found() -> Iterator[str]:
     for path in sorted((ROOT / "docs").glob("*.md")):
-        goals = [] if path.name == PAGE else list(dict.fromkeys(missed(path.read_text())))
+        text = "" if path.name == PAGE else path.read_text()
+        goals = list(dict.fromkeys(missed(text)))
         if goals:
-            title = path.read_text().splitlines()[0].removeprefix("# ")
+            title = text.splitlines()[0].removeprefix("# ")
             yield f"- [{title}]({path.name})"
             yield from (f"  - {goal}" for goal in goals)
 

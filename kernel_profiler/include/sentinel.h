@@ -294,7 +294,7 @@ SN_API int sn_mover_release(sn_mover *mover, uint64_t nbytes);
 /* Bytes born (positive) and dead (negative) in a slower tier; what it has no room for counts as overflow. */
 SN_API int sn_mover_hold(sn_mover *mover, int tier, int64_t nbytes);
 /* Bytes born in a slower tier: 0; -ENOSPC where it has no room for them. */
-SN_API int sn_mover_take(sn_mover *mover, int tier, uint64_t nbytes);
+SN_API int sn_mover_take_in(sn_mover *mover, int tier, uint64_t nbytes);
 /* Of one tier; slower ones have no limit at first. What a tier holds beyond it counts as overflow. Demotions wait for
  * room in a slower one while promotions make some; without any they go to their spare tier. */
 SN_API int sn_mover_set_capacity(sn_mover *mover, int tier, uint64_t nbytes);

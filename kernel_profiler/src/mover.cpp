@@ -274,7 +274,7 @@ extern "C" int sn_mover_hold(sn_mover *m, int tier, int64_t nbytes) {
   return 0;
 }
 
-extern "C" int sn_mover_take(sn_mover *m, int tier, uint64_t nbytes) {
+extern "C" int sn_mover_take_in(sn_mover *m, int tier, uint64_t nbytes) {
   if (m->inert()) return -ECHILD;
   if (tier <= kFast || tier >= SN_TIERS) return -EINVAL;
   Lock lock(&m->mutex);

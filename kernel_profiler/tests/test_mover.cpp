@@ -429,7 +429,7 @@ void a_demotion_without_room_goes_to_its_spare_tier() {
 }
 
 // What an interrupted move of it leaves is counted where the block was.
-void a_job_behind_one_that_was_redirected_counts_what_stays_there() {
+void a_job_behind_one_that_went_to_its_spare_tier_counts_what_stays_there() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_set_capacity(mover, 1, 10) == 0 && sn_mover_reserve(mover, 100, 0) == 0);
   sn_job down{}, back{};  // node jobs without pages
@@ -466,7 +466,7 @@ void no_tier_ever_holds_more_than_it_has() {
       submit(mover, down);
     } else if (sn_mover_reserve(mover, nbytes, 0) == 0) {
       born += nbytes;
-    } else if (sn_mover_take(mover, 1, nbytes) == 0) {
+    } else if (sn_mover_take_in(mover, 1, nbytes) == 0) {
       below[1] += nbytes;
     }
     for (const sn_moved &moved : results(mover)) {
@@ -484,8 +484,8 @@ void no_tier_ever_holds_more_than_it_has() {
 void births_in_a_slower_tier_are_told_that_it_is_full() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
-  CHECK(sn_mover_take(mover, 1, 40) == 0 && sn_mover_take(mover, 1, 21) == -ENOSPC);
-  CHECK(sn_mover_take(mover, 0, 1) == -EINVAL && sn_mover_take(mover, SN_TIERS, 1) == -EINVAL);
+  CHECK(sn_mover_take_in(mover, 1, 40) == 0 && sn_mover_take_in(mover, 1, 21) == -ENOSPC);
+  CHECK(sn_mover_take_in(mover, 0, 1) == -EINVAL && sn_mover_take_in(mover, SN_TIERS, 1) == -EINVAL);
   CHECK(held(mover).bytes[1] == 40 && held(mover).slow_overflow_bytes == 0);
   CHECK(sn_mover_hold(mover, 1, 21) == 0 && held(mover).bytes[1] == 61 && held(mover).slow_overflow_bytes == 1);
   CHECK(sn_mover_hold(mover, 1, 5) == 0 && held(mover).slow_overflow_bytes == 6);
@@ -685,7 +685,7 @@ int main() {
   a_demotion_waits_for_room_that_a_promotion_is_making();
   a_demotion_that_a_promotion_waits_for_goes_at_once();
   a_demotion_without_room_goes_to_its_spare_tier();
-  a_job_behind_one_that_was_redirected_counts_what_stays_there();
+  a_job_behind_one_that_went_to_its_spare_tier_counts_what_stays_there();
   no_tier_ever_holds_more_than_it_has();
   births_in_a_slower_tier_are_told_that_it_is_full();
   no_two_directions_wait_for_each_other();

@@ -15,7 +15,7 @@ _TROUBLES = (
     "overflow_bytes",
     "slow_overflow_bytes",
     "born_slow",
-    "redirected",
+    "sent_further",
 )
 """Counters of what went wrong, besides `stayed`."""
 
@@ -77,7 +77,7 @@ class Counters:
     overflow_bytes: int = 0
     slow_overflow_bytes: int = 0
     """Taken beyond the room of slower tiers."""
-    redirected: int = 0
+    sent_further: int = 0
     """Migrations and births that went to the last tier since theirs had no room."""
     swept: int = 0
     """Looks for pages of a block that are elsewhere."""

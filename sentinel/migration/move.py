@@ -18,7 +18,7 @@ _OUTCOME, _REASON = ({word: index for index, word in enumerate(words)} for words
 class Move:
     """`block`, of `nbytes`, goes from tier `source` to tier `target`, as was asked for in `layer` of `step`.
 
-    `late`: it was due before a layer that has begun. `job`: how the mover numbers it. `redirected`: the tier that was
+    `late`: it was due before a layer that has begun. `job`: how the mover numbers it. `sent_further`: the tier that was
     asked for had no room, and `target` is the last one.
     """
 
@@ -31,7 +31,7 @@ class Move:
     reason: Why
     late: bool = False
     job: int = 0
-    redirected: bool = False
+    sent_further: bool = False
 
     @property
     def served_by(self) -> int:

@@ -109,7 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
     "sn_mover_hold": (_INT, (_PTR, _INT, _I64)),
-    "sn_mover_take": (_INT, (_PTR, _INT, _U64)),
+    "sn_mover_take_in": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_set_capacity": (_INT, (_PTR, _INT, _U64)),
     "sn_mover_held": (_INT, (_PTR, _PTR, _INT)),
     "sn_mover_errors": (_INT, (_PTR, _PTR)),
@@ -192,9 +192,9 @@ class NativeMover:
 
     def take_in(self, tier: int, nbytes: int) -> bool:
         """Take room of a slower tier for a birth; False if it has not enough."""
-        result = self._call["sn_mover_take"](self._open("sn_mover_take"), tier, nbytes)
+        result = self._call["sn_mover_take_in"](self._open("sn_mover_take_in"), tier, nbytes)
         if result and result != -errno.ENOSPC:
-            raise NativeError("sn_mover_take", -result)
+            raise NativeError("sn_mover_take_in", -result)
         return bool(result == 0)
 
     def set_capacity(self, nbytes: int, tier: int = FAST) -> None:

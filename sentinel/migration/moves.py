@@ -265,7 +265,7 @@ class Moves:
     def _end_of(self, move: Move, moved: Moved, over: Collection[Move]) -> Ended:
         """`over`: moves that have ended, this one too, and are in the books still."""
         if moved.target != move.target:
-            move.target, move.redirected = moved.target, True
+            move.target, move.sent_further = moved.target, True
         pending = self._by_block.get(move.block, ())
         queued = [other for other in pending if other not in over] if len(pending) > 1 else ()
         outcome = "late" if move.late and moved.outcome is Outcome.DONE else _WORDS.get(moved.outcome, "skipped")

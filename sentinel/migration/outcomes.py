@@ -58,8 +58,8 @@ class Outcomes:
 
     def _record(self, ended: Ended) -> TierError | None:
         self._recorder.migration(ended.row(), ended.outcome)
-        if ended.move.redirected:
-            self._redirected(ended.move.block)
+        if ended.move.sent_further:
+            self._sent_further(ended.move.block)
         if ended.held_back:
             self._recorder.totals.held_back += 1
         return self._failed(ended) if ended.failed else None
@@ -92,7 +92,7 @@ class Outcomes:
         totals = self._recorder.totals
         for birth in births:
             if self._plan.blocks[birth.block].tier != FAST:
-                self._redirected(birth.block)
+                self._sent_further(birth.block)
                 continue
             name, nbytes = self._name(birth.block), format_bytes(self._plan.blocks[birth.block].nbytes)
             if birth.tier != FAST:
@@ -107,10 +107,10 @@ class Outcomes:
             self._recorder.event(sentence)
             self._raise(TierError(sentence, tier="fast", block=birth.block))
 
-    def _redirected(self, block: int) -> None:
-        if not self._recorder.totals.redirected:
+    def _sent_further(self, block: int) -> None:
+        if not self._recorder.totals.sent_further:
             self._recorder.event(f"{self._name(block)} went to tier {self._plan.tier_names[-1]}: its own had no room")
-        self._recorder.totals.redirected += 1
+        self._recorder.totals.sent_further += 1
 
     def began_beyond(self, overflow_bytes: int) -> None:
         """The plan's blocks did not fit into the budget as it was first applied."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sentinel.core.machine import Machine, TierSpec
 
 FAST = 0
-"""The number of the fast tier, `Machine.hub`: the only one whose bytes have a budget here."""
+"""The number of the fast tier, `Machine.hub`."""
 MOST_TIERS = 8
 """Tiers that a mover keeps apart."""
 

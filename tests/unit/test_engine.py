@@ -281,7 +281,7 @@ def test_what_the_middle_tier_has_no_room_for_goes_to_the_last_one_and_comes_bac
     middle = run.held_bytes(1)
     assert middle is not None
     assert middle.max() == 4 * MIB
-    assert (run.counters.redirected, run.counters.slow_overflow_bytes, run.counters.overflow_bytes) == (3, 0, 0)
+    assert (run.counters.sent_further, run.counters.slow_overflow_bytes, run.counters.overflow_bytes) == (3, 0, 0)
     assert (run.layers["served_fast_bytes"] == run.layers["touched_bytes"]).all()
     of_a = run.migrations[run.migrations["block"] == 0]
     assert [(int(row["source"]), int(row["target"])) for row in of_a] == [(0, 2), (2, 0)] * 3
@@ -309,7 +309,7 @@ def test_births_that_the_middle_tier_has_no_room_for_go_to_the_last_one() -> Non
     assert last is not None
     assert middle.reshape(3, 6)[1].tolist() == [0, 2 * MIB, 3 * MIB, MIB, 0, 0]
     assert last.reshape(3, 6)[1].tolist() == [0, 0, 3 * MIB, 3 * MIB, 0, 0]
-    assert (run.counters.redirected, run.counters.born_slow, run.counters.slow_overflow_bytes) == (3, 3, 0)
+    assert (run.counters.sent_further, run.counters.born_slow, run.counters.slow_overflow_bytes) == (3, 3, 0)
 
 
 def test_a_birth_without_room_is_born_slow_and_said() -> None:
