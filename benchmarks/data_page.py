@@ -293,20 +293,11 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
 def main() -> None:
     """Write the page."""
     page = DOCS / "data.md"
-    names = ("data", "three-ranks", "data-encoded", "data-limits")
-    loaders, ranks, encoded, limits = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
+    names = ("data", "three-ranks", "data-encoded", "data-limits", "importance")
+    loaders, ranks, encoded, limits, importance = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
     text = with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits)
-    importance = importance_in(DOCS)
-    if importance:
-        text = importance_page.rewritten(text, importance)
+    text = importance_page.rewritten(text, importance)
     page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, importance), loaders))
-
-
-def importance_in(docs: Path) -> Told | None:
-    """What benchmarks.importance has written; None where it has not."""
-    path = docs / "importance.json"
-    found: Told | None = json.loads(path.read_text()) if path.exists() else None
-    return found
 
 
 if __name__ == "__main__":

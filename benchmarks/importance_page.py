@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from benchmarks._page_parts import Told, between, headings
 
 BEGIN = "<!-- selection by loss: made by `python -m benchmarks.data_page` -->"
-BY_HAND = "<!-- selection by loss: written by hand, until there is docs/importance.json -->"
-"""In place of BEGIN."""
 END = "<!-- end of selection by loss -->"
 _MODES = {
     "full": "all",
@@ -19,9 +17,8 @@ _MODES = {
 
 
 def rewritten(page: str, told: Told) -> str:
-    """The page's text with the table, and what follows from it, in place of what was written by hand; ValueError
-    without its marks."""
-    return between(page.replace(BY_HAND, BEGIN), BEGIN, END, [*_made(told), *_table(told), *_said(told)])
+    """The page's text with the table, and what follows from it; ValueError without its marks."""
+    return between(page, BEGIN, END, [*_made(told), *_table(told), *_said(told)])
 
 
 def _made(told: Told) -> Iterator[str]:
@@ -67,8 +64,12 @@ def _said(told: Told) -> Iterator[str]:
     yield (
         f"With {', '.join(f'{noise:.0%}' for noise in noises)} wrong labels: selection delivers {fewer:.0%}"
         f" fewer samples in the mean, and loses {', '.join(map(_points, of['select']))} points"
-        + (f", more than one standard error with {' and '.join(beyond)}; " if beyond else ", no standard error; ")
-        + f"weighted {', '.join(map(_points, of['unbiased']))}. It hits {hits} times as often as never-evict."
+        + (
+            f", more than one standard error with {' and '.join(beyond)}"
+            if beyond
+            else ", each within one standard error"
+        )
+        + f"; weighted {', '.join(map(_points, of['unbiased']))}. It hits {hits} times as often as never-evict."
         f" Substitutes cost {', '.join(map(_points, of['substitute']))} points. They hit more often where samples are"
         " read alone; where chunks are read ahead they save nothing, and read more: nothing is kept for an epoch whose"
         " substitutes are not known. These are digits: they show a direction, not what larger data sets do."

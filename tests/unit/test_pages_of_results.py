@@ -205,21 +205,16 @@ def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
     encoded, limits = told("data-encoded.json"), told("data-limits.json")
     assert page == data_page.with_limits(page, encoded, limits)
-    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, data_page.importance_in(DOCS))
+    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, told("importance.json"))
     assert page == data_page.with_goals(page, reached, told("data.json"))
 
 
 def test_only_what_is_made_from_results_is_said_to_be() -> None:
     """A block of docs/data.md that says what made it is compared with that above, or here."""
-    page, importance = (DOCS / "data.md").read_text(), data_page.importance_in(DOCS)
+    page = (DOCS / "data.md").read_text()
     made = {data_page.BEGIN, data_page.ENCODED_BEGIN, data_page.GOALS_BEGIN, data_page.LIMITS_BEGIN}
-    made.add(data_page.RANKS_BEGIN)
-    if importance is None:
-        assert page.count(importance_page.BY_HAND) == 1
-        assert "results were not kept" in page
-    else:
-        assert page == importance_page.rewritten(page, importance)
-        made.add(importance_page.BEGIN)
+    made |= {data_page.RANKS_BEGIN, importance_page.BEGIN}
+    assert page == importance_page.rewritten(page, told("importance.json"))
     assert set(re.findall("<!-- .*: made by .* -->", page)) == made
 
 
