@@ -207,9 +207,9 @@ def _summary(told: Told) -> str:
     found = next((each for each in told["results"] if each["share"] == 0.41), told["results"][-1])
     disk, over = found["disk"], found["over"]
     ratios = [
-        f"{over[rival][FILE]['median']:.2f} times as long a step as {words} ({over[rival][FILE]['least']:.2f} to"
+        f"{over[rival][FILE]['median']:.2f} times as long as {words} ({over[rival][FILE]['least']:.2f} to"
         f" {over[rival][FILE]['most']:.2f})"
-        for rival, words in ((STOCK, "stock PyTorch"), (TUNED, "stock with a malloc that keeps its memory"))
+        for rival, words in ((STOCK, "in stock PyTorch"), (TUNED, "in stock with a malloc that keeps its memory"))
         if FILE in over.get(rival, {})
     ]
     swap = over.get(STOCK, {}).get(SWAP)
@@ -217,11 +217,11 @@ def _summary(told: Told) -> str:
     missed = sum(each["met"] is False for each in told["goals"])
     goals = "" if not missed else f" Of {len(told['goals'])} goals {missed} {'is' if missed == 1 else 'are'} missed."
     return (
-        f"A small GPT-2 whose whole process may take {found['share']:.0%} of what stock PyTorch takes,"
-        f" {found['cap_bytes'] >> 20:,} MiB, takes {', and '.join(ratios) or 'more than that'}{with_swap}"
-        f" ([measured](docs/cap.md), on a disk that reads {disk['read_bytes_per_s'] / 1e9:.1f} and writes"
-        f" {disk['write_bytes_per_s'] / 1e9:.1f} GB/s).{goals} Where the disk is slower than the step needs, training"
-        " waits for it: [docs/storage.md](docs/storage.md)."
+        f"A step of a small GPT-2, in {found['cap_bytes'] >> 20:,} MiB for the whole process ({found['share']:.0%} of"
+        f" what stock PyTorch takes), takes {' and '.join(ratios) or 'more than that'}{with_swap}"
+        f" ([measured](docs/cap.md) on a disk that reads {disk['read_bytes_per_s'] / 1e9:.1f} and writes"
+        f" {disk['write_bytes_per_s'] / 1e9:.1f} GB/s).{goals} If the disk is slower than the step needs, training"
+        " waits for it: [a file as slow tier](docs/storage.md)."
     )
 
 
