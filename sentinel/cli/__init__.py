@@ -20,13 +20,13 @@ a typical session:
   sentinel calibrate                                   measure its memory, so that plans know its speeds
   sentinel run --fast 20% train.py                     train with a fifth of the memory fast; writes a report
   sentinel run --dry-run --save-profile p.safetensors train.py
-                                                       watch a step, say how much fast memory is enough, and stop
+                                                       profile a step, say how much fast memory is enough
   sentinel plan p.safetensors --machine cxl-m5 --fast 8GiB -o plan.json
   sentinel simulate p.safetensors plan.json --machine cxl-m5
   sentinel compare p.safetensors --machine cxl-m5      how much fast memory is enough
-  sentinel run --plan plan.json train.py               apply it without profiling
+  sentinel run --plan plan.json train.py               apply the plan without profiling
   sentinel estimate train:factory --batch 8            before any run: how much memory, how fast, what to buy
-  sentinel prove                                       an hour: every placement here, in two files to send
+  sentinel prove                                       an hour: predict and measure every placement here
   sentinel data plan photos.tar                        what reading training data in random order costs here
 
 exit codes:
@@ -35,7 +35,7 @@ exit codes:
   2    the command was not understood
   3    infeasible: the step needs more fast memory than there is
   130  interrupted
-  `run` passes the script's own exit code on, whatever becomes of its placement and its report.
+  `run` exits with the script's own exit code, even if placement or report failed.
 """
 
 

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   sentinel calibrate
-      measures all nodes; plans for slow="auto" and "numa:N" use what it found from then on
+      measures all nodes; later plans for slow="auto" and "numa:N" use the figures
   sentinel calibrate --quick
       a few seconds, wider spread
   sentinel calibrate --nodes 0,1 --threads 1,4,N --size 1GiB -o machine.json
   sentinel run --machine machine.json train.py
       keeps the figures in a file of their own; plan, simulate and compare take it too
   sentinel calibrate --slow emulated:cxl-asic-x8 -o machine.json
-      this host's memory as fast tier, a declared slow one: for hosts with one node. Without -o only what copies take
-      from compute is kept, and plans for all emulated tiers count it
+      for hosts with one node: this host's memory as fast tier, and a declared slow tier. Without -o, only what copies
+      take from compute is kept, and plans for all emulated tiers count it
 
 Bandwidth: `read`, `write` (ordinary stores) and `mixed` (bytes read and written back in place, both counted), by
 threads on the CPUs of the fast node. Latency: dependent loads in random order. Migration: pages moved as a plan moves
-them. Beside compute: by how much a fixed piece of work on all processors takes longer while bytes move, and for each
+them. Beside compute: how much longer a fixed piece of work on all processors takes while bytes move, and for each
 migration; plans count it. Each figure is the median of the rounds; ± is half the difference between the highest and the
 lowest round.
-Keep the host idle meanwhile: other programs change the figures.
+Keep the host idle while it measures: other programs change the figures.
 """
 
 
@@ -43,7 +43,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = add_verb(verbs, "calibrate", "measure bandwidth, latency and migration of this host's memory", _EXAMPLES)
     parser.add_argument(
-        "--nodes", type=_numbers, metavar="0,1", help="nodes to measure, the fast one always; default: all with memory"
+        "--nodes", type=_numbers, metavar="0,1", help="nodes to measure besides the fast one; default: all with memory"
     )
     parser.add_argument(
         "--threads", type=_threads, metavar="1,2,N", help="numbers of threads, N for all CPUs; default: 1, 2, 4 ... N"
@@ -59,7 +59,9 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--slow", metavar="TIER", help="a declared slow tier instead of other nodes: emulated:PRESET or PRESET"
     )
     parser.add_argument("--cpus", metavar="CPUS", help='measure from these CPUs: "node:0", or a list such as "0-3,8"')
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the machine here instead of keeping it")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the machine to this file instead of keeping it for plans"
+    )
     add_json(parser)
     parser.set_defaults(execute=execute)
 

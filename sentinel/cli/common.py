@@ -23,9 +23,9 @@ OK, FAILED, USAGE, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 POLICIES = ", ".join(planner.POLICIES).replace(",", " (default),", 1)
 """Their names, for the help."""
 MACHINES = """\
-described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores with that slow memory, migration
-at 2, 5, 10 GB/s or at link speed; slow-: a third of the compute. cxl-m{2,5}-priced: migration takes time from compute
-too. Others: a file made by `sentinel calibrate -o`.
+described machines: {slow-,}{cxl,numa,optane}-m{2,5,10,link}, such as cxl-m5: 24 cores and CXL memory, migration at
+5 GB/s. m2, m5, m10, mlink: migration at 2, 5, 10 GB/s or at link speed. slow-: a third of the compute.
+cxl-m{2,5}-priced: migration also takes time from compute. Others: a file made by `sentinel calibrate -o`.
 """
 PRESETS = """\
 presets of slow memory: cxl-asic-x8, cxl-fpga, cxl-fpga-remote, cxl-worst, optane-6dimm, nvme-gen4, numa-remote-clx,
@@ -89,7 +89,12 @@ def add_pins(parser: argparse._ActionsContainer) -> None:
             metavar="PATTERN",
             help=f'parameters, buffers or optimizer state of these names stay in {tier} memory: "embed.*"',
         )
-    parser.add_argument("--smallest", type=amount, metavar="SIZE", help="those that are smaller stay in fast memory")
+    parser.add_argument(
+        "--smallest",
+        type=amount,
+        metavar="SIZE",
+        help="parameters, buffers and optimizer state smaller than this stay in fast memory",
+    )
 
 
 def pins_in(arguments: argparse.Namespace) -> Pins:
@@ -106,7 +111,7 @@ def pins_in(arguments: argparse.Namespace) -> Pins:
 def whole_number(text: str) -> int:
     """An argparse type: a number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
 
 
@@ -147,7 +152,7 @@ def _machine_here() -> Machine:
     host = topology()
     if not host.slower or kept(host.nodes, host.fast) is None:
         raise UsageError(
-            "no machine is named, and no calibration of this host's slower memory is kept",
+            "no machine is named, and this host's slower memory is not calibrated",
             "give --machine, such as --machine cxl-m5, or run `sentinel calibrate` on a host with slower memory",
         )
     return machine_for("auto")

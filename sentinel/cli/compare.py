@@ -44,16 +44,21 @@ examples:
   sentinel compare --slow numa:1 --fast 20% --executed train.py --epochs 1
       runs the script under ours and the kernel's own placements, each with the same fast bytes (needs two nodes, root)
 
-How to read it. 1 in `of all-fast speed`: as fast as with everything in fast memory. 1 in `of the bound`: no plan of
-this kind (whole layers, room on both sides of a move) can be faster with that much fast memory. Beside time on the
-link a migration takes time from compute: as much as `sentinel calibrate` measured, and 0 on most described machines,
-where nobody did; the first lines say which. The second table has the step of the same plan where links alone carry
-half too, and on a worse machine: links carry half, slow accesses take 1.5 times as long. The third has the fast memory
-that is held, at most and in the mean over the step. `best-static` is the best placement found that moves nothing. Where
-a policy is faster with less fast memory than with more, its plan for less is shown again, of every policy. A policy
-without a plan is shown with the reason. The curve shows the policy sentinel with more and more fast memory. Its knee,
-the least amount tried with at least 95% of all-fast speed, answers "how much DRAM do I need?"; two more amounts just
-below the knee are tried as well.
+How to read it:
+  of all-fast speed  1 is as fast as with everything in fast memory
+  of the bound       1 is as fast as any plan of this kind can be with that much fast memory (whole layers, room on
+                     both sides of a move)
+  second table       the same plan if links carry half, and on a worse machine: links carry half and slow accesses take
+                     1.5 times as long
+  third table        fast memory held, at most and in the mean over the step
+  best-static        the best placement found that moves nothing
+  curve              speed of the policy sentinel by amount of fast memory
+  knee               the least amount tried with at least 95% of all-fast speed: "how much DRAM do I need?"; two more
+                     amounts just below it are tried as well
+
+A migration takes time on the link, and time from compute: what `sentinel calibrate` measured, or 0 on most described
+machines, where nobody measured it; the first lines say which. If any policy is faster with less fast memory than with
+more, its plan for less is used again. A policy without a plan is shown with the reason.
 
 Without --executed nothing is run: every number is simulated on a described machine, and every output says
 `simulated`. A share such as 20% is of the memory that a profile's plan needs to keep everything fast (its footprint).
@@ -189,5 +194,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value

@@ -87,7 +87,9 @@ def _checked(arguments: argparse.Namespace) -> tuple[tuple[str, ...], Machine]:
     )
     machine = machine_for(arguments.slow)
     if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
-        raise UsageError(f"--slow {arguments.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
+        raise UsageError(
+            f"--slow {arguments.slow} is not a NUMA node", "use numa:1, on a host or machine with two nodes"
+        )
     return names, machine
 
 

@@ -22,46 +22,49 @@ examples:
   sentinel data run 'train-{000..146}.tar' --memory 20% --workers 4
       delivers epochs without training, and prints what was read
   sentinel data run 'train-{000..146}.tar' --memory 20% --where numa:1
-      with the memory on another NUMA node; it says how many pages the kernel has where
+      with the memory on NUMA node 1; prints how many pages are on each node
   sentinel data index photos/ --beside
-      keeps the index in the folder of the data; otherwise it is made at first use, and kept in your cache
+      keeps the index in the folder of the data, not in your cache, where first use would put it
   sentinel data plan tokens.bin --record uint16:1025
   sentinel data pack photos/ --to shards/
       writes tar shards, shuffled once: for folders of small files, and for sources that no order reads well
   sentinel data serve --memory 8GiB --address 10.0.0.1 --password-file secret
       holds samples for the ranks of a job on several machines: loader(..., peers=("10.0.0.1:6379", ...))
 
-A SOURCE is .tar shards as WebDataset has them, .parquet, .npy or .safetensors files, a folder of MDS shards with its
-index.json, a folder whose files are samples, or with --record files without a header; paths, or URLs such as
+SOURCE is .tar shards in WebDataset's form, .parquet, .npy or .safetensors files, a folder of MDS shards with its
+index.json, a folder whose files are samples, or with --record, files without a header. Give paths or URLs such as
 s3://bucket/a.tar. Sources are only read.
 """
 
 
 _UNITS = {0: "whole", -1: "alone"}
-"""What the loader reads at once where that is no number of samples."""
+"""What the loader reads at once where that is not a number of samples."""
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "data", "index training data, and tell what reading it in random order costs", _EXAMPLES)
+    parser = add_verb(verbs, "data", "index training data, and show what reading it in random order costs", _EXAMPLES)
     inner = parser.add_subparsers(metavar="VERB", dest="data_verb", required=True, title="verbs")
-    made = add_verb(inner, "index", "find where the samples lie, and keep that", "")
+    made = add_verb(inner, "index", "find where the samples lie, and write the index", "")
     _add_source(made)
-    made.add_argument("-o", "--output", metavar="FILE", help="keep the index here")
-    made.add_argument("--beside", action="store_true", help="keep it in the folder of the data")
+    made.add_argument("-o", "--output", metavar="FILE", help="write the index to this file")
+    made.add_argument("--beside", action="store_true", help="write it into the folder of the data")
     made.set_defaults(execute=execute_index)
-    told = add_verb(inner, "plan", "tell what each order would read, before any training", "")
+    told = add_verb(inner, "plan", "show what each order would read, before any training", "")
     _add_source(told)
     told.add_argument(
         "--memory", type=_amounts, default=["5%", "20%", "50%"], metavar="AMOUNTS", help="default 5%%,20%%,50%%"
     )
     _add_where(told)
     told.add_argument(
-        "--workers", type=_count, default=1, help="a plain DataLoader's, a read of each at once (default 1)"
+        "--workers",
+        type=_count,
+        default=1,
+        help="workers of a plain DataLoader, each with one read in flight (default 1)",
     )
     _add_batches(told)
     told.set_defaults(execute=execute_plan)
-    tried = add_verb(inner, "run", "deliver epochs without training, and tell what was read", "")
+    tried = add_verb(inner, "run", "deliver epochs without training, and show what was read", "")
     _add_source(tried)
     tried.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="default 20%%")
     tried.add_argument("--order", default="exact", help="exact (default), windowed or redirect")
@@ -69,25 +72,40 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tried.add_argument("--workers", type=_count, default=0, help="processes that fetch samples (default 0: none)")
     tried.add_argument("--seed", type=_count, default=0, help="default 0")
     _add_where(tried)
-    tried.add_argument("--share", metavar="NAME", help="of other runs beside it: one of them reads for all")
+    tried.add_argument(
+        "--share", metavar="NAME", help="share memory with other runs of this name: one of them reads for all"
+    )
     _add_batches(tried)
     tried.set_defaults(execute=execute_run)
     packed = add_verb(inner, "pack", "write tar shards of the samples, shuffled once", "")
     _add_source(packed)
-    packed.add_argument("--to", metavar="DIR", required=True, help="a new folder, which is there when all is written")
+    packed.add_argument("--to", metavar="DIR", required=True, help="a new folder; it appears when all is written")
     packed.add_argument("--seed", type=_count, default=0, help="default 0")
-    packed.add_argument("--shard", type=_size, default="256MiB", metavar="SIZE", help="of a shard (default 256MiB)")
-    packed.add_argument("--memory", type=amount, default="20%", metavar="AMOUNT", help="to read ahead (default 20%%)")
+    packed.add_argument(
+        "--shard", type=_size, default="256MiB", metavar="SIZE", help="size of a shard (default 256MiB)"
+    )
+    packed.add_argument(
+        "--memory", type=amount, default="20%", metavar="AMOUNT", help="memory for reading ahead (default 20%%)"
+    )
     packed.set_defaults(execute=execute_pack)
-    removed = add_verb(inner, "rm", "take a share's name away", "")
-    removed.add_argument("share", metavar="NAME", help="as share= had it")
-    removed.add_argument("--force", action="store_true", help="also where jobs use it; they go on")
+    removed = add_verb(inner, "rm", "remove the name of a share", "")
+    removed.add_argument("share", metavar="NAME", help="the name given as share=")
+    removed.add_argument("--force", action="store_true", help="even if jobs use it; they go on")
     removed.set_defaults(execute=execute_rm)
-    served = add_verb(inner, "serve", "hold samples in memory for ranks on several machines, until it is ended", "")
-    served.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="never more than this")
-    served.add_argument("--address", default="127.0.0.1", metavar="HOST", help="of this machine (default 127.0.0.1)")
+    served = add_verb(inner, "serve", "hold samples in memory for ranks on several machines, until Ctrl-C", "")
+    served.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="upper limit of that memory")
+    served.add_argument(
+        "--address",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address of this machine to listen on (default 127.0.0.1)",
+    )
     served.add_argument("--port", type=whole_number, default=6379, help="default 6379")
-    served.add_argument("--password-file", metavar="FILE", help="its first line; needed for other than loopback")
+    served.add_argument(
+        "--password-file",
+        metavar="FILE",
+        help="its first line is the password; required unless the address is loopback",
+    )
     served.set_defaults(execute=execute_serve)
 
 
@@ -97,8 +115,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     )
     said = parser.add_mutually_exclusive_group()
     said.add_argument("--record", metavar="DTYPE:SHAPE", help="records without a header, such as uint16:1025")
-    said.add_argument("--columns", metavar="NAMES", help="of Parquet: those to read, as a,b (default all)")
-    said.add_argument("--tensor", metavar="NAME", help="of safetensors: the one whose rows are samples")
+    said.add_argument("--columns", metavar="NAMES", help="Parquet: columns to read, such as a,b (default all)")
+    said.add_argument("--tensor", metavar="NAME", help="safetensors: the tensor whose rows are samples")
     add_json(parser)
 
 
@@ -118,7 +136,7 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         type=_unit,
         default="auto",
         metavar="SAMPLES",
-        help="read at once, or auto (default: in exact order what is cheapest here, else 64)",
+        help="samples to read at once, or auto (default: in exact order what is cheapest here, else 64)",
     )
 
 
@@ -360,5 +378,5 @@ def _unit(text: str) -> int | str:
 def _count(text: str) -> int:
     """An argparse type: a number of at least 0."""
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)

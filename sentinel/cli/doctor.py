@@ -27,12 +27,12 @@ examples:
   sentinel doctor --json | jq -r .auto.tracker
   sentinel doctor --build
 
-Everything is tried, not looked up, so the answer holds for this user in this container. A missing capability affects
-only what the table says it is for.
+doctor tries everything instead of looking it up, so the answer holds for this user in this container. A missing
+capability affects only what the table says it is for.
 
-exit code: 0 if a training step can be watched and placed; 1 if not: {" or ".join(NEEDED)} is missing, or
-tracker ops, on which every other tracker builds, does not work. A page tracker that is refused, a missing right or
-kernel feature, and a missing second node do not change the exit code.
+exit code: 0 if a training step can be profiled and placed; 1 if not: {" or ".join(NEEDED)} is missing, or
+tracker ops, on which every other tracker builds, does not work. The exit code stays 0 if a page tracker, a right, a
+kernel feature or a second node is missing.
 """
 
 
@@ -43,7 +43,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--build",
         action="store_true",
-        help="only compile, into the cache, what the first training step would otherwise wait for",
+        help="only compile what the first profiled step needs, and keep it in the cache",
     )
     parser.set_defaults(execute=execute)
 

@@ -44,15 +44,15 @@ examples:
 FACTORY is package.module:function or path/to/script.py:function. The function is called with batch=N, where that is
 given, and returns (model, inputs), (model, inputs, loss) or (model, inputs, loss, optimizer): loss(output) gives a
 scalar, optimizer(parameters) an optimizer (default: AdamW). Or it returns a dict with model, optimizer and step, a
-function that trains one step. It runs on tensors that have shapes and no memory, on the CPU: it must not load weights.
-Of values only integers count, since they name rows of tables: draw them as the data has them; those of torch.empty(...)
-are taken to be all different. Importing it must not train. Where there is no such function, `sentinel run --dry-run
-train.py` records one step of the script instead.
+function that trains one step. It runs on the CPU, on tensors that have shapes and no memory, so it must not load
+weights. Importing it must not train. Only integer values matter, because they index tables: draw them as the data does
+(integers of torch.empty(...) count as all different). Without such a function, `sentinel run --dry-run train.py`
+profiles one step of the script instead.
 
-Nothing is trained. Bytes follow from shapes. Memory that kernels take while they run is in them for convolutions,
-embedding bags and sparse gradients alone. How far both are off: docs/estimate.md. Operators that PyTorch has no rule of
-shapes for run, on zeros, and are named. Times are a model: of each layer the larger of its floating-point operations
-and its bytes, over what the machine does of either.
+Nothing is trained. Bytes follow from shapes. Memory that kernels allocate while they run is included only for
+convolutions, embedding bags and sparse gradients. How far off this is: docs/estimate.md. An operator for which PyTorch
+has no shape rule runs on zeros, and is named. Times come from a model: a layer takes as long as its floating-point
+operations or its bytes, whichever takes the machine longer.
 """
 
 

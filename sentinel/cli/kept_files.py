@@ -73,7 +73,7 @@ class KeptFiles(Observer):
                 say(f"{error}; without --report there is no report", wrong=True)
                 report = ""
         if report and not arguments.report and not _is_ours(report):
-            say(f"{report} is here already, and no report of Sentinel: it stays; give --report FILE to have one")
+            say(f"{report} exists and is not a report of Sentinel, so it is not overwritten: give --report FILE")
             report = ""
         over_all = arguments.report or DEFAULT_REPORT
         if report in ("", SHOWN) or launched().size < 2:
@@ -214,7 +214,7 @@ def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:
     found = RankFiles(os.path.join(_folder_here(), report), launched())
     theirs = found.foreign() or ("" if named or _is_ours(report) else report)
     if theirs:
-        say(f"{theirs} is here already, and no report of Sentinel: it stays, and there is no report over all ranks")
+        say(f"{theirs} exists and is not a report of Sentinel: it stays, and there is no report over all ranks")
     return None if theirs else found
 
 

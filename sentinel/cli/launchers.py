@@ -47,7 +47,7 @@ def require_no_launcher(arguments: argparse.Namespace) -> None:
         words = words[1:]  # launch
     command = command_for(LAUNCHERS[name], words, _own_options(arguments))
     remedy = f"{REMEDY}; here: `{command}`" if command else REMEDY
-    raise UsageError(f"{arguments.script} starts other processes, and they train", remedy)
+    raise UsageError(f"{arguments.script} starts other processes, which do the training", remedy)
 
 
 def command_for(launcher: _Launcher, words: Sequence[str], own: Sequence[str]) -> str:

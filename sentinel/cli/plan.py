@@ -55,8 +55,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--forgiving",
         action=argparse.BooleanOptionalAction,
-        help="take a plan that half the links, alone or with slow memory 1.5 times as dear, do not spoil (default for"
-        " sentinel)",
+        help="take a plan that also holds on a worse machine: at most 3%% slower than the best placement that moves"
+        " nothing, with half the link bandwidth, alone or with slow memory 1.5 times as slow (default for sentinel)",
     )
     add_pins(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the plan here (JSON)")
@@ -119,7 +119,7 @@ def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) 
     budget, footprint, step = plan.capacity_bytes[0], plan.footprint_bytes, plan.predicted_step_ns
     rows = [
         ("policy", plan.policy, ""),
-        ("fast memory", format_bytes(budget), f"of {format_bytes(footprint)} that the step needs in all"),
+        ("fast memory", format_bytes(budget), f"of {format_bytes(footprint)} that the step needs"),
         ("  most in use", format_bytes(plan.fast_peak_bytes), in_the_mean(mean_bytes)),
         ("moved a step", format_bytes(plan.migrated_bytes_per_step), counted(len(plan.migrations), "migration")),
     ]
@@ -128,7 +128,7 @@ def rows_of(plan: Plan, all_fast_ns: int | None, mean_bytes: int | None = None) 
     if all_fast_ns is not None:
         rows.append(("  all fast", format_ns(all_fast_ns), "with everything in fast memory"))
     if (gap := plan.details.get("gap")) is not None:
-        rows.append(("  gap", f"{gap:.2%}", "by no more could the step of its program be shorter"))
+        rows.append(("  gap", f"{gap:.2%}", "upper limit for what a longer search could save"))
     if plan.bound_step_ns is not None:
         rows.append(("  bound", format_ns(plan.bound_step_ns), "no plan of this kind is faster"))
     return rows
@@ -144,7 +144,7 @@ def about_pins(plan: Plan) -> list[str]:
             ns, nbytes = (sum(row[name] for row in rows) for name in ("slow_use_ns", "nbytes"))
             where = "fast" if fast else "slow"
             found.append(
-                f"{counted(len(rows), 'tensor')} ({format_bytes(nbytes)}) kept {where} by your word: that {verb}"
+                f"{counted(len(rows), 'tensor')} ({format_bytes(nbytes)}) kept {where} as you asked: that {verb}"
                 f" {format_ns(ns)} of slow accesses a step."
             )
     return found
@@ -171,11 +171,14 @@ def notes_on(plan: Plan, machine: Machine, profile: Profile, all_fast_ns: int | 
         (profile.is_estimated, "The profile is an estimate: it was made from shapes, and its times are a model."),
         (
             budget >= footprint,
-            f"{format_bytes(budget)} hold all {format_bytes(footprint)}: nothing moves; `--fast 20%` leaves less.",
+            f"{format_bytes(budget)} hold all {format_bytes(footprint)}: nothing moves; `--fast 20%` gives less.",
         ),
         (budget < footprint, about_moves(machine)),
         *((True, sentence) for sentence in about_pins(plan)),
-        *((True, f"{pattern!r} names nothing that lives across steps: no effect.") for pattern in pins.idle(profile)),
+        *(
+            (True, f"{pattern!r} matches no parameter, buffer or optimizer state: no effect.")
+            for pattern in pins.idle(profile)
+        ),
         (told := pins.overruled(profile), f"{told}."),
         (told := about_compute(machine, all_fast_ns, profile.step_ns_plain), told),
     )

@@ -40,26 +40,30 @@ examples:
       two small models, a minute or two
   sentinel prove --slow numa:1 --minutes 90 -o proof
   sentinel prove --resume -o proof
-      goes on where it was interrupted, or where its time was up
+      continues where it was interrupted, or where its time was up
 
-Two files in the folder are to be sent back: sentinel-proof.html and sentinel-proof.json. They hold no name of host or
-user, no path and no address; all that they hold is listed at the end of the page, and printed. The folder `work` beside
-them is yours.
+Send back two files of the folder: sentinel-proof.html and sentinel-proof.json. They hold no name of host or user, no
+path and no address; all that they hold is listed at the end of the page, and printed. The folder `work` beside them
+stays with you.
 
---slow auto takes the nearest slower node, else ordinary memory with injected delays, and says which; besides it a file
-in the folder. What is predicted of a placement is written, with a digest, before the run that judges it. Each run's
-losses and trained parameters are compared with those of stock PyTorch, bit by bit. Settings of the kernel that the
-kernel's own placements need (root) are put back.
+--slow auto takes the nearest slower node, else ordinary memory with injected delays, and says which; it also tries a
+file in the folder. Each prediction is written, with a digest, before the run that judges it. Losses and trained
+parameters of each run are compared with those of stock PyTorch, bit by bit. The kernel's own placements need root and
+other kernel settings, which are put back.
 
-exit code: 0 if what ran was as it should be; 1 if bits differ anywhere, or a run failed; 130 if it was interrupted:
-what is there by then is in the files, marked partial.
+exit code: 0 if all runs succeeded with the same bits; 1 if bits differ anywhere, or a run failed; 130 if it was
+interrupted: the files have what was done by then, marked partial.
 """
 
 
 def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
-    parser = add_verb(verbs, "prove", "measure every placement here, predicted first, in two files to send", _EXAMPLES)
-    parser.add_argument("--minutes", type=_minutes, default=60.0, metavar="N", help="no longer than this (default 60)")
+    parser = add_verb(
+        verbs, "prove", "predict, then measure every placement on this host; writes two files to send back", _EXAMPLES
+    )
+    parser.add_argument(
+        "--minutes", type=_minutes, default=60.0, metavar="N", help="time limit in minutes (default 60)"
+    )
     parser.add_argument("--quick", action="store_true", help="two small models and few placements")
     parser.add_argument(
         "--slow", default="auto", metavar="TIER", help="auto, numa:1, emulated:PRESET or file:DIR (default auto)"
@@ -72,7 +76,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="leave out the kernel's own placements, for which nearly all of the fast node is pinned meanwhile",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the proof in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue the proof in the folder")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run, and run nothing")
     add_json(parser)
     parser.set_defaults(execute=execute)
@@ -126,7 +130,7 @@ def asked_for(slow: str, folder: Path, *, quick: bool, kernel: bool = True) -> A
         require(
             (
                 on_paper(machine_for(tier)),
-                f"--slow {slow} is on paper only: nothing can be run there",
+                f"--slow {slow} exists as a description only: nothing can run there",
                 f"give numa:1, emulated:{slow.partition('=')[0]}, file:DIR or auto",
             ),
         )
@@ -254,5 +258,5 @@ def _minutes(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 60 * 24 * 7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0, and below a week")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0, and below a week")
     return value

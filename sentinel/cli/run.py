@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   sentinel run --fast 20% train.py --epochs 3
-      trains, watches a step, and from the next one on keeps a fifth of the memory fast
+      profiles a step, and from the next one on keeps a fifth of the memory fast
   sentinel run --fast 20% --slow emulated:cxl-asic-x8 train.py
       works on any host: the slow tier is ordinary memory with injected delays
   sentinel run --fast 8GiB --slow numa:1 -m package.train --epochs 3
       bytes beyond 8 GiB live on NUMA node 1; the module is found as `python -m` finds it
   sentinel run --dry-run train.py
-      watches a step, prints how much fast memory is enough, and stops the script
+      profiles a step, prints how much fast memory is enough, and stops the script
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
-      tensors take 8 GiB of memory, what exceeds them is in a file, read ahead by a recorded step; any script trains
+      keeps 8 GiB of tensors in memory and the rest in a file, which it reads ahead; works with any script
   sentinel run --cap 8GiB --slow file:auto train.py
       the whole process takes 8 GiB; the file is on the local disk that looks fastest
   sentinel run --cpus node:0 --slow numa:1 train.py
@@ -56,17 +56,16 @@ examples:
   sentinel run --plan plan.json train.py
       the second run applies the plan of the first one without profiling
 
-The script needs no change: its training loop is found by PyTorch's own hooks. A script that calls sentinel.annotate()
-and sentinel.start_profile() keeps its word, but for what is said here. Sentinel's options come before the script, the
-script's after it. The exit code is the script's own, whatever becomes of the placement and of the files.
+The script needs no change: Sentinel finds its training loop by PyTorch's own hooks. If the script calls
+sentinel.annotate() and sentinel.start_profile() itself, options given here override its arguments. Sentinel's options
+come before the script, the script's own after it. The exit code is the script's, even if placement or a file failed.
 
-What neither says may stand in the environment, as SENTINEL_FAST, SENTINEL_SLOW and so on, or in a file of this folder:
-sentinel.toml, or the table [tool.sentinel] of pyproject.toml. `sentinel doctor` shows what counts.
+Defaults can be set in the environment (SENTINEL_FAST, SENTINEL_SLOW and so on) or in a file of the current folder:
+sentinel.toml, or the table [tool.sentinel] of pyproject.toml. `sentinel doctor` shows which values are used.
 
-Profile and plan are written as soon as there are any, the report every few minutes and at the end, also where the
-script fails or SIGTERM ends it. Each process of a job that torchrun starts (`torchrun --no-python sentinel run ...`)
-writes files with its rank in their names, and one report is over all of them; `--fast 8GiB/node` is for all processes
-of a node together.
+Profile and plan are written as soon as they exist, the report every few minutes and at the end, even if the script
+fails or SIGTERM ends it. With several processes (`torchrun --no-python sentinel run ...`), each writes files with its
+rank in their names, and one report covers all ranks. All processes of a node share `--fast 8GiB/node`.
 """
 
 
@@ -78,31 +77,31 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "train with a script, profiling one step and placing its tensors",
         f"{_EXAMPLES}\n{PRESETS}\n{MACHINES}",
     )
-    where = parser.add_argument_group("where tensors live", "each overrides what the script asks for")
+    where = parser.add_argument_group("where tensors live", "each overrides what the script itself gives")
     where.add_argument(
         "--fast",
         type=fast_amount,
         metavar="AMOUNT",
-        help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node for all processes of the node together, or bytes"
-        " (default: all that the fast tier has, so nothing moves where all fits)",
+        help="fast memory: 20%% of the footprint, 8GiB, 8GiB/node shared by all processes of a node, or bytes"
+        " (default: all that the fast tier has, so if everything fits, nothing moves)",
     )
     where.add_argument(
         "--slow",
         metavar="TIER",
         help="auto, numa:1, file:DIR[=64GiB], file:auto, emulated:PRESET[=8GiB+PRESET], or PRESET to plan (default:"
-        " auto, the nearest slower NUMA node; without one, a step is planned for and nothing is applied)",
+        " auto, the nearest slower NUMA node; if there is none, Sentinel profiles and plans, and applies nothing)",
     )
     where.add_argument(
         "--cap",
         type=amount,
         metavar="SIZE",
-        help="with a file: the whole process with its children takes no more; tensors get what the rest leaves",
+        help="with a file: limit for the whole process and its children; tensors get what the rest leaves",
     )
     where.add_argument(
         "--overlap-optimizer",
         action="store_const",
         const=True,
-        help="with a file: parameters take their updates within backward, which frees their gradients",
+        help="with a file: update each parameter within backward, and free its gradient there",
     )
     where.add_argument("--tracker", help="auto, ops, or a page tracker: ebpf (or ebpf:2MiB), perf, pagemap, uffd")
     where.add_argument("--policy", help=POLICIES)
@@ -110,7 +109,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     where.add_argument("--plan", metavar="FILE", help="apply this plan at once, without profiling")
     where.add_argument("--cpus", metavar="CPUS", help='run on these CPUs only: "node:0", "node:0,1", or "0-3,8"')
     add_pins(where)
-    where.add_argument("--rate-limit", metavar="RATE", help="migrations go no faster, each way: 500MB/s, 1GiB/s")
+    where.add_argument("--rate-limit", metavar="RATE", help="limit for migrations in each direction: 500MB/s, 1GiB/s")
     out = parser.add_argument_group("files to write")
     out.add_argument(
         "--report",
@@ -120,10 +119,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     out.add_argument("--save-plan", metavar="FILE", help="write the plan here")
     out.add_argument("--save-profile", metavar="FILE", help="write the profile here")
     out.add_argument("--save-run", metavar="FILE", help="write the run here, for `sentinel report --run`")
-    parser.add_argument("--dry-run", action="store_true", help="watch a step, print how much is enough, and stop")
-    parser.add_argument("--steps", type=whole_number, metavar="N", help="the same after N steps of an optimizer")
-    parser.add_argument("--live", action="store_true", help="every 5 s a line: steps, tiers, links, waits, lateness")
-    parser.add_argument("--quiet", action="store_true", help="say nothing but what went wrong")
+    parser.add_argument("--dry-run", action="store_true", help="profile a step, print how much is enough, and stop")
+    parser.add_argument("--steps", type=whole_number, metavar="N", help="stop the script after N optimizer steps")
+    parser.add_argument(
+        "--live", action="store_true", help="print a line every 5 s: steps, tiers, links, waits, lateness"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print only what went wrong")
     parser.add_argument("--auto", action="store_true", help=argparse.SUPPRESS)  # what is done anyway
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, not a path")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
@@ -171,10 +172,10 @@ def require_a_watched_step(arguments: argparse.Namespace) -> None:
     if not arguments.dry_run:
         return
     if said(arguments, "plan") is not None:
-        raise UsageError("--dry-run with --plan: a saved plan is applied without watching a step", "leave one out")
+        raise UsageError("--dry-run with --plan: a saved plan is applied without profiling a step", "leave one out")
     if str(slow := said(arguments, "slow")).startswith("file:"):
         raise UsageError(
-            f"--dry-run with --slow {slow}: on a file nothing is planned, and no step is watched",
+            f"--dry-run with --slow {slow}: with a file, no step is profiled and nothing is planned",
             "leave one out; `--steps N` stops after N steps of an optimizer",
         )
 
@@ -264,7 +265,7 @@ def _why_none(failed: bool) -> str:
     from sentinel.session.auto import NO_LOOP
 
     if session.current() is not None:
-        return "ended before a step was profiled to its end: end_profile() was not reached"
+        return "ended within the profiled step: end_profile() was not reached"
     if failed:
         return "ended before a step was profiled"
     return f"trained no step under Sentinel: {NO_LOOP}"

@@ -34,12 +34,12 @@ class Story(Observer):
 
         last = session.current()
         saved = last is not None and last.request.plan is not None
-        say(f"the step after {self._so_far()} is {'compared with the saved plan' if saved else 'watched'}")
+        say(f"the step after {self._so_far()} is {'compared with the saved plan' if saved else 'profiled'}")
 
     def plan_made(self, plan: Plan) -> None:
         """See Observer."""
         if plan.provisional:
-            say("the watched step was not like those that follow: the next whole one is watched too")
+            say("the profiled step was not like the following ones: the next whole step is profiled too")
         self._planned = not plan.provisional
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: object) -> None:
@@ -49,7 +49,7 @@ class Story(Observer):
             self._applied = True
             say(planned(plan))
             if not self._dry:
-                say(f"applied from now on, after {self._so_far()}")
+                say(f"the plan is applied from now on, after {self._so_far()}")
 
     def session_ended(self) -> None:
         """See Observer: before a plan was applied, there is nothing to apply it to."""
@@ -61,7 +61,7 @@ class Story(Observer):
             self._applied = True
             say(planned(last.plan))
             if not self._dry and last.state is not Over.DECLARED:
-                say("nothing is applied: the session ended before that")
+                say("nothing is applied: the session ended before the plan could be")
             elif not self._dry:
                 say("nothing is applied: this host has no slower memory; `--slow emulated:PRESET` runs with its delays")
 
@@ -79,7 +79,7 @@ def planned(plan: Plan) -> str:
     budget, footprint = plan.capacity_bytes[0], plan.footprint_bytes
     if budget >= footprint:
         said = f"planned: all {format_bytes(footprint)} fit in fast memory, so nothing moves"
-        return f"{said}; `--fast 20%` leaves it less"
+        return f"{said}; give less, such as `--fast 20%`"
     told = [f"planned: {format_bytes(budget)} of fast memory, {budget / footprint:.0%} of the footprint"]
     last = session.current()
     flow = last.flow if last is not None and last.plan is plan else None

@@ -43,7 +43,7 @@ def budget_within(available_bytes: int, asked: Amount, footprint_bytes: int, tie
         return Budget(nbytes)
     return Budget(
         available_bytes,
-        f"fast={asked.text!r}: {format_bytes(nbytes)} of fast memory are asked for,"
+        f"fast={asked.text!r}: {format_bytes(nbytes)} of fast memory are requested, but"
         f" {tier} has {format_bytes(available_bytes)}",
     )
 

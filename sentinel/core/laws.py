@@ -46,7 +46,7 @@ def check(plan: Plan, profile: Profile | None = None, machine: Machine | None = 
 def _well_formed(plan: Plan) -> None:
     length, tiers = plan.n_layers, len(plan.tier_names)
     if length == 0 or tiers == 0 or len(plan.capacity_bytes) != tiers:
-        raise PlanError("a plan needs layers, tiers and one capacity a tier")
+        raise PlanError("a plan needs layers, tiers and one capacity for each tier")
     addresses.check_segments(plan)
     b, m = plan.block_columns, plan.move_columns
     _holds(

@@ -91,8 +91,8 @@ class CycleChangeDetector:
         before, now = counted(len(self._cycle.ticks), "layer"), counted(len(cycle.ticks), "layer")
         if not self.seen:
             return (
-                f"the profiled step ({before}) was cut short or no usual one: none of {self.steps} after it was like"
-                f" it, and one of those ({now}) was profiled in its place"
+                f"the profiled step ({before}) was cut short or unusual: none of {self.steps} after it was like"
+                f" it, so one of those ({now}) was profiled instead"
             )
         pairs = zip_longest(cycle.ticks, self._cycle.ticks)
         other = next((tick for tick, was in pairs if tick != was), None)
@@ -100,7 +100,7 @@ class CycleChangeDetector:
         steps = "steps" if self._by_ticks else "optimizer steps"
         return (
             f"after {self.steps} {steps} the job goes through other layers ({now} a step, until then {before};"
-            f" {first}): a step was profiled and planned anew, and what is said of layers and plan is said of those"
+            f" {first}): a step was profiled and planned anew, and the report shows its layers and plan"
         )
 
     def _expect(self, cycle: LayerCycle) -> None:

@@ -46,7 +46,7 @@ class Pins:
             if fast and slow:
                 if (fast == name) == (slow == name):
                     raise UsageError(
-                        f"{name} is to be kept fast by {fast!r} and slow by {slow!r}", "leave one of the two out"
+                        f"{name} matches {fast!r} of keep_fast and {slow!r} of keep_slow", "leave one of the two out"
                     )
                 fast, slow = (fast, "") if fast == name else ("", slow)
             out[row] = FAST if fast else SLOW if slow else out[row]
@@ -63,7 +63,9 @@ class Pins:
             if by_fast and by_slow:
                 where, against = ("fast", by_slow) if by_fast == name else ("slow", by_fast)
                 found.append(f"{name} {where}, not as {against!r}")
-        return f"keep_fast and keep_slow: who is named itself is kept so: {_some(found)}" if found else ""
+        return (
+            f"keep_fast and keep_slow: a tensor's own name counts more than a pattern: {_some(found)}" if found else ""
+        )
 
     def idle(self, profile: Profile) -> tuple[str, ...]:
         """Patterns that name nothing that lives across steps and can be placed."""
@@ -118,7 +120,7 @@ def patterns_in(text: object, what: str) -> tuple[str, ...]:
         return ()
     words = text.split(",") if isinstance(text, str) else text
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise UsageError(f"{what}={text!r} is no pattern of names", f'give {what}="embed.*", or a list of patterns')
+        raise UsageError(f"{what}={text!r} is not a pattern of names", f'give {what}="embed.*", or a list of patterns')
     return tuple(word.strip() for word in words if word.strip())
 
 
@@ -130,7 +132,7 @@ def smallest_in(text: str | int | None) -> int:
 def too_large(nbytes: int, budget_bytes: int, names: Iterable[str]) -> str:
     """Says that what is kept fast does not fit."""
     return (
-        f"what is to be kept fast takes {format_bytes(nbytes)}, the budget of fast memory is"
+        f"keep_fast names {format_bytes(nbytes)}, the budget of fast memory is"
         f" {format_bytes(budget_bytes)}: {_some(list(names))}"
     )
 

@@ -120,7 +120,7 @@ def loader(
         )
     if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         if order != "exact":
-            raise UsageError(f"order={order!r} needs chunks, a Dataset tells of none", 'give files, or order="exact"')
+            raise UsageError(f"order={order!r} needs chunks, a Dataset has none", 'give files, or order="exact"')
         feeding, unit = DatasetFeeding(cast("Dataset[Any]", source)), 0
     else:
         data = open_data(source, index_path)

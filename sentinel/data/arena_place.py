@@ -39,7 +39,7 @@ def disk_named(where: object) -> Disk | None:
     """The disk of `file:DIR`, None for the other words. Raises UsageError for what is no word, and for a directory that
     is missing, in memory, or may not be written to."""
     if not isinstance(where, str):
-        raise UsageError(f"where={where!r} is no word", _WORDS)
+        raise UsageError(f"where={where!r} is not a place", _WORDS)
     if where.startswith(_FILE):
         folder = where.removeprefix(_FILE)
         if not folder:
@@ -47,13 +47,13 @@ def disk_named(where: object) -> Disk | None:
         disk = disk_of(folder)
         if disk.in_memory:
             raise UsageError(
-                f"where={where!r}: {folder} is {disk.file_system}, which takes the memory that a file is to spare",
+                f"where={where!r}: {folder} is {disk.file_system}, which is in memory, so a file there would save none",
                 "name a directory on a disk",
             )
         return disk
     kind, _, number = where.partition(":")
     if where not in (AUTO, "fast", "slow") and not (kind == "numa" and number.isascii() and number.isdigit()):
-        raise UsageError(f"where={where!r} is no word", _WORDS)
+        raise UsageError(f"where={where!r} is not a place", _WORDS)
     return None
 
 

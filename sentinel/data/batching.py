@@ -33,7 +33,9 @@ class Batching:
         for name, least in (("batch_size", 1), ("workers", 0), ("prefetch_factor", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name}={value!r} is no number of at least {least}", f"give {name}={least} or more")
+                raise UsageError(
+                    f"{name}={value!r} is not a number of at least {least}", f"give {name}={least} or more"
+                )
         chosen = self.multiprocessing_context or multiprocessing.get_start_method(allow_none=True)
         method = chosen or multiprocessing.get_all_start_methods()[0]  # asking for the default would fix it
         if self.workers and method != "fork":

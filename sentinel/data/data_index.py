@@ -189,7 +189,8 @@ def _shards_in(folder: str, kinds: dict[str, str]) -> bool:
     if len(kinds) > 1:
         other = kinds[min(kinds.keys() - {kind})]
         raise UsageError(
-            f"{folder} has {kind} files and others, such as {os.path.basename(other)}: which are samples is not told",
+            f"{folder} has {kind} files and others, such as {os.path.basename(other)}: it is unclear"
+            " which are the samples",
             f"give '{folder}/**/*{kind}', or make tar shards of the files by `sentinel data pack`",
         )
     if kind == ".npy":
@@ -263,7 +264,9 @@ def _scanned(paths: Sequence[str], root: str, source: Source) -> Layout:
 def _keep(layout: Layout, path: Path) -> None:
     for name in layout.files:
         if not _is_text(name):
-            raise FormatError(ascii(name), "name", "is no UTF-8, and no index tells such names; rename the file")
+            raise FormatError(
+                ascii(name), "name", "is not UTF-8, and an index cannot hold such a name; rename the file"
+            )
     write_whole(path, containers.render(layout), mode=0o600)
 
 
@@ -286,7 +289,7 @@ def _kept(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:
 def _loaded(path: Path, names: tuple[str, ...], source: Source) -> Layout | None:
     found = load(path)
     if not isinstance(found, Layout):
-        raise FormatError(path, "format", "is no index of a data set; run `sentinel data index`")
+        raise FormatError(path, "format", "is not the index of a data set; run `sentinel data index`")
     if found.encoded != is_encoded(source) or (not found.encoded and len(found.chunk_file) != len(names)):
         return None
     return found if (found.files, found.format) == (names, source.kind) else None

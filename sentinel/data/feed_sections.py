@@ -23,12 +23,12 @@ _NEIGHBOURS = f"{NEIGHBOURS} samples, or all of a row group or compressed shard"
 _MIXING = f"How well the order of the epoch mixes neighbours ({_NEIGHBOURS})"
 _NODES = "Memory for samples, by node, as the kernel says"
 _WHY = {
-    "late": "nothing had happened in the reader for too long",
+    "late": "the reader had made no progress for too long",
     "lost": "their chunk could not be read, or a peer did not bring them",
     "ended": "the reader had ended",
-    "apart": "the job that reads for this one was elsewhere",
-    "again": "a worker that was killed had got them",
-    "damaged": "other bytes lay in memory than were read",
+    "apart": "the job that reads for this one was at another place of the epoch",
+    "again": "a worker that was killed had taken them",
+    "damaged": "the bytes in memory were not those that were read",
 }
 
 
@@ -62,7 +62,7 @@ def _requests_text(document: Document[FeedFacts]) -> TextTable:
     for name, samples, nbytes in _places(document.facts):
         share = int(samples) / max(fed.served.samples, 1)
         rows.append((name, f"{int(samples):,}", f"{share:.1%}", format_bytes(int(nbytes))))
-    rows.append(("all that were asked for", f"{fed.requested:,}", "", format_bytes(fed.requested_bytes)))
+    rows.append(("all samples requested", f"{fed.requested:,}", "", format_bytes(fed.requested_bytes)))
     return TextTable(_REQUESTS, rows)
 
 

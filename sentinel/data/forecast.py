@@ -156,7 +156,7 @@ def forecast(
     if int(layout.chunk_samples.max()) == 1:
         notes.append("each file is one sample: reading ahead saves no reads; pack small files into tar shards")
     if not costs.measured:
-        notes.append("what reads cost was declared, not measured")
+        notes.append("the cost of reads was declared, not measured")
     if costs.cached:
         said = f"{costs.cached:.0%} of the reads tried came from the kernel's page cache"
         notes.append(f"{said}: files that are read for the first time cost more")

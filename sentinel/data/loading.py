@@ -291,7 +291,7 @@ class Loader(IterableDataset[Any]):
         workers, ranks or bytes of memory. Raises UsageError for the state of another data set, order or version."""
         order = self._order
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-            raise UsageError("this is no state of a loader of this version", "give what state_dict() returned")
+            raise UsageError("this is not the state of a loader of this version", "give what state_dict() returned")
         if state.get("data") != self._feeding.samples.digest:
             raise UsageError("the state is of another data set", "give the files that it was made with")
         same = {"order": order.kind, "seed": order.seed, "drop_last": order.drop_last}

@@ -97,8 +97,8 @@ class Peer(_Told):
                 raise NotLetInError(said.said) if said.said.startswith(("NOAUTH", "NOPERM")) else OSError(said.said)
         except NotLetInError as error:
             raise UsageError(
-                f"the peer {self.address} does not let this process in ({error})",
-                "give the password that it was started with, in a file: peers_password_file=",
+                f"the peer {self.address} refuses this process ({error})",
+                "give a file with the server's password: peers_password_file=",
             ) from error
         except OSError as error:
             said = f"the peer {self.address} does not answer ({error}): its samples are read alone until it does"
@@ -206,7 +206,7 @@ def peers_named(peers: Sequence[str], world: int, password_file: str | None = No
     """One for each address, all of which were greeted. Raises UsageError for addresses that do not suit `world` ranks,
     and what Peer raises."""
     if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
-        raise UsageError(f"peers={peers!r} are no addresses", 'give peers=("host:port", ...)')
+        raise UsageError(f"peers={peers!r} are not addresses", 'give peers=("host:port", ...)')
     if len(set(peers)) != len(peers):
         raise UsageError(f"peers={tuple(peers)!r} names one server twice", "name each once")
     if world % len(peers):
@@ -226,5 +226,5 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not colon or (host.count(":") and not host.startswith("[")):
         host, port = address, str(PORT)
     if not host.strip("[]") or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"{address!r} is no address of a peer", 'write "host:port"')
+        raise UsageError(f"{address!r} is not an address of a peer", 'write "host:port"')
     return host.strip("[]"), int(port)

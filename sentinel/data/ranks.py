@@ -38,8 +38,8 @@ def world_and_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     told = launched()
     if told.size > 1:
         raise UsageError(
-            f"this process was launched as rank {told.rank} of {told.size}, which torch.distributed does not join yet: "
-            "each of them would deliver all samples",
+            f"this process was launched as rank {told.rank} of {told.size}, but torch.distributed is not initialized:"
+            " each rank would deliver all samples",
             "call torch.distributed.init_process_group() first, or give rank= and world=",
         )
     return 1, 0
@@ -49,7 +49,7 @@ def check_joined(world: int) -> None:
     """Raises UsageError where torch.distributed does not join the `world` ranks."""
     if world != 1 and (not _distributed() or torch.distributed.get_world_size() != world):
         raise UsageError(
-            f"{world} ranks must tell one another their losses, and torch.distributed does not join them",
+            f"{world} ranks must exchange their losses, but torch.distributed is not initialized",
             "call torch.distributed.init_process_group() first",
         )
 

@@ -61,7 +61,7 @@ class RespConnection:
         try:
             return self._reply()
         except (ValueError, OverflowError, MemoryError, RecursionError) as error:
-            raise ConnectionError("what listens there is no server of samples") from error
+            raise ConnectionError("what listens there is not a server of samples") from error
 
     def _reply(self) -> Any:
         line = self._received.readline(_LONGEST_LINE)

@@ -189,7 +189,7 @@ def _of_folder(folder: str, seed: int) -> tuple[int, int, Iterator[Members]]:
         if split is None:
             raise FormatError(path, "name", "has no suffix, which members of shards need; rename it, or leave it out")
         if split[1] in groups.setdefault(split[0], {}):
-            raise FormatError(path, "name", f"is {split[0]}.{split[1]} for the second time; rename it")
+            raise FormatError(path, "name", f"is {split[0]}.{split[1]} a second time; rename it")
         groups[split[0]][split[1]] = path
     keys = list(groups)
     kinds = {frozenset(group) for group in groups.values()}

@@ -93,7 +93,7 @@ class Served:
     """Samples that were not there when they were asked for."""
     wait_ns: int = 0
     late: int = 0
-    """Of the direct reads that the plan did not have: nothing had happened in the reader for too long."""
+    """Of the direct reads that the plan did not have: the reader had made no progress for too long."""
     lost: int = 0
     """Their reads failed, or a peer did not bring them."""
     ended: int = 0

@@ -43,7 +43,7 @@ NO_CHOICE = UnitChoice()
 def checked_unit(unit: int | str) -> int | str:
     """`unit` as a user gives it. Raises UsageError for what is neither a number of samples nor "auto"."""
     if unit != AUTO_UNIT and (isinstance(unit, bool) or not isinstance(unit, int) or unit < 1):
-        raise UsageError(f"unit={unit!r} is no number of samples", 'give 1 or more, or "auto"')
+        raise UsageError(f"unit={unit!r} is not a number of samples", 'give 1 or more, or "auto"')
     return unit
 
 

@@ -60,7 +60,9 @@ def compared_job(
     """The job on the two nodes of `machine`. Raises UsageError where its tiers are no nodes."""
     fast, slow = machine.tiers[:2]
     if any(tier.kind != "node" or tier.node is None for tier in machine.tiers):
-        raise UsageError(f"--slow {overrides.slow} is no NUMA node", "use numa:1, on a host or machine with two nodes")
+        raise UsageError(
+            f"--slow {overrides.slow} is not a NUMA node", "use numa:1, on a host or machine with two nodes"
+        )
     nodes = int(fast.node or 0), int(slow.node or 0)
     pages = weights(fast.read_bytes_per_s, slow.read_bytes_per_s)
     return ComparedJob(script, tuple(arguments), nodes, overrides, window, dict(zip(nodes, pages, strict=True)))

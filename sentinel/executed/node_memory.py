@@ -100,7 +100,7 @@ def as_before_a_comparison(path: Path, text: str) -> str:
     setting = _SETTINGS.get(path)
     if setting is None or text.strip() != setting.ours:
         return text
-    say(f"{path} is as a comparison has it that was killed, or goes on; {setting.default} will be put back")
+    say(f"{path} was set by a comparison that was killed or still runs; {setting.default} will be put back")
     return setting.default
 
 

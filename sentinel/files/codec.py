@@ -195,7 +195,7 @@ def _get_str(value: Any) -> str:
     if type(value) is not str:
         raise Misfit(f"is {_said(value)}, not a text")
     if not _valid_unicode(value):
-        raise Misfit("is no valid Unicode")
+        raise Misfit("is not valid Unicode")
     return value
 
 

@@ -29,7 +29,7 @@ MAX_INDEX_BYTES = 100_000_000
 
 _KEY = "sentinel"
 _DTYPES = {"U8": "|u1", "BOOL": "|b1", "I32": "<i4", "I64": "<i8"}
-_FOREIGN = "is no Sentinel file; give a file that `sentinel` wrote"
+_FOREIGN = "is not a Sentinel file; give a file that `sentinel` wrote"
 
 
 def render(noun: Noun) -> bytes:

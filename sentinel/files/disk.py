@@ -26,7 +26,7 @@ _KINDS = (
 
 @contextmanager
 def open_regular(path: PathLike, max_bytes: int) -> Iterator[tuple[BinaryIO, int]]:
-    """The file at `path` and its length. Refuses, before reading, what is no regular file, empty or too long."""
+    """The file at `path` and its length. Refuses, before reading, what is not a regular file, empty or too long."""
     with _told(path, "cannot be read"):
         _regular(path, os.stat(path).st_mode)  # a device may act on being opened: ask first
         # O_NONBLOCK: whatever took the file's place meanwhile must not keep us waiting

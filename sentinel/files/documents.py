@@ -101,8 +101,8 @@ def parse(path: PathLike, data: bytes) -> Noun:
             raise FormatError(
                 path,
                 "checksum",
-                "does not fit the content: the file is damaged, or was edited; if you edited it,"
-                " remove the line of the checksum",
+                "does not fit the content: the file is damaged, or was edited; if you edited it, remove the line with"
+                " the checksum",
             )
     except Misfit as error:
         raise FormatError(
@@ -122,7 +122,7 @@ def parse_json(path: PathLike, data: bytes | str, where: str = "file") -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def told_format(path: PathLike, name: Any, version: Any) -> Format:

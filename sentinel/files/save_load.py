@@ -37,7 +37,7 @@ def load(path: PathLike) -> Noun:
         elif nbytes > 9 and head[8:] == b"{":
             noun = containers.parse(path, file, nbytes)
         else:
-            raise FormatError(path, "file", "is no Sentinel file; give a file that `sentinel` wrote")
+            raise FormatError(path, "file", "is not a Sentinel file; give a file that `sentinel` wrote")
     problem = problem_of(noun)
     if problem:
         raise FormatError(path, format_of(noun).short, f"{problem}; write the file anew")

@@ -63,7 +63,7 @@ def _plan(plan: Plan) -> str | None:
             return f"{type(place).__name__.lower()} at {place.offset} lies outside any address space"
     for layer, due in zip(plan.layers, LayerCycle.of(plan.layers).layers(), strict=True):
         if layer != due:
-            return f"layer {str(layer)[:80]} stands where {str(due)[:80]} is due: layers are numbered as they come"
+            return f"layer {str(layer)[:80]} stands where {str(due)[:80]} is expected: layers are numbered in order"
     uses, named = plan.uses, [tensor for block in plan.blocks for tensor in block.tensors]
     named += [slot.tensor for slot in plan.slots]
     problem = first_broken(

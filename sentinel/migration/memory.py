@@ -365,7 +365,8 @@ def _create(library: ctypes.CDLL) -> None:
     if mmap.PAGESIZE != PAGE_BYTES:
         raise CapabilityError(
             "managing the memory of tensors",
-            f"this kernel's pages have {mmap.PAGESIZE} bytes; touches and migrations are told in pages of {PAGE_BYTES}",
+            f"this kernel's pages have {mmap.PAGESIZE} bytes; touches and migrations are counted in pages of"
+            f" {PAGE_BYTES}",
             "use a kernel with 4 KiB pages; planning and simulating saved profiles works here",
         )
     result = library.sn_memory_create(*_arena_bytes())

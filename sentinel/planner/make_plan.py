@@ -98,7 +98,8 @@ def _in_reach(policy: Policy) -> Callable[[Profile, Machine], Plan]:
             if not error.rule.startswith(laws.RESIDENCE):
                 raise
             raise PlanError(
-                f"policy {policy.name} cannot do without using tensors in place here ({error.rule}): raise fast=, or"
+                f"policy {policy.name} must use tensors in place, which this machine does not allow ({error.rule}):"
+                " raise fast=, or"
                 f" choose another policy, such as {FORGIVING}",
                 layer=error.layer,
                 block=error.block,
@@ -111,7 +112,7 @@ def _in_reach(policy: Policy) -> Callable[[Profile, Machine], Plan]:
 def _made(policy: str, forgiving: bool | None, search_s: float | None) -> Policy:
     able, searches = policy == FORGIVING, policy == SEARCHING
     require(
-        (bool(forgiving) and not able, f"policy {policy} cannot be forgiving", f"use policy {FORGIVING}"),
+        (bool(forgiving) and not able, f"policy {policy} has no forgiving plans", f"use policy {FORGIVING}"),
         (search_s is not None and not searches, f"policy {policy} has no search", f"use policy {SEARCHING}"),
         (search_s is not None and not search_s > 0, f"search_s is {search_s}", "give seconds above 0"),
     )

@@ -120,9 +120,9 @@ def _slow_tier(machine: Machine, nbytes: int) -> int:
         return next(iter(usable), machine.slower[0])
     fits = [tier for tier in usable if machine.tiers[tier].capacity_bytes >= nbytes]
     if not fits:
-        why = "have room for that" if usable else "can be used in place"
+        why = "has room for that" if usable else "can be used in place"
         raise UsageError(
-            f"{format_bytes(nbytes)} are to be kept slow, and none of the slower tiers of {machine.name} {why}",
+            f"{format_bytes(nbytes)} are in keep_slow, but no slower tier of {machine.name} {why}",
             "keep less slow",
         )
     return fits[0]

@@ -41,7 +41,7 @@ def named_blocks(root: nn.Module, chosen: Sequence[nn.Module | str]) -> list[tup
         name = choice if isinstance(choice, str) else names.get(id(choice))
         if name is None or name not in by_name:
             what = repr(choice) if isinstance(choice, str) else type(choice).__name__
-            raise UsageError(f"blocks: {what} is no module of the model", "give modules of it, or their names")
+            raise UsageError(f"blocks: {what} is not a module of the model", "give modules of it, or their names")
         found.append((name, by_name[name]))
     return _once(found)
 

@@ -155,7 +155,7 @@ def _operators() -> SelfTest:
     if not {source.data_ptr(), target.data_ptr()} <= found[operators.READ] or found[operators.WRITE] != {
         target.data_ptr()
     }:
-        why = "an operator that reads two tensors and writes one was seen otherwise"
+        why = "an operator that reads two tensors and writes one was not seen so"
         return SelfTest("ops", False, why, "report this with torch's version")
     return _seen(Quality("ops", "operator accesses", blind_to=BLIND_TO), "one operator was seen to read and write")
 

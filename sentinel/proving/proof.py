@@ -117,7 +117,7 @@ class Proof:
             finally:
                 for cell in self._asked.cells():
                     if not self._has(cell):
-                        self.not_run.setdefault(cell.name, "its turn did not come")
+                        self.not_run.setdefault(cell.name, "there was no time for it")
 
     @contextmanager
     def _left_as_it_was(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ class AllRanks:
         """What stands on top."""
         h = self.headline
         badge = h["kind"] or "of unlike kinds"
-        done = f"{counted(self.size, 'rank')}, {h['ranks_ended']} of them ended as scripts do. {_in_words(h['kind'])}"
+        done = f"{counted(self.size, 'rank')}, {h['ranks_ended']} of them ended normally. {_in_words(h['kind'])}"
         scripts = [str(row.told["script"]) for row in self.facts if row.told.get("script")]
         summary = [("memory", _memory(h)), ("speed", _speed(h)), ("plans", _plans(h))]
         return Heading(
@@ -88,7 +88,7 @@ class AllRanks:
                 states.setdefault(row.state, []).append(row.rank)
         found = [f"{_named(ranks)}: {state}." for state, ranks in states.items()]
         if len({row.told["job"] for row in self.facts if row.told.get("job")}) > 1:
-            found.append("These are reports of several jobs: sums over them mean nothing.")
+            found.append("These reports are of different jobs: sums over them mean nothing.")
         alike: dict[str, list[int]] = {}
         for row in self.facts:
             for caveat in row.caveats:
@@ -126,7 +126,7 @@ class AllRanks:
 def _in_words(kind: str | None) -> str:
     from sentinel.reports.sections.key_figures import in_words
 
-    return f"What was done: {in_words(kind)}." if kind else "They did unlike things: see the table."
+    return f"What was done: {in_words(kind)}." if kind else "The ranks did different things: see the table."
 
 
 def _number(row: RankRow, name: str) -> bool:
@@ -148,7 +148,7 @@ def _memory(h: dict[str, Any]) -> str:
         return f"{format_bytes(h['fast_capacity_bytes'])} of fast memory over all ranks{held}"
     fast, whole, outside = told
     held += " within the plans" if held and outside else ""
-    but = f"; both include {format_bytes(outside)} outside of the plans, where no budget holds" if outside else ""
+    but = f"; both include {format_bytes(outside)} outside of the plans, which no budget covers" if outside else ""
     return f"{format_bytes(fast)} of fast memory over all ranks instead of {format_bytes(whole)}{held}{but}"
 
 

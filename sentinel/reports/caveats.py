@@ -87,13 +87,13 @@ def busy(headline: dict[str, Any]) -> list[str]:
             (others if by_others else waits).append(f"{share:.0%} of the {name}")
     if not others and not waits:
         return []
-    told, then = [], "Times of this run say little, so no ratio of them is stated; run it again alone"
+    told, then = [], "The times of this run say little, so no ratio of times is shown; run it again on an idle host"
     if others:
         told.append(f"for {' and '.join(others)} others had the processors")
     if waits:
         told.append(
             f"for {' and '.join(waits)} the training thread waited for a processor, or a hypervisor had given it to"
-            " others (what others had is not told there)"
+            " others (what others had is not known there)"
         )
         then += ", with no more threads than processors, or than a limit of the container grants"
     return [f"The host was busy: {'; '.join(told)}. {then}."]
@@ -146,11 +146,11 @@ def of_run(run: Run) -> Grades:
     found.serious.extend(
         holding(
             (failed, f"{failed} of {moves} migrations failed."),
-            (partial, f"{partial} of {moves} migrations moved a part only."),
+            (partial, f"{partial} of {moves} migrations moved only a part of their bytes."),
             (over > 0, f"The fast tier held up to {format_bytes(over)} more than its budget."),
             (
                 slow_over,
-                f"{format_bytes(slow_over)} were put into slower tiers beyond their room, added up.",
+                f"{format_bytes(slow_over)} in all were put into slower tiers beyond their capacity.",
             ),
             (
                 placed,

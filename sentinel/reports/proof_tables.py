@@ -104,7 +104,7 @@ def _of_load(told: Sequence[ProvedRow]) -> Iterator[str]:
         if shares:
             yield (
                 f"the host was busy in {len(shares)} of {len(told)} runs: {why}, for up to {max(shares):.0%} of the"
-                " time. Ratios with these runs are not told"
+                " time. Ratios with these runs are not shown"
             )
     waited = [row.waited_share for row in told if row not in loud and (row.waited_share or 0) > BUSY_SHARE]
     if waited:

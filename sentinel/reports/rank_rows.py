@@ -68,7 +68,7 @@ def read(path: str | os.PathLike[str]) -> RankRow:
     headline = value.get("headline") if isinstance(value, dict) else None
     if not isinstance(told, dict) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
         raise FormatError(
-            path, "rank", "is missing: this is no report of one rank of several; give r.rank0.json and so on"
+            path, "rank", "is missing: this is not a report of one rank of several; give r.rank0.json and so on"
         )
     caveats = value.get("caveats")
     return RankRow(
@@ -92,5 +92,5 @@ def _state(told: Mapping[str, Any]) -> str:
     pid, started = told.get("pid"), told.get("started")
     here = told.get("node") == os.uname().nodename and isinstance(pid, int)
     if here and isinstance(pid, int) and started_at(pid) != started:
-        return "died: this is what it had said until then"
+        return "died: this is its last report"
     return "had not ended when this was written"

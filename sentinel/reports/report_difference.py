@@ -189,7 +189,7 @@ def _tensors_text(document: Document[Difference]) -> TextTable:
 def _tensors_html(document: Document[Difference]) -> str:
     found = document.facts.tensors
     if not len(found):
-        return tag("p", "No tensor is placed, moved or used otherwise.", class_="answer")
+        return tag("p", "No tensor is placed, moved or used differently.", class_="answer")
     columns: list[Column] = [
         ("tensor", "tensor", str),
         ("what", "what changed", str),
@@ -233,10 +233,10 @@ class DifferenceReport:
         ]
         for words, name in (("what was done", "kind"), ("the slow tier", "slow"), ("the number of layers", "layers")):
             if a.get(name) != b.get(name):
-                told.append(f"Unlike in {words}: {a.get(name) or 'unknown'}, and {b.get(name) or 'unknown'}.")
+                told.append(f"Different {words}: {a.get(name) or 'unknown'}, and {b.get(name) or 'unknown'}.")
         for each in (self.facts.before, self.facts.after):
             if "slow_tensors" not in each.columns:
-                told.append(f"{each.name} does not tell what its tensors lose; draw it anew with a plan.")
+                told.append(f"{each.name} does not say what its tensors lose; draw it again with a plan.")
         return told
 
     @property

@@ -62,5 +62,5 @@ def load_report(path: str | os.PathLike[str]) -> SavedReport:
     for name, columns in frames.items():
         lists = isinstance(columns, dict) and all(isinstance(values, list) for values in columns.values())
         if not lists or len({len(values) for values in columns.values()}) > 1:
-            raise FormatError(path, f"frames.{name}"[:80], "is no table; draw the report anew")
+            raise FormatError(path, f"frames.{name}"[:80], "is not a table; draw the report anew")
     return SavedReport(Path(path).name, headline, frames)

@@ -33,7 +33,7 @@ def _memory(h: dict[str, Any]) -> str:
     if fast >= whole:
         but = f"; {format_bytes(outside)} of them are outside of the plan" if outside else ""
         return f"{format_bytes(whole)} of tensors, all in fast memory{but}"
-    but = f"; both include {format_bytes(outside)} outside of the plan, where no budget holds" if outside else ""
+    but = f"; both include {format_bytes(outside)} outside of the plan, which no budget covers" if outside else ""
     return f"{format_bytes(fast)} of fast memory instead of {format_bytes(whole)}: {1 - fast / whole:.0%} less{but}"
 
 

@@ -102,7 +102,7 @@ def tell(event: Callable[[Observer], None]) -> None:
             watch.remove()
             who, what = type(watch.observer).__name__, f"{type(error).__name__}: {error}"
             with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # stderr closed, or None
-                sys.stderr.write(f"sentinel: {who} is told no more of the session, training goes on: {what}\n")
+                sys.stderr.write(f"sentinel: {who} gets no more calls in this session, training goes on: {what}\n")
 
 
 def tell_of_layer(layer: int, *, ended: bool) -> None:

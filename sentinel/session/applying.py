@@ -291,7 +291,7 @@ class Applying:
     def _note_left_out(self, table: SlotTable) -> None:
         if table.left_out:
             self._left_out = (
-                f"{table.left_out} tensors of the plan ({format_bytes(table.left_out_bytes)}) lie beyond the"
+                f"{table.left_out} tensors of the plan ({format_bytes(table.left_out_bytes)}) need more than the"
                 f" {format_bytes(self._memory.placement_bytes)} of addresses that this host grants: they come from"
                 " malloc and are not placed"
             )
@@ -335,7 +335,7 @@ class Applying:
         try:
             bucket.executed = _ended(bucket.engine)
         except Exception as error:  # books that an interrupt cut short; no byte is lost
-            self._said.append(f"as the movers ended, not all that had moved was brought home: {error}")
+            self._said.append(f"when the movers ended, some blocks could not be moved back: {error}")
             bucket.executed = bucket.engine.so_far()
         bucket.engine = None
 

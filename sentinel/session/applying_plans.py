@@ -66,7 +66,7 @@ class ApplyingPlans:
         bucket = self._context.applying.add(flow)
         if bucket.number:
             self._context.notes.append(
-                f"after {self.steps} steps: a shape that no plan knew came again and was profiled (bucket"
+                f"after {self.steps} steps: a shape without a plan came a second time and was profiled (bucket"
                 f" {bucket.number})"
             )
         self._hold_to_one_budget()
@@ -127,7 +127,7 @@ class ApplyingPlans:
         if not self._said_too_many:
             self._said_too_many = True
             shapes = counted(MOST, "shape")
-            context.notes.append(f"steps came in more than {shapes}; those beyond were served where they fit")
+            context.notes.append(f"steps came in more than {shapes}; steps of other shapes used the slots that fit")
         return self
 
     def _time_layers(self, bucket: Bucket) -> None:
@@ -187,7 +187,7 @@ class NewCycle:
             flow = context.planning.planned(context.planning.profiled(trace, provisional=False))
             bucket = context.applying.supersede(flow)
         except SentinelError as error:
-            context.notes.append(f"the job goes through other layers, but the plan before goes on: {error}")
+            context.notes.append(f"the job goes through other layers, but the previous plan goes on: {error}")
             return self._go_on()
         context.notes[:] = [note for note in context.notes if note != NO_STEP]  # of the step that this one replaces
         context.notes.append(self._why)

@@ -220,8 +220,8 @@ class Follower:
 
 
 NO_LOOP = (
-    "no training loop was found: forwards with gradients, then steps of a torch.optim optimizer, at least three times"
-    " in one thread (model.compile() hides forwards)"
+    "no training loop was found: Sentinel looks for forward passes with gradients, each followed by a step of a"
+    " torch.optim optimizer, three times in one thread (model.compile() hides forward passes)"
 )
 """What was looked for, and how it may hide."""
 

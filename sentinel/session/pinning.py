@@ -60,7 +60,7 @@ def pins_of_job(asked: Pins, job: TrainingJob) -> tuple[Pins, tuple[str, ...]]:
     for patterns in found.values():
         named = Names(patterns)
         patterns += [first for first, also in others.items() if first not in told and any(map(named.naming, also))]
-    said = f"{strangers} tensors that are to be kept fast or slow belong to no model or optimizer of this job"
+    said = f"{strangers} tensors of keep_fast or keep_slow belong to no model or optimizer of this job"
     fast, slow = (tuple(dict.fromkeys(found[where])) for where in ("fast", "slow"))
     return replace(asked, fast=fast, slow=slow), (said,) if strangers else ()
 

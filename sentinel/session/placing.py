@@ -104,7 +104,7 @@ class Placing:
                 follower.give_way if follower is not None else str,
             )
         except Exception as error:
-            say(f"placing() could not end wholly: {error}", wrong=True)
+            say(f"placing() could not clean up completely: {error}", wrong=True)
         finally:
             self._begun_in, self._before, self._on_file = 0, None, None
 
@@ -115,7 +115,7 @@ class Placing:
         if begun is not None and begun is not last:  # another placing within this one has begun a session since
             last = begun
         elif last is not None and last.told and RUNTIME.last is not self._before:
-            say("nothing was placed but what a placing() within this one has told")
+            say("this placing() placed nothing: one within it did, and has reported")
             return
         if RUNTIME.last is self._before:
             if not failed and not (follower and follower.failed):

@@ -212,7 +212,8 @@ class Planning:
             (name for name in saved.fast if name not in now.slow), (name for name in saved.slow if name not in now.fast)
         )
         for pattern in pins.idle(profile):
-            self._note(f"keep_fast or keep_slow: {pattern!r} names nothing that lives across steps and can be placed")
+            missing = "matches no parameter, buffer or optimizer state that can be placed"
+            self._note(f"keep_fast or keep_slow: {pattern!r} {missing}")
         self._note(pins.overruled(profile))
         refused: list[UsageError | PlanError] = []
         for kept in filter(None, dict.fromkeys((pins, replace(pins, slow=()), Pins(slow=pins.slow)))):
@@ -299,7 +300,7 @@ def _left_out(pins: Pins, kept: Pins, refused: Iterable[UsageError | PlanError])
     fast = kept.fast != pins.fast or kept.smallest_bytes != pins.smallest_bytes
     lost = " or ".join(kind for kind, is_lost in (("fast", fast), ("slow", kept.slow != pins.slow)) if is_lost)
     whys = (
-        error.what if isinstance(error, UsageError) else f"with what is to be kept {lost} there is no plan ({error})"
+        error.what if isinstance(error, UsageError) else f"no plan keeps these tensors {lost} ({error})"
         for error in refused
     )
     return [f"{why}; so nothing is kept {lost}" for why in dict.fromkeys(whys)]

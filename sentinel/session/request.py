@@ -77,7 +77,7 @@ class Request:
 
     @property
     def bytes_per_s(self) -> int:
-        """What `rate_limit` says, 0 for no limit. Raises UsageError for what is no rate."""
+        """What `rate_limit` says, 0 for no limit. Raises UsageError for what is not a rate."""
         return tiers.parse_rate(self.rate_limit) if self.rate_limit is not None else 0
 
 
@@ -141,10 +141,10 @@ def require_file(request: Request) -> None:
     remedy = 'give slow="file:DIR", or "file:auto" for the fastest local disk'
     if request.cap is not None:
         what = f"cap={request.cap!r} with slow={request.slow!r}"
-        raise UsageError(f"{what}: what exceeds a cap needs a file to live in", remedy)
+        raise UsageError(f"{what}: what exceeds a cap needs a file", remedy)
     if request.overlap_optimizer:
         what = f"overlap_optimizer=True with slow={request.slow!r}"
-        raise UsageError(f"{what}: it is made for a file, where it saves transfers; plans know no such steps", remedy)
+        raise UsageError(f"{what}: it works only with a file as slow tier", remedy)
 
 
 def require_planning(asked: Request) -> None:

@@ -204,7 +204,7 @@ class Session:
         self._owner.hand_over("this call", self.context.memory)
         self._end_quietly()
         if RUNTIME.sink is self and self._attempts >= MOST_ATTEMPTS:
-            self._notes.append("it could not end: what is left stays until the process ends")
+            self._notes.append("it could not clean up: what is left stays until the process ends")
             self._to_end = ()
             self._end_quietly()
 
@@ -251,13 +251,13 @@ class Session:
         try:
             self._wholly(self._close)
         except Exception as error:
-            warn(f"sentinel could not end wholly, and tries again: {error}", stacklevel=4)
+            warn(f"sentinel could not clean up completely, and will try again: {error}", stacklevel=4)
 
     def report(self, *, bounded: bool = True) -> Report:
         """See `sentinel.report`. `bounded`: after a search for the bound, which may take seconds; and once the session
         is over, the report may make plans for other amounts of fast memory, which takes seconds too."""
         if self._reporting is None or (self.profile is None and self.plan is None):
-            raise UsageError("report(): no step has been profiled to its end", "call sentinel.end_profile() first")
+            raise UsageError("report(): no step has been profiled completely", "call sentinel.end_profile() first")
         return self._reporting.report(bounded=bounded, over=isinstance(self.state, Over))
 
     # ---- ticks ------------------------------------------------------------------------------------------

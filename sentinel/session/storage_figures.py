@@ -35,8 +35,8 @@ _OTHERS = (
     "Most operators were not those of the recorded step, as with batches of many shapes: nothing is read ahead there."
 )
 _NO_RATES = (
-    "How fast a step could be on this disk is not known: not even 16 MiB were read, or written, while nothing went the"
-    " other way."
+    "How fast a step could be on this disk is not known: fewer than 16 MiB were read, or written, while nothing went"
+    " the other way."
 )
 _SLOW = 10
 """A disk is slow that moves a tenth of what it did at its best."""
@@ -254,8 +254,8 @@ def _about_too_large(told: StorageFigures, tier: FileTier) -> str:
         enough = f"a cap higher by {format_bytes(missing)} would do (and as much fast, if given)"
     return (
         f"{counted(told.too_large, 'operator')}, first {told.too_large_by}, used up to"
-        f" {format_bytes(told.too_large_bytes)} at once, more than {format_bytes(told.least_pool_bytes)}: such a"
-        " one runs on pages read one by one, which is slow, and what it writes takes memory beyond the budget until"
+        f" {format_bytes(told.too_large_bytes)} at once, more than {format_bytes(told.least_pool_bytes)}: the kernel"
+        " then reads its pages one by one, which is slow, and what it writes takes memory beyond the budget until"
         f" it is taken in, a few milliseconds later; {enough}"
     )
 

@@ -44,8 +44,8 @@ class Setting:
 def configuration(environment: Mapping[str, str] | None = None) -> dict[str, Setting]:
     """The settings by name; the environment wins over the file.
 
-    Raises UsageError for a variable that is misspelt, FormatError for a file of ours that is no TOML, a name in it that
-    is none of NAMES, and a value of another kind than the argument takes.
+    Raises UsageError for a variable that is misspelt, FormatError for a file of ours that is not valid TOML, a name in
+    it that is none of NAMES, and a value of another kind than the argument takes.
     """
     found = _in_file()
     for variable, value in (os.environ if environment is None else environment).items():
@@ -55,7 +55,7 @@ def configuration(environment: Mapping[str, str] | None = None) -> dict[str, Set
         if name in NAMES:
             found[name] = Setting(_switched(variable, value) if name in SWITCHES else value, variable)
         elif meant := _nearest(name, _MISSPELT):
-            raise UsageError(f"{variable} is no setting", f"write {PREFIX}{meant.upper()}, or unset it")
+            raise UsageError(f"{variable} is not a setting", f"write {PREFIX}{meant.upper()}, or unset it")
     return found
 
 
@@ -84,7 +84,7 @@ def _table(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
         table: Any = tomllib.loads(text)
     except ValueError as error:
         if keys and not _may_have(text, keys):
-            say(f"{path} is no TOML ({error}): it is taken to have no settings of Sentinel")
+            say(f"{path} is not valid TOML ({error}): its settings are ignored")
             return {}
         raise FormatError(path, "settings of Sentinel", f"cannot be read: {error}") from None
     for key in keys:
@@ -105,7 +105,7 @@ def _switched(variable: str, value: str) -> bool:
 
 def _check(source: str, name: str, value: object) -> None:
     if name not in NAMES:
-        raise FormatError(source, name, f"is no setting; {_nearest(name)} is the nearest one of {', '.join(NAMES)}")
+        raise FormatError(source, name, f"is not a setting; {_nearest(name)} is the nearest one of {', '.join(NAMES)}")
     if name in SWITCHES:
         if not isinstance(value, bool):
             raise FormatError(source, name, f"{value!r} is a value of type {type(value).__name__}; write true or false")

@@ -24,7 +24,7 @@ _HUGE_BYTES = 2 << 20
 ADVICE = {
     "MADV_REMOVE": (9, "free pages of a profiled step go back to the system"),
     "MADV_HUGEPAGE": (14, "large pages under plans that move nothing"),
-    "MADV_NOHUGEPAGE": (15, "small pages where tensors are told apart by page"),
+    "MADV_NOHUGEPAGE": (15, "small pages where tensors are distinguished by page"),
 }
 """What the arenas ask of madvise(), beside MADV_DONTNEED."""
 LATER_ADVICE = {"MADV_POPULATE_WRITE": 23, "MADV_COLLAPSE": 25}

@@ -120,7 +120,7 @@ def no_kernel_demotion() -> str:
     value = path.read_text().strip() if path.exists() else ""
     if value.lower() in ("1", "true"):
         raise Missing(f"numa/demotion_enabled={value}: under pressure the kernel demotes pages by itself")
-    return f"numa/demotion_enabled={value}" if value else "this kernel demotes nothing by itself"
+    return f"numa/demotion_enabled={value}" if value else "this kernel does not demote pages by itself"
 
 
 def cpuset_nodes() -> str:

@@ -59,9 +59,9 @@ class FileTier:
         cap. Without `fast` the memory is what the cap leaves, and without both, what the container's limit leaves. A
         file without a size is as large as the host's memory, at most what the kernel lets a process map, and at most
         half of what its disk has free, which the processes that torchrun starts here share. Raises UsageError for what
-        means nothing here: a share of a footprint that nobody knows yet, less than a frame, more memory than there is,
-        more than can be mapped, a cap that leaves too little, a directory that is missing, is in memory, or may not be
-        written to.
+        means nothing here: a share of the footprint, which is not known yet, less than a frame, more memory than there
+        is, more than can be mapped, a cap that leaves too little, a directory that is missing, is in memory, or may not
+        be written to.
         """
         told = slow.removeprefix(_WORD)
         sized = _SIZED.fullmatch(told)
@@ -80,7 +80,7 @@ class FileTier:
             why = f"file:auto is {folder}: {disk.file_system}, {free} free, {why}."
         if disk.in_memory:
             raise UsageError(
-                f"slow={slow!r}: {folder} is {disk.file_system}, which takes the memory that a file is to spare",
+                f"slow={slow!r}: {folder} is {disk.file_system}, which is in memory, so a file there would save none",
                 "name a directory on a disk",
             )
         most = _most_granules() * FRAME_BYTES
@@ -243,7 +243,8 @@ def _fast_bytes(fast: str | int, beside: int) -> int:
     amount = parse_fast(fast)
     if amount.share is not None:
         raise UsageError(
-            f"fast={fast!r} with a file as slow tier: a share of a footprint that nobody knows yet",
+            f"fast={fast!r} with a file as slow tier: a share of the footprint is not possible, since the footprint"
+            " is not known yet",
             'give a size: fast="8GiB"',
         )
     nbytes = (amount.nbytes // _ranks() if amount.per_node else amount.nbytes) - beside

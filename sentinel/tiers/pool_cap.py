@@ -154,7 +154,7 @@ class _Now(ctypes.Structure):
 def _size(cap: str | int | None) -> int:
     amount = parse_amount("" if cap is None else cap)
     if amount.share is not None:
-        raise UsageError(f"cap={cap!r} is a share: of what, nobody knows", 'give a size: cap="8GiB"')
+        raise UsageError(f"cap={cap!r} is a share, but a cap is a size", 'give a size: cap="8GiB"')
     return amount.nbytes
 
 

@@ -21,7 +21,7 @@ def parse_rate(text: str) -> int:
     match = _RATE.fullmatch(text)
     amount = float(match.group(1)) * _UNITS.get(match.group(2), 0) if match else 0.0
     if amount < 1:
-        raise UsageError(f"rate limit {text!r} is no rate", f'write it as "500MB/s"; units: {", ".join(_UNITS)}')
+        raise UsageError(f"rate limit {text!r} is not a rate", f'write it as "500MB/s"; units: {", ".join(_UNITS)}')
     return int(amount)
 
 

@@ -89,12 +89,12 @@ def test_the_next_watch_is_by_pages_again(name: str, large: AddressRange) -> Non
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("ebpf:64KiB", "'64KiB' is no granule; use ebpf:4KiB or ebpf:2MiB"),
-        ("ebpf:", "'' is no granule"),
-        ("perf:large", "'large' is no granule"),
+        ("ebpf:64KiB", "'64KiB' is not a granule; use ebpf:4KiB or ebpf:2MiB"),
+        ("ebpf:", "'' is not a granule"),
+        ("perf:large", "'large' is not a granule"),
         ("uffd:2MiB", "one page a fault"),
         ("magic:2MiB", "'magic' is not a page tracker"),
-        ("auto:3", "'3' is no granule; use auto:4KiB"),
+        ("auto:3", "'3' is not a granule; use auto:4KiB"),
     ],
 )
 def test_other_words_are_refused(spec: str, why: str) -> None:

@@ -73,7 +73,7 @@ def require_figures(path: Path) -> None:
 
 _SAVED = (
     r"^sentinel: memory  (\S+ \w+) of fast memory instead of (\S+ \w+): \d+% less"
-    r"(?:; both include (\S+ \w+) outside of the plan, where no budget holds)?$"
+    r"(?:; both include (\S+ \w+) outside of the plan, which no budget covers)?$"
 )
 
 
@@ -97,7 +97,7 @@ def require_figures_of_a_plan(stderr: str, page: str) -> None:
         assert "sentinel: Declared: this host has no slower memory. Times were computed for " in stderr
         assert "Nothing was applied: this host has no slower tier" in page
     else:
-        assert "sentinel: applied from now on" in stderr
+        assert "sentinel: the plan is applied from now on" in stderr
 
 
 def missing(name: str) -> list[str]:
@@ -128,7 +128,15 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     assert done.stdout == stock[name]
     lines = without_progress(done.stderr)
     said = [line.removeprefix("sentinel: ") for line in lines if line.startswith("sentinel: ")]
-    for begins in ("the step after ", "planned: ", "applied from now", "memory  ", "speed   ", "once    ", "report  "):
+    for begins in (
+        "the step after ",
+        "planned: ",
+        "the plan is applied",
+        "memory  ",
+        "speed   ",
+        "once    ",
+        "report  ",
+    ):
         assert any(line.startswith(begins) for line in said), f"{begins}\n{done.stderr}"
     assert len(said) <= 16
     assert said[-1] == "report  r.json"

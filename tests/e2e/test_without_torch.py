@@ -97,7 +97,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--slow", "emulated:cxl-asic-x8"], "--slow emulated:cxl-asic-x8 is no NUMA node"),
+        (["--slow", "emulated:cxl-asic-x8"], "--slow emulated:cxl-asic-x8 is not a NUMA node"),
         (["--slow", "emulated:none"], "names no slow tier"),
         (["--slow", "numa:99"], "no node 99"),
         (["--fast", "10%,20%"], "one amount of fast memory"),

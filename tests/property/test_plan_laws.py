@@ -139,7 +139,7 @@ def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is
         return
     except PlanError as error:
         assert policy != "sentinel"  # which the sentence says to choose
-        assert f"policy {policy} cannot do without" in str(error)
+        assert f"policy {policy} must use" in str(error)
         return
     check(made, profile, barred)
 

@@ -166,9 +166,9 @@ def test_a_profiled_step_that_was_none_to_go_by_is_profiled_again(cut: tuple[int
     blocks = blocks_of(session)
     assert NO_STEP not in session.notes, "that was of a profile which is gone"
     run = sentinel.stop()
-    if session.context.follower.n_changes:  # else the first whole step was profiled in its place anyway
+    if session.context.follower.n_changes:  # else the first whole step was profiled instead anyway
         found = sentinel.report().grades
-        assert any("cut short or no usual one" in said for said in found.method)
+        assert any("cut short or unusual" in said for said in found.method)
         assert not any("cut short" in said for said in found.serious)
     assert blocks == list(HERE)
     assert session.plan is not None
@@ -201,7 +201,7 @@ def test_a_new_plan_that_cannot_take_over_leaves_the_present_one(monkeypatch: py
     monkeypatch.setattr("sentinel.session.applying.Applying.supersede", fail)
     session = trained([(HERE,)] * 6 + [(THERE,)] * (ROUNDS + 6) + [(HERE,)] * 6)
     assert isinstance(session.state, ApplyingPlans)
-    assert any("the plan before goes on" in note for note in session.notes)
+    assert any("the previous plan goes on" in note for note in session.notes)
     assert sentinel.stop().steps["in_step"][-4:].all()
 
 
@@ -222,6 +222,6 @@ def test_other_layers_that_get_no_plan_leave_the_one_before_and_are_not_said_to_
         monkeypatch.setattr(Applying, "supersede", refuse)
     session = trained([(HERE,)] * 6 + [((0, 2, 3),)] * (ROUNDS + 6) + [(HERE,)] * 4)
     assert blocks_of(session) == list(HERE)
-    assert [note for note in session.notes if "the plan before goes on: nothing fits" in note]
+    assert [note for note in session.notes if "the previous plan goes on: nothing fits" in note]
     assert NO_PLAN not in session.notes
     assert sentinel.stop().steps["in_step"][-3:].all()

@@ -129,7 +129,7 @@ def test_states_of_other_orders_are_refused(tars: list[str]) -> None:
         loader_of(tars, Importance(beta=2, warm_up=1)).load_state_dict(loader.state_dict())
     with pytest.raises(UsageError, match="losses of the state are damaged"):
         loader.load_state_dict({**loader.state_dict(), "losses": torch.zeros(3)})
-    with pytest.raises(UsageError, match="no state of a loader"):
+    with pytest.raises(UsageError, match="not the state of a loader"):
         loader.load_state_dict([])
 
 
@@ -175,7 +175,7 @@ def test_a_dataset_has_no_bytes_to_keep() -> None:
 
 
 def test_ranks_that_cannot_tell_one_another_are_refused(tars: list[str]) -> None:
-    with pytest.raises(UsageError, match="2 ranks must tell one another their losses"):
+    with pytest.raises(UsageError, match="2 ranks must exchange their losses"):
         loader_of(tars, rank=0, world=2)
 
 

@@ -250,7 +250,7 @@ class Within(Dataset[int]):
 def test_what_cannot_be_is_refused(tars: list[str]) -> None:
     with pytest.raises(UsageError, match="there is no option 'batch_size'"):
         samples_of(tars, batch_size=3)
-    with pytest.raises(UsageError, match="unit=0 is no number"):
+    with pytest.raises(UsageError, match="unit=0 is not a number"):
         samples_of(tars, unit=0)
     with pytest.raises(UsageError, match="a Within is not read from files"):
         samples_of(Within(samples_of(tars)))

@@ -221,7 +221,7 @@ def test_a_server_that_is_not_there_or_wants_a_password(
 ) -> None:
     tars = shards(tmp_path, [60])
     with servers(1, password="secret") as locked:
-        with pytest.raises(UsageError, match="does not let this process in"):
+        with pytest.raises(UsageError, match="refuses this process"):
             ranks(tars, locked, memory="1MiB")
         (tmp_path / "secret").write_text("secret\n")
         loaders = ranks(tars, locked, memory="1MiB", peers_password_file=str(tmp_path / "secret"))
@@ -290,10 +290,10 @@ def test_a_server_that_takes_what_is_sent_and_says_nothing_is_waited_for_so_long
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:
     tars = shards(tmp_path, [60])
     for options, says in (
-        ({"peers": "127.0.0.1:1"}, "are no addresses"),
+        ({"peers": "127.0.0.1:1"}, "are not addresses"),
         ({"peers": ("a:1", "a:1", "b:1")}, "twice"),
         ({"peers": ("a:1", "b:1")}, "2 peers cannot be divided among 3 ranks"),
-        ({"peers": ("a:port",)}, "'a:port' is no address"),
+        ({"peers": ("a:port",)}, "'a:port' is not an address"),
         ({"share": "mine"}, "two ways to read once"),
         ({"order": "windowed"}, "windowed reads each chunk once"),
         ({"memory": 8192}, "too little to keep samples with peers; give at least"),
@@ -520,7 +520,7 @@ def test_replies_are_read_as_the_protocol_has_them() -> None:
         listening, port = answering(wrong)
         with listening:
             connection = RespConnection("127.0.0.1", port, None, 300.0)
-            with pytest.raises(ConnectionError, match="no server of samples"):
+            with pytest.raises(ConnectionError, match="not a server of samples"):
                 connection.reply()
             connection.close()
     listening, port = answering(b"-WRONGPASS no\r\n")

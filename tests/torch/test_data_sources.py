@@ -129,7 +129,11 @@ def test_what_is_no_plain_tar_is_refused(folder: Path) -> None:
     (folder / "a.tar.gz").write_bytes(packed)
     (folder / "b.tar").write_bytes(packed)
     (folder / "c.tar").write_bytes(content(0, 4096))
-    for name, said in (("a.tar.gz", "decompress it"), ("b.tar", "run gunzip"), ("c.tar", "no tar file|damaged header")):
+    for name, said in (
+        ("a.tar.gz", "decompress it"),
+        ("b.tar", "run gunzip"),
+        ("c.tar", "not a tar file|damaged header"),
+    ):
         with pytest.raises(FormatError, match=said):
             open_data(folder / name)
 
@@ -353,5 +357,5 @@ def test_names_that_are_no_utf_8_are_read_without_a_kept_index(folder: Path) -> 
     data = open_data(folder / name)
     assert [number_of(sample_of(data, i)) for i in range(3)] == [0, 1, 2]  # type: ignore[arg-type]
     assert data.layout.digest == open_data(folder / name).layout.digest
-    with pytest.raises(FormatError, match="is no UTF-8"):
+    with pytest.raises(FormatError, match="is not UTF-8"):
         sentinel.data.index(folder / name)

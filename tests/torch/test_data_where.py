@@ -138,13 +138,13 @@ def test_jobs_that_share_have_their_memory_where_they_asked_for_it(tars: list[st
     ("where", "error", "said"),
     [
         ("here", UsageError, '"numa:N" or "file:DIR"'),
-        (3, UsageError, "where=3 is no word"),
-        ("numa:", UsageError, "is no word"),
-        ("numa:one", UsageError, "is no word"),
+        (3, UsageError, "where=3 is not a place"),
+        ("numa:", UsageError, "is not a place"),
+        ("numa:one", UsageError, "is not a place"),
         ("numa:77", CapabilityError, r"no memory on a node 77 \(nodes with memory for it: \d"),
         ("file:", UsageError, "names no directory"),
         ("file:/no/such/folder", UsageError, "is not a directory"),
-        ("file:/dev/shm", UsageError, "/dev/shm is tmpfs, which takes the memory that a file is to spare"),
+        ("file:/dev/shm", UsageError, "/dev/shm is tmpfs, which is in memory, so a file there would save none"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tars: list[str], where: Any, error: type[Exception], said: str) -> None:

@@ -222,7 +222,7 @@ def test_an_engine_that_breaks_ends_the_session_and_never_the_step(
     assert len(closed) == 1
     assert not sentinel.active()
     assert "The session ended by itself" in ours.text
-    assert ("As the movers ended, not all that had moved was brought home" in ours.text) == ends_badly
+    assert ("When the movers ended, some blocks could not be moved back" in ours.text) == ends_badly
     ManagedMemory.install().uninstall()  # ours is not in place any more
 
 

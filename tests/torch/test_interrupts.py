@@ -155,7 +155,7 @@ def test_an_end_that_fails_is_tried_again_and_the_session_is_told_of_it(monkeypa
     undo = tuple(partial(fail, memory) if each == memory.uninstall else each for each in session._to_end)
     monkeypatch.setattr(session, "_to_end", undo)
     with sentinel.annotate(work.models, work.optimizers):
-        with pytest.warns(RuntimeWarning, match="tries again.*sn_pass_through"):
+        with pytest.warns(RuntimeWarning, match="will try again.*sn_pass_through"):
             sentinel.stop()
         assert sentinel.active()
         assert [work.step(i) for i in range(4)] == expected

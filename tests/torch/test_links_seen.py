@@ -123,7 +123,7 @@ def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> No
         assert flow.plan is not None
         assert flow.plan.capacity_bytes[0] == nbytes
         assert flow.plan.origin["machine"] == digest(NODE)
-    with pytest.raises(UsageError, match=r"13\.00 MiB of fast memory are asked for, fast has 12\.00 MiB"):
+    with pytest.raises(UsageError, match=r"13\.00 MiB of fast memory are requested, but fast has 12\.00 MiB"):
         Planning(Request(fast=13 * MIB), NODE, 12 * MIB).check_words()
 
 

@@ -717,7 +717,7 @@ def trained(folder: Path, word: str) -> dict[str, Any]:
 
 
 def test_it_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"overlap_optimizer=True with slow='numa:1': it is made for a file"):
+    with pytest.raises(UsageError, match=r"overlap_optimizer=True with slow='numa:1': it works only with a file"):
         sentinel.start_profile(fast="64MiB", slow="numa:1", overlap_optimizer=True)
     with pytest.raises(UsageError, match=r"overlap_optimizer=1\): a value of type int"):
         sentinel.start_profile(fast="64MiB", slow="file:auto", overlap_optimizer=1)  # type: ignore[arg-type]

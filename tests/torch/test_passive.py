@@ -419,7 +419,7 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
     ("asked", "says"),
     [
         ({"fast": "1MiB"}, "less than one frame of 2.00 MiB"),
-        ({"fast": "20%"}, "a share of a footprint that nobody knows"),
+        ({"fast": "20%"}, "a share of the footprint is not possible"),
         ({"fast": None}, "needs a budget"),
         ({"slow": "file:"}, "names no directory"),
         (
@@ -433,7 +433,7 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"cap": "8GiB", "slow": "auto"}, 'what exceeds a cap needs a file .* or "file:auto"'),
         ({"cap": "4096TiB", "fast": None}, "cap='4096TiB' allows tensors .* this host has .* left; give at most"),
         ({"slow": "file:/no/such/place"}, "is not a directory"),
-        ({"slow": "file:/dev/shm"}, "is tmpfs, which takes the memory"),
+        ({"slow": "file:/dev/shm"}, "is tmpfs, which is in memory"),
         ({"slow": "file:{}=4MiB"}, "cannot hold what leaves"),
         ({"machine": "cxl-m5"}, "leave machine out"),
         ({"rate_limit": "1GiB/s"}, "leave rate_limit out"),
@@ -592,7 +592,7 @@ def test_a_disk_is_found_and_said(
     assert said in capsys.readouterr().err
     assert said in " ".join(sentinel.report().setup.notes)
     monkeypatch.setenv(scratch_disk.NAMED, "/dev/shm")
-    with pytest.raises(sentinel.UsageError, match="is tmpfs, which takes the memory"):
+    with pytest.raises(sentinel.UsageError, match="is tmpfs, which is in memory"):
         FileTier.asked("file:auto", "8MiB")
 
 

@@ -154,7 +154,7 @@ def test_each_of_nested_placings_tells_of_its_own_session(tmp_path: Path, capsys
             (tmp_path / "outer.json").unlink()
         assert not (tmp_path / "outer.json").exists()
         told = capsys.readouterr().err
-        assert ("nothing was placed but what a placing() within this one has told" in told) == (not steps)
+        assert ("this placing() placed nothing: one within it did, and has reported" in told) == (not steps)
         (tmp_path / "inner.json").unlink()
 
 

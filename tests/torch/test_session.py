@@ -67,7 +67,7 @@ def test_an_argument_of_another_kind_is_refused_before_anything(argument: str, v
 def test_more_fast_memory_than_there_is_is_refused_before_anything(fast: str | int) -> None:
     work = job()
     before = [param.data_ptr() for model in work.models for param in model.parameters()]
-    with pytest.raises(sentinel.UsageError, match=r"1024\.00 TiB of fast memory are asked for"):
+    with pytest.raises(sentinel.UsageError, match=r"1024\.00 TiB of fast memory are requested"):
         sentinel.start_profile(work.models, work.optimizers, **{**ASKED, "fast": fast})
     assert not sentinel.active()
     assert [param.data_ptr() for model in work.models for param in model.parameters()] == before

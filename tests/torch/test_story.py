@@ -64,11 +64,11 @@ def test_a_session_is_told_and_kept_as_it_goes(
     story, kept = Story(), KeptFiles(*(str(tmp_path / name) for name in ("r.json", "plan.json", "p.st", "run.st")))
     train(6, story, kept, "emulated:cxl-asic-x8")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "sentinel: the step after 1 optimizer step is watched"
+    assert said[0] == "sentinel: the step after 1 optimizer step is profiled"
     assert said[1].startswith("sentinel: planned: ")
     assert "of fast memory, 49% of the footprint; " in said[1]  # whole pages of a few
     assert "times a stock step" in said[1]
-    assert said[2:] == ["sentinel: applied from now on, after 2 optimizer steps"]
+    assert said[2:] == ["sentinel: the plan is applied from now on, after 2 optimizer steps"]
     profile = files.load_profile(tmp_path / "p.st")
     assert files.load_plan(tmp_path / "plan.json").origin["profile"] == files.digest(profile)
     assert json.loads((tmp_path / "r.json").read_text())["headline"]["kind"] == "emulated"
@@ -80,8 +80,8 @@ def test_a_session_is_told_and_kept_as_it_goes(
 def test_where_nothing_can_be_applied_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     train(3, Story(), KeptFiles(), "cxl-asic-x8")
     said = capsys.readouterr().err.splitlines()
-    watched = " the step after 1 optimizer step is watched"
-    assert [line.split(":")[1] for line in said] == [watched, " planned", " nothing is applied"]
+    begins = " the step after 1 optimizer step is profiled"
+    assert [line.split(":")[1] for line in said] == [begins, " planned", " nothing is applied"]
     assert "this host has no slower memory" in said[2]
 
 
@@ -102,7 +102,7 @@ def test_a_session_that_ends_before_its_plan_is_applied_is_told(
             sentinel.end_profile()
     assert not sentinel.active()
     said = capsys.readouterr().err
-    assert "nothing is applied: the session ended before that" in said
+    assert "nothing is applied: the session ended before the plan could be" in said
     assert "no slower memory" not in said
 
 
@@ -142,7 +142,7 @@ def test_plans_and_machines_are_found_wherever_the_script_goes(tmp_path: Path, m
 
 def test_a_budget_for_everything_is_told_as_one() -> None:
     roomy = replace(PLAN, capacity_bytes=(PLAN.footprint_bytes, *PLAN.capacity_bytes[1:]))
-    assert "so nothing moves; `--fast 20%` leaves it less" in planned(roomy)
+    assert "so nothing moves; give less, such as `--fast 20%`" in planned(roomy)
 
 
 def test_the_end_is_told_in_a_handful_of_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,18 +61,18 @@ def test_what_no_plan_covers_is_fast_memory_of_all_ranks_too() -> None:
     told = AllRanks(rows)
     assert dict(told.heading.summary)["memory"] == (
         "11.00 MiB of fast memory over all ranks instead of 23.00 MiB; at most 6.00 MiB were held within the plans;"
-        " both include 3.00 MiB outside of the plans, where no budget holds"
+        " both include 3.00 MiB outside of the plans, which no budget covers"
     )
     assert told.headline["outside_bytes"] == 3 << 20
     assert "3.00 MiB" in told.text().split("Over all ranks")[1]
 
 
 def test_a_rank_that_left_nothing_has_a_row_that_says_so() -> None:
-    found = AllRanks([row(0, steps=5), row(2, state="died: this is what it had said until then")])
+    found = AllRanks([row(0, steps=5), row(2, state="died: this is its last report")])
     assert [each.state.split(":")[0] for each in found.facts] == ["ended", "left no report", "died"]
     assert found.caveats[:2] == [
         f"Rank 1: {found.facts[1].state}.",
-        "Rank 2: died: this is what it had said until then.",
+        "Rank 2: died: this is its last report.",
     ]
     assert found.tables["ranks"]["steps"].tolist()[0] == 5
     assert found.tables["ranks"]["steps"].isna().tolist() == [False, True, True]
@@ -89,7 +89,7 @@ def test_what_several_ranks_warn_of_is_said_once() -> None:
 def test_reports_of_several_jobs_are_not_taken_for_one() -> None:
     other = row(1)
     found = AllRanks([row(0), other._replace(told={**other.told, "job": "b"})])
-    assert any("several jobs" in caveat for caveat in found.caveats)
+    assert any("different jobs" in caveat for caveat in found.caveats)
     assert AllRanks([row(0), row(1)._replace(headline={"kind": "executed"})]).headline["kind"] is None
 
 

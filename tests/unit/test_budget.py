@@ -47,7 +47,7 @@ def test_what_is_asked_for_beyond_what_is_there_is_capped_and_says_so() -> None:
     assert asked == Amount("50%", share=0.5)
     assert budget_within(2 * MIB, asked, 4 * MIB, "dram") == Budget(2 * MIB)
     assert budget_within(MIB, asked, 4 * MIB, "dram") == Budget(
-        MIB, "fast='50%': 2.00 MiB of fast memory are asked for, dram has 1.00 MiB"
+        MIB, "fast='50%': 2.00 MiB of fast memory are requested, but dram has 1.00 MiB"
     )
 
 

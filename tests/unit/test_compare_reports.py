@@ -109,7 +109,7 @@ def test_unlike_reports_say_so(tmp_path: Path) -> None:
     a = written(tmp_path / "a.json", [1, 1, 0])
     build_report(profile=profile()).write(tmp_path / "b.json")
     report = DifferenceReport(difference(a, tmp_path / "b.json"))
-    assert any("does not tell what its tensors lose" in caveat for caveat in report.caveats)
+    assert any("does not say what its tensors lose" in caveat for caveat in report.caveats)
     assert any("what was done" in caveat for caveat in report.caveats)
     assert text_of(report)
 

@@ -45,7 +45,7 @@ def test_the_environment_wins_over_the_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("fats = 3", "fats: is no setting; fast is the nearest"),
+        ("fats = 3", "fats: is not a setting; fast is the nearest"),
         ("fast = 0.2", 'value of type float; write "20%"'),
         ("fast = true", "value of type bool"),
         ("slow = 1", "value of type int; write a text"),
@@ -65,7 +65,7 @@ def test_a_file_with_an_error_is_refused(here: Path, text: str, told: str) -> No
 
 
 def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
-    with pytest.raises(UsageError, match="SENTINEL_FASST is no setting; write SENTINEL_FAST, or unset it"):
+    with pytest.raises(UsageError, match="SENTINEL_FASST is not a setting; write SENTINEL_FAST, or unset it"):
         configuration({"SENTINEL_FASST": "20%"})
     strangers = ("PORT", "SERVICE_HOST", "PORT_26379_TCP", "UNTESTED_TORCH", "ACCEPT", "NUMA_VM", "HOME")
     assert configuration({f"SENTINEL_{name}": "x" for name in strangers}) == {}
@@ -94,7 +94,7 @@ def test_a_run_takes_its_own_options_first_and_files_from_where_it_began(
 def test_a_file_of_another_tool_that_is_no_toml_is_passed_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "pyproject.toml").write_text("[tool.ruff\nline-length = 120")
     assert configuration({"SENTINEL_FAST": "20%"}) == {"fast": Setting("20%", "SENTINEL_FAST")}
-    assert capsys.readouterr().err.startswith("sentinel: pyproject.toml is no TOML")
+    assert capsys.readouterr().err.startswith("sentinel: pyproject.toml is not valid TOML")
 
 
 @pytest.mark.parametrize("heading", ["[tool.sentinel]", '[ tool . "sentinel" ]', "tool.sentinel.fast = 3"])

@@ -100,7 +100,7 @@ def test_counts_are_exact_by_settings_that_are_given_back(
     with suppress(KeyboardInterrupt), node_memory.exact_free_counts():
         raise KeyboardInterrupt
     assert lists.read_text() == "0"
-    assert f"{lists} is as a comparison has it" in capsys.readouterr().err
+    assert f"{lists} was set by a comparison" in capsys.readouterr().err
 
 
 def test_without_memory_cgroups_there_is_no_group_and_nothing_stays(tmp_path: Path) -> None:

@@ -98,5 +98,5 @@ def test_numbers_that_cannot_be_are_named() -> None:
     assert problem_of(_with_tiers(65)) == "more than 64 tiers"
     layers = (LayerId("block", 1), LayerId("block", 0))
     swapped = dataclasses.replace(persistent_plan(PROFILE, [0]), layers=layers)
-    assert problem_of(swapped).startswith("layer block#1 stands where block is due")
+    assert problem_of(swapped).startswith("layer block#1 stands where block is expected")
     assert "witness is negative" in problem_of(dataclasses.replace(SIMULATED, witnessed=Witnessed(lost=-1)))

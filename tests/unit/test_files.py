@@ -188,8 +188,8 @@ def test_a_table_in_json_is_checked_by_column(tmp_path: Path, plan_json: dict[st
     ("content", "rule"),
     [
         (b"", "empty"),
-        (b"\0", "no Sentinel file"),
-        (b"PK\3\4 a zip, say", "no Sentinel file"),
+        (b"\0", "not a Sentinel file"),
+        (b"PK\3\4 a zip, say", "not a Sentinel file"),
         (b"[]", "no Sentinel file"),
         (b"{", "not JSON"),
         (b"{}", "none of"),

@@ -12,7 +12,7 @@ from benchmarks import costs_page, first_use
 
 LINES = [
     (2.0, "sentinel: compiling sentinel_torch, once, into /cache, 2 s so far"),
-    (3.0, "sentinel: the step after 1 optimizer step is watched"),
+    (3.0, "sentinel: the step after 1 optimizer step is profiled"),
     (9.5, "sentinel: planned: 6.1 MiB of fast memory, 20% of the footprint"),
     (9.6, "sentinel: planned: a second plan"),
     (12.0, ""),

@@ -111,7 +111,7 @@ def test_one_that_raises_is_told_no_more_and_the_others_go_on(capsys: pytest.Cap
     assert isinstance(watch.raised, ValueError)
     assert (failing.told, other.told) == ([], ["1", "2"])
     said = capsys.readouterr().err
-    assert said == "sentinel: Listed is told no more of the session, training goes on: ValueError: no more\n"
+    assert said == "sentinel: Listed gets no more calls in this session, training goes on: ValueError: no more\n"
 
 
 def test_an_interrupt_is_not_held_back() -> None:

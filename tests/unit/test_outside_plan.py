@@ -73,7 +73,7 @@ def test_fast_memory_counts_what_is_outside_of_the_plan(outside: list[Any], fast
     counts = fast > 8 * MIB
     start = f"{fast // MIB}.00 MiB of fast memory instead of {whole // MIB}.00 MiB: {less}"
     assert memory.startswith(start)
-    assert ("outside of the plan, where no budget holds" in memory) == counts
+    assert ("outside of the plan, which no budget covers" in memory) == counts
     for form in (told.text(), page(told)):
         words = " ".join(form.split())
         assert ("fast memory of all" in words) == counts

@@ -76,7 +76,7 @@ def test_only_an_earlier_report_is_overwritten_unasked(
     monkeypatch.chdir(tmp_path)
     Path(DEFAULT_REPORT).write_text(document("a page", "") if ours else "<!doctype html>notes of another kind")
     assert KeptFiles.asked_for(asked()).report == (DEFAULT_REPORT if ours else "")
-    assert ("it stays; give --report FILE" in capsys.readouterr().err) == (not ours)
+    assert ("not overwritten: give --report FILE" in capsys.readouterr().err) == (not ours)
     assert KeptFiles.asked_for(asked(report=DEFAULT_REPORT)).report == DEFAULT_REPORT
 
 
@@ -254,7 +254,7 @@ def test_a_page_of_somebody_elses_stays_and_there_is_no_report_over_all(
         monkeypatch.setenv(name, value)
     (tmp_path / "sentinel-report.html").write_text("mine")
     kept = KeptFiles.asked_for(asked())
-    assert "sentinel-report.html is here already" in capsys.readouterr().err
+    assert "sentinel-report.html exists" in capsys.readouterr().err
     assert kept.write_report(full_report())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sentinel-report.html", "sentinel-report.rank1.html"]
     assert (tmp_path / "sentinel-report.html").read_text() == "mine"

@@ -47,7 +47,7 @@ def proof(**more: Any) -> dict[str, Any]:
         "predictions": {"gpt": {"workload": "gpt", "written": "2026-01-01T00:00:59Z", "digest": "d", "of": of}},
         "cells": cells,
         "kernel_placements": [],
-        "not_run": {"gpt.policy.static": "its turn did not come"},
+        "not_run": {"gpt.policy.static": "there was no time for it"},
         "put_back": [],
         "contents": ["host.kernel"],
         **more,

@@ -197,7 +197,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, capsys: py
 def test_minutes_are_minutes(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["prove", "--minutes", minutes])
-    assert "no number of minutes" in capsys.readouterr().err
+    assert "not a number of minutes" in capsys.readouterr().err
 
 
 @pytest.mark.needs("torch")

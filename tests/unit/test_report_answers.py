@@ -236,9 +236,9 @@ def test_what_tensors_lose_is_told_as_part_of_a_step_and_beside_what_waits_cost(
 
 
 def test_a_report_of_a_session_that_goes_on_says_where_the_curve_will_be() -> None:
-    assert "Not planned here: a report drawn after <code>sentinel.stop()</code>" in page(full_report())
+    assert "Not planned yet: a report made after <code>sentinel.stop()</code>" in page(full_report())
     alone = build_report(profile=PROFILE, plan=PLAN, machine=MACHINE, simulated=SIMULATED, setup=SETUP)
-    assert "Not planned here" not in page(alone)
+    assert "Not planned yet" not in page(alone)
 
 
 def test_long_names_break_after_their_parts() -> None:

@@ -102,7 +102,7 @@ def test_a_busy_host_is_the_first_caveat_and_no_ratio_is_stated(setup: Setup, to
     assert told in report.caveats[0]
     waits = "the training thread waited" in told
     assert ("a limit of the container" in report.caveats[0]) == waits  # what waits for its quota waits likewise
-    assert ("what others had is not told there" in report.caveats[0]) == waits
+    assert ("what others had is not known there" in report.caveats[0]) == waits
     assert "the host was busy, so it is not compared" in dict(report.heading.summary)["speed"]
     for form in (report.text(), page(report)):
         words = " ".join(form.split())

@@ -56,7 +56,7 @@ def test_plan_prints_what_it_decides(saved: dict[str, str], capsys: pytest.Captu
 def test_only_the_policy_that_has_candidates_can_forgive(saved: dict[str, str]) -> None:
     words = ("plan", saved["profile"], "--machine", saved["machine"], "--fast", "20%", "--forgiving")
     assert plan.execute(asked(plan, *words)) == OK
-    with pytest.raises(UsageError, match="policy lru cannot be forgiving; use policy sentinel"):
+    with pytest.raises(UsageError, match="policy lru has no forgiving plans; use policy sentinel"):
         plan.execute(asked(plan, *words, "--policy", "lru"))
 
 

@@ -161,7 +161,7 @@ def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(path, "index", f"is no index of MDS shards ({str(error)[:80]}); copy it anew") from error
+        raise FormatError(path, "index", f"is not an index of MDS shards ({str(error)[:80]}); copy it anew") from error
     if not columns:
         raise FormatError(path, "index", "tells of no shards; check that the writer was closed")
     for name, encoding, _ in columns:

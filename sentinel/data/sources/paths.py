@@ -38,7 +38,7 @@ def _choices(inner: str) -> Sequence[str]:
         return inner.split(",")
     first, last = int(matched[1]), int(matched[2])
     if first > last or last - first >= _MOST_FILES:
-        raise UsageError(f"{{{inner}}} is no range that rises", "write the lower number first")
+        raise UsageError(f"{{{inner}}} is not a rising range", "write the lower number first")
     width = len(matched[1]) if matched[1].startswith("0") or len(matched[1]) == len(matched[2]) else 0
     return [f"{number:0{width}d}" for number in range(first, last + 1)]
 

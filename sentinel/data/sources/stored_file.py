@@ -201,7 +201,7 @@ def file_at(path: str) -> SourceFile:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError(path, "file", "is no regular file; give the files of the data set")
+        raise FormatError(path, "file", "is not a regular file; give the files of the data set")
     return SourceFile(path, status.st_size, status.st_mtime_ns)
 
 

@@ -205,7 +205,7 @@ def _is_header(block: bytes, at: int) -> None:
         return
     told = _number(block[148:156], at)  # older than ustar: only the checksum tells a header
     if told != sum(block) - sum(block[148:156]) + 8 * 32:
-        what = "is no tar file" if at == 0 else f"has no header where one should be, at byte {at}"
+        what = "is not a tar file" if at == 0 else f"has no header where one should be, at byte {at}"
         raise _Damaged(f"{what}; give a plain tar, or copy it anew")
 
 

@@ -89,5 +89,5 @@ def _loss_of(output: Any) -> torch.Tensor:
 
 def _scalar(loss: Any, where: str) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise UsageError(f"{where}: its loss is no scalar tensor", WANTED)
+        raise UsageError(f"{where}: its loss is not a scalar tensor", WANTED)
     return loss

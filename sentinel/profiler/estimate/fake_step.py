@@ -26,12 +26,13 @@ from sentinel.profiler.merge import GradientSeen, Known, Step, merge
 from sentinel.runtime import RUNTIME
 
 NOTE = (
-    "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels take while they run is in it"
-    " for convolutions, embedding bags and sparse gradients alone; what only values decide is not; times are a model."
+    "Estimated from shapes: nothing was run, no memory was allocated. Memory that kernels take while they run is"
+    " included only for convolutions, embedding bags and sparse gradients; what only values decide is not included;"
+    " times are a model."
 )
 ON_ZEROS = (
-    "These operators ran, in memory and on zeros, for PyTorch has no rule for the shapes of their results: {}. Where"
-    " the size of a result hangs on values it is the one that zeros give; what these kernels allocate inside is not"
+    "These operators ran, in memory and on zeros, because PyTorch has no rule for the shapes of their results: {}. If"
+    " the size of a result depends on values, it is the size for zeros; what these kernels allocate inside is not"
     " counted."
 )
 BLIND_TO = (

@@ -76,7 +76,7 @@ def parse(spec: str) -> tuple[str, int]:
     except UsageError:
         nbytes = 0
     if nbytes not in (PAGE_BYTES, GRANULE_BYTES):
-        raise UsageError(f"tracker {spec!r}: {granule!r} is no granule", f"use {name}:4KiB or {name}:2MiB")
+        raise UsageError(f"tracker {spec!r}: {granule!r} is not a granule", f"use {name}:4KiB or {name}:2MiB")
     if name == "uffd" and nbytes != PAGE_BYTES:
         raise UsageError("tracker 'uffd' maps one page a fault: granules save it nothing", "use uffd, or ebpf:2MiB")
     return name, nbytes

@@ -89,7 +89,7 @@ def _outside(h: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             "outside of the plan",
             format_bytes(outside),
-            "stayed in place or was not managed: in no budget",
+            "stayed in place or was not managed: no budget covers it",
         ),
         ("fast memory of all", format_bytes(fast), f"{fast / whole:.1%} of {format_bytes(whole)}, planned or not"),
     ]

@@ -80,7 +80,7 @@ def _html(report: Document[Facts]) -> str:
     found = report.facts.fast_memory_points
     if found is None:
         return _without(report.facts)
-    note = "Predicted by plans made of this profile after the run, by the same policy; nothing of it was run."
+    note = "Predicted: the same policy planned this profile again after the run. None of these plans was run."
     if not found.whole:
         note += " Planning takes long for this step, so few amounts were tried; `sentinel compare` tries more."
     return (
@@ -98,7 +98,9 @@ def _without(facts: Facts) -> str:
     if plan.capacity_bytes[0] >= plan.footprint_bytes:
         return tag("p", "Nothing: all tensors of the step fit into fast memory already.", class_="answer")
     if not facts.setup.more_plans_s:
-        later = "Not planned here: a report drawn after `sentinel.stop()`, and the last one of `sentinel run`, say it."
+        later = (
+            "Not planned yet: a report made after `sentinel.stop()`, and the last report of `sentinel run`, show it."
+        )
         return tag("p", coded(later), class_="answer") if facts.executed is not None else ""
     why = "Planning takes too long for this step to be tried here; `sentinel compare` of a saved profile does."
     return tag("p", coded(why), class_="answer")

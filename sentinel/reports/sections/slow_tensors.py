@@ -177,8 +177,8 @@ def _html(report: Document[Facts]) -> str:
         columns.pop()
     keys = [str(group.key) for group in found[:ROWS]]
     whole_table = table(shown, columns, "Tensors by time lost", total=len(found), keys=keys)
-    model = "The time is by which slower memory takes longer than fast memory, by the machine's figures, as planned. "
-    note = (model if known else "") + "A click on a name marks it in every picture and table; Esc ends that."
+    model = "Time lost is how much longer slower memory takes than fast memory, by the machine's figures, as planned. "
+    note = (model if known else "") + "Click a name to mark it in every picture and table; Esc clears the mark."
     return (
         tag("p", breakable(_answer(found, report.facts)), class_="answer")
         + ranked_bars(bars, "slow", "Tensors by time lost in slower memory")

@@ -84,7 +84,7 @@ def _html(report: Document[Facts]) -> str:
         ]
         bars.append(("moves", format_ns(moving.moving_ns), shown))
     note = "The host was busy: these times say little. " if busy(report.facts.headline) else ""
-    note += "Each bar is the step nearest the median. What computes is the stock step's time, as far as it fits."
+    note += "Each bar is the step nearest the median. Its compute part is the time of a stock step, as far as it fits."
     answer = tag("p", escape(_answer(parts[-1])), class_="answer")
     return answer + part_bars(bars, most, "The time of a step", format_ns) + tag("p", escape(note), class_="note")
 
