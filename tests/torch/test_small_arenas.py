@@ -41,7 +41,7 @@ print(report.text(), report.setup.in_place)
 """
 MIB, AMPLE = 1 << 20, 1 << 36
 PERSISTENT = 4 * 2 * 3  # weights and biases of four layers, and two moments of each
-LEFT_OUT, NO_ROOM = "lie beyond", "finds no room in managed memory"
+LEFT_OUT, NO_ROOM = "need more", "finds no room in managed memory"
 
 
 @pytest.mark.parametrize(

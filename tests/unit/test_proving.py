@@ -173,7 +173,7 @@ def test_the_host_is_told_by_a_list_of_facts() -> None:
 
 
 def test_words_are_checked_before_anything_is_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="on paper only"):
+    with pytest.raises(UsageError, match="exists as a description only"):
         asked_for("cxl-asic-x8", tmp_path, quick=True)
     with pytest.raises(UsageError, match="names no slow tier"):
         asked_for("quick", tmp_path, quick=True)

@@ -92,7 +92,7 @@ def loads(profiled: float | None, applied: float | None, waited: float | None = 
     ("setup", "told"),
     [
         (loads(0.34, 0.05), "busy: for 34% of the profiled step the training thread waited"),
-        (loads(0.05, 0.12), "busy: for 12% of the applied steps others had the processors. Times"),
+        (loads(0.05, 0.12), "busy: for 12% of the applied steps others had the processors. The times"),
         (loads(0.34, 0.12), "others had the processors; for 34% of the profiled step the training thread waited"),
     ],
 )
