@@ -9,15 +9,15 @@
     ...keep training...
     sentinel.report().write("report.html")
 
-Without a session, on files that one has saved, on any machine:
+Without a session, from saved files, on any machine:
 
     profile, machine = sentinel.load("p.safetensors"), sentinel.load("machine.json")
     plan = sentinel.plan(profile, machine)              # where each tensor lives, and what moves when
     run = sentinel.simulate(plan, profile, machine)     # what that would do
     sentinel.save(plan, "plan.json")
 
-`import sentinel` needs neither torch nor a compiler; the calls that watch a training step do. All errors are
-SentinelError, and say what was attempted, what came back and what to do.
+`import sentinel` needs neither torch nor a compiler; the calls that profile a training step do. All errors are
+SentinelErrors, and say what was tried, what came back and what to do.
 """
 
 from __future__ import annotations
@@ -77,28 +77,32 @@ def start_profile(
     keep_slow: str | Sequence[str] | None = None,
     smallest: str | int | None = None,
 ) -> None:
-    """Begin the profiled step, at any step boundary. Memory is managed from this call on.
+    """Begin the profiled step, at any step boundary. From this call on Sentinel manages memory.
 
-    `model`, `optimizer`: one or several, for names and roles; not needed after `annotate`, and may be missing.
-    `fast`: budget of fast memory: `"20%"` of the footprint of the all-fast plan, `"8GiB"` or bytes; default: what
-    the fast tier has free. `slow`: `"numa:1"`, `"emulated:PRESET"` (a slower node with injected delays), a PRESET to
-    plan for only, or `"auto"`: the nearest slower node; without one nothing is applied, and the report says so.
-    `"file:DIR"`, or `"file:DIR=64GiB"`: tensors of 1 MiB and more take `fast` bytes of memory, what exceeds them is in
-    a file there, read ahead by a recorded step; it is best called before the model is built. `"file:auto"`: on the
-    local disk that looks fastest, never the root file system's.
-    `cap`: with a file, a size that bounds the whole process with its children: tensors take what the rest leaves of it,
-    at most `fast`; default: the container's limit, where there is one and `fast` is not given.
-    `overlap_optimizer`: with a file, parameters take their updates within backward, once their gradients are complete,
-    and these are freed; after one step was watched, and not where it touches gradients or parameters before its update.
-    `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`: the most exact that this host allows.
-    `policy`: a name of `sentinel.planner.POLICIES`. `machine`: a path, the name of a described machine such as
-    `"cxl-m5"`, or a Machine. `plan`: a saved plan to apply at once, without profiling.
-    `rate_limit`: migrations go no faster, each way: `"500MB/s"`, `"1GiB/s"`.
-    `keep_fast`, `keep_slow`: patterns of names, such as `"embed.*"`: parameters, buffers and optimizer state that stay
-    in that memory; `sentinel.keep_fast(tensor)` says it of an object. `smallest`: those that are smaller stay fast.
+    - `model`, `optimizer`: one or several, for names and roles. Optional; not needed after `annotate`.
+    - `fast`: the budget of fast memory: a share of the step's footprint (`"20%"`), a size (`"8GiB"`), or bytes.
+      Default: all that the fast tier has free.
+    - `slow`: where the rest goes. `"auto"`: the nearest slower node; if there is none, nothing is applied, and the
+      report says so. `"numa:1"`: that node. `"emulated:PRESET"`: ordinary memory with injected delays. A PRESET alone:
+      plan only. `"file:DIR"`, `"file:DIR=64GiB"`: a file, read ahead by a recorded step; tensors of 1 MiB and more take
+      `fast` bytes of memory; call it before the model is built. `"file:auto"`: a file on the local disk that looks
+      fastest, never on the root file system.
+    - `cap`: with a file, the size limit of the whole process and its children; tensors get what the rest leaves, at
+      most `fast`. Default: the container's limit, if there is one and `fast` is not given.
+    - `overlap_optimizer`: with a file, update each parameter within backward, as soon as its gradient is complete, and
+      free the gradient. Begins after one step was checked; refused if the step touches gradients or parameters
+      before its update.
+    - `tracker`: `"ebpf"`, `"uffd"`, `"perf"`, `"pagemap"`, `"ops"`, or `"auto"`, the most exact that this host allows.
+    - `policy`: a name of `sentinel.planner.POLICIES`.
+    - `machine`: a path, the name of a described machine such as `"cxl-m5"`, or a Machine.
+    - `plan`: a saved plan to apply at once, without profiling.
+    - `rate_limit`: limit for migrations in each direction: `"500MB/s"`, `"1GiB/s"`.
+    - `keep_fast`, `keep_slow`: patterns of names, such as `"embed.*"`, of parameters, buffers and optimizer state that
+      stay in that memory. `sentinel.keep_fast(tensor)` does the same for an object.
+    - `smallest`: parameters, buffers and optimizer state smaller than this stay in fast memory.
 
-    Raises UsageError if a session is running or an argument has no meaning, CapabilityError if this host lacks
-    something, FormatError if a file is not what it should be; nothing is changed then.
+    Raises UsageError if a session is running or an argument is wrong, CapabilityError if this host lacks something,
+    FormatError if a file is damaged or of another kind. After an error nothing has changed.
     """
     session = _session()
     session.leave_to_script()
@@ -120,9 +124,9 @@ def start_profile(
 
 
 def end_profile() -> Plan:
-    """End the profiled step, plan, and begin to apply, from the next step on. Returns the plan.
+    """End the profiled step and plan; the plan is applied from the next step on. Returns the plan.
 
-    If optimizer state was born in this step the plan is provisional, and the next whole step is profiled by itself.
+    If this step created optimizer state, the plan is provisional, and Sentinel profiles the next whole step too.
     """
     made: Plan = _session().end_profile()
     return made
@@ -134,10 +138,10 @@ def annotate(
     *,
     blocks: Sequence[torch.nn.Module | str] | None = None,
 ) -> Annotation:
-    """Tick by itself: per block forward and backward, and within the optimizer's step. Undo with `.remove()`.
+    """Mark the layers of a step by hooks: each block forward and backward, and slices of the optimizer's step.
 
-    `blocks`: modules or their names, instead of those that are found. Several models and optimizers add up. Does
-    nothing without a session.
+    `blocks`: modules or their names, instead of those that Sentinel finds. Several calls add up. Without a session the
+    hooks do nothing. Undo with `.remove()`.
     """
     session = _session()
     session.leave_annotations_to_script()
@@ -161,15 +165,15 @@ def placing(
     smallest: str | int | None = None,
     report: str | os.PathLike[str] | None = None,
 ) -> Placing:
-    """A context manager around a training loop, whose steps and layers it finds itself: `with placing(fast="20%"):`.
+    """A context manager for a training loop: `with placing(fast="20%"):`. It finds steps and layers itself.
 
-    One of the first steps is watched, and the plan is applied until the `with` ends, also by an exception. Then stock
-    allocation is back, annotations that it made are gone, and the report is written to `report`, in the form that the
-    suffix names, with the rank in its name where the job has several processes; `sentinel.report()` has it, too. The
-    other arguments are those of `start_profile`. Models that are annotated already keep their layers.
+    It profiles one of the first steps, and applies the plan until the `with` ends, also by an exception. Then PyTorch's
+    own allocator is back, its annotations are removed, and the report is written to `report`, in the form that the
+    suffix names; with several processes, the name gets the rank. `sentinel.report()` returns the same report. The other
+    arguments are those of `start_profile`. Models that are annotated already keep their layers.
 
-    Raises, as the `with` begins, what `start_profile` raises for its arguments, and UsageError for a session that is
-    running. From then on what goes wrong costs a sentence on stderr, and the loop trains as it would have.
+    When the `with` begins, it raises what `start_profile` raises. If something goes wrong later, a sentence on stderr
+    says so, and the loop trains without placement.
     """
     session = _session()
     from sentinel.session.placing import Placing
@@ -192,22 +196,22 @@ def placing(
 
 
 def keep_fast(*kept: torch.Tensor | torch.nn.Module | str) -> None:
-    """From the next plan on these stay in fast memory: tensors that live across steps, the parameters and buffers of
-    modules, or patterns of names such as `"embed.*"`. The last word on one counts.
+    """From the next plan on, keep these in fast memory: tensors that live across steps, modules (their parameters and
+    buffers), or patterns of names such as `"embed.*"`. The last call for a tensor counts.
 
-    What exceeds the budget is an error of the call that begins a session, as far as that is known there; else, and
-    under `sentinel run`, it is a sentence, and nothing is kept fast. Raises UsageError for anything else.
+    If they exceed the budget, the call that begins the session raises an error. If the budget is not known then, or
+    under `sentinel run`, a sentence says so instead, and nothing is kept fast. Raises UsageError for other arguments.
     """
     _session().keep("fast", kept)
 
 
 def keep_slow(*kept: torch.Tensor | torch.nn.Module | str) -> None:
-    """As `keep_fast`: from the next plan on these stay in slow memory, where there is any."""
+    """As `keep_fast`: from the next plan on, keep these in slow memory, if there is any."""
     _session().keep("slow", kept)
 
 
 def stop() -> Run:
-    """End applying: memory stays valid, stock allocation is back. Returns what was executed."""
+    """End the session: tensors stay valid, and PyTorch's own allocator is back. Returns the executed Run."""
     done: Run = _session().stop()
     return done
 

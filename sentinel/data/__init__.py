@@ -1,4 +1,4 @@
-"""Training data in torch's own random order, from the files that one has, in a memory that one names.
+"""Training data in torch's own random order, from your files, through as much memory as you give.
 
     import sentinel.data
 
@@ -8,8 +8,8 @@
     loader.state_dict()         # what training received; load_state_dict() goes on there
     loader.report().headline    # samples, hits, source_reads and more
 
-`Samples` and `OrderSampler` are for a DataLoader of one's own; `plan` and `simulate` say what an epoch reads.
-docs/data.md tells which orders there are, what they read and when none of them is worth it.
+`Samples` and `OrderSampler` are for a DataLoader of your own; `plan` and `simulate` say what an epoch reads.
+docs/data.md lists the orders, what they read, and when none of them is worth it.
 """
 
 from __future__ import annotations
@@ -64,29 +64,33 @@ def loader(
     """Batches of a data set. The order of epoch e is `torch.randperm` with a generator of seed + e, split over ranks as
     DistributedSampler does.
 
-    `source`: `.tar` shards of WebDataset (paths or URLs, `{000..146}`, globs), Parquet, `.npy` or `.safetensors` files,
-    a folder of MDS shards or one whose files are samples, `parquet(...)`, `safetensors(...)`, `records(...)`, or a
-    map-style Dataset, which reads by itself. `transform` gets a sample as users of the format know it: of a tar a dict
-    of `__key__` and bytes by extension, of MDS and Parquet a dict of columns, of rows and records an array, of a folder
-    (path, bytes).
-    `memory`: for samples that are read ahead, `"20%"` of the data set, `"8GiB"` or bytes; it is reserved at once.
-    `order`: `"exact"`, `"windowed"`, `"redirect"`, or `Importance(...)` for an ImportanceLoader: epochs of the samples
-    whose last losses were high. `rank`, `world`: as torch.distributed has them, else 0 of 1.
+    - `source`: `.tar` shards of WebDataset (paths or URLs, `{000..146}`, globs), Parquet, `.npy` or `.safetensors`
+      files, a folder of MDS shards, a folder whose files are samples, `parquet(...)`, `safetensors(...)`,
+      `records(...)`, or a map-style Dataset, which reads by itself.
+    - `transform`: called with each sample: for tar a dict of `__key__` and bytes by extension, for MDS and Parquet a
+      dict of columns, for rows and records an array, for a folder (path, bytes).
+    - `memory`: for samples that are read ahead: `"20%"` of the data set, `"8GiB"` or bytes. Reserved at once.
+    - `order`: `"exact"`, `"windowed"`, `"redirect"`, or `Importance(...)` for an ImportanceLoader, which delivers the
+      samples whose last losses were high.
+    - `rank`, `world`: default: those of torch.distributed, else 0 of 1.
 
-    Options: `unit` (samples read at once; "auto", the default, reads each sample alone where all files are in the page
-    cache, else measures what reads cost, and takes what is cheapest; it is 64 in other orders than exact and with
-    peers; Parquet's row groups and packed shards are read whole), `index_path` (an index made by `index`), and of
-    torch's DataLoader `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`,
-    `multiprocessing_context`. `where`: in which memory samples lie: `"auto"` (the default: on a slower NUMA node if
-    there is one), `"slow"` (the slowest), `"fast"` (which then has so much less for tensors), `"numa:N"`, or
-    `"file:DIR"`, a file on a disk. `share`: a name; of jobs of one user on this machine that give the same one, and
-    deliver the same epoch in the same exact order at about the same time, one reads for all. `peers`: `"host:port"` of
-    what `sentinel data serve` started on each machine, in the order of ranks, which then have one plan, and one memory;
-    `peers_password_file`.
+    Options:
 
-    Raises UsageError for an argument that has no meaning or memory that is too little or not there, CapabilityError for
-    a node that is not there, FormatError for a file that is damaged or changed since it was indexed; nothing is read
-    from it then.
+    - `unit`: samples read at once. `"auto"`, the default: in exact order, 1 if all files are in the page cache, else
+      the cheapest by measured reads; 64 in other orders and with peers. Parquet's row groups and packed shards are read
+      whole.
+    - `index_path`: an index made by `index`.
+    - `where`: the memory for samples: `"auto"` (default: a slower NUMA node if there is one), `"slow"` (the slowest),
+      `"fast"` (tensors then have less of it), `"numa:N"`, or `"file:DIR"`, a file on a disk.
+    - `share`: a name. If several jobs of one user on this machine give the same name, and deliver the same epoch in the
+      same exact order at about the same time, one reads for all.
+    - `peers`: the `"host:port"` of `sentinel data serve` on each machine, in the order of ranks, which then share one
+      plan and one memory. `peers_password_file`: a file with their password.
+    - `collate_fn`, `drop_last` (over ranks too), `prefetch_factor`, `pin_memory`, `multiprocessing_context`: as for
+      torch's DataLoader.
+
+    Raises UsageError for a wrong argument or too little memory, CapabilityError for a missing node, FormatError for a
+    file that is damaged or changed since it was indexed; nothing is read from such a file.
     """
     _check_options(options)
     share = options.pop("share", None)

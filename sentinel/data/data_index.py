@@ -67,15 +67,15 @@ class DataFiles:
 def records(paths: Paths, dtype: DTypeLike, shape: int | tuple[int, ...]) -> RecordFiles:
     """Files of records without a header, such as tokens: `records("tokens.bin", "uint16", 1025)`.
 
-    A record has `shape` numbers of `dtype`; a sample is an array of it. Raises UsageError for one without bytes.
+    A record has `shape` numbers of `dtype`; a sample is an array of it. Raises UsageError for records without bytes.
     """
     return RecordFiles(tuple(files_named(paths)), Records(dtype, shape))
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None) -> RecordFiles:
-    """Parquet files, of which only some columns are read: `parquet("docs-*.parquet", ["text"])`; all without `columns`.
+    """Some columns of Parquet files: `parquet("docs-*.parquet", ["text"])`. Without `columns`, all.
 
-    Raises UsageError where no column is named."""
+    Raises UsageError if `columns` is empty."""
     return RecordFiles(tuple(files_named(paths)), ParquetRows(columns))
 
 
@@ -85,11 +85,11 @@ def safetensors(paths: Paths, tensor: str) -> RecordFiles:
 
 
 def index(source: Paths | RecordFiles, path: str | os.PathLike[str] | None = None, *, beside: bool = False) -> Path:
-    """Index a data set anew and keep the index; returns its path. The files are only read, of a tar only its headers.
+    """Index a data set and write the index; returns its path. The files are only read, tar files only by headers.
 
-    It is kept at `path`, with `beside` in the folder of the data, else in the user's cache, where `loader` finds it.
-    Raises FormatError for a file that cannot be read sample by sample, UsageError for what names no files, and for a
-    `path` that is one of the data set's own files.
+    The index goes to `path`; with `beside` into the folder of the data; else into the user's cache, where `loader`
+    finds it. Raises FormatError for a file that cannot be read sample by sample, UsageError if the source names no
+    files, or if `path` is one of the data set's own files.
     """
     paths, made = _format_of(source)
     root = _root_of(paths)

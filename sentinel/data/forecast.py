@@ -106,10 +106,10 @@ def forecast(
     workers: int = 1,
     where: str = AUTO,
 ) -> Forecast:
-    """What each order would read with each amount of memory. `unit`: as `loader` takes it, and by the same choice.
-    `costs`: of another machine's source, for which this one's page cache counts nothing; measured here if not given.
-    `workers`: those of the loader; a plain DataLoader has a read of each in flight. `where`: as `loader` takes it; a
-    note says where each memory would lie.
+    """What each order would read with each amount of memory. `unit`, `where`: as for `loader`; a note says
+    where each memory would be. `costs`: those of a source on another machine (this machine's page cache then does not
+    count); measured here if not given. `workers`: those of the loader; a plain DataLoader has one read in flight for
+    each.
 
     An amount or an order that does not fit is left out, with a note. Raises what `loader` raises for a source, for
     `unit` and for `where`, and for a memory where no other one fits.

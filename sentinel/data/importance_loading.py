@@ -98,9 +98,9 @@ class ImportanceFeeding(FileFeeding):
 
 
 class ImportanceLoader(Loader):
-    """Iterate over it: an iteration is an epoch. After each batch `report_losses` tells what each of its samples cost.
+    """Made by `sentinel.data.loader` with `order=Importance(...)`. Each iteration over it is an epoch. For one thread.
 
-    Made by `sentinel.data.loader` with `order=Importance(...)`. For one thread.
+    Call `report_losses` after each batch, with the loss of each of its samples.
     """
 
     def __init__(

@@ -29,10 +29,10 @@ STATE_VERSION = 1
 
 
 class Loader(IterableDataset[Any]):
-    """Iterate over it: an iteration is an epoch. Made by `sentinel.data.loader`. For one thread.
+    """Made by `sentinel.data.loader`. Each iteration over it is an epoch. For one thread.
 
-    As an IterableDataset of batches it may be given to torchdata's `StatefulDataLoader(loader, batch_size=None)`, which
-    keeps its state; without workers there, for it has its own.
+    It is an IterableDataset of batches: torchdata's `StatefulDataLoader(loader, batch_size=None)` keeps its state. Give
+    that no workers, because the loader has its own.
     """
 
     def __init__(

@@ -91,11 +91,11 @@ class FetchedSamples(Dataset[Any]):
 
 
 class Samples(FetchedSamples):
-    """The samples of a data set, for a DataLoader of one's own: `DataLoader(samples, sampler=OrderSampler(samples))`.
+    """The samples of a data set, for your own DataLoader: `DataLoader(samples, sampler=OrderSampler(samples))`.
 
-    Iterated over by that sampler, samples come in its order from memory that one reader fills, as those of `loader` do.
-    Without it each is read alone. Only `loader` has states, restarted workers and a report. For one
-    thread and one iteration at a time; in worker processes samples are only fetched.
+    With that sampler, samples come in its order from memory that one reader fills, as those of `loader` do. Without it,
+    each sample is read alone. Only `loader` has states, restarted workers and a report. For one thread and one
+    iteration at a time; worker processes only fetch samples.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Samples(FetchedSamples):
 
 
 class OrderSampler(Sampler[int]):
-    """The order of `samples`, which are read as it is iterated over: an iteration is an epoch."""
+    """The order of `samples`. Each iteration over it is an epoch, and reads the samples."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples, self._epoch = samples, 0

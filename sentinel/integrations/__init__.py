@@ -5,8 +5,8 @@
     trainer = transformers.Trainer(model, arguments, callbacks=[sentinel.integrations.TrainerCallback(fast="20%")])
     trainer = lightning.Trainer(callbacks=[sentinel.integrations.LightningCallback(fast="20%")])
 
-Their arguments are those of `sentinel.placing`, which is all that loops of accelerate's need. Each library is imported
-when its callback is first used; without it that raises CapabilityError, which says how to get it.
+Their arguments are those of `sentinel.placing`. Loops of accelerate need only `sentinel.placing` itself. Each library
+is imported when its callback is first used; if it is missing, CapabilityError says how to install it.
 """
 
 from __future__ import annotations

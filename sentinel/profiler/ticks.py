@@ -9,7 +9,7 @@ from sentinel.runtime import RUNTIME
 
 
 def add_layer(name: str | None = None) -> None:
-    """End a layer and name it. Without a session: nothing, in well under 100 ns."""
+    """End a layer and name it. Without a session it does nothing, in well under 100 ns."""
     sink = RUNTIME.sink  # read once: the session may end in another thread
     if sink is not None:
         sink.tick(name or "", "", "add_layer")

@@ -19,37 +19,38 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """What sessions tell on the thread that trains, between operators. A class derived from it names what it is told.
+    """Derive a class from it, and override the methods that you need. They are called on the training thread, between
+    operators.
 
-    Steps are told from the first one on that a plan is applied in, as long as ticks come in the plan's order. What an
-    observer does takes the step's time, and tensors that it makes count among the step's. One that raises an Exception
-    is told no more; training goes on. `sentinel.stop()` within one ends the session as soon as the call that told it
-    is over.
+    Steps are reported from the first step on in which a plan is applied, as long as ticks come in the plan's order. The
+    time that an observer takes is part of the step, and so are tensors that it makes. An observer that raises an
+    Exception is not called again; training goes on. If it calls `sentinel.stop()`, the session ends when the method has
+    returned.
     """
 
     def session_started(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """`start_profile()` is done; what is trained, as far as it was given or annotated."""
+        """`start_profile()` has returned. Arguments: the models and optimizers that were given or annotated."""
         del models, optimizers
 
     def profile_made(self, profile: Profile) -> None:
-        """A step was watched to its end; planning comes next."""
+        """A step was profiled to its end; planning comes next."""
         del profile
 
     def plan_made(self, plan: Plan) -> None:
-        """A plan was made; it is not applied where it is provisional, or no better than the one in force."""
+        """A plan was made. It is not applied if it is provisional, or no better than the present one."""
         del plan
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
-        """From now on `plan` is carried out on `machine`; `ranges(block)`: the block's (address, nbytes) pieces."""
+        """From now on `plan` is applied on `machine`. `ranges(block)`: the (address, nbytes) pieces of a block."""
         del plan, machine, ranges
 
     def step_began(self) -> None:
-        """A step begins; told again where another plan takes over in its first layer. It may be cut short, and then
-        another one begins without an end of this one."""
+        """A step begins. Called again if another plan takes over in its first layer. If the step is cut short, the
+        next one begins without `step_ended()`."""
         return
 
     def layer_began(self, layer: int) -> None:
-        """Layer `layer`, from 0 on, begins; what is due by then was not waited for yet. The first one told may be 1."""
+        """Layer `layer`, from 0 on, begins; due migrations were not waited for yet. The first layer may be 1."""
         del layer
 
     def step_ended(self) -> None:
@@ -57,15 +58,15 @@ class Observer(Protocol):
         return
 
     def session_ended(self) -> None:
-        """Stock allocation is back, or the session could not begin. No other one can begin within this call; where an
-        interrupt cuts it short, it is told again."""
+        """PyTorch's own allocator is back, or the session could not begin. No other session can begin within this
+        call. If an interrupt cuts the call short, it is made again."""
         return
 
 
 class Watch:
     """What one call of `observe` began, until `remove()`. Also a context manager.
 
-    `raised`: what the observer raised, if that is why it is told no more.
+    `raised`: what the observer raised, if that is why it is not called any more.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -73,7 +74,7 @@ class Watch:
         self.raised: Exception | None = None
 
     def remove(self) -> None:
-        """The observer is told no more. Does nothing the second time."""
+        """Stop calling the observer. Does nothing the second time."""
         with contextlib.suppress(ValueError):
             RUNTIME.watches.remove(self)
 
@@ -85,8 +86,8 @@ class Watch:
 
 
 def observe(observer: Observer) -> Watch:
-    """Tell `observer` what sessions do from now on, in this process and not in forked children. Undo with `.remove()`,
-    or by the end of a `with`."""
+    """From now on, call `observer` as sessions go on, in this process but not in forked children. Undo with
+    `.remove()`, or by the end of a `with`."""
     watch = Watch(observer)
     RUNTIME.watches.append(watch)
     return watch

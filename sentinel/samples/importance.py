@@ -24,10 +24,12 @@ _LEAST = 0.3
 
 @dataclass(frozen=True)
 class Importance:
-    """Which epochs select, and how. `beta`: 0 delivers all; 1 / (1 + beta) of the samples are delivered in the mean.
-    `warm_up`: epochs that deliver all. `reuse_factor`: so does every so many-th one; 0: none. `unbiased`: weights are
-    1 / probability. `substitute`: the least important 30 % of what was drawn are replaced by samples that neighbour one
-    another in the files; it costs accuracy (docs/data.md). Raises UsageError for what has no meaning."""
+    """Which epochs select samples, and how. Raises UsageError for a wrong value.
+
+    `beta`: an epoch that selects delivers 1 / (1 + beta) of the samples in the mean; 0 delivers all. `warm_up`: the
+    first epochs, which deliver all. `reuse_factor`: every n-th epoch delivers all, too; 0: none. `unbiased`: weights
+    are 1 / probability. `substitute`: replace the least important 30 % of the drawn samples by samples that lie side by
+    side in the files; this costs accuracy (docs/data.md)."""
 
     beta: float = 1 / 3
     warm_up: int = 3
