@@ -238,7 +238,7 @@ def need_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise CapabilityError(
-            "watching a training step", f"torch cannot be imported ({error})", "pip install 'sentinel-hm[torch]'"
+            "profiling a training step", f"torch cannot be imported ({error})", "pip install 'sentinel-hm[torch]'"
         ) from error
 
 

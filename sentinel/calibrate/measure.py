@@ -122,7 +122,7 @@ class _Run:
             self._begin(f"nodes {self.plan.fast} and {other}: moving pages of {format_bytes(page_bytes)}")
             with self._region(self.plan.fast, huge=page_bytes == HUGE_BYTES) as region:
                 if page_bytes == HUGE_BYTES and region.huge_bytes() < 0.9 * region.nbytes:
-                    self.notes.append("pages of 2 MiB were not to be had (see transparent_hugepage/enabled)")
+                    self.notes.append("pages of 2 MiB were not available (see transparent_hugepage/enabled)")
                     continue
                 there, back = {}, {}
                 for count in self.plan.threads:

@@ -129,5 +129,5 @@ def _measure(works: Sequence[_Work], duration_ns: int) -> list[_Pace]:
     done = measure((_Work * len(works))(*works), len(works), duration_ns, paces)
     if done < 0:
         cpus = ", ".join(str(work.cpu) for work in works)
-        raise NativeError("sn_measure", -done, f"threads were to run on CPUs {cpus}: {os.strerror(-done)}")
+        raise NativeError("sn_measure", -done, f"binding threads to CPUs {cpus}: {os.strerror(-done)}")
     return list(paces)

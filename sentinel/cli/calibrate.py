@@ -144,7 +144,7 @@ def _kept(found: Calibration, machine: Machine, host: Topology, arguments: argpa
         files.save(machine, arguments.output)
         return f"machine written to {arguments.output}; use it with --machine {arguments.output}"
     if found.emulated:
-        return "not kept for plans, since the machine is emulated; -o FILE writes it all the same"
+        return "not kept for plans, since the machine is emulated; -o FILE writes it anyway"
     copies = copies_of(found, host)
     if copies is not None:
         return (

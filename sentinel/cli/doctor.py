@@ -109,8 +109,8 @@ def build(as_json: bool) -> int:
 def verdict(missing: Sequence[str]) -> str:
     """The first line."""
     if missing:
-        return f"no training step can be watched here: {', '.join(missing)} is missing; its remedy is below"
-    return "a training step can be watched and placed here"
+        return f"no training step can be profiled here: {', '.join(missing)} is missing; its remedy is below"
+    return "a training step can be profiled and placed here"
 
 
 def node_rows(host: Topology, measured: Machine | None = None) -> list[tuple[str, ...]]:
@@ -150,7 +150,7 @@ def setting_lines() -> list[str]:
     except SentinelError as error:
         return [f"settings: no session begins: {error}"]
     rows = [(f"  {name}", str(setting.value), setting.source) for name, setting in found.items()]
-    return ["settings, where no argument says another:", *aligned(rows)] if rows else ["settings: none"]
+    return ["settings, unless an argument overrides them:", *aligned(rows)] if rows else ["settings: none"]
 
 
 def settings_as_json() -> dict[str, Any]:

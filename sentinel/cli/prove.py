@@ -235,7 +235,9 @@ def _print_plan(asked: Asked, minutes: float) -> None:
     from sentinel.proving.proof import ahead_s
 
     at, node_bytes = ahead_s(asked), fast_node_bytes(host())
-    print_table([("minute", "workload", "placement"), ("0.0", "all", "host, calibration, a watched step, predictions")])
+    print_table(
+        [("minute", "workload", "placement"), ("0.0", "all", "host, calibration, a profiled step, predictions")]
+    )
     for cell in asked.cells():
         takes_s = cell.expected_s(asked.quick, node_bytes)
         late = "" if at + takes_s <= 60 * minutes else "  (not within --minutes)"

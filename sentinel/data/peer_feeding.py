@@ -155,7 +155,7 @@ class PeerFeeding:
         for peer in dict.fromkeys(rank.peer for rank in self._ranks):
             if peer.silences:
                 found.append(
-                    f"the peer {peer.address} did not answer {peer.silences} times, and was left alone for a while"
+                    f"the peer {peer.address} did not answer {peer.silences} times, and was skipped for a while"
                 )
             if peer.refusals:
                 said = f"the peer {peer.address} refused {peer.refusals} times"

@@ -207,7 +207,9 @@ class SharedFeeding(FileFeeding):
         """What was shared, and with whom nothing could be."""
         said = f"share {share.name!r}: another job read {self._hosted} epochs for this one"
         if self._parted:
-            said += f", {self._parted} of them not to their end: jobs at unlike places of an epoch read for themselves"
+            said += (
+                f", {self._parted} of them not to their end: jobs at different places of an epoch read for themselves"
+            )
         for job in share.others():
             unlike = [name for name, mine in share.reads.items() if job.reads.get(name) != mine]
             if unlike:

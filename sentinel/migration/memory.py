@@ -119,7 +119,7 @@ class ManagedMemory:
             raise CapabilityError(
                 "installing torch's CPU allocator",
                 f"{holder.value.decode()} holds it",
-                "let sentinel start before, or without, what installed that",
+                "start sentinel before, or without, the library that installed that",
             )
 
     def uninstall(self) -> None:

@@ -114,7 +114,7 @@ class Outcomes:
 
     def began_beyond(self, overflow_bytes: int) -> None:
         """The plan's blocks did not fit into the budget as it was first applied."""
-        sentence = f"the fast tier begins with {format_bytes(overflow_bytes)} beyond its budget"
+        sentence = f"the fast tier starts with {format_bytes(overflow_bytes)} beyond its budget"
         self._recorder.event(sentence)
         self._job.warn(f"{sentence}: some blocks could not be moved; the report lists them")
 

@@ -178,14 +178,14 @@ class Proof:
             FAST,
             policies(self._asked.quick) if slow else (),
         )
-        self._tell(f"{workload.name}: watching a step, planning and predicting")
+        self._tell(f"{workload.name}: profiling a step, planning and predicting")
         try:
             told = self._run("sentinel.proving.watched_step:watched", order, f"{workload.name}.watched", _WATCH_S)
         except CellFailed as error:
             self._tell(f"{workload.name}: nothing is predicted: {error}")
             for cell in self._asked.cells():
                 if cell.workload is workload and cell.kind != "stock":
-                    self.not_run[cell.name] = f"no step could be watched: {error}"
+                    self.not_run[cell.name] = f"no step could be profiled: {error}"
             return False
         told = {**told, "number": self._folder.next_number(), "written": now()}
         self._folder.save(name, {**told, "digest": digest_of(told)})

@@ -54,7 +54,7 @@ def watched(order: WatchOrder) -> dict[str, Any]:
     if profile is None or machine is None:
         last = session.current()
         why = "; ".join(last.notes) if last is not None else "no training loop was found"
-        raise UsageError(f"{order.workload}: no plan was applied to a watched step: {why}", "see its log")
+        raise UsageError(f"{order.workload}: no plan was applied to a profiled step: {why}", "see its log")
     footprint = footprint_bytes(profile)
     of = {policy: _predicted(policy, profile, machine, footprint, order) for policy in order.policies}
     control = of.get(CONTROL, {}).get("step_ns")

@@ -34,7 +34,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
         process += 1
         events += _process(process, word) + _run(run, ids, facts.plan, process, origin_ns)
     if not process and facts.profile is not None:
-        events += _process(1, "profiled, trackers' cost taken off") + _profiled(facts.profile.layer_ns.tolist(), ids)
+        events += _process(1, "profiled, less the trackers' cost") + _profiled(facts.profile.layer_ns.tolist(), ids)
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"caveats": facts.caveats}}
 
 

@@ -74,7 +74,7 @@ def notes(proof: Proof) -> list[str]:
             " memory. Times of a placement say how its transfers are scheduled, not what a device does"
         )
     found.append(
-        "predicted: written, with a digest, before the first run that it is held against; a ratio to all-fast, which is"
+        "predicted: written, with a digest, before the first run that judges it; a ratio to all-fast, which is"
         " everything in fast memory under the same runtime"
     )
     if proof["settings"]["file"]:

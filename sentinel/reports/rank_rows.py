@@ -82,7 +82,7 @@ def read(path: str | os.PathLike[str]) -> RankRow:
 
 def absent(rank: int) -> RankRow:
     """The row of a rank that left nothing."""
-    return RankRow(rank, "left no report: it ended before a step was watched, or its files are elsewhere", {}, {})
+    return RankRow(rank, "left no report: it ended before a step was profiled, or its files are elsewhere", {}, {})
 
 
 def _state(told: Mapping[str, Any]) -> str:

@@ -183,7 +183,7 @@ def _tensors_text(document: Document[Difference]) -> TextTable:
         return NO_TEXT
     rows = [("time a step", "tensors", "what changed")]
     rows += [(_signed(change), printable(label), what) for label, what, change in listed[:TOP]]
-    return TextTable(f"Tensors that changed ({min(len(listed), TOP)} of {len(listed)}, those alike as one)", rows)
+    return TextTable(f"Tensors that changed ({min(len(listed), TOP)} of {len(listed)}, similar ones as one row)", rows)
 
 
 def _tensors_html(document: Document[Difference]) -> str:

@@ -157,7 +157,9 @@ class OverlappedOptimizer:
         if self._watched is not None:
             self._watched.gradient_complete(parameter, options_of(optimizer, group))
         elif id(parameter) in self._spent:
-            raise self._misused("a backward pass adds to a gradient that has been used already: it came before step()")
+            raise self._misused(
+                "a second backward pass came before step(), and adds to a gradient that has been used already"
+            )
         elif (
             self.overlaps and not self._in_step and id(parameter) in self._ready and self._usable(optimizer, parameter)
         ):

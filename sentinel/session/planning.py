@@ -269,9 +269,7 @@ class Planning:
         """What a report must say of pins, of what loaders hold, and of a budget that several processes share."""
         said = list(self._said)
         if self._taken_off:
-            said.append(
-                f"Loaders hold {format_bytes(self._taken_off)} of fast memory, which came off what tensors have."
-            )
+            said.append(f"Loaders hold {format_bytes(self._taken_off)} of fast memory, so tensors have that much less.")
         if (since := self._beside() - self._taken_off) > 0:
             what = f"A loader that was made after the plan holds {format_bytes(since)} of fast memory on top of it"
             said.append(f"{what}: make loaders before start_profile().")

@@ -112,7 +112,7 @@ class Recording:
                 CapabilityError(
                     "replacing the memory of tensors that a device's driver has registered (cudaHostRegister)",
                     "the device would go on using the pages that were there",
-                    "register it after the watched step, or use --tracker ops",
+                    "register it after the profiled step, or use --tracker ops",
                 )
             )
 

@@ -78,7 +78,7 @@ def mismatch(plan: Plan, in_step: bool, job: TrainingJob) -> str:
     """Why `plan` is not that of the step that `job` has just done; "" if it may be. `in_step`: the step's layers were
     those of the plan."""
     if not in_step:
-        return "its layers are others"
+        return "its layers differ"
     present = job.storage_bytes()
     for slot in plan.slots:
         if slot.key is None and present.get(slot.name) != slot.nbytes:

@@ -99,7 +99,7 @@ class RecordingStep:
             return recording_step(context, self._purpose, *self._heard[: self._first_layer])
         if recording.cut_short:
             context.notes.append(
-                f"each of {MOST_FORKS} steps forked while its pages were watched, which ended it: operators count"
+                f"each of {MOST_FORKS} profiled steps forked, which ends page tracking: operators are counted instead"
             )
         after = self._purpose.recorded(trace)
         context.setup_ns += time.perf_counter_ns() - began - (context.planning.spent_ns - planned)

@@ -78,14 +78,14 @@ _PROBES = (
         "no NUMA balancing",
         probes.no_numa_balancing,
         "sysctl kernel.numa_balancing=0; memory that Sentinel manages has a policy and is left alone either way",
-        "steady places for memory that Sentinel does not manage",
+        "a stable placement of memory that Sentinel does not manage",
         "settings",
     ),
     _Probe(
         "no demotion by the kernel",
         settings.no_kernel_demotion,
         "echo 0 > /sys/kernel/mm/numa/demotion_enabled; what it moves shows in the report of who moved what",
-        "steady places under memory pressure",
+        "a stable placement under memory pressure",
         "settings",
     ),
     _Probe(
@@ -188,7 +188,7 @@ _PROBES = (
         "mbind",
         probes.mbind,
         "in a container: allow the system calls mbind and get_mempolicy (CAP_SYS_NICE, or another seccomp profile)",
-        "births on a chosen node, and keeping NUMA balancing away from managed memory",
+        "allocations on a chosen node, and keeping NUMA balancing away from managed memory",
         "memory",
     ),
     _Probe(

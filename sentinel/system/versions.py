@@ -22,13 +22,13 @@ def require_tested(torch_version: str) -> None:
     """Raises CapabilityError where a session was not tested on this interpreter or with `torch_version`."""
     if why := why_not_python():
         raise CapabilityError(
-            f"watching a training step on Python {_said(sys.version_info[:2])}",
+            f"profiling a training step on Python {_said(sys.version_info[:2])}",
             why,
             f"use Python {PYTHONS} with the GIL; plans, simulations and reports work here",
         )
     if (why := why_not_torch(torch_version)) and not untested_torch_is_allowed():
         raise CapabilityError(
-            f"watching a training step with torch {torch_version}",
+            f"profiling a training step with torch {torch_version}",
             why,
             f"install one of these, or set {UNTESTED_TORCH}=1 to try it; plans, simulations and reports work here",
         )

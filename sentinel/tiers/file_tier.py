@@ -93,7 +93,8 @@ class FileTier:
         wanted = told_bytes if sized else min(limits.host_bytes(), disk.free_bytes // (_OF_FREE * _ranks()), most)
         if wanted < fast_bytes:
             raise UsageError(
-                f"slow={slow!r}: a file of {format_bytes(wanted)} cannot hold what leaves {format_bytes(fast_bytes)}",
+                f"slow={slow!r}: a file of {format_bytes(wanted)} is too small beside memory of"
+                f" {format_bytes(fast_bytes)}",
                 f"{folder} has {format_bytes(disk.free_bytes)} free; say how large it may be: file:{folder}=64GiB",
             )
         file_bytes = wanted // FRAME_BYTES * FRAME_BYTES
@@ -180,7 +181,7 @@ class FramedTensors:
         if result == -errno.EBUSY:
             raise UsageError(
                 "tensors of an earlier session live in its frames",
-                "let go of them before another session begins, or begin it in a new process",
+                "delete them before another session begins, or begin it in a new process",
             )
         native.check("sn_framed_begin", result)
 

@@ -127,7 +127,7 @@ def test_without_any_tracker_doctor_fails(monkeypatch: pytest.MonkeyPatch, capsy
     assert told["auto"]["tracker"] is None
     assert "tracker ops" in told["missing"]
     assert main(["doctor"]) == 1
-    assert "no training step can be watched here" in capsys.readouterr().out
+    assert "no training step can be profiled here" in capsys.readouterr().out
 
 
 def test_a_coarse_tracker_is_told_to_be_one(working: str) -> None:

@@ -81,7 +81,7 @@ def test_running_a_script_is_refused_in_one_line(tmp_path: Path) -> None:
     script.write_text("print('begun')")
     done = python("from sentinel.cli import main\nsys.exit(main(['run', sys.argv[1]]))", str(script))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("sentinel: watching a training step: torch cannot be imported")
+    assert done.stderr.startswith("sentinel: profiling a training step: torch cannot be imported")
     assert len(done.stderr.splitlines()) == 1
 
 

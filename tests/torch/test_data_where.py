@@ -306,7 +306,7 @@ def test_what_loaders_hold_of_fast_memory_comes_off_the_budget() -> None:
     assert asked._budget(0).fast_bytes == 6 * MIB
     assert planning("50%")._budget(10 * MIB).fast_bytes == 3 * MIB
     assert planning(None)._budget(0).fast_bytes == 10 * MIB
-    assert asked.notes() == ["Loaders hold 2.00 MiB of fast memory, which came off what tensors have."]
+    assert asked.notes() == ["Loaders hold 2.00 MiB of fast memory, so tensors have that much less."]
     held[0] = 9 * MIB
     (_, since) = asked.notes()
     assert since.startswith("A loader that was made after the plan holds 7.00 MiB of fast memory on top")

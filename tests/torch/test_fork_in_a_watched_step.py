@@ -124,4 +124,4 @@ def test_steps_that_all_fork_are_planned_by_their_operators() -> None:
         step()
     sentinel.stop()
     assert sentinel.report().headline["tracker"] == "ops"
-    assert any("each of 3 steps forked" in note for note in _notes())
+    assert any("each of 3 profiled steps forked" in note for note in _notes())

@@ -434,7 +434,7 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"cap": "4096TiB", "fast": None}, "cap='4096TiB' allows tensors .* this host has .* left; give at most"),
         ({"slow": "file:/no/such/place"}, "is not a directory"),
         ({"slow": "file:/dev/shm"}, "is tmpfs, which is in memory"),
-        ({"slow": "file:{}=4MiB"}, "cannot hold what leaves"),
+        ({"slow": "file:{}=4MiB"}, "is too small beside memory of"),
         ({"machine": "cxl-m5"}, "leave machine out"),
         ({"rate_limit": "1GiB/s"}, "leave rate_limit out"),
         ({"tracker": "ops"}, "leave tracker out"),

@@ -73,7 +73,7 @@ def test_a_misspelt_variable_is_refused_and_a_strangers_is_not() -> None:
 
 def test_doctor_shows_each_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENTINEL_FAST", "20%")
-    assert doctor.setting_lines() == ["settings, where no argument says another:", "  fast  20%  SENTINEL_FAST"]
+    assert doctor.setting_lines() == ["settings, unless an argument overrides them:", "  fast  20%  SENTINEL_FAST"]
     assert doctor.settings_as_json() == {"fast": {"value": "20%", "source": "SENTINEL_FAST"}}
 
 

@@ -48,7 +48,7 @@ def test_where_reference_counts_do_not_tell_no_session_begins(
     monkeypatch.setenv(versions.UNTESTED_TORCH, "1")  # which is of torch only
     with pytest.raises(CapabilityError, match=why) as refused:
         versions.require_tested(TESTED)
-    assert refused.value.what == f"watching a training step on Python {python[0]}.{python[1]}"
+    assert refused.value.what == f"profiling a training step on Python {python[0]}.{python[1]}"
     assert "use Python 3.11 to 3.13 with the GIL; plans, simulations and reports work here" in refused.value.remedy
     with pytest.raises(probes.Missing, match=why):
         probes.python()
@@ -60,7 +60,7 @@ def test_no_session_begins_on_another_torch_unless_the_user_says_so(
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     tested = f"{SINCE} or later and earlier than {BEFORE} only".replace(".", r"\.")
-    with pytest.raises(CapabilityError, match=f"watching a training step with torch .*{tested}") as refused:
+    with pytest.raises(CapabilityError, match=f"profiling a training step with torch .*{tested}") as refused:
         versions.require_tested(version)
     assert f"set {versions.UNTESTED_TORCH}=1" in refused.value.remedy
     with pytest.raises(probes.Missing, match=tested):

@@ -160,7 +160,7 @@ def _text(report: Document[Facts]) -> TextTable:
                 *(printable(group.name), printable(group.why)),
             )
         )
-    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, those alike as one)", rows)
+    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row)", rows)
 
 
 def _html(report: Document[Facts]) -> str:

@@ -31,7 +31,7 @@ def _html(report: Document[Facts]) -> str:
             ("sees", " and ".join(quality.sees) or "nothing", ""),
             ("granularity", format_bytes(quality.granularity_bytes), ""),
             ("lost; attributed late", f"{quality.lost:,}; {quality.late:,}", "events"),
-            ("own cost in the profiled step", format_ns(quality.overhead_ns), "taken off the layers' times"),
+            ("own cost in the profiled step", format_ns(quality.overhead_ns), "subtracted from the layers' times"),
             ("blind to", ", ".join(quality.blind_to) or "nothing known", ""),
         ]
     if report.facts.run is not None:

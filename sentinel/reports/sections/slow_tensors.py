@@ -134,7 +134,7 @@ def _text(report: Document[Facts]) -> TextTable:
     if not any(group.source for group in found[:TOP]):
         rows = [row[:-1] for row in rows]  # type: ignore[misc]
     model = "" if found[0].slow_ns is None else "; times by the machine's figures, as planned"
-    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, those alike as one{model})", rows)
+    return TextTable(f"{TITLE} ({min(len(found), TOP)} of {len(found)}, similar ones as one row{model})", rows)
 
 
 def _html(report: Document[Facts]) -> str:
