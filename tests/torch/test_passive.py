@@ -430,7 +430,7 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"cap": "much"}, "'much' is not an amount"),
         ({"cap": 3.0}, "type float is not accepted"),
         ({"cap": "64MiB"}, "this process takes .* already, 128.00 MiB stay free, and tensors need 8.00 MiB"),
-        ({"cap": "8GiB", "slow": "auto"}, 'what exceeds a cap needs a file .* or "file:auto"'),
+        ({"cap": "8GiB", "slow": "auto"}, 'what exceeds a cap needs a file.* or "file:auto"'),
         ({"cap": "4096TiB", "fast": None}, "cap='4096TiB' allows tensors .* this host has .* left; give at most"),
         ({"slow": "file:/no/such/place"}, "is not a directory"),
         ({"slow": "file:/dev/shm"}, "is tmpfs, which is in memory"),
