@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,8 +33,16 @@ def footprint_bytes(profile: Profile) -> int:
     t = profile.tensors[profile.tensors["managed"]]
     pages = -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
     moving = t[~t["persistent"]]
-    _, extent = pack_slots(moving["nbytes"], moving["born_event"], moving["died_event"], profile.n_events)
-    return int(pages[t["persistent"]].sum()) + extent
+    lives = (moving[name].tobytes() for name in ("nbytes", "born_event", "died_event"))
+    return int(pages[t["persistent"]].sum()) + _packed_bytes(*lives, profile.n_events)
+
+
+@lru_cache(maxsize=4)
+def _packed_bytes(nbytes: bytes, born: bytes, died: bytes, n_events: int) -> int:
+    """Of tensors packed by lifetime. Remembered for the last few steps: a job asks for its budget, plans, and plans
+    again with other layer times, and each of these begins with it. By value, so that equal steps are one."""
+    _, extent = pack_slots(*(np.frombuffer(column, np.int64) for column in (nbytes, born, died)), n_events)
+    return extent
 
 
 def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:

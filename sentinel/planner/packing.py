@@ -31,17 +31,31 @@ def pack_pages(
     stacked = _negligible(nbytes, start, stop, period)
     offsets = np.zeros(len(nbytes), np.int64)
     rows = np.flatnonzero(~stacked)
-    columns = nbytes[rows], start[rows], stop[rows]
-    offsets[rows] = pack(*columns, period)
-    if (offsets % HUGE_PAGE_BYTES != 0)[nbytes >= HUGE_PAGE_BYTES].any():
-        aligned = pack(*columns, period, aligned=True)
-        extent, used = _extent_and_used(offsets[rows], nbytes[rows])
-        aligned_extent, aligned_used = _extent_and_used(aligned, nbytes[rows])
-        if aligned_extent <= 2 * extent and aligned_used <= used + used // _ALIGNED_SHARE:
-            offsets[rows] = aligned
+    offsets[rows] = _aligned_if_cheap(nbytes[rows], start[rows], stop[rows], period)
     extent = int((offsets + nbytes)[rows].max(initial=0))
     offsets[stacked] = extent + _stack(nbytes[stacked], start[stacked], stop[stacked], period)
     return offsets
+
+
+def _aligned_if_cheap(
+    nbytes: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64], period: int
+) -> NDArray[np.int64]:
+    """Offsets of `pack`: aligned, unless that takes more than `pack_pages` allows."""
+    if not (nbytes >= HUGE_PAGE_BYTES).any():
+        return pack(nbytes, start, stop, period)
+    aligned = pack(nbytes, start, stop, period, aligned=True)
+    # without alignment the live peak is needed too: where that allows it, there is nothing to compare with
+    peak = live_peak_bytes(nbytes, start, stop, period)
+    if _is_cheap(aligned, nbytes, peak, peak):
+        return aligned
+    offsets = pack(nbytes, start, stop, period)
+    return aligned if _is_cheap(aligned, nbytes, *_extent_and_used(offsets, nbytes)) else offsets
+
+
+def _is_cheap(aligned: NDArray[np.int64], nbytes: NDArray[np.int64], extent: int, used: int) -> bool:
+    """Whether what is packed with alignment takes little more than without, where it takes `extent` and `used`."""
+    aligned_extent, aligned_used = _extent_and_used(aligned, nbytes)
+    return aligned_extent <= 2 * extent and aligned_used <= used + used // _ALIGNED_SHARE
 
 
 def _extent_and_used(offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> tuple[int, int]:

@@ -134,7 +134,9 @@ def _occupied(
             np.add.at(grid, row * (length + 1) + begin, np.int32(sign))
             np.add.at(grid, row * (length + 1) + end, np.int32(-sign))
     table = grid.reshape(rows + 1, length + 1)
-    return table.cumsum(axis=0, dtype=np.int32).cumsum(axis=1, dtype=np.int32)[:-1, :-1] > 0
+    for axis in (1, 0):  # in place: new tables of a million numbers take three times as long
+        np.add.accumulate(table, axis=axis, out=table)
+    return np.asarray(table[:-1, :-1] > 0)
 
 
 def _runs(
