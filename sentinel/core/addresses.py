@@ -106,14 +106,17 @@ def check_profile(plan: Plan, profile: Profile) -> None:
         raise PlanError(f"a slot is of tensor {tensor}, which the profile does not have")
     needed = np.flatnonzero(rows["managed"][slots.tensor])  # one of a tensor that is not managed does no harm
     of = rows[slots.tensor[needed]]
-    for at, key, nbytes in zip(needed.tolist(), allocation_keys(of), of["nbytes"].tolist(), strict=True):
-        slot = plan.slots[at]
-        if slot.key != key or (key is None and slot.name != profile.names[slot.tensor]):
-            name = profile.names[slot.tensor]
-            raise PlanError(f"the slot of {name} answers to {slot.key or slot.name!r}, not to {key or name!r}")
-        if slot.nbytes < nbytes:
-            name = profile.names[slot.tensor]
-            raise PlanError(f"the slot of {name} has {slot.nbytes} bytes, the tensor {nbytes}")
+    mine = [plan.slots[at] for at in needed.tolist()]
+    names = [profile.names[tensor] for tensor in slots.tensor[needed].tolist()]
+    answers = [slot.name if slot.key is None else slot.key for slot in mine]
+    wanted = [name if key is None else key for name, key in zip(names, allocation_keys(of), strict=True)]
+    if answers != wanted:
+        at = next(at for at, (one, other) in enumerate(zip(answers, wanted, strict=True)) if one != other)
+        raise PlanError(f"the slot of {names[at]} answers to {answers[at]!r}, not to {wanted[at]!r}")
+    small = slots.nbytes[needed] < of["nbytes"]
+    if small.any():
+        at = int(small.argmax())
+        raise PlanError(f"the slot of {names[at]} has {mine[at].nbytes} bytes, the tensor {of['nbytes'][at]}")
     without = rows["managed"].copy()
     without[slots.tensor] = False
     if without.any():
@@ -228,9 +231,10 @@ def first_clash(
         if not born:
             del alive[place]
             continue
-        for other in alive[max(place - 1, 0) : place + 1]:
-            if lows[other] < highs[index] and lows[index] < highs[other]:
-                return int(chosen[index]), int(chosen[other]), at
+        if place and highs[alive[place - 1]] > lows[index]:
+            return int(chosen[index]), int(chosen[alive[place - 1]]), at
+        if place < len(alive) and lows[alive[place]] < highs[index]:
+            return int(chosen[index]), int(chosen[alive[place]]), at
         alive.insert(place, index)
     return None
 

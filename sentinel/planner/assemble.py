@@ -188,16 +188,14 @@ def _mixed(draft: _Draft, decision: Decision, units: Units, first: NDArray[np.in
 
 def _movable_blocks(draft: _Draft, decision: Decision, units: Units, profile: Profile) -> NDArray[np.int64]:
     """Append a block for each part that is not pooled; returns the block of each part, -1 if it is pooled."""
-    block_of = np.full(len(decision.parts), -1, np.int64)
+    alone = ~decision.parts["pooled"]
+    block_of = np.where(alone, len(draft.blocks) + np.cumsum(alone) - 1, -1)
     members = units.tensors[draft.base[units.unit_of[units.tensors]] >= 0]
     draft.offset[members] = draft.base[units.unit_of[members]] + units.inner[members]
     n_parts = np.bincount(decision.parts["unit"], minlength=len(units)).tolist()
     sizes, tensors, cuts = profile.tensors["nbytes"], units.tensors.tolist(), units.first.tolist()
     base, start, stop, lasting = (x.tolist() for x in (draft.base, units.start, units.stop, units.persistent))
-    for index, (unit, page, pages, tier, pooled) in enumerate(decision.parts.tolist()):
-        if pooled:
-            continue
-        block_of[index] = len(draft.blocks)
+    for unit, page, pages, tier, _ in decision.parts[alone].tolist():
         low, high = page * PAGE_BYTES, (page + pages) * PAGE_BYTES
         inside = tensors[cuts[unit] : cuts[unit + 1]]
         if n_parts[unit] > 1 and len(inside) > 1:
@@ -227,8 +225,8 @@ def _migrations(decision: Decision, block_of: NDArray[np.int64], blocks: list[Bl
     promotes = moves["target"] < moves["source"]
     order = np.lexsort((np.arange(len(moves)), moves["rank"], promotes, moves["start"]))
     out = []
-    for part, source, target, start, due, reason, _ in moves[order].tolist():
-        block = int(block_of[part])
+    of = block_of[moves["part"][order]].tolist()
+    for block, (_, source, target, start, due, reason, _) in zip(of, moves[order].tolist(), strict=True):
         out.append(Migration(block, source, target, blocks[block].nbytes, start, due, REASONS[reason]))  # type: ignore[arg-type]
     return tuple(out)
 

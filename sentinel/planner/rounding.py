@@ -173,6 +173,8 @@ def _granted(
             cut = min(int(pages[c]), -(-need // PAGE_BYTES))
             pages[c] -= cut
             left[layers] += cut * PAGE_BYTES
+            if (left >= 0).all():
+                break
     return pages
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,7 @@ from sentinel.core.plan import Plan
 from sentinel.core.schedule import schedule
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """One migration of the step. `lost_ns`: of compute, while it is under way beside it."""
 
     source: int
