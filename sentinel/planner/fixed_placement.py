@@ -41,8 +41,8 @@ def footprint_bytes(profile: Profile) -> int:
 def _packed_bytes(nbytes: bytes, born: bytes, died: bytes, n_events: int) -> int:
     """Of tensors packed by lifetime. Remembered for the last few steps: a job asks for its budget, plans, and plans
     again with other layer times, and each of these begins with it. By value, so that equal steps are one."""
-    _, extent = pack_slots(*(np.frombuffer(column, np.int64) for column in (nbytes, born, died)), n_events)
-    return extent
+    sizes, births, deaths = (np.frombuffer(column, np.int64) for column in (nbytes, born, died))
+    return pack_slots(sizes, births, deaths, n_events)[1]
 
 
 def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:

@@ -52,21 +52,40 @@ class Priced:
         self._arrive = RangeMinimum(np.tile(prices.promote, 2) - held)
         self._leave = RangeMinimum(np.tile(prices.demote, 2) + self.room[1:])
 
-    def arrive(self, after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
-        """Cheapest promotion in a layer of [after, by), the room held from then until layer `by` included."""
-        best = self._arrive.argmin(after, by)
-        return Window(best, np.where(best >= 0, self._arrive.values[best] + self.room[by], np.inf))
+    def arrive(self, layers: Ranges, by: NDArray[np.int64]) -> Window:
+        """Cheapest promotion in one of these `layers`, the room held from then until layer `by` included."""
+        best = self._arrive.argmin(layers)
+        return Window(best, np.where(layers.some, self._arrive.values.take(best) + self.room.take(by), np.inf))
 
-    def leave(self, low: NDArray[np.int64], after: NDArray[np.int64], by: NDArray[np.int64]) -> Window:
-        """Cheapest demotion in a layer of [low, by), the room held from `after` until its end included."""
-        best = self._leave.argmin(low, by)
-        start = np.minimum(after, len(self.room) - 1)
-        return Window(best, np.where(best >= 0, self._leave.values[best] - self.room[start], np.inf))
+    def leave(self, layers: Ranges, after: NDArray[np.int64]) -> Window:
+        """Cheapest demotion in one of these `layers`, the room held from `after` until its end included."""
+        best = self._leave.argmin(layers)
+        return Window(best, np.where(layers.some, self._leave.values.take(best) - self.room.take(after), np.inf))
 
 
 def _room_before(prices: Prices) -> NDArray[np.float64]:
     """(2 L + 1,) what a byte held in all unrolled layers before each one costs."""
     return np.append(0.0, np.cumsum(np.tile(prices.room, 2)))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Ranges [low, high) of `n` values as a `RangeMinimum` looks them up: two that overlap cover each. `some`: those
+    that are not empty; `one`, `other`: where the minima of the two are in the table."""
+
+    some: NDArray[np.bool_]
+    one: NDArray[np.int64]
+    other: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, low: NDArray[np.int64], high: NDArray[np.int64], n: int) -> Ranges:
+        """Of (ranges,) `low` and `high` each."""
+        width = high - low
+        some = width > 0
+        safe = np.where(some, width, 1)
+        level = np.frexp(safe.astype(np.float64))[1].astype(np.int64) - 1
+        one = level * n + np.where(some, low, 0)
+        return cls(some, one, one + safe - (1 << level))
 
 
 class RangeMinimum:
@@ -84,16 +103,11 @@ class RangeMinimum:
             least = np.minimum(left, right)
             width *= 2
 
-    def argmin(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Per range [low, high) the first index of the least value; -1 for an empty range."""
-        width = high - low
-        some = width > 0
-        safe = np.where(some, width, 1)
-        level = np.frexp(safe.astype(np.float64))[1] - 1
-        start = np.where(some, low, 0)
-        left = self._table[level, start]
-        right = self._table[level, start + safe - (1 << level)]
-        return np.where(some, np.where(self.values[left] <= self.values[right], left, right), -1)
+    def argmin(self, ranges: Ranges) -> NDArray[np.int64]:
+        """Per range the first index of the least value; -1 for an empty range."""
+        left, right = self._table.take(ranges.one), self._table.take(ranges.other)
+        least = np.where(self.values.take(left) <= self.values.take(right), left, right)
+        return np.where(ranges.some, least, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +133,20 @@ class _Runs:
     end_run: NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
+class _Windows:
+    """Of the gaps behind some runs, the `rows`: the layers [after, by) between two uses, and those in which the unit
+    may `leave` for good, `arrive`, and come `back`; it leaves in layer `low` at the earliest."""
+
+    rows: NDArray[np.int64] | slice
+    after: NDArray[np.int64]
+    by: NDArray[np.int64]
+    low: NDArray[np.int64]
+    leave: Ranges
+    arrive: Ranges
+    back: Ranges
+
+
 class Pricer:
     """Answers `best(prices)` for one workload."""
 
@@ -129,7 +157,11 @@ class Pricer:
         self._run_nbytes, self._deaths = self.nbytes[self.runs.unit], work.units.stop[self.runs.unit[self.runs.dying]]
         links = np.concatenate([work.move_slowdown, work.lost_ns_per_byte])[:, self.runs.unit]
         first, of = alike(*links)
-        self._links = [(links[:, row], np.flatnonzero(of == i)) for i, row in enumerate(first.tolist())]
+        one = len(first) == 1  # as ever with one slower tier: nothing to part and to join
+        self._links = [
+            (links[:, row], self._windows(slice(None) if one else np.flatnonzero(of == i)))
+            for i, row in enumerate(first.tolist())
+        ]
         self._of_moves = work.lost_ns_of_moves[:, self.runs.unit] / self._run_nbytes
 
     def best(self, prices: Prices) -> tuple[Choice, NDArray[np.float64]]:
@@ -137,31 +169,33 @@ class Pricer:
         work, runs = self.work, self.runs
         room = _room_before(prices)
         nbytes = self._run_nbytes
-        here = np.zeros((len(runs.head), 2))  # cost of a run: fast, slow
-        here[:, 0] = nbytes * (room[runs.last + 1] - room[runs.first])
+        here = np.zeros((2, len(runs.head)))  # cost of a run: fast, slow
+        here[0] = nbytes * (room[runs.last + 1] - room[runs.first])
         weighed = work.use_ns * prices.slow[work.layer_of_use]
-        here[:, 1] = np.bincount(runs.of, weighed, len(runs.head))
-        all_slow = np.bincount(runs.unit, here[:, 1], len(self.nbytes))
+        here[1] = np.bincount(runs.of, weighed, len(runs.head))
+        all_slow = np.bincount(runs.unit, here[1], len(self.nbytes))
         stay, leave, arrive, out, back = self._gaps(prices)
-        gap = np.zeros((len(runs.head), 2, 2))  # [from, to]
+        gap = np.zeros((2, 2, len(runs.head)))  # [from, to]
         parted = out.price + back.price < stay
-        gap[:, 0, 0] = np.where(runs.has_gap, nbytes * np.minimum(stay, out.price + back.price), 0.0)
-        gap[:, 0, 1] = np.where(runs.has_gap, _times(nbytes, leave.price), 0.0)
-        gap[:, 1, 0] = np.where(runs.has_gap, _times(nbytes, arrive.price), 0.0)
+        gap[0, 0] = np.where(runs.has_gap, nbytes * np.minimum(stay, out.price + back.price), 0.0)
+        gap[0, 1] = np.where(runs.has_gap, _times(nbytes, leave.price), 0.0)
+        gap[1, 0] = np.where(runs.has_gap, _times(nbytes, arrive.price), 0.0)
         dying = runs.dying  # held until it is freed
-        here[dying, 0] += nbytes[dying] * (room[self._deaths] - room[runs.last[dying] + 1])
+        here[0, dying] += nbytes[dying] * (room[self._deaths] - room[runs.last[dying] + 1])
         fast, cost = self._shortest(here, gap)
         return self._choice(fast, parted, leave, arrive, out, back), all_slow - cost
 
     def _gaps(self, prices: Prices) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """Price a byte of staying, and the windows: leave only, arrive only, leave and come back."""
-        if len(self._links) == 1:  # as ever with one slower tier: nothing to part and to join
-            return self._gaps_over(self._priced(prices, self._links[0][0]), slice(None))
+        if len(self._links) == 1:
+            link, windows_of = self._links[0]
+            return self._gaps_over(self._priced(prices, link), windows_of)
         n = len(self.runs.head)
         stay = np.zeros(n)
         windows = tuple(Window(np.zeros(n, np.int64), np.zeros(n)) for _ in range(4))
-        for link, rows in self._links:
-            stay[rows], *found = self._gaps_over(self._priced(prices, link), rows)
+        for link, windows_of in self._links:
+            rows = windows_of.rows
+            stay[rows], *found = self._gaps_over(self._priced(prices, link), windows_of)
             for window, part in zip(windows, found, strict=True):
                 window.layer[rows], window.price[rows] = part.layer, part.price
         leave, arrive, out, back = windows
@@ -173,20 +207,23 @@ class Pricer:
         promote, demote = prices.promote * up + prices.lost * lost_up, prices.demote * down + prices.lost * lost_down
         return Priced(replace(prices, promote=promote, demote=demote), exchanges=self.work.exchanges)
 
-    def _gaps_over(
-        self, priced: Priced, rows: NDArray[np.int64] | slice
-    ) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
+    def _windows(self, rows: NDArray[np.int64] | slice) -> _Windows:
+        runs, n = self.runs, 2 * self.work.n_layers
+        last, by = runs.last[rows], runs.next_layer[rows]
+        after = last + 1
+        low = last if self.work.exchanges else after  # in the layer of the use itself, or behind it
+        at_birth = runs.born[rows] & (runs.first[rows] == last)
+        leave, arrive, back = (Ranges.of(first, by, n) for first in (low, np.where(at_birth, after, last), low + 1))
+        return _Windows(rows, after, by, low, leave, arrive, back)
+
+    def _gaps_over(self, priced: Priced, over: _Windows) -> tuple[NDArray[np.float64], Window, Window, Window, Window]:
         """`_gaps` of runs whose units have one slow tier."""
-        runs = self.runs
-        after, by = runs.last[rows] + 1, runs.next_layer[rows]
-        stay = priced.room[by] - priced.room[after]
-        low = after - 1 if self.work.exchanges else after  # in the layer of the use itself, or behind it
-        leave = priced.leave(low, after, by)
-        at_birth = runs.born[rows] & (runs.first[rows] == runs.last[rows])
-        arrive = priced.arrive(np.where(at_birth, after, runs.last[rows]), by)
-        back = priced.arrive(low + 1, by)
-        out = priced.leave(low, after, np.where(np.isfinite(back.price), back.layer, by))
-        up, down = self._of_moves[:, rows]
+        stay = priced.room.take(over.by) - priced.room.take(over.after)
+        leave, arrive = priced.leave(over.leave, over.after), priced.arrive(over.arrive, over.by)
+        back = priced.arrive(over.back, over.by)
+        before = Ranges.of(over.low, np.where(np.isfinite(back.price), back.layer, over.by), 2 * self.work.n_layers)
+        out = priced.leave(before, over.after)
+        up, down = self._of_moves[:, over.rows]
         for window, each in ((leave, down), (arrive, up), (out, down), (back, up)):
             np.add(window.price, each, out=window.price)
         return stay, leave, arrive, out, back
@@ -194,7 +231,10 @@ class Pricer:
     def _shortest(
         self, here: NDArray[np.float64], gap: NDArray[np.float64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """(runs,) fast or not, and (units,) cost of the cheapest path; rings close."""
+        """(runs,) fast or not, and (units,) cost of the cheapest path; rings close.
+
+        `here`: (2, runs) cost of each, fast and slow. `gap`: (2, 2, runs) of what follows it, by from and to.
+        """
         runs, n_units = self.runs, len(self.nbytes)
         best_fast, best_cost = np.zeros(len(runs.head), bool), np.full(n_units, np.inf)
         ring = self.work.units.persistent
@@ -206,23 +246,17 @@ class Pricer:
             for number, rows in enumerate(by_ordinal):
                 unit = runs.unit[rows]
                 if number == 0:
-                    cost[:, unit] = here[rows].T
+                    cost[:, unit] = here[:, rows]
                     cost[1 - opening, unit[ring[unit]]] = np.inf
                     continue
-                before = cost[:, unit]
-                for state in (0, 1):
-                    fast, slow = (before[source] + gap[rows - 1, source, state] for source in (0, 1))
-                    from_slow[state, rows] = slow < fast
-                    cost[state, unit] = np.minimum(fast, slow) + here[rows, state]
-            end = np.flatnonzero(units)
-            closing = cost[:, end]
-            closing[:, ring[end]] += gap[runs.end_run[end], :, opening][ring[end]].T
-            slow_end = np.zeros(n_units, bool)
-            slow_end[end] = closing[1] < closing[0]
-            total = np.minimum(*closing)
-            better = np.zeros(n_units, bool)
-            better[end] = total < best_cost[end]
-            best_cost[end] = np.minimum(total, best_cost[end])
+                fast, slow = cost.take(unit, axis=1)[:, None] + gap.take(rows - 1, axis=2)
+                from_slow[:, rows] = slow < fast
+                cost[:, unit] = np.minimum(fast, slow) + here.take(rows, axis=1)
+            rings = np.flatnonzero(units & ring)
+            cost[:, rings] += gap[:, opening][:, runs.end_run[rings]]
+            slow_end, total = cost[1] < cost[0], np.minimum(*cost)
+            better = units & (total < best_cost)
+            best_cost[better] = total[better]
             for rows in reversed(by_ordinal):
                 unit = runs.unit[rows]
                 slow = slow_end[unit]

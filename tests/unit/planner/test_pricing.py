@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sentinel.planner.pricing import Pricer, Prices, RangeMinimum
+from sentinel.planner.pricing import Pricer, Prices, RangeMinimum, Ranges
 from sentinel.planner.workload import make_workload
 from tests.builders import act, make_machine, make_profile, param
 
@@ -28,7 +28,7 @@ def test_the_least_of_any_range_is_found_at_its_first_place():
     values = np.array([3.0, 1.0, 2.0, 1.0, 5.0])
     ranges = [(low, high) for low in range(5) for high in range(low, 6)]
     low, high = np.array(ranges).T
-    found = RangeMinimum(values).argmin(low, high).tolist()
+    found = RangeMinimum(values).argmin(Ranges.of(low, high, len(values))).tolist()
     assert found == [low + int(values[low:high].argmin()) if high > low else -1 for low, high in ranges]
 
 
