@@ -278,7 +278,7 @@ def _plan_time(told: Told) -> Iterator[str]:
     yield (
         f"`python benchmarks/plan_time.py`, {where(told)}{against} One thread. Fresh processes take turns,"
         f" {settings['rounds']} of each; medians. A step is planned, and planned again with other layer times, as a"
-        " session does after some applied steps. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2"
+        " session does after some applied steps; as in a session, the footprint was asked for before. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2"
         " (36×1280, 8,192 words, batch 1×256, AdamW) is traced with fake tensors, its layer times are nominal."
     )
     yield ""

@@ -4,7 +4,8 @@ The default policy, the bound apart. Fresh processes take turns, so that `--agai
 another checkout from this one whatever else the machine does. A process plans a small step first, so that nothing is
 imported meanwhile; then it plans the step, and plans it again with other layer times, as a session does after some
 applied steps. `cpu_s` is what a busy machine leaves true; `body` is a digest of all segments, slots, blocks and
-migrations. Memory is that of one more plan, under tracemalloc, which slows it down.
+migrations. Memory is that of one more plan, under tracemalloc, which slows it down. The footprint is asked for before the
+plan, as a session does for its budget: a checkout that remembers it does not pack for it again.
 
 The made-up step is `benchmarks.traces.synthetic`. The GPT-2 (36 blocks of 1280, 8,192 words, batch 1×256, AdamW) is
 traced with fake tensors: operators, sizes and lives are those of the model, layer times are nominal.
