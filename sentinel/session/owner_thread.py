@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from threading import get_ident
 
 from sentinel.core.errors import UsageError
 from sentinel.core.step_follower import StepFollower
@@ -19,12 +20,12 @@ class OwnerThread:
         self.foreign_ticks = 0
 
     def _set_owner(self) -> None:
-        self._thread, self._ident = threading.current_thread(), threading.get_ident()
+        self._thread, self._ident = threading.current_thread(), get_ident()
         self._task = threading.get_native_id()
 
     def accepts_tick(self) -> bool:
         """Whether a tick that comes now is one of the session's."""
-        if threading.get_ident() == self._ident:
+        if get_ident() == self._ident:
             return True
         self.foreign_ticks += 1
         return False

@@ -147,7 +147,7 @@ class Session:
             context.recording.close,
         )
         self._context, self._reporting = context, reporting
-        self._wholly(self._begin, given)
+        self._wholly(self._begin, (given,))
         context.setup_ns += time.perf_counter_ns() - began
 
     def _pins(self) -> Pins:
@@ -195,8 +195,7 @@ class Session:
     @property
     def cut_short(self) -> bool:
         """Whether a call, or the end, began and went no further: an interrupt came."""
-        began = self._busy or isinstance(self.state, Over)  # cheap: each tick asks
-        return began and RUNTIME.sink is self and not self.away and not _under_way()
+        return self._busy and RUNTIME.sink is self and not self.away and not _under_way()
 
     def finish_ending(self) -> None:
         """Go on with an end that was cut short, or that failed. Never raises an Exception."""
@@ -214,7 +213,7 @@ class Session:
         if isinstance(self.state, CheckingSavedPlan):
             assert self.plan is not None
             saved = self.plan
-            self._wholly(self._end_check, self.state)
+            self._wholly(self._end_check, (self.state,))
             return self.plan or replace(saved, provisional=True)
         if not isinstance(self.state, Profiling):
             if self.request.plan is not None and self.plan is not None:
@@ -222,7 +221,7 @@ class Session:
             raise UsageError(
                 "end_profile(): the profiled step has ended already", "call it once, after start_profile()"
             )
-        self._wholly(self._end_profiling, self.state)
+        self._wholly(self._end_profiling, (self.state,))
         assert self.plan is not None
         return self.plan
 
@@ -265,7 +264,7 @@ class Session:
     def tick(self, name: str, phase: Phase, source: str) -> None:
         """See TickSink."""
         if self._owner.accepts_tick():
-            self._guard(self._tick, name, phase, source)
+            self._guard(self._tick, (name, phase, source))
 
     def step_boundary(self) -> None:
         """See TickSink."""
@@ -273,7 +272,8 @@ class Session:
             self._guard(self._boundary, end_now=False)  # torch goes through hooks just now, of which some are ours
 
     def _tick(self, name: str, phase: Phase, source: str) -> None:
-        follower = self.context.follower
+        assert self._context is not None
+        follower = self._context.follower
         if source == "add_layer" and not follower.accepts(torch.is_grad_enabled() or backward.graph_task() != -1):
             return
         tick = (name, phase)
@@ -298,23 +298,24 @@ class Session:
         elif RUNTIME.sink is self:
             self.state = state
 
-    def _guard(self, call: Callable[..., None], *arguments: str, end_now: bool = True) -> None:
+    def _guard(self, call: Callable[..., None], arguments: tuple[str, ...] = (), *, end_now: bool = True) -> None:
         """Whatever goes wrong in a tick ends the session, never the training step that ticked."""
-        if self.cut_short:
+        if self._busy and self.cut_short:
             self.finish_ending()
             return
         try:
-            self._wholly(call, *arguments, end_now=end_now)
+            self._wholly(call, arguments, end_now=end_now)
         except Exception as error:
             self._notes.append(f"the session ended by itself: {error}")
             warn(f"sentinel has stopped, training goes on with stock allocation: {error}", stacklevel=3)
 
-    def _wholly(self, call: Callable[..., None], *arguments: Any, end_now: bool = True) -> None:
+    def _wholly(self, call: Callable[..., None], arguments: tuple[Any, ...] = (), *, end_now: bool = True) -> None:
         """`call`, after which the session goes on; or the session ends, and what was raised goes on.
 
-        Not `end_now`: with the next call, if it is no interrupt.
+        Not `end_now`: with the next call, if it is no interrupt. `arguments` are one tuple, since each tick passes them
+        on twice: to collect them anew each time takes longer than both calls.
         """
-        self._busy = True
+        before, self._busy = self._busy, True
         try:
             call(*arguments)
             if self._stop_asked and end_now:
@@ -327,7 +328,7 @@ class Session:
         except BaseException:
             self._end_quietly()
             raise
-        self._busy = False
+        self._busy = before  # an observer may tick within a call of ours
 
     # ---- the end ----------------------------------------------------------------------------------------
 
@@ -340,10 +341,10 @@ class Session:
         self.state = Over.ENDING
         end_all(*reversed(self._to_end))
         self.state = self._ends_as
-        self._busy = False
         if RUNTIME.sink is self:  # until all are told: what cuts that short is made good by the next call
             tell(lambda each: each.session_ended())
             RUNTIME.sink = None
+        self._busy = False
 
     def _end_quietly(self) -> None:
         """`_close`. What it cannot undo is in the notes, and is tried again with the next call."""
