@@ -284,6 +284,9 @@ SN_API const uint64_t *sn_mover_ended(const sn_mover *mover);
 /* Address of the number of jobs that were submitted, and so the id of the last: to know, before a call and whatever cuts
  * it short, which ids its jobs have, and afterwards whether they were submitted. */
 SN_API const uint64_t *sn_mover_submitted(const sn_mover *mover);
+/* Address of a number that grows whenever bytes of a tier were taken or given back: while it stays, so do `bytes` of
+ * sn_held, and the marks that were restarted with them. */
+SN_API const uint64_t *sn_mover_changes(const sn_mover *mover);
 
 /* Takes fast room for a birth: 0; -ETIMEDOUT; -ENOSPC: no demotion is going to free enough. */
 SN_API int sn_mover_reserve(sn_mover *mover, uint64_t nbytes, uint64_t timeout_ns);

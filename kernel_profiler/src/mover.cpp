@@ -213,6 +213,8 @@ extern "C" const uint64_t *sn_mover_ended(const sn_mover *m) { return looked_at(
 
 extern "C" const uint64_t *sn_mover_submitted(const sn_mover *m) { return looked_at(m->submitted); }
 
+extern "C" const uint64_t *sn_mover_changes(const sn_mover *m) { return looked_at(m->accounts.changes); }
+
 extern "C" int sn_mover_reserve(sn_mover *m, uint64_t nbytes, uint64_t timeout_ns) {
   if (m->inert()) return -ECHILD;
   const uint64_t deadline = deadline_in(timeout_ns);

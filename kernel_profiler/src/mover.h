@@ -48,6 +48,7 @@ struct Accounts {
   uint64_t capacity[SN_TIERS];
   uint64_t leaving[SN_TIERS] = {};  // bytes that jobs under way take out of each tier
   sn_held held{};
+  std::atomic<uint64_t> changes{0};  // of `held.bytes`
 
   bool has_room(int tier, uint64_t nbytes) const {
     return nbytes == 0 || (held.bytes[tier] <= capacity[tier] && nbytes <= capacity[tier] - held.bytes[tier]);
@@ -58,17 +59,22 @@ struct Accounts {
       held.slow_overflow_bytes += nbytes - std::min(nbytes, room);
     }
     held.bytes[tier] += nbytes;
+    count_change();
     held.high_bytes[tier] = std::max(held.high_bytes[tier], held.bytes[tier]);
     if (tier == kFast) held.most_fast_bytes = std::max(held.most_fast_bytes, held.bytes[kFast]);
     else held.slow_high_bytes = std::max(held.slow_high_bytes, slow_bytes());
   }
-  void give(int tier, uint64_t nbytes) { held.bytes[tier] -= std::min(nbytes, held.bytes[tier]); }
+  void give(int tier, uint64_t nbytes) {
+    held.bytes[tier] -= std::min(nbytes, held.bytes[tier]);
+    count_change();
+  }
   uint64_t slow_bytes() const { return std::accumulate(held.bytes + kFast + 1, held.bytes + SN_TIERS, uint64_t{0}); }
   void count_overflow(uint64_t already) {  // `already`: held beyond the capacity before
     if (over() <= already) return;
     held.overflow_bytes += over() - already;
     held.overflows += 1;
   }
+  void count_change() { changes.store(changes.load(std::memory_order_relaxed) + 1, std::memory_order_release); }
   uint64_t over() const { return held.bytes[kFast] - std::min(held.bytes[kFast], capacity[kFast]); }
 };
 

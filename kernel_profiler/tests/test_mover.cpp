@@ -65,7 +65,7 @@ std::vector<sn_moved> results(sn_mover *mover) {
 
 void nothing_happens_without_jobs() {
   sn_mover *mover = make(10);
-  CHECK(*sn_mover_ended(mover) == 0 && *sn_mover_submitted(mover) == 0);
+  CHECK(*sn_mover_ended(mover) == 0 && *sn_mover_submitted(mover) == 0 && *sn_mover_changes(mover) == 0);
   CHECK(results(mover).empty());
   CHECK(held(mover).most_fast_bytes == 0);
   CHECK(sn_mover_wait(mover, 1, kForever) == 0);  // no such job: nothing to wait for
@@ -359,9 +359,10 @@ void each_tier_has_accounts_of_its_own() {
     return sn_mover_force(mover, 10) == 0 && sn_mover_hold(mover, 2, 20) == 0 && sn_mover_hold(mover, last, 30) == 0;
   };
   CHECK(hold());
+  CHECK(*sn_mover_changes(mover) == 3);
   CHECK(held(mover).bytes[0] == 10 && held(mover).bytes[1] == 0 && held(mover).bytes[2] == 20);
   CHECK(sn_mover_wait(mover, submit(mover, in_three_parts(0, 2)), kForever) == 0);
-  CHECK(results(mover)[0].held[2] == 60);
+  CHECK(results(mover)[0].held[2] == 60 && *sn_mover_changes(mover) > 3);
   CHECK(held(mover).bytes[0] == 0 && held(mover).bytes[2] == 60 && held(mover).bytes[last] == 0);
   sn_job across{};  // between two slower tiers: fast memory has no part in it
   across.nbytes = across.held[2] = 60;

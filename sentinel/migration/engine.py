@@ -47,9 +47,10 @@ class Engine:
     def __init__(self, plan: Plan, machine: Machine, job: JobMemory, before: Run | None = None) -> None:
         require_fit(plan, machine)
         self._plan, self._job, self._now_ns = plan, job, job.clock.now_ns
-        self._mover = NativeMover(plan.capacity_bytes[FAST], full_duplex=machine.full_duplex)
+        tiers = len(plan.capacity_bytes)
+        self._mover = NativeMover(plan.capacity_bytes[FAST], full_duplex=machine.full_duplex, tiers=tiers)
         try:
-            for tier in range(FAST + 1, len(plan.capacity_bytes)):
+            for tier in range(FAST + 1, tiers):
                 self._mover.set_capacity(plan.capacity_bytes[tier], tier)
             self._tiers = open_tiers(machine, self._mover, job.bytes_per_s)
         except BaseException:
@@ -113,8 +114,10 @@ class Engine:
         costs, now = self._table.costs(over), self._now_ns()
         if costs[0]:
             now = self._delay.inject(costs[0], now)
-        self._recorder.end_layer(over, now, costs, *self._mover.restart_high_bytes(len(self._tiers)))
-        self._block_mover.collect()
+        high_bytes, slow_high_bytes = self._mover.restart_high_bytes()
+        self._recorder.end_layer(over, now, costs, high_bytes, slow_high_bytes)
+        if self._moves.blocks:  # else nothing can have ended
+            self._block_mover.collect()
         if not layer:
             self._recorder.end_step(now, in_step=True, unmanaged_bytes=self._job.unmanaged_bytes())
         self._enter(layer, now)
@@ -222,7 +225,7 @@ class Engine:
         """A step is over that was not the plan's, or not from its beginning on; the next one begins with layer 0."""
         self._abandon_step()
         now = self._now_ns()
-        self._recorder.pass_layers(self._mover.restart_high_bytes(FAST + 1)[0][FAST])
+        self._recorder.pass_layers(self._mover.restart_high_bytes()[0][FAST])
         self._block_mover.collect()
         self._recorder.end_step(now, in_step=False, unmanaged_bytes=self._job.unmanaged_bytes())
         self._enter(0, now, self._resume())
@@ -232,9 +235,9 @@ class Engine:
         agenda = self._agenda
         if self._has_pages:
             self._look_for_strays(layer)
-        if agenda.expects[layer]:
-            self._due.enter(layer, now)
         if agenda.busy[layer]:
+            if agenda.expects[layer]:
+                self._due.enter(layer, now)
             stall += self._finish_due(layer)
             if agenda.dead[layer]:
                 stall += self._release(agenda.dead[layer], keep=True)
@@ -280,7 +283,8 @@ class Engine:
         else:
             self._outcomes.report_strays()
             checks = self._audit.after_step(ended, step, totals.failed + totals.partial, self._blocks)
-        self._block_mover.look_at(checks, step, layer)
+        if checks:
+            self._block_mover.look_at(checks, step, layer)
 
     # ---- births and deaths ------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class ManagedMemory:
 
     def __init__(self) -> None:
         self._native, self._quick = native.library(), native.quick()
-        self._tick = self._quick.sn_tick
+        self._tick = self._quick["sn_tick"]  # its argument has no type, whose check takes as long as the call
         self._table = ctypes.c_int32.from_address(self._quick.sn_table_in_use())
         placement = _placement_range()
         self.placement_base, self.placement_bytes = int(placement.base), int(placement.reserved_bytes)

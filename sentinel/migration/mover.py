@@ -105,6 +105,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sn_mover_results_from": (_U64, (_PTR, _U64, _PTR, _U64)),
     "sn_mover_ended": (_PTR, (_PTR,)),
     "sn_mover_submitted": (_PTR, (_PTR,)),
+    "sn_mover_changes": (_PTR, (_PTR,)),
     "sn_mover_reserve": (_INT, (_PTR, _U64, _U64)),
     "sn_mover_force": (_INT, (_PTR, _U64)),
     "sn_mover_release": (_INT, (_PTR, _U64)),
@@ -130,16 +131,20 @@ def _bind(name: str, *, waiting: bool | None = None) -> Any:
 
 
 class NativeMover:
-    """A mover with a budget of `fast_capacity_bytes`. In a forked child every call raises NativeError (ECHILD)."""
+    """A mover with a budget of `fast_capacity_bytes`, between `tiers` tiers. In a forked child every call that changes
+    something raises NativeError (ECHILD)."""
 
-    def __init__(self, fast_capacity_bytes: int, *, full_duplex: bool = True) -> None:
+    def __init__(self, fast_capacity_bytes: int, *, full_duplex: bool = True, tiers: int = MOST_TIERS) -> None:
         self._call = {name: _bind(name) for name in _SIGNATURES}
-        self._ended = self._submitted = _U64(0)
+        self._ended = self._submitted = self._changes = _U64(0)
         self._handle = _PTR()  # the library writes it: an interrupt loses no mover
         result = self._call["sn_mover_create"](fast_capacity_bytes, int(not full_duplex), ctypes.byref(self._handle))
         native.check("sn_mover_create", result)
         self._ended = _U64.from_address(self._call["sn_mover_ended"](self._handle))
         self._submitted = _U64.from_address(self._call["sn_mover_submitted"](self._handle))
+        self._changes = _U64.from_address(self._call["sn_mover_changes"](self._handle))
+        self._tiers, self._marks = tiers, ((0,) * tiers, 0)
+        self._marked_at = -1  # after so many changes of the accounts the high-water marks began anew, with `_marks`
         self._rows = bytearray(_BATCH * _MOVED.size)
         self._rows_at = (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
         self._accounts = _Held()
@@ -236,12 +241,21 @@ class NativeMover:
         told = self._accounts[:]
         return Held(tuple(told[:MOST_TIERS]), tuple(told[MOST_TIERS : 2 * MOST_TIERS]), *told[2 * MOST_TIERS :])
 
-    def restart_high_bytes(self, tiers: int) -> tuple[list[int], int]:
-        """Most bytes that each of the first `tiers` tiers held, and all slower ones together; these marks begin anew.
-        Asked at each tick, so it reads no other account."""
-        if result := self._held_call(self._handle or self._open("sn_mover_held"), self._accounts_at, True):
+    def restart_high_bytes(self) -> tuple[tuple[int, ...], int]:
+        """Most bytes that each tier held, and all slower ones together; these marks begin anew.
+
+        Asked at each tick: where the accounts have not changed since the marks last began, it reads none.
+        """
+        changes = self._changes.value  # before the accounts are read: what changes meanwhile is read next time
+        if changes == self._marked_at:
+            return self._marks
+        if result := self._held_call(self._open("sn_mover_held"), self._accounts_at, True):
             raise NativeError("sn_mover_held", -result)
-        return self._accounts[MOST_TIERS : MOST_TIERS + tiers], self._accounts[2 * MOST_TIERS]
+        told = self._accounts[: 2 * MOST_TIERS + 1]
+        held = tuple(told[: self._tiers])
+        self._marks = held, sum(held) - held[FAST]
+        self._marked_at = changes
+        return tuple(told[MOST_TIERS : MOST_TIERS + self._tiers]), told[2 * MOST_TIERS]
 
     def bytes_in(self, tier: int) -> int:
         """Bytes that `tier` holds now."""
@@ -273,6 +287,7 @@ class NativeMover:
         nothing."""
         if self._handle:
             self._ended, self._submitted = _U64(self._ended.value), _U64(self._submitted.value)
+            self._changes, self._marked_at = _U64(0), -1
             self._call["sn_mover_close"](ctypes.byref(self._handle))
 
     def __del__(self) -> None:

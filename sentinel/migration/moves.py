@@ -48,17 +48,14 @@ class Moves:
         self._orders: dict[tuple[int, int, int], Order] = {}  # of whole blocks, by block, source and target
         self._by_job: dict[int, Move] = {}
         self._by_block: dict[int, list[Move]] = {}
+        self.blocks: Collection[int] = self._by_block
+        """The blocks for which something is under way."""
         self._backoff = Backoff()
         self._booked = 0  # the last job that is in the books, or is about to be
         self._told = 0  # jobs that `collect` has seen and nobody forgot
         self._ended = 0  # jobs that were forgotten since they have ended
 
     # ---- what is under way ------------------------------------------------------------------------------
-
-    @property
-    def blocks(self) -> Collection[int]:
-        """The blocks for which something is under way."""
-        return self._by_block
 
     def of(self, block: int) -> list[Move]:
         """What is under way for `block`, oldest first."""

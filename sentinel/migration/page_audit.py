@@ -103,6 +103,8 @@ class PageAudit:
 
     def after_layer(self, layer: int, blocks: Blocks) -> list[Check]:
         """What to look at as `layer`, not the last one of the step, has ended."""
+        if not self._suspects:  # as in most ticks
+            return []
         return [self._check(block, blocks, first=True) for block in self._come_first(layer, blocks)]
 
     def after_step(self, layer: int, step: int, failures: int, blocks: Blocks) -> list[Check]:
@@ -135,7 +137,7 @@ class PageAudit:
     def _come_first(self, layer: int, blocks: Blocks) -> Iterable[int]:
         """Suspects that `layer` wrote, alive, not under way, and elsewhere than a new page would be, while this step
         has room for them. The rest stays suspected."""
-        for block in self._written[layer] if self._suspects else ():
+        for block in self._written[layer]:
             away = blocks.tier[block] != self._home[block]
             if away and block in self._suspects and blocks.held[block] and block not in blocks.under_way:
                 if self._first_room <= 0:

@@ -147,7 +147,7 @@ class Transients:
             if self._has_pages:
                 given[FAST] -= self._leave_pages(block, keep=keep)
         self.give_back(given)
-        self._mover.restart_high_bytes(1)  # the layer that begins never held them
+        self._mover.restart_high_bytes()  # the layer that begins never held them
 
     def give_back(self, bytes_in: Sequence[int]) -> None:
         """So many bytes of each tier are held no more."""

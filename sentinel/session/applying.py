@@ -220,7 +220,9 @@ class Applying:
         self._handover = self._engine_of(self.current).hand_over()
 
     def tick(self, at: Position) -> bool:
-        """A tick. Returns whether layer 0 begins with it: a step has ended."""
+        """A tick: slots are those of the layer under way from now on. Returns whether that is layer 0: a step has
+        ended."""
+        self._memory.tick(self._follower.layer)
         if not self._joined:
             self._joined = at.ended is not None
             at = Position(at.layer, "cut short") if self._joined else NONE_BEGINS

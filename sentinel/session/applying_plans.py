@@ -39,7 +39,6 @@ class ApplyingPlans:
 
     def tick(self, _tick: Tick, at: Position, /) -> State:
         """See State."""
-        self._context.begin_layer()
         return self._end_step() if self._context.applying.tick(at) else self
 
     def boundary(self) -> None:

@@ -60,6 +60,22 @@ def test_a_job_takes_its_time_and_both_sides_hold_it_meanwhile(mover: NativeMove
     assert (held.fast_bytes, held.fast_high_bytes, held.slow_bytes) == (60, 60, 0)
 
 
+def test_marks_begin_anew_from_what_is_held_whoever_changed_it() -> None:
+    mover = NativeMover(100, tiers=3)
+    assert mover.restart_high_bytes() == ((0, 0, 0), 0)
+    mover.force(60)
+    mover.hold(1, 30)
+    assert [mover.restart_high_bytes() for _ in range(3)] == [((60, 30, 0), 30)] * 3
+    mover.release(20)
+    assert mover.held(restart=True).fast_bytes == 40
+    assert [mover.restart_high_bytes() for _ in range(2)] == [((40, 30, 0), 30)] * 2
+    assert mover.wait(mover.submit(Job(*UP, 30, (0, 30))))
+    assert [mover.restart_high_bytes() for _ in range(2)] == [((70, 30, 0), 30), ((70, 0, 0), 0)]
+    mover.close()
+    with pytest.raises(NativeError):
+        mover.restart_high_bytes()
+
+
 def test_a_promotion_that_was_dropped_never_ran(mover: NativeMover) -> None:
     assert mover.reserve(100)
     job = mover.submit(Job(*UP, 10, (0, 10)))
