@@ -278,8 +278,9 @@ def _plan_time(told: Told) -> Iterator[str]:
     yield (
         f"`python benchmarks/plan_time.py`, {where(told)}{against} One thread. Fresh processes take turns,"
         f" {settings['rounds']} of each; medians. A step is planned, and planned again with other layer times, as a"
-        " session does after some applied steps; as in a session, the footprint was asked for before. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2"
-        " (36×1280, 8,192 words, batch 1×256, AdamW) is traced with fake tensors, its layer times are nominal."
+        " session does after some applied steps; the first time includes the footprint, which a session asks for"
+        " before, for its budget. The made-up step is that of `benchmarks.traces.synthetic`; the GPT-2 (36×1280, 8,192"
+        " words, batch 1×256, AdamW) is traced with fake tensors, its layer times are nominal."
     )
     yield ""
     yield from headings(

@@ -4,8 +4,8 @@ The default policy, the bound apart. Fresh processes take turns, so that `--agai
 another checkout from this one whatever else the machine does. A process plans a small step first, so that nothing is
 imported meanwhile; then it plans the step, and plans it again with other layer times, as a session does after some
 applied steps. `cpu_s` is what a busy machine leaves true; `body` is a digest of all segments, slots, blocks and
-migrations. Memory is that of one more plan, under tracemalloc, which slows it down. The footprint is asked for before the
-plan, as a session does for its budget: a checkout that remembers it does not pack for it again.
+migrations. Memory is that of one more plan, under tracemalloc, which slows it down. A session asks for the footprint
+first, for its budget: that is in the time of its first plan.
 
 The made-up step is `benchmarks.traces.synthetic`. The GPT-2 (36 blocks of 1280, 8,192 words, batch 1×256, AdamW) is
 traced with fake tensors: operators, sizes and lives are those of the model, layer times are nominal.
@@ -38,6 +38,7 @@ if "--child" not in sys.argv:  # a child has the checkout that it measures in PY
 from benchmarks import _bench, traces
 from benchmarks.traces.synthetic import synthetic
 from sentinel import machines
+from sentinel.core.machine import Machine
 from sentinel.core.profile import ACCESS_DTYPE, TENSOR_DTYPE, Profile
 from sentinel.core.trace import LayerId, Quality
 from sentinel.core.units import PAGE_BYTES
@@ -101,14 +102,17 @@ def _read(path: Path) -> Profile:
 def _planned(case: str, profile: Profile) -> dict[str, Any]:
     """Times of planning and of planning again in this process, and what the plans are."""
     name, fast = CASES[case]
-    machine = machines.load(name).with_fast_capacity(int(fast * footprint_bytes(profile)) // PAGE_BYTES * PAGE_BYTES)
+    host = machines.load(name)
     if case != "synthetic":
-        machine = replace(machine, flops_per_s=None)  # as on a host: layers take as long as they took
-    plan(synthetic(40, 6), machines.load(name).with_fast_capacity(1 << 20))
+        host = replace(host, flops_per_s=None)  # as on a host: layers take as long as they took
+    plan(synthetic(40, 6), host.with_fast_capacity(1 << 20))
     slower = replace(profile, layer_ns=profile.layer_ns + profile.layer_ns // 5 * (np.arange(profile.n_layers) % 3))
     told: dict[str, Any] = {"tensors": len(profile.names), "layers": profile.n_layers}
+    machine: Machine | None = None
     for name, timed in (("plan", profile), ("replan", slower)):
         begin, begin_cpu = time.perf_counter(), time.process_time()
+        if machine is None:
+            machine = host.with_fast_capacity(int(fast * footprint_bytes(timed)) // PAGE_BYTES * PAGE_BYTES)
         made = plan(timed, machine)
         wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
         body = repr((made.segments, made.slots, made.blocks, made.migrations))
@@ -118,6 +122,7 @@ def _planned(case: str, profile: Profile) -> dict[str, Any]:
             "blocks": len(made.blocks),
             "migrations": len(made.migrations),
         }
+    assert machine is not None
     tracemalloc.start()
     plan(profile, machine)
     return told | {"peak_bytes": tracemalloc.get_traced_memory()[1]}
