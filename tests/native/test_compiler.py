@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -97,6 +98,35 @@ def test_what_a_killed_build_left_is_swept(tmp_path: Path, cache: Path) -> None:
     (left / "answer.o").write_text("half")
     built = compile_once(library)
     assert sorted(path.name for path in built.parent.iterdir()) == ["answer.so", "lock"]
+
+
+BUILD_AT_ONCE = """
+import sys
+from pathlib import Path
+from sentinel.system.compiler import Library, compile_once
+print(compile_once(Library("answer", (Path(sys.argv[1]),), (), ("-fPIC",))))
+"""
+
+
+def test_two_processes_may_compile_at_once(tmp_path: Path, cache: Path) -> None:
+    """The second waits for the first, of which the compiler waits until both have asked; it compiles nothing."""
+    source, runs, go = tmp_path / "a.cpp", tmp_path / "runs", tmp_path / "go"
+    source.write_text('extern "C" int answer() { return 7; }')
+    slow = f'echo "$*" >> {runs}; until [ -e {go} ]; do sleep 0.01; done; exec {_real()} "$@"'
+    environment = {**os.environ, "CXX": _compiler_at(tmp_path / "c++", slow), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BUILD_AT_ONCE, str(source)]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    until(lambda: all(_has_opened_a_lock(process.pid) for process in both))
+    go.touch()
+    built = {process.communicate(timeout=LONGEST_S)[0].strip() for process in both}
+    assert built == set(map(str, cache.glob("answer-*/answer.so")))
+    assert len(runs.read_text().splitlines()) == 2  # one compiles, one links
+
+
+def _has_opened_a_lock(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # what is closed meanwhile
+        return any(os.readlink(each).endswith("/lock") for each in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 STUCK = """echo $$ >> "$PIDS"; sleep 100000 & echo $! >> "$PIDS"; : > "$OUT.begun"; wait"""
