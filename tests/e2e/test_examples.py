@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,17 @@ EXAMPLES = sorted((ROOT / "examples").glob("0[1-6]*.py"))
 PROGRAM = Path(__file__).parent / "programs" / "train_example.py"
 STEPS = 8
 SLOW = "emulated:cxl-asic-x8"
+LONGEST = "06_mobilenet"
+"""Another network of convolutions than the second."""
+QUICK = [path for path in EXAMPLES if path.stem != LONGEST]
 
 
-def train(example: Path, out: Path, *, slow: str, fast: str = "20%") -> tuple[dict[str, Any], dict[str, Any]]:
-    """(losses and parameters, headline) of STEPS steps in a fresh process with two threads."""
+def train(folder: Path, *examples: Path, slow: str, fast: str = "20%") -> dict[str, tuple[dict[str, Any], ...]]:
+    """Example -> (losses and parameters, headline) of STEPS steps, all in a fresh process with two threads."""
     import torch
 
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(PROGRAM), str(example), str(out), str(STEPS), fast, slow],
+        [sys.executable, "-W", "error", str(PROGRAM), str(folder), str(STEPS), fast, slow, *map(str, examples)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -38,7 +43,25 @@ def train(example: Path, out: Path, *, slow: str, fast: str = "20%") -> tuple[di
         timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return torch.load(f"{out}.pt", weights_only=True), json.loads(Path(f"{out}.json").read_text())
+    return {
+        example.stem: (
+            torch.load(folder / f"{example.stem}.pt", weights_only=True),
+            json.loads((folder / f"{example.stem}.json").read_text()),
+        )
+        for example in examples
+    }
+
+
+@functools.cache
+def stock(*examples: Path) -> dict[str, Any]:
+    """What stock PyTorch makes of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {name: found for name, (found, _) in train(Path(folder), *examples, slow="stock").items()}
+
+
+def stock_of(example: Path) -> Any:
+    """All but the longest are trained in one process: it imports torch once."""
+    return stock(*([example] if example.stem == LONGEST else QUICK))[example.stem]
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -59,18 +82,17 @@ def test_there_are_six_examples_that_place_tensors() -> None:
     assert [path.name[:2] for path in EXAMPLES] == ["01", "02", "03", "04", "05", "06"]
 
 
-# The longest, another network of convolutions than the second.
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=[pytest.mark.long] * (path.stem == "06_mobilenet"), id=path.stem) for path in EXAMPLES],
+    [pytest.param(path, marks=[pytest.mark.long] * (path.stem == LONGEST), id=path.stem) for path in EXAMPLES],
 )
 def test_training_is_bit_identical(example: Path, tmp_path: Path) -> None:
-    stock, _ = train(example, tmp_path / "stock", slow="stock")
-    placed, headline = train(example, tmp_path / "placed", slow=SLOW)
+    plain = stock_of(example)
+    placed, headline = train(tmp_path, example, slow=SLOW)[example.stem]
 
-    assert len(stock["losses"]) == STEPS
-    assert len(set(stock["losses"])) == STEPS, "a loss that stands still proves nothing"
-    assert differing(stock, placed) == []
+    assert len(plain["losses"]) == STEPS
+    assert len(set(plain["losses"])) == STEPS, "a loss that stands still proves nothing"
+    assert differing(plain, placed) == []
     assert headline["kind"] == "emulated"
     assert headline["slow"] == SLOW
     assert headline["migrated_bytes_per_step"] > 0 or example.stem != "01_gpt2"
@@ -83,15 +105,13 @@ def test_another_seed_is_seen_as_different(tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text(example.read_text().replace("manual_seed(0)", "manual_seed(1)"))
     (tmp_path / "common.py").write_text((ROOT / "examples" / "common.py").read_text())
-    stock, _ = train(example, tmp_path / "stock", slow="stock")
-    seeded, _ = train(other, tmp_path / "seeded", slow="stock")
-    assert "loss 0" in differing(stock, seeded)
-    assert "head.weight" in differing(stock, seeded)
+    seeded, _ = train(tmp_path, other, slow="stock")["other"]
+    assert "loss 0" in differing(stock_of(example), seeded)
+    assert "head.weight" in differing(stock_of(example), seeded)
 
 
 def test_two_stock_runs_are_identical(tmp_path: Path) -> None:
     """Without this, bit-identity would be luck."""
     example = next(path for path in EXAMPLES if "dlrm" in path.name)
-    once, _ = train(example, tmp_path / "once", slow="stock")
-    again, _ = train(example, tmp_path / "again", slow="stock")
-    assert differing(once, again) == []
+    again, _ = train(tmp_path, example, slow="stock")[example.stem]
+    assert differing(stock_of(example), again) == []
