@@ -1,6 +1,6 @@
-"""Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|hook|sharded|plain ROWS, of which
-rank 0 has 8 times as many where it ends in +. With LATE_RANK=1 rank 1 takes 2 s for each plan, with KILL_RANK=1 it is
-killed."""
+"""Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|hook|sharded|plain ROWS ..., one
+training after another; of rows that end in + rank 0 has 8 times as many. With LATE_RANK=1 rank 1 takes 2 s for each
+plan, with KILL_RANK=1 it is killed."""
 
 import gc
 import hashlib
@@ -60,10 +60,8 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "_local_tensor", tensor).detach()
 
 
-def train() -> None:
+def train(kind: str, told: str) -> None:
     rank = torch.distributed.get_rank()
-    watch_late(rank)
-    kind, told = sys.argv[1:3]
     rows = int(told.rstrip("+")) * (8 if told.endswith("+") and rank == 0 else 1)
     torch.manual_seed(0)
     net = nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
@@ -85,6 +83,8 @@ def train() -> None:
 
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
-    train()
+    watch_late(torch.distributed.get_rank())
+    for kind, told in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        train(kind, told)
     gc.collect()  # the model, which holds the process group and with it gloo's threads
     torch.distributed.destroy_process_group()
