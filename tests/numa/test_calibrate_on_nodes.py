@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sentinel.calibrate import moving
 from sentinel.calibrate.moving import MOVES, lost_to_moves
 from sentinel.calibrate.regions import Region
 from sentinel.cli import main
@@ -48,6 +49,8 @@ def test_what_is_kept_is_what_plans_for_nodes_calculate_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibration, "cache_folder", lambda: tmp_path)
+    if processor.is_emulated():  # to import torch takes a minute of a processor there
+        monkeypatch.setattr(moving, "_torch_work", moving._numpy_work)
     monkeypatch.setattr(processor, "is_emulated", lambda: False)  # else its figures are not kept
     before = machine_for("auto")
     assert not any(tier.measured for tier in before.tiers)
