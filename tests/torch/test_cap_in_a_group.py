@@ -24,14 +24,18 @@ CAP = 512 << 20
 LIMIT = 640 << 20
 
 
-@pytest.fixture
-def group() -> Iterator[MemoryGroup]:
-    """What is imported in it is in the page cache before, on another group's account: the room of a group has such
+@pytest.fixture(scope="module")
+def imported() -> None:
+    """What is imported in a group is in the page cache before, on another group's account: the room of a group has such
     pages as long as they are idle."""
-    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
-        pytest.skip("needs a host without swap: what is swapped out is in no cgroup's peak")
     imports = "import torch, torch._dynamo, sentinel, tests.torch.unlucky_training"
     subprocess.run([sys.executable, "-c", imports], cwd=ROOT, env=HERE, check=True, timeout=600)
+
+
+@pytest.fixture
+def group(imported: None) -> Iterator[MemoryGroup]:
+    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
+        pytest.skip("needs a host without swap: what is swapped out is in no cgroup's peak")
     with memory_group() as made:
         yield made
 
@@ -47,7 +51,7 @@ def told(command: list[str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("group")
 def test_a_cap_holds_while_workers_are_forked(folder: Path) -> None:
-    words = ["--cap", str(CAP), "--steps", "60", "--forks-every", "20", "--directory", str(folder)]
+    words = ["--cap", str(CAP), "--steps", "30", "--forks-every", "10", "--directory", str(folder)]
     found = told([sys.executable, "-m", "benchmarks.cap_held", *words])["results"]
     assert found["missed"] == []
     for name in ("counts", "enforces"):
