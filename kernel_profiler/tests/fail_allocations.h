@@ -48,11 +48,14 @@ void *operator new(size_t nbytes, const std::nothrow_t &) noexcept {
     return nullptr;
   }
 }
-void operator delete(void *address, const std::nothrow_t &) noexcept { free(address); }
-void operator delete(void *address) noexcept { free(address); }
-void operator delete(void *address, size_t) noexcept { free(address); }
-void operator delete(void *address, std::align_val_t) noexcept { free(address); }
-void operator delete(void *address, size_t, std::align_val_t) noexcept { free(address); }
+// Inlined at -O1 apart from operator new, GCC 12 takes it for one that does not belong to it.
+#define APART __attribute__((noinline))
+APART void operator delete(void *address, const std::nothrow_t &) noexcept { free(address); }
+APART void operator delete(void *address) noexcept { free(address); }
+APART void operator delete(void *address, size_t) noexcept { free(address); }
+APART void operator delete(void *address, std::align_val_t) noexcept { free(address); }
+APART void operator delete(void *address, size_t, std::align_val_t) noexcept { free(address); }
+#undef APART
 
 namespace {
 

@@ -25,7 +25,7 @@
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPages = 20011;  // a prime, and beyond one chunk of 64 MiB
+constexpr uint64_t kPages = 16411;  // a prime, and just beyond one chunk of 64 MiB
 constexpr uint64_t kBytes = kPages * kPage;
 
 uint64_t base;
