@@ -1,7 +1,8 @@
 """One example for benchmarks/blind_validation.py: a plan and its predicted step for each policy, as a line of JSON.
 
-The example trains with everything fast, under Sentinel. Its layer times and a profile of one of its steps are all that
-is known of it; no step of a plan that is predicted here has run. `ratio` is of the simulated step to the plain one.
+The example trains with everything fast, under Sentinel. Its layer times, a profile of one of its steps and what copies
+of other memory take from its steps (_copies_beside.py) are all that is known of it; no step of a plan that is predicted
+here has run. `ratio` is of the simulated step to the plain one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import sentinel
 from benchmarks._blind_commitment import ALL_FAST, FORCED, OURS, digest_of
+from benchmarks._copies_beside import STEPS, CopiesBeside
 from benchmarks._validated_run import trained
 from sentinel import files
 from sentinel.calibrate import as_copied_here
@@ -85,8 +87,9 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, required=True)
     given = parser.parse_args()
     set_overrides(Overrides(fast="100%", slow=given.slow, policy=ALL_FAST))
-    trained(given.example, given.steps)
-    run, session = sentinel.stop(), current()
+    with CopiesBeside() as beside, sentinel.observe(beside):
+        trained(given.example, STEPS + given.steps)
+        run, session = sentinel.stop(), current()
     assert session is not None
     flow = session.flow
     assert flow.profile is not None
@@ -96,7 +99,7 @@ def main() -> None:
         raise SystemExit("no step ran as planned: --steps gives it more")
     profile = replace(flow.profile, layer_ns=layer_ns, step_ns_plain=int(layer_ns.sum()))
     asked = as_asked(flow.machine)
-    machine = as_copied_here(asked)
+    machine = beside.seen_on(as_copied_here(asked), asked)
     given.plans.mkdir(parents=True, exist_ok=True)
     kept = given.plans / f"{given.example}-machine.json"
     files.save(machine, kept)
@@ -111,6 +114,7 @@ def main() -> None:
         "machine_sha256": digest_of(kept),
         "links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in machine.links],
         "lost": [[link.source, link.target, link.lost_ns_per_kib, link.lost_ns_per_move] for link in machine.links],
+        "beside_steps": True,
         "asked_links": [[link.source, link.target, link.bandwidth_bytes_per_s] for link in asked.links],
         "policies": rows,
     }

@@ -44,7 +44,7 @@ Predictions were written at {when}, before the runs{committed}, with this SHA-25
 {tries}
 
 Predicted is the ratio of a step to one with everything fast. It comes from a run in which everything was fast, and from
-how fast this host copies beside compute: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
+how fast this host copies beside {beside}: {links}.{lost} Plans are carried out as they were saved, {executed_links}. A
 process that trains plainly and those that follow plans take turns, and each turn is held against the plain ones before
 and after it.
 """
@@ -109,6 +109,7 @@ def _section(folder: Path, stem: str) -> Iterator[str]:
         tries=_tries(folder, of["when"]),
         executed_links="on those links" if throttled else _OTHER_LINKS,
         links=_links(predicted),
+        beside=_beside(predicted),
         lost=_lost(predicted),
         **{name: told[name] for name in ("threads", "fast", "slow", "rounds", "group")},
     )
@@ -211,6 +212,11 @@ def _links(predicted: Mapping[str, Any]) -> str:
     return ", ".join(told)
 
 
+def _beside(predicted: Mapping[str, Any]) -> str:
+    """What ran while copies were timed."""
+    return "its steps" if all(each.get("beside_steps") for each in predicted.values()) else "matrix products"
+
+
 def _lost(predicted: Mapping[str, Any]) -> str:
     """What moves were predicted to take from compute, over all examples."""
     rows = [row for each in predicted.values() for row in each.get("lost", [])]
@@ -218,6 +224,6 @@ def _lost(predicted: Mapping[str, Any]) -> str:
         return " What moves takes from compute had no price then."
     a_mib, a_move = ([row[place] for row in rows] for place in (2, 3))
     return (
-        f" What moves takes from compute was measured then too: {min(a_mib) * 1.024:.0f} to {max(a_mib) * 1.024:.0f} µs"
+        f" What moves takes from compute was measured so too: {min(a_mib) * 1.024:.0f} to {max(a_mib) * 1.024:.0f} µs"
         f" for each MiB and {min(a_move) / 1e3:.0f} to {max(a_move) / 1e3:.0f} µs for each migration."
     )
