@@ -1,7 +1,7 @@
 """One example for benchmarks/blind_validation.py: a plan and its predicted step for each policy, as a line of JSON.
 
 The example trains with everything fast, under Sentinel. Its layer times, a profile of one of its steps and what copies
-of other memory take from its steps (_copies_beside.py) are all that is known of it; no step of a plan that is predicted
+of its blocks take from its steps (_copies_beside.py) are all that is known of it; no step of a plan that is predicted
 here has run. `ratio` is of the simulated step to the plain one.
 """
 

@@ -1,5 +1,5 @@
-"""What copies take from a job's own steps, for benchmarks/_blind_prediction.py: groups of its steps in which memory is
-copied as an emulated tier copies it take turns with groups in which nothing is."""
+"""What copies take from a job's own steps, for benchmarks/_blind_prediction.py: groups of its steps in which the blocks
+of its plan are copied, as an emulated tier copies them, take turns with groups in which nothing is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import TracebackType
 
 import sentinel
 from sentinel.calibrate.moving import PIECE_BYTES
-from sentinel.calibrate.regions import Region
 from sentinel.core.machine import Machine
 from sentinel.core.plan import Plan
 from sentinel.migration.mover import NativeMover
@@ -21,34 +20,40 @@ from sentinel.tiers.tier import EMULATED, FAST, Job
 SETTLING, GROUP, PAIRS = 12, 4, 8
 """Steps before anything is copied; of a group, the first left out; groups with copies."""
 STEPS = SETTLING + (2 * PAIRS + 1) * GROUP
-REGION_BYTES = 128 << 20
-"""What is copied, again and again: more than a cache has for it beside the job."""
 BUSY, BYTES_PER_NS = 0.25, 2.5
 """In a step with copies as much is copied as takes this share of it at 2.5 GB/s."""
 _SLOW, _UNLIMITED = 1, 1 << 62
 
 
 class CopiesBeside(sentinel.Observer):
-    """Copies in every second group of steps, in pieces of 1 MiB that begin with the layers, evenly over the step."""
+    """Copies in every second group of steps, in pieces of 1 MiB that begin with the layers, evenly over the step, one
+    after the other, all away and then all back. Only read are the blocks, of the last plan that was applied."""
 
     def __init__(self) -> None:
-        self._region = Region(REGION_BYTES, None, huge=False)
         self._mover = NativeMover(_UNLIMITED)
-        self._mover.force(REGION_BYTES)
-        self._orders = {way: self._orders_of(way) for way in ((FAST, _SLOW), (_SLOW, FAST))}
+        self._orders: dict[tuple[int, int], list[Order]] = {}
         self._layers = self._steps = self._pieces = self._submitted = self._began_ns = 0
         self._took_ns: list[int] = []
         self._rate: list[float] = []
 
     def plan_applied(self, plan: Plan, machine: Machine, ranges: Callable[[int], list[tuple[int, int]]]) -> None:
         """See Observer."""
-        del machine, ranges
+        del machine
         self._layers = len(plan.layers)
+        places = [
+            place
+            for block in range(len(plan.blocks))
+            for address, nbytes in ranges(block)
+            for place in range(address, address + nbytes - PIECE_BYTES + 1, PIECE_BYTES)
+        ]
+        self._mover.force(len(places) * PIECE_BYTES)
+        self._orders = {way: [_order(way, place) for place in places] for way in ((FAST, _SLOW), (_SLOW, FAST))}
+        self._submitted = 0
 
     def layer_began(self, layer: int) -> None:
         """See Observer."""
         first, last = (at * self._pieces // self._layers for at in (layer, layer + 1))
-        if self._copying and last > first:
+        if self._copying and self._orders[FAST, _SLOW] and last > first:
             self._mover.submit_all([self._next() for _ in range(first, last)])
 
     def step_ended(self) -> None:
@@ -65,7 +70,7 @@ class CopiesBeside(sentinel.Observer):
 
     def seen_on(self, machine: Machine, asked: Machine) -> Machine:
         """`machine`, its links as copies were beside these steps, though no faster than `asked`. SystemExit where steps
-        are missing."""
+        are missing, or no block has 1 MiB."""
         if len(self._took_ns) < STEPS - SETTLING or not self._rate:
             raise SystemExit("too few steps ran as planned to tell what copies take from them")
         rate = int(statistics.median(self._rate) * 1e9)
@@ -94,24 +99,20 @@ class CopiesBeside(sentinel.Observer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._mover.close()
-        self._region.close()
 
     @property
     def _copying(self) -> bool:
         return SETTLING <= self._steps < STEPS and (self._steps - SETTLING) // GROUP % 2 == 1
 
     def _next(self) -> Order:
-        """All of the region leaves, then all of it comes back."""
-        back, at = divmod(self._submitted, REGION_BYTES // PIECE_BYTES)
+        """All pieces leave, then all of them come back."""
+        back, at = divmod(self._submitted, len(self._orders[FAST, _SLOW]))
         self._submitted += 1
         return self._orders[(_SLOW, FAST) if back % 2 else (FAST, _SLOW)][at]
 
-    def _orders_of(self, way: tuple[int, int]) -> list[Order]:
-        source, target = way
-        held = tuple(PIECE_BYTES if tier == source else 0 for tier in (FAST, _SLOW))
-        return [
-            order_of(
-                Job(source, target, PIECE_BYTES, held, kind=EMULATED, spans=((self._region.address + at, PIECE_BYTES),))
-            )
-            for at in range(0, REGION_BYTES, PIECE_BYTES)
-        ]
+
+def _order(way: tuple[int, int], address: int) -> Order:
+    """The piece there, from one tier to the other."""
+    source, target = way
+    held = tuple(PIECE_BYTES if tier == source else 0 for tier in (FAST, _SLOW))
+    return order_of(Job(source, target, PIECE_BYTES, held, kind=EMULATED, spans=((address, PIECE_BYTES),)))

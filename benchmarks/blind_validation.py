@@ -2,8 +2,8 @@
 
 Two commands. `--predict` trains each example with everything fast; from its layer times and one profile a plan is made
 and simulated for each policy, on the machine asked for, its links no faster than one mover (2 GB/s) nor than this host
-copies beside those steps. What a byte that moves takes from compute is measured beside them too, by copies of other
-memory; what a migration takes, as `sentinel calibrate` measures it there and then. What is predicted is the ratio of
+copies beside those steps. What a byte that moves takes from compute is measured beside them too, by copies of blocks;
+what a migration takes, as `sentinel calibrate` measures it there and then. What is predicted is the ratio of
 the step to a plain one. It goes into a file with its SHA-256 beside it, which have to be committed, alone.
 
 `--judge` refuses predictions that are not committed. The plans are carried out as saved, on the machine that was

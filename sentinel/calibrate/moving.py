@@ -39,9 +39,9 @@ PIECE_BYTES = 1 << 20
 """Of each transfer whose bytes are priced: that of a tensor of some size."""
 LEAST_NS = 200_000_000
 """A round carries bytes there and back for so long, at least once: what differs by chance evens out."""
-MOVES, LAYERS = 16, 24
-"""Of the plan whose migrations are priced: blocks of a page that come and go, one each way in a layer; and layers of
-one piece of work."""
+MOVES, TOGETHER, LAYERS = 64, 4, 24
+"""Of the plan whose migrations are priced: blocks of a page that come and go, so many of them each way in a layer, as
+in plans for networks; and layers of one piece of work. Alone in a layer a migration takes several times as long."""
 _SLOW = 1
 _UNLIMITED = 1 << 62
 
@@ -225,11 +225,15 @@ def _unsaid(warning: str) -> None:
 
 
 def _plan(fast: int, node: int | None, *, moving: bool) -> tuple[Plan, Machine]:
-    """Blocks of a page, each promoted in one layer and demoted three layers later, if anything moves."""
+    """Blocks of a page, each promoted in one layer and demoted three layers later, if anything moves. In most layers
+    TOGETHER are promoted and as many demoted."""
     blocks = [Block(i * PAGE_BYTES, PAGE_BYTES, 0, LAYERS, _SLOW, (i,), f"{i}", True) for i in range(MOVES)]
     ways = [(_SLOW, FAST, 1), (FAST, _SLOW, 4)]
     moves = [
-        Migration(i, source, target, PAGE_BYTES, i + after, i + after + 2, "prefetch" if target == FAST else "evict")
+        Migration(
+            *(i, source, target, PAGE_BYTES, i // TOGETHER + after, i // TOGETHER + after + 2),
+            "prefetch" if target == FAST else "evict",
+        )
         for source, target, after in ways
         for i in range(MOVES if moving else 0)
     ]

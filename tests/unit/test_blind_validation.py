@@ -210,7 +210,7 @@ def test_the_page_shows_each_cell_each_goal_and_which_was_missed(tmp_path: Path)
     lost = {"lost": [[1, 0, 100.0, 40_000.0], [0, 1, 250.0, 60_000.0]]}
     (tmp_path / "quick-predictions.json").write_text(json.dumps({"results": {"a": {**links, **lost}}}))
     priced = blind_validation_page.sections(tmp_path)
-    assert "measured then too: 102 to 256 µs for each MiB and 40 to 60 µs for each migration." in priced
+    assert "measured so too: 102 to 256 µs for each MiB and 40 to 60 µs for each migration." in priced
     assert "## The same, quick" in text
     assert "abc123" in text
     assert "2.0 to 2.0 GB/s to fast memory where 9.0 were asked for, 1.0 to 1.0 GB/s out of it" in text
