@@ -65,17 +65,17 @@ def test_the_readme_says_what_steps_cost_with_nothing_to_move() -> None:
     assert "five models, five rounds each, on request one round:" in README
 
 
-def test_the_readme_says_which_pairs_of_policies_came_as_predicted_and_which_goals_were_held() -> None:
-    found = told("validation/quick-results.json")["results"]["summaries"]["same"]
+def test_the_readme_says_how_far_off_blind_predictions_were() -> None:
+    results = told("validation/quick-results.json")["results"]
+    found = results["summaries"]["same"]
+    off = f"{100 * found['ratio_mean']:.1f} % of the step and {100 * found['added_mean']:.0f} % of the added time"
+    assert off in README
+    assert found["ratio_mean"] > 0.02
+    assert found["added_mean"] > 0.08
+    assert "(goals of 2 % and 8 %: missed)" in README
+    ours = [one["error"] for one in results["cells"] if (one["physics"], one["policy"]) == ("same", "sentinel")]
+    assert f"our plans, which move nothing there, were up to {100 * max(map(abs, ours)):.1f} % off" in README
     assert f"{found['pairs_kept']} of {found['pairs']} pairs of policies came in the predicted order" in README
-    held = [
-        found["ratio_mean"] <= 0.02,
-        found["added_mean"] <= 0.08,
-        abs(found["added_worst"]) <= 0.2,
-        abs(found["added_bias"]) <= 0.03,
-        found["pairs_kept"] >= 0.95 * found["pairs"],
-    ]
-    assert ("no goal was held" in README) == (not any(held))
 
 
 def test_the_readme_says_how_plans_stand_beside_tiertrain() -> None:
