@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sentinel.core.units import counted, format_bytes, format_ns
+from sentinel.runtime import Observer
 from sentinel.system.progress import say
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ EVERY_S = 5.0
 """Seconds between two lines."""
 
 
-class Live:
-    """Tells every EVERY_S how the steps go that a plan is applied in."""
+class Live(Observer):
+    """Says every EVERY_S how the steps go that a plan is applied in."""
 
     def __init__(self) -> None:
         self._due = 0.0
 
-    def stepped(self) -> None:
-        """An optimizer has stepped."""
+    def step_ended(self) -> None:
+        """See Observer."""
         from sentinel import session
 
         last = session.current()

@@ -186,7 +186,7 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
     from sentinel import observe
     from sentinel.session.optimizer_steps import after_each_step
 
-    for each in (kept, *(() if quiet else (story,)), limit):
+    for each in (kept, *(() if quiet else (story,)), *(() if live is None else (live,)), limit):
         observe(each)
     process = os.getpid()
 
@@ -195,8 +195,6 @@ def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None,
             return
         story.steps += 1
         with contextlib.suppress(Exception):  # the script's own step must not fail for it
-            if live is not None:
-                live.stepped()
             kept.stepped()
         limit.stepped()
 
