@@ -310,7 +310,7 @@ class TestAddingUp:
             annotate(3)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="optimizer"):
             annotate(mlp(), mlp())
-        with pytest.raises(UsageError, match=r"'nothing' is no module"):
+        with pytest.raises(UsageError, match=r"'nothing' is not a module"):
             annotate(mlp(), blocks=["nothing"])
         with pytest.raises(UsageError, match="2 models"):
             annotate([mlp(), mlp()], blocks=["0"])
