@@ -265,7 +265,7 @@ def test_a_script_that_places_is_launched_as_ever_and_around_the_launcher_sentin
     refused = in_a_shell(around, tmp_path)
     assert refused.returncode == 2
     assert "--no-python sentinel run" in refused.stderr
-    (command,) = re.findall(r"launched as ever: `(torchrun [^`]+)`", text)
+    (command,) = re.findall(r"launched as usual: `(torchrun [^`]+)`", text)
     shutil.copy(PROGRAM, tmp_path / "ranks.py")
     (tmp_path / "train.py").write_text(PLACES)
     done = in_a_shell(f"{command.replace('torchrun', 'torchrun --standalone')} ddp 16", tmp_path)
