@@ -18,7 +18,7 @@ from sentinel.migration.mover_order import Order, order_of
 from sentinel.tiers.tier import EMULATED, FAST, Job
 
 SETTLING, GROUP, PAIRS = 12, 4, 8
-"""Steps before anything is copied; of a group, the first left out; groups with copies."""
+"""Steps before anything is timed; steps of a group, whose first one is left out; groups with copies."""
 STEPS = SETTLING + (2 * PAIRS + 1) * GROUP
 BUSY, BYTES_PER_NS = 0.25, 2.5
 """In a step with copies as much is copied as takes this share of it at 2.5 GB/s."""
@@ -27,7 +27,7 @@ _SLOW, _UNLIMITED = 1, 1 << 62
 
 class CopiesBeside(sentinel.Observer):
     """Copies in every second group of steps, in pieces of 1 MiB that begin with the layers, evenly over the step, one
-    after the other, all away and then all back. Only read are the blocks, of the last plan that was applied."""
+    after the other, all away and then all back. The blocks are only read; they are those of the plan in force."""
 
     def __init__(self) -> None:
         self._mover = NativeMover(_UNLIMITED)
