@@ -85,6 +85,10 @@ NEVER_AGAIN = (
     "tests/torch/test_registered_memory.py",
     "tests/torch/test_slices.py",
 )
+# What pytest-timeout says of a test that hung. It would hang again, and take as long as all the others.
+HUNG = "Failed: Timeout (>"
+# Seconds for one test where a processor is emulated, or memory short: see `timeout` in pyproject.toml.
+LONGER = ("--timeout", "1800")
 # Where more tests of a job failed, they have a cause in common.
 MOST_AGAIN = 6
 # So often each test that failed is run alone.
@@ -126,13 +130,13 @@ class Job:
             return []
         # tests/conftest.py writes them; what failed for another reason wrote none
         tests = list(dict.fromkeys(re.findall(rf"^{re.escape(FAILED_TEST)}(.+)$", self.output, re.MULTILINE)))
-        few = len(tests) <= MOST_AGAIN and OTHER_FAILURE not in self.output
+        few = len(tests) <= MOST_AGAIN and OTHER_FAILURE not in self.output and HUNG not in self.output
         return tests if few and not any(test.startswith(NEVER_AGAIN) for test in tests) else []
 
 
 def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
     options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
-    inside = (*PYTEST, *NOT_LONG, "-q", "--no-skips", f"{INSTALLED},nodes,root")
+    inside = (*PYTEST, *LONGER, *NOT_LONG, "-q", "--no-skips", f"{INSTALLED},nodes,root")
     machine = ("tools/numa_vm/run", *options, "--", *inside)
     return Job(f"two real nodes, emulated: {name}", "machines", (*machine, *files), alone=machine)
 
@@ -152,7 +156,7 @@ def jobs() -> list[Job]:
         Job(
             "machines that tests boot",
             "machines",
-            (*here, *OWN_MACHINES),
+            (*here, *LONGER, *OWN_MACHINES),
             {"SENTINEL_NUMA_VM": "1"},
             alone=here,
         ),
@@ -166,7 +170,7 @@ def jobs() -> list[Job]:
 
 def long_jobs() -> list[Job]:
     """Tests that are marked long, one after the other: they take more memory and processes than others."""
-    command = (*PYTEST, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED)
+    command = (*PYTEST, *LONGER, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED)
     return [Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"})]
 
 

@@ -116,6 +116,16 @@ def test_a_process_that_crashed_is_not_bad_luck(tmp_path: Path) -> None:
     assert job.to_run_again() == []
 
 
+def test_a_test_that_hung_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text("import time\ndef test_hangs(): time.sleep(60)\n")
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "1")
+    job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",), failed=True)
+    job.output = job.run((sys.executable, "-m", "pytest", *here, str(tmp_path / "test_hangs.py"))).stdout
+    assert "failed test: test_hangs.py::test_hangs" in job.output.splitlines()
+    assert job.to_run_again() == []
+
+
 def test_a_lane_that_is_through_takes_the_last_job_that_has_not_begun(tmp_path: Path) -> None:
     """The first of the long lane waits for its last one."""
     done = tmp_path / "done"
