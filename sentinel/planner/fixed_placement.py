@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -33,16 +33,28 @@ def footprint_bytes(profile: Profile) -> int:
     t = profile.tensors[profile.tensors["managed"]]
     pages = -(-t["nbytes"] // PAGE_BYTES) * PAGE_BYTES
     moving = t[~t["persistent"]]
-    lives = (moving[name].tobytes() for name in ("nbytes", "born_event", "died_event"))
-    return int(pages[t["persistent"]].sum()) + _packed_bytes(*lives, profile.n_events)
+    return int(pages[t["persistent"]].sum()) + _packed_bytes(moving, profile.n_events)
 
 
-@lru_cache(maxsize=4)
-def _packed_bytes(nbytes: bytes, born: bytes, died: bytes, n_events: int) -> int:
+_packed: dict[bytes, int] = {}
+_MOST_PACKED = 4
+
+
+def _packed_bytes(moving: np.ndarray, n_events: int) -> int:
     """Of tensors packed by lifetime. Remembered for the last few steps: a job asks for its budget, plans, and plans
-    again with other layer times, and each of these begins with it. By value, so that equal steps are one."""
-    sizes, births, deaths = (np.frombuffer(column, np.int64) for column in (nbytes, born, died))
-    return pack_slots(sizes, births, deaths, n_events)[1]
+    again with other layer times, and each of these begins with it. By a digest of what it follows from, so that equal
+    steps are one and the columns of none are kept."""
+    sizes, births, deaths = (moving[name].copy() for name in ("nbytes", "born_event", "died_event"))
+    digest = hashlib.blake2b(n_events.to_bytes(8, "little"))
+    for column in (sizes, births, deaths):
+        digest.update(column.tobytes())
+    key = digest.digest()
+    if key not in _packed:
+        packed = pack_slots(sizes, births, deaths, n_events)[1]
+        if len(_packed) >= _MOST_PACKED:
+            _packed.pop(next(iter(_packed)), None)
+        _packed[key] = packed
+    return _packed[key]
 
 
 def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:

@@ -333,7 +333,9 @@ def test_a_signal_that_ends_the_process_leaves_what_was_known(tmp_path: Path, by
         if by == signal.SIGKILL:
             await_steps(tmp_path / "r.json", running)
         else:
-            lines = itertools.islice(running.stderr or (), MOST_LINES)  # else a sentence that changed is awaited for ever
+            lines = itertools.islice(
+                running.stderr or (), MOST_LINES
+            )  # else a sentence that changed is awaited for ever
             assert any(line.startswith("sentinel: the plan is applied from") for line in lines)
             for _ in range(5):  # steps with the plan; one would do
                 assert any(line.startswith("step ") for line in lines)

@@ -28,7 +28,8 @@ ROWS = 128
 
 
 class Written:
-    """What a writer has done: `faults`: its system calls that were refused with EFAULT, and were tried again."""
+    """What a writer has done: `faults`: its system calls that were refused with EFAULT; `retries`: those of them that
+    were tried until the bytes were there."""
 
     def __init__(self) -> None:
         self.writes = self.faults = self.retries = 0
@@ -52,7 +53,7 @@ class FromFile:
     def __call__(self, target: np.ndarray, values: np.ndarray, told: Written) -> None:
         os.pwrite(self._file.fileno(), values.tobytes(), 0)
         into = memoryview(target).cast("B")
-        done = 0
+        done = refused = 0
         while done < len(into):
             self._file.seek(done)
             try:
@@ -61,7 +62,10 @@ class FromFile:
                 if error.errno != errno.EFAULT:
                     raise
                 told.faults += 1
-                told.retries += 1
+                refused += 1
+            else:
+                told.retries += refused
+                refused = 0
         told.writes += 1
 
 
