@@ -6,9 +6,9 @@
     tools/checks.py long       tests that are marked long, which no other job runs; benchmarks/long_tests.py makes
                                docs/long-tests.md of them
 
-A job's output is shown as it ends. Jobs of one lane run one after another, until another lane that is through takes
-over the last one that has not begun. A few tests that failed beside other work are run twice more once nothing else
-runs; the end names them, whatever came of it. See docs/decisions/0173.
+A job's output is shown as it ends, and its last line every few minutes until then. Jobs of one lane run one after
+another, until another lane that is through takes over the last one that has not begun. A few tests that failed beside
+other work are run twice more once nothing else runs; the end names them, whatever came of it. See docs/decisions/0173.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 # The same draws for whoever runs it: whether code may go in does not depend on luck. `make test` draws anew each time.
@@ -93,6 +95,8 @@ LONGER = ("--timeout", "1800")
 MOST_AGAIN = 6
 # So often each test that failed is run alone.
 TIMES_AGAIN = 2
+# Between two looks at jobs that have not ended. Whoever ends a run that takes too long knows then where it was.
+LOOK_EVERY_S = 300.0
 
 
 @dataclass
@@ -109,20 +113,22 @@ class Job:
     took_s: float = 0.0
     output: str = ""
 
-    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """What `command` did and said, in this job's environment."""
+    def run(self, command: Sequence[str], look: Callable[[str], None] = print) -> subprocess.CompletedProcess[str]:
+        """What `command` did and said, in this job's environment. `look` is told its last line now and then."""
         inherited = {name: value for name, value in os.environ.items() if name != NO_BYTE_CODE}
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**inherited, **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        with tempfile.TemporaryFile() as said:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**inherited, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+            while (code := _ended_within(process, LOOK_EVERY_S)) is None:
+                last = _all_of(said).rstrip().rpartition("\n")[2]
+                look(f"-- {self.name}: goes on; so far its last line is: {last}")
+            return subprocess.CompletedProcess(command, code, _all_of(said))
 
     def to_run_again(self) -> list[str]:
         """The tests that failed, if a job of so few, all of which may be run again, failed of nothing else."""
@@ -132,6 +138,22 @@ class Job:
         tests = list(dict.fromkeys(re.findall(rf"^{re.escape(FAILED_TEST)}(.+)$", self.output, re.MULTILINE)))
         few = len(tests) <= MOST_AGAIN and OTHER_FAILURE not in self.output and HUNG not in self.output
         return tests if few and not any(test.startswith(NEVER_AGAIN) for test in tests) else []
+
+
+def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Its exit code, None if it runs on. Whatever ends the waiting ends the process."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    except BaseException:
+        process.kill()
+        raise
+
+
+def _all_of(said: IO[bytes]) -> str:
+    """What a process that shares the file has written. Its place in the file is the process's, and stays."""
+    return os.pread(said.fileno(), os.fstat(said.fileno()).st_size, 0).decode(errors="replace")
 
 
 def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
@@ -202,7 +224,7 @@ class Lanes:
         while (job := self._take(lane)) is not None:
             self._say(f"-- {job.name}: begins")
             began = time.monotonic()
-            done = job.run(job.command)
+            done = job.run(job.command, self._say)
             job.failed, job.took_s, job.output = done.returncode != 0, time.monotonic() - began, done.stdout
             verdict = f"FAILED, exit code {done.returncode}" if job.failed else "passed"
             self._say(f"\n== {job.name}\n{job.output.rstrip()}\n-- {job.name}: {verdict} after {job.took_s:.0f} s")

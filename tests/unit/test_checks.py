@@ -42,6 +42,17 @@ def test_a_job_that_fails_keeps_none_from_running(capsys: pytest.CaptureFixture[
     assert checks.summary([job.output for job in jobs]) == "2 failed, 6 passed, 2 skipped"
 
 
+def test_a_long_job_says_now_and_then_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "LOOK_EVERY_S", 0.05)
+    waits = "import time; print('first'); print('half way', flush=True); time.sleep(1); print('done')"
+    job = checks.Job("job", "lane", (sys.executable, "-c", waits))
+    checks.Lanes([job]).run()
+    assert job.output == "first\nhalf way\ndone\n"
+    assert "-- job: goes on; so far its last line is: half way\n" in capsys.readouterr().out
+
+
 def _job(tmp_path: Path, outcomes: str, *tests: str, more: str = "") -> checks.Job:
     """A job whose `tests` failed, and fail again in its run of that number if `outcomes` has an F there."""
     again = (
