@@ -87,8 +87,9 @@ def start_profile(
       plan only. `"file:DIR"`, `"file:DIR=64GiB"`: a file, read ahead by a recorded step; tensors of 1 MiB and more take
       `fast` bytes of memory; call it before the model is built. `"file:auto"`: a file on the local disk that looks
       fastest, never on the root file system.
-    - `cap`: with a file, the size limit of the whole process and its children; tensors get what the rest leaves, at
-      most `fast`. Default: the container's limit, if there is one and `fast` is not given.
+    - `cap`: the size limit of the whole process and its children; tensors get what the rest leaves, at most `fast`.
+      Beyond it they are in a file: `slow="auto"` means `"file:auto"` with a cap. Default with a file: the container's
+      limit, if there is one and `fast` is not given.
     - `overlap_optimizer`: with a file, update each parameter within backward, as soon as its gradient is complete, and
       free the gradient. Begins after one step was checked; refused if the step touches gradients or parameters
       before its update.

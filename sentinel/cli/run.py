@@ -48,7 +48,7 @@ examples:
       profiles a step, prints how much fast memory is enough, and stops the script
   sentinel run --fast 8GiB --slow file:/data/scratch train.py
       keeps 8 GiB of tensors in memory and the rest in a file, which it reads ahead; works with any script
-  sentinel run --cap 8GiB --slow file:auto train.py
+  sentinel run --cap 8GiB train.py
       the whole process takes 8 GiB; the file is on the local disk that looks fastest
   sentinel run --cpus node:0 --slow numa:1 train.py
       keeps all threads on the CPUs of node 0, so that its memory is the fast tier
@@ -89,13 +89,14 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--slow",
         metavar="TIER",
         help="auto, numa:1, file:DIR[=64GiB], file:auto, emulated:PRESET[=8GiB+PRESET], or PRESET to plan (default:"
-        " auto, the nearest slower NUMA node; if there is none, Sentinel profiles and plans, and applies nothing)",
+        " auto, the nearest slower NUMA node; if there is none, Sentinel profiles and plans, and applies nothing; with"
+        " --cap: file:auto, the local disk that looks fastest)",
     )
     where.add_argument(
         "--cap",
         type=amount,
         metavar="SIZE",
-        help="with a file: limit for the whole process and its children; tensors get what the rest leaves",
+        help="limit for the whole process and its children; tensors get what the rest leaves, and are in a file beyond",
     )
     where.add_argument(
         "--overlap-optimizer",

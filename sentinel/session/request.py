@@ -20,7 +20,7 @@ from sentinel.planner import check_policies
 from sentinel.profiler.pages.trackers import check_words as check_tracker
 from sentinel.runtime import RUNTIME
 from sentinel.system.configuration import Setting, configuration
-from sentinel.tiers.file_tier import FileTier, is_file
+from sentinel.tiers.file_tier import FASTEST_DISK, FileTier, is_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,17 +161,21 @@ def settled(asked: Request, options: Collection[str] = ()) -> Request:
 
     `options`: names of what the command line says, which stays, be it the default.
     Of what is configured, only amount and place are taken where the place is a file: there no plan is made. What is
-    configured for a file goes with that file, where another place is asked for.
+    configured for a file goes with that file, where another place is asked for. A cap needs a file: where nobody says
+    which, it is on the disk that looks fastest.
     Raises what `configuration` raises.
     """
     configured = settings()
     said = {*options, *(name for name, value in vars(asked).items() if value != getattr(Request, name))}
     told: dict[str, Any] = {name: each.value for name, each in configured.items() if name not in {*said, "report"}}
-    if is_file(told.get("slow", asked.slow)):
-        told = {name: value for name, value in told.items() if name in ("fast", "slow", *_OF_A_FILE)}
-    elif "slow" in configured and is_file(str(configured["slow"].value)):
+    place = told.get("slow", asked.slow)
+    if not is_file(place) and "slow" in configured and is_file(str(configured["slow"].value)):
         for name in _OF_A_FILE:
             told.pop(name, None)
+    if place == Request.slow and told.get("cap", asked.cap) is not None:
+        place = told["slow"] = FASTEST_DISK
+    if is_file(place):
+        told = {name: value for name, value in told.items() if name in ("fast", "slow", *_OF_A_FILE)}
     return replace(asked, **told)
 
 

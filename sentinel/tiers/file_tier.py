@@ -24,6 +24,8 @@ from sentinel.tiers.frames import FRAME_BYTES, Counters, Facts, Frames, FramesRe
 from sentinel.tiers.pool_cap import PoolCap
 
 _WORD = "file:"
+FASTEST_DISK = f"{_WORD}auto"
+"""The word for a file on the local disk that looks fastest."""
 _POOL = "memfd:sentinel-frames"
 _SIZED = re.compile(r"(?P<folder>.+)=(?P<size>[0-9.]+ ?[KMGTkmgt]?i?[Bb]?)")
 _OF_FREE = 2  # files that were given no size take at most half of what the disk has free

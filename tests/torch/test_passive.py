@@ -430,7 +430,8 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         ({"cap": "much"}, "'much' is not an amount"),
         ({"cap": 3.0}, "type float is not accepted"),
         ({"cap": "64MiB"}, "this process takes .* already, 128.00 MiB stay free, and tensors need 8.00 MiB"),
-        ({"cap": "8GiB", "slow": "auto"}, 'what exceeds a cap needs a file.* or "file:auto"'),
+        ({"cap": "8GiB", "slow": "numa:1"}, 'what exceeds a cap needs a file.* or "file:auto"'),
+        ({"cap": "8GiB", "slow": "auto"}, 'no local disk but .* slow="file:/var/tmp", or SENTINEL_SCRATCH='),
         ({"cap": "4096TiB", "fast": None}, "cap='4096TiB' allows tensors .* this host has .* left; give at most"),
         ({"slow": "file:/no/such/place"}, "is not a directory"),
         ({"slow": "file:/dev/shm"}, "is tmpfs, which is in memory"),
@@ -725,10 +726,11 @@ def test_a_script_that_begins_a_session_runs_under_a_budget_that_is_configured(f
 def test_a_script_runs_under_a_cap(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    words = ["--cap", "4GiB", "--fast", "32MiB", "--slow", f"file:{folder}=1GiB", str(script)]
-    command = [sys.executable, "-m", "sentinel", "run", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=HERE, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "sentinel", "run", "--cap", "4GiB", "--fast", "32MiB", str(script)]
+    environment = {**HERE, scratch_disk.NAMED: str(folder)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    assert f"file:auto is {folder}" in done.stderr
     assert done.stdout == "trained\n"
     assert "read from the file" in done.stderr
 

@@ -207,7 +207,7 @@ def test_a_session_that_the_program_begins_itself_takes_its_place(stock: Loop) -
         ({"report": "no/such/r.html"}, sentinel.FormatError, "there is no folder"),
         ({"plan": "none.json"}, sentinel.FormatError, "none.json"),
         ({"rate_limit": "fast"}, sentinel.UsageError, "rate limit 'fast'"),
-        ({"cap": "8GiB"}, sentinel.UsageError, "what exceeds a cap needs a file"),
+        ({"cap": "8GiB", "slow": "emulated:cxl-asic-x8"}, sentinel.UsageError, "what exceeds a cap needs a file"),
     ],
 )
 def test_wrong_words_are_refused_before_the_loop(words: dict[str, object], error: type[Exception], told: str) -> None:
@@ -317,11 +317,17 @@ def test_the_command_line_comes_before_arguments(monkeypatch: pytest.MonkeyPatch
 def test_a_cap_goes_with_the_file_that_it_was_configured_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENTINEL_CAP", "8GiB")
     assert settled(Request(slow="numa:1")).cap == "8GiB"  # and is refused: nobody named a file
+    assert settled(Request()).slow == "file:auto"
+    monkeypatch.setenv("SENTINEL_POLICY", "static")
+    assert settled(Request()).policy == "sentinel"  # nothing is planned there
     monkeypatch.setenv("SENTINEL_SLOW", "file:/scratch")
     assert settled(Request()).cap == "8GiB"
     assert settled(Request(slow="file:/other")).cap == "8GiB"
     elsewhere = settled(Request(slow="numa:1"))
     assert (elsewhere.slow, elsewhere.cap) == ("numa:1", None)
+    said = settled(Request(), ["slow"])  # `--slow auto`
+    assert (said.slow, said.cap) == ("auto", None)
+    assert settled(Request(cap="4GiB"), ["slow"]).slow == "file:auto"
     assert settled(Request(slow="numa:1", cap="4GiB")).cap == "4GiB"  # and is refused: a contradiction
 
 
