@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from sentinel.cli.common import (
@@ -143,11 +142,10 @@ def execute(arguments: argparse.Namespace) -> int:
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
     kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
+    progress.ONLY_WRONG = arguments.quiet
     follower = prepare_session(arguments)
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
-    if arguments.quiet:
-        progress.QUIET_SECONDS = threading.TIMEOUT_MAX  # nor that something takes long
     sigterm_waits = before_sigterm(lambda: write_what_is_known(kept))
     RUNTIME.shows_uncaught = True  # what the script does not catch ends the session below, and not as it is shown
     try:

@@ -148,7 +148,10 @@ class Loader(IterableDataset[Any]):
 
     def _stop_lost(self, batches: Any, why: str, restarts: int) -> None:
         """They are to start again, for so many times now."""
-        say(f"{why}: all start again, at sample {self._delivered} of the epoch ({restarts} of {MOST_RESTARTS} times)")
+        say(
+            f"{why}: all start again, at sample {self._delivered} of the epoch ({restarts} of {MOST_RESTARTS} times)",
+            wrong=True,
+        )
         self._stop_workers(batches)
 
     def _check_sent(self, batches: Any, last: bool) -> None:

@@ -51,7 +51,7 @@ def references(models: Sequence[DistributedDataParallel]) -> NDArray[np.uint64]:
         try:
             found.append(_references(model))
         except (CapabilityError, NativeError) as error:
-            say(f"what DistributedDataParallel holds stays in place: {error}")
+            say(f"what DistributedDataParallel holds stays in place: {error}", wrong=True)
     return np.concatenate(found)
 
 

@@ -113,7 +113,7 @@ class OverlappedSteps:
         for each in self._found.values():
             if each.refused and not each.said:
                 each.said = True
-                say(each.told)
+                say(each.told, wrong=True)
 
     def _owners(self, optimizers: Sequence[Optimizer]) -> dict[int, int]:
         """How many of `optimizers` have a parameter, by its id."""

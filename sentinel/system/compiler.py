@@ -114,7 +114,10 @@ def compile_once(library: Library) -> Path:
 
 
 def _compile_for_now(library: Library, compiler: str, why: str) -> Path:
-    say(f"{library.name} is compiled for this process alone, as in every one until its cache can be written ({why})")
+    say(
+        f"{library.name} is compiled for this process alone, as in every one until its cache can be written ({why})",
+        wrong=True,
+    )
     try:
         folder = Path(tempfile.mkdtemp(prefix="sentinel-"))
         atexit.register(_remove, folder, os.getpid())

@@ -84,7 +84,7 @@ def _table(path: str, keys: tuple[str, ...]) -> dict[str, Any]:
         table: Any = tomllib.loads(text)
     except ValueError as error:
         if keys and not _may_have(text, keys):
-            say(f"{path} is not valid TOML ({error}): its settings are ignored")
+            say(f"{path} is not valid TOML ({error}): its settings are ignored", wrong=True)
             return {}
         raise FormatError(path, "settings of Sentinel", f"cannot be read: {error}") from None
     for key in keys:

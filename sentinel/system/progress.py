@@ -18,12 +18,14 @@ LOGGER = "sentinel"
 
 QUIET_SECONDS, AGAIN_SECONDS = 2.0, 5.0
 """Work shorter than the first is not announced; longer work says so again each time that the second is over."""
+ONLY_WRONG = False
+"""Whether only what went wrong is said: `sentinel run --quiet`."""
 
 
 def say(sentence: str, *, wrong: bool = False) -> None:
     """A sentence for the logger `sentinel` and on stderr, but once on a terminal: where a handler of the program's
     writes it there, we do not. `wrong`: it tells of something that went wrong, so its level is WARNING, else INFO."""
-    if not _logged(sentence, wrong=wrong):
+    if not _logged(sentence, wrong=wrong) and (wrong or not ONLY_WRONG):
         _print(sentence)
 
 

@@ -735,6 +735,15 @@ def test_a_script_runs_under_a_cap(folder: Path, tmp_path: Path) -> None:
     assert "read from the file" in done.stderr
 
 
+def test_a_quiet_run_says_nothing_that_is_not_wrong(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "sentinel", "run", "--quiet", "--cap", "4GiB", "--fast", "32MiB", "train.py"]
+    environment = {**HERE, scratch_disk.NAMED: str(folder)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert (tmp_path / "sentinel-report.html").exists()
+
+
 def test_an_interrupted_script_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("range(3)", "range(10**6)").replace("optimizer.zero_grad()", "print(step)"))

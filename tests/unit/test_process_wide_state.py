@@ -21,7 +21,7 @@ ELSEWHERE = {
     "executed/trained_bits.py: sets sys.argv": "a forked child that runs one script and ends",
     "executed/trained_bits.py: calls sys.path.insert": "as above",
     "executed/trained_bits.py: sets torch.autograd": "as above, and put back",
-    "cli/run.py: sets progress.QUIET_SECONDS": "the verb that ends with the process: --quiet",
+    "cli/run.py: sets progress.ONLY_WRONG": "the verb that ends with the process: --quiet",
     "cli/common.py: calls signal.signal": "verbs that end with the process: SIGTERM ends them as Ctrl-C does",
     "cli/prove.py: calls signal.signal": "the same verb, while it writes what there is",
     "proving/cell_process.py: calls signal.signal": "in a child that does one thing and ends",
