@@ -4,8 +4,8 @@ placements, and how many of the touched bytes fast memory serves (benchmarks/two
 Four examples train in the emulated two-node machine (tools/numa_vm, kernel 6.12), once per placement, with 20 % of the
 footprint as fast memory. One rule of size for all, stated before any run: a footprint of LEAST to MOST bytes. They are
 planned for a described machine, which is kept beside the results, and step times are simulated on it. The emulated
-machine computes some hundred times slower than the host, so plans are made here, from a step profiled here, and applied
-there.
+machine computes some hundred times slower than the host, so plans are made here, from a step profiled here with its
+kernels, and applied there.
 
     python -m benchmarks.two_nodes --plans DIR --plan-only    plans for all, kept there: they hold times of this host
     python -m benchmarks.two_nodes --plans DIR                carries them out, and keeps each result as it ends
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ from benchmarks import _bench
 from benchmarks.two_nodes_figures import EXAMPLES, LEAST, MACHINE, MOST, TIERING
 from benchmarks.two_nodes_results import take_over
 from sentinel import machines
+from sentinel.core.profile import Profile
 from sentinel.executed.placements import NAMES
-from sentinel.files import load_machine, save
+from sentinel.files import load_machine, load_profile, save
 from sentinel.files.disk import write_whole
 
 INTO = _bench.ROOT / "build" / "two-nodes"
@@ -49,6 +51,9 @@ and nothing moves meanwhile, while the audit goes on. So one is the default."""
 BESIDES = 6
 """Steps beside the warm-up and those measured. One creates the optimizer's state, one is profiled or tried, one closes
 the ring; a plan that takes over, or a step of another shape, may cost up to three more."""
+AS_EMULATED = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
+"""Environment in which convolutions take the kernels, and so the tensors, of the emulated processor, which has no AVX.
+"""
 RESERVE_KIB = 4096
 """Of the whole machine: else the watermarks of its small nodes lie further apart than the examples' budgets."""
 _LOOK_EVERY_S = 0.5
@@ -84,14 +89,21 @@ class Job(NamedTuple):
 
 
 def planned(example: str, plan: Path, machine: Path) -> dict[str, float]:
-    """A plan for the machine in that file, from a step profiled on this host. Returns what a step takes there by
-    simulation: policy -> times a step with everything fast. Raises SystemExit for a footprint beyond the rule."""
-    profile = plan.with_suffix(".safetensors")
+    """A plan for the machine in that file, from a step profiled on this host with the kernels that the emulated machine
+    runs, whose tensors are others, and with the layer times of this host's own kernels. Returns what a step takes there
+    by simulation: policy -> times a step with everything fast. Raises SystemExit for a footprint beyond the rule."""
+    profile, here = plan.with_suffix(".safetensors"), plan.with_name(f"{plan.stem}-here.safetensors")
+    for path, more in ((profile, AS_EMULATED), (here, {})):
+        _run(
+            *(sys.executable, "-m", "sentinel", "run", "--fast", FAST, "--slow", "emulated:cxl-asic-x8"),
+            *("--machine", str(machine), "--save-profile", str(path), "--report", str(plan.with_suffix(".txt"))),
+            *(f"examples/{example}.py", "--scale", "small", "--steps", "4"),
+            **more,
+        )
+    save(with_times_of(load_profile(profile), load_profile(here)), profile)
     _run(
-        *(sys.executable, "-m", "sentinel", "run", "--fast", FAST, "--slow", "emulated:cxl-asic-x8"),
-        *("--machine", str(machine), "--save-plan", str(plan), "--save-profile", str(profile)),
-        *("--report", str(plan.with_suffix(".txt"))),
-        *(f"examples/{example}.py", "--scale", "small", "--steps", "4"),
+        *(sys.executable, "-m", "sentinel", "plan", str(profile), "--machine", str(machine), "--fast", FAST),
+        *("-o", str(plan)),
     )
     nbytes = json.loads(plan.read_text())["plan"]["footprint_bytes"]
     if not LEAST <= nbytes <= MOST:
@@ -103,6 +115,19 @@ def planned(example: str, plan: Path, machine: Path) -> dict[str, float]:
         )
     )
     return {cell["policy"]: 1 / cell["speed"] for cell in told["cells"] if cell["speed"]}
+
+
+def with_times_of(profile: Profile, timed: Profile) -> Profile:
+    """`profile` with the layer times of `timed`. Raises SystemExit where they are not of the same layers."""
+    if profile.layers != timed.layers:
+        raise SystemExit("a step has other layers with the kernels of the emulated machine: its times are of no use")
+    return replace(
+        profile,
+        layer_ns=timed.layer_ns,
+        step_ns_profiled=timed.step_ns_profiled,
+        step_ns_plain=timed.step_ns_plain,
+        step_ns_is_measured=timed.step_ns_is_measured,
+    )
 
 
 def jobs(chosen: argparse.Namespace) -> list[Job]:
@@ -185,9 +210,10 @@ def _times_of(plan: Path) -> Path:
     return plan.with_name(f"{plan.stem}-times.json")
 
 
-def _run(*command: str) -> str:
-    _say(" ".join(command))
-    done = subprocess.run(command, cwd=_bench.ROOT, env=_environment(), stdout=subprocess.PIPE, text=True, check=False)
+def _run(*command: str, **more: str) -> str:
+    _say(" ".join([*(f"{name}={value}" for name, value in more.items()), *command]))
+    environment = _environment() | more
+    done = subprocess.run(command, cwd=_bench.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}")
     return done.stdout
