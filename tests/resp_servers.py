@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from sentinel.system import peer_server
 from tests.processes import LONGEST_S
@@ -71,3 +74,15 @@ def servers(count: int, memory_bytes: int = 64 << 20, password: str | None = Non
             for server in found:
                 server.process.send_signal(signal.SIGKILL)
                 server.process.wait(LONGEST_S)
+
+
+def placed(pid: int) -> tuple[set[str], Counter[int]]:
+    """By the kernel's word, of the memory of a process that is no file's: its policies, and node -> pages."""
+    policies, pages = set(), Counter[int]()
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if "anon=" not in line:
+            continue
+        policies.add(line.split()[1])
+        for node, count in re.findall(r" N(\d+)=(\d+)", line):
+            pages[int(node)] += int(count)
+    return policies, pages

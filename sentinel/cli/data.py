@@ -30,6 +30,8 @@ examples:
       writes tar shards, shuffled once: for folders of small files, and for sources that no order reads well
   sentinel data serve --memory 8GiB --address 10.0.0.1 --password-file secret
       holds samples for the ranks of a job on several machines: loader(..., peers=("10.0.0.1:6379", ...))
+  sentinel data serve --memory 8GiB --where numa:1
+      in the memory of NUMA node 1, as long as that has room
 
 SOURCE is .tar shards in WebDataset's form, .parquet, .npy or .safetensors files, a folder of MDS shards with its
 index.json, a folder whose files are samples, or with --record, files without a header. Give paths or URLs such as
@@ -105,6 +107,12 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--password-file",
         metavar="FILE",
         help="its first line is the password; required unless the address is loopback",
+    )
+    served.add_argument(
+        "--where",
+        default="auto",
+        metavar="WORD",
+        help="where the memory is: auto (default: the slowest node with room if there is one), slow, fast or numa:N",
     )
     served.set_defaults(execute=execute_serve)
 
@@ -321,13 +329,21 @@ def execute_rm(arguments: argparse.Namespace) -> int:
 def execute_serve(arguments: argparse.Namespace) -> int:
     """Become valkey-server or redis-server. Does not return but by an error."""
     from sentinel.system import peer_server
+    from sentinel.tiers.arena_place import disk_named, place_of
 
     server = peer_server.program()
     secret = None if arguments.password_file is None else peer_server.password_in(arguments.password_file)
     nbytes = parse_bytes(arguments.memory)
+    if disk_named(arguments.where) is not None:
+        raise UsageError(
+            f"--where {arguments.where}: a server holds samples in memory", "give auto, slow, fast or numa:N"
+        )
+    place = place_of(arguments.where, nbytes, None)
     configured = peer_server.configuration(nbytes, arguments.address, arguments.port, secret)
     say(f"{server} holds up to {format_bytes(nbytes)} at {arguments.address}:{arguments.port}, until Ctrl-C")
-    peer_server.serve(server, configured)
+    if place.why:
+        say(place.why)
+    peer_server.serve(server, configured, place.node)
     return OK
 
 

@@ -22,7 +22,6 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from sentinel.core.errors import UsageError
-from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.batching import Batching
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, index, open_data, parquet, records, safetensors
@@ -42,6 +41,7 @@ from sentinel.data.share_names import path_of
 from sentinel.data.source_reads import SourceReads
 from sentinel.data.unit_choice import AUTO_UNIT, UNIT, checked_unit
 from sentinel.samples import Epoch, Feed, Layout, Order, Room, SourceCosts, Staging, plan, simulate
+from sentinel.tiers.arena_place import AUTO, disk_named, place_of
 
 _TORCHS = ("collate_fn", "drop_last", "prefetch_factor", "pin_memory", "multiprocessing_context")
 _OPTIONS = (*_TORCHS, "index_path", "unit", "where", "share", "peers", "peers_password_file")

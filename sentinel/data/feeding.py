@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 
 from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import PAGE_BYTES
-from sentinel.data.arena_place import ANYWHERE, ArenaPlace
 from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
 from sentinel.data.other_orders import others_read_less
@@ -36,6 +35,7 @@ from sentinel.samples import (
     simulate,
 )
 from sentinel.system.numa import nodes_of
+from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace
 
 _ASKED_PAGES = 1 << 16
 _NO_ROOM = Room(1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import Feeding, FileFeeding, UnstagedFeeding
@@ -13,6 +12,7 @@ from sentinel.data.shared_feeding import SharedFeeding
 from sentinel.data.source_reads import SourceReads
 from sentinel.data.unit_choice import AUTO_UNIT, checked_unit, choose_unit
 from sentinel.samples import ALONE, Order
+from sentinel.tiers.arena_place import AUTO, disk_named, place_of
 
 
 def feeding_of_files(

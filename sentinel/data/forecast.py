@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 from sentinel.core.errors import UsageError
-from sentinel.data.arena_place import AUTO, disk_named, place_of
 from sentinel.data.chunk_reader import reads_in_flight
 from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import permutation
@@ -30,6 +29,7 @@ from sentinel.samples import (
     staging_ns,
 )
 from sentinel.system.progress import telling
+from sentinel.tiers.arena_place import AUTO, disk_named, place_of
 
 RANDOM = "random access"
 """Reading each sample alone, in torch's order, with no memory for samples."""

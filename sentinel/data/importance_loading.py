@@ -13,7 +13,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sentinel.core.errors import UsageError
-from sentinel.data.arena_place import ArenaPlace
 from sentinel.data.batching import Batching
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FileFeeding, permutation
@@ -22,6 +21,7 @@ from sentinel.data.ranks import check_joined, of_all_ranks
 from sentinel.data.room_here import lead_for, unit_within
 from sentinel.data.sample_arena import ArenaShape
 from sentinel.samples import Begun, Importance, Layout, Order, Selection, Staging, narrowed, select, stage_selected
+from sentinel.tiers.arena_place import ArenaPlace
 
 __all__ = ["Importance", "ImportanceLoader", "selecting"]
 

@@ -40,9 +40,9 @@ from sentinel.core.errors import UsageError
 from sentinel.core.ragged import positions
 from sentinel.core.units import PAGE_BYTES, format_bytes, page_ceil
 from sentinel.data.arena_memory import is_sealed, new_memory, prefer, require_on, reserve
-from sentinel.data.arena_place import ANYWHERE, ArenaPlace
 from sentinel.runtime.process import RUNTIME
 from sentinel.system.limits import available_bytes
+from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace
 
 MOST_SAMPLES = 100_000_000
 """13 bytes a sample, whether it is in memory or not: 1.3 GB for these."""

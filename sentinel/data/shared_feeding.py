@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sentinel.core.errors import UsageError
-from sentinel.data.arena_place import ArenaPlace
 from sentinel.data.chunk_reader import APART_S, ChunkReader
 from sentinel.data.data_index import DataFiles
 from sentinel.data.feeding import EpochOrder, FileFeeding, permutation
@@ -30,6 +29,7 @@ from sentinel.data.share_names import Job, ShareName
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.unit_choice import UnitChoice
 from sentinel.samples import Begun, Feed, Layout, Order
+from sentinel.tiers.arena_place import ArenaPlace
 
 _SOON = 64
 """A job joins another one in the first 64th part of an epoch. What it missed it reads sample by sample."""

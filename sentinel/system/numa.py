@@ -90,6 +90,13 @@ def unbind(address: int, nbytes: int) -> None:
     system_call("mbind", address, nbytes, MPOL_DEFAULT, None, 0, 0)
 
 
+def prefer_from_now_on(node: int) -> None:
+    """Pages that the calling thread touches from now on come from `node` where that has room, and automatic NUMA
+    balancing leaves them there: memory that has a policy of its own aside. Threads and programs that this thread starts
+    have the same policy, and so has what it becomes by exec. Raises NativeError."""
+    system_call("set_mempolicy", MPOL_PREFERRED, _mask(node), _MASK_BITS)
+
+
 def policy(address: int) -> tuple[int, tuple[int, ...]]:
     """(mode, nodes) of the memory policy at `address`. Raises NativeError."""
     mode, mask = ctypes.c_int(-1), (ctypes.c_uint64 * (_MASK_BITS // 64))()

@@ -9,8 +9,9 @@ import shutil
 import socket
 from pathlib import Path
 
-from sentinel.core.errors import CapabilityError, UsageError
+from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.units import format_bytes
+from sentinel.system import numa
 from sentinel.system.limits import available_bytes
 
 PROGRAMS = ("valkey-server", "redis-server")
@@ -74,9 +75,21 @@ def configuration(memory_bytes: int, address: str = LOOPBACK, port: int = PORT, 
     return "\n".join(lines) + "\n"
 
 
-def serve(server: str, configured: str) -> None:
-    """Becomes the program `server`. Its configuration goes there by a pipe: nobody sees the password among the
-    arguments of processes. Does not return."""
+def serve(server: str, configured: str, node: int | None = None) -> None:
+    """Becomes the program `server`, whose memory comes from `node` where that has room. Its configuration goes there by
+    a pipe: nobody sees the password among the arguments of processes. Does not return.
+
+    Raises CapabilityError where the kernel refuses that policy.
+    """
+    if node is not None:
+        try:
+            numa.prefer_from_now_on(node)  # exec keeps it, and each thread of the server has it
+        except NativeError as error:
+            raise CapabilityError(
+                f"placing the server's memory on node {node}",
+                str(error),
+                "allow memory policies (docker: --cap-add SYS_NICE), or leave --where out",
+            ) from error
     read, write = os.pipe()
     os.write(write, configured.encode())  # less than a pipe holds
     os.close(write)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +30,8 @@ from sentinel.samples import Order  # noqa: E402
 from sentinel.system import numa  # noqa: E402
 from sentinel.system.topology import topology  # noqa: E402
 from tests.numa.punctual import punctual  # noqa: E402
+from tests.processes import LONGEST_S  # noqa: E402
+from tests.resp_servers import answered, free_port, placed  # noqa: E402
 
 ROWS, COLUMNS, BATCH, STEPS = 1200, 17, 4, 6
 
@@ -66,6 +72,29 @@ def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, 
         assert np.array_equal(next(batches).numpy(), array[rows])
     assert pages_on(loader, node)  # it stays there, whoever touches it
     loader.close()
+
+
+@pytest.mark.needs("redis-server")
+@pytest.mark.parametrize(("where", "node"), [("numa:1", 1), ("slow", 1), ("auto", 1), ("fast", 0)])
+def test_what_a_server_holds_is_on_the_node_that_the_word_means(where: str, node: int) -> None:
+    held = 24 << 20
+    with free_port() as port:
+        words = ["data", "serve", "--memory", "64MiB", "--port", str(port), "--where", where]
+        server = subprocess.Popen([sys.executable, "-m", "sentinel", *words], stdin=subprocess.DEVNULL)
+        try:
+            assert answered(port, b"PING").startswith(b"+PONG")
+            with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
+                for key in range(held >> 20):
+                    connection.sendall(b"*3\r\n$3\r\nSET\r\n$2\r\n%02d\r\n$%d\r\n" % (key, 1 << 20))
+                    connection.sendall(os.urandom(1 << 20) + b"\r\n")
+                    assert connection.recv(16) == b"+OK\r\n"
+            policies, pages = placed(server.pid)
+        finally:
+            server.kill()
+            server.wait(LONGEST_S)
+    assert policies == {f"prefer:{node}"}
+    assert pages[node] * 4096 >= held
+    assert pages[1 - node] == 0
 
 
 class Trained(NamedTuple):

@@ -22,7 +22,6 @@ import sentinel.data  # noqa: E402
 from sentinel.cli import main  # noqa: E402
 from sentinel.core.errors import CapabilityError, NativeError, SentinelError, UsageError  # noqa: E402
 from sentinel.data.arena_memory import is_sealed, new_memory  # noqa: E402
-from sentinel.data.arena_place import ANYWHERE, ArenaPlace, place_of  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import FileFeeding, permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
@@ -37,6 +36,7 @@ from sentinel.system import numa, probes  # noqa: E402
 from sentinel.system.disks import disk_of  # noqa: E402
 from sentinel.system.nodes import Node  # noqa: E402
 from sentinel.system.topology import Topology, topology  # noqa: E402
+from sentinel.tiers.arena_place import ANYWHERE, ArenaPlace, place_of  # noqa: E402
 from sentinel.tiers.file_tier import FileTier  # noqa: E402
 from sentinel.tiers.pool_cap import PoolCap, taken_bytes  # noqa: E402
 from tests.builders import MIB, make_profile, param  # noqa: E402
@@ -193,7 +193,7 @@ HOST = Topology(
 @pytest.fixture
 def two_slower_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 1 reads 30 GB/s, node 2 reads 5; nothing is asked of this kernel."""
-    monkeypatch.setattr("sentinel.data.arena_place._read_bytes_per_s", {1: 30 * GB, 2: 5 * GB}.__getitem__)
+    monkeypatch.setattr("sentinel.tiers.arena_place._read_bytes_per_s", {1: 30 * GB, 2: 5 * GB}.__getitem__)
     for probe in ("mbind", "move_pages"):
         monkeypatch.setattr(f"sentinel.system.probes.{probe}", lambda: "")
 

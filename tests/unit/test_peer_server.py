@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from sentinel.cli import main
-from sentinel.core.errors import UsageError
-from sentinel.system import peer_server
-from tests.resp_servers import answered, free_port
+from sentinel.core.errors import CapabilityError, NativeError, SentinelError, UsageError
+from sentinel.system import numa, peer_server, probes
+from sentinel.system.topology import topology
+from tests.resp_servers import answered, free_port, placed
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +88,71 @@ def served(port: int, secret: Path, folder: Path) -> str:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=600)
     return said
+
+
+# --- where its memory is ---
+
+
+@pytest.fixture
+def placing() -> None:
+    try:
+        probes.mbind()
+    except (probes.Missing, SentinelError) as error:
+        pytest.skip(f"needs memory policies, which are refused here: {error}")
+
+
+@pytest.mark.needs("redis-server")
+@pytest.mark.usefixtures("placing")
+@pytest.mark.parametrize("where", ["fast", "numa:{}", "auto"])
+def test_its_memory_has_the_policy_of_the_node_that_the_word_means(where: str) -> None:
+    host = topology()
+    node = host.slower[-1] if host.slower and where == "auto" else host.fast
+    with free_port() as port:
+        words = ["data", "serve", "--memory", "8MiB", "--port", str(port), "--where", where.format(node)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sentinel", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert answered(port, b"PING").startswith(b"+PONG")
+            policies, pages = placed(process.pid)
+        finally:
+            process.kill()
+            _, said = process.communicate(timeout=600)
+    if where == "auto" and not host.slower:
+        assert policies == {"default"}, "there is no choice"
+        assert "on node" not in said
+        return
+    assert policies in ({f"prefer:{node}"}, {f"prefer=static:{node}"})
+    assert pages.keys() == {node}
+    assert f"memory for samples is on node {node}" in said
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "says"),
+    [
+        ("here", 2, '"numa:N" or "file:DIR"'),
+        ("numa:77", 1, "no memory on a node 77"),
+        ("file:/", 2, "a server holds samples in memory"),
+        ("fast", 2, "memory for samples takes 1024.00 TiB"),
+    ],
+)
+def test_places_that_are_refused(
+    where: str, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sentinel.system.peer_server.program", lambda: "/bin/false")
+    memory = "1024TiB" if where == "fast" else "8MiB"
+    assert main(["data", "serve", "--memory", memory, "--where", where]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_kernel_that_refuses_policies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise NativeError("set_mempolicy", 1)
+
+    monkeypatch.setattr(numa, "system_call", refused)
+    with pytest.raises(CapabilityError, match=r"memory on node 3.*set_mempolicy.*leave --where out"):
+        peer_server.serve("/bin/false", "", 3)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tools.numa_vm.packages import Missing, busybox, cache_folder, program
 from tools.numa_vm.tree import Tree, elf_files, shared_libraries
 
-_FORMAT = 5  # counted up when the image's making changes, so that no older image is taken
+_FORMAT = 6  # counted up when the image's making changes, so that no older image is taken
 
 # Not needed to run anything, and half of the bytes.
 _UNWANTED_IN_STDLIB = {"test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages"}
@@ -127,9 +127,8 @@ def _fill(tree: Tree, environment: Environment) -> None:
     for loader in ("/etc/ld.so.cache", "/lib64/ld-linux-x86-64.so.2"):
         if os.path.exists(loader):
             tree.add(loader)
-    bash = shutil.which("bash")
-    if bash:
-        for path in (Path(bash), *shared_libraries([Path(bash)])):
+    for found in filter(None, map(shutil.which, ("bash", "valkey-server", "redis-server"))):
+        for path in (Path(found), *shared_libraries([Path(found)])):
             tree.add(path)
     # by name only: Sentinel finds what it has compiled before by the compiler's path, among others
     for compiler in filter(None, map(shutil.which, ("c++", "g++", "clang++"))):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sentinel import tiers
 from sentinel.core.errors import CapabilityError, NativeError, UsageError
 from sentinel.core.units import format_bytes
 from sentinel.system import probes
 from sentinel.system.disks import Disk, disk_of
 from sentinel.system.nodes import Node
 from sentinel.system.topology import Topology, topology
+from sentinel.tiers.choice import machine_for
 
 AUTO = "auto"
 _WORDS = 'give "auto", "fast", "slow", "numa:N" or "file:DIR"'
@@ -58,14 +58,14 @@ def disk_named(where: object) -> Disk | None:
 
 
 def place_of(
-    where: str, nbytes: int, source_bytes_per_s: Callable[[], float], host: Topology | None = None
+    where: str, nbytes: int, source_bytes_per_s: Callable[[], float] | None, host: Topology | None = None
 ) -> ArenaPlace:
     """Where `nbytes` of memory for samples lie. `source_bytes_per_s`: what the source brings, asked only where `auto`
-    has a choice. `host`: by default this one.
+    has a choice; None of a server, whose samples come and go by sockets. `host`: by default this one.
 
     `fast`: the node of the fast tier. `slow`: the slowest node. `auto`: the slowest node that reads 3 times what the
-    source brings, else the slower one that reads most; ordinary memory where there is no slower node, and where the
-    kernel refuses policies. Nodes without room are passed over.
+    source brings, else the slower one that reads most; of a server the slowest one; ordinary memory where there is no
+    slower node, and where the kernel refuses policies. Nodes without room are passed over.
 
     Raises what `disk_named` raises, CapabilityError for a node that is not there, UsageError for one without room.
     """
@@ -106,7 +106,7 @@ def _node_named(where: str, host: Topology) -> Node:
     return found
 
 
-def _chosen(host: Topology, nbytes: int, source_bytes_per_s: Callable[[], float]) -> ArenaPlace:
+def _chosen(host: Topology, nbytes: int, source_bytes_per_s: Callable[[], float] | None) -> ArenaPlace:
     if not host.slower:
         return ANYWHERE
     try:
@@ -122,8 +122,11 @@ def _chosen(host: Topology, nbytes: int, source_bytes_per_s: Callable[[], float]
         if fast is None or fast.free_bytes < nbytes:
             return ArenaPlace(why=f"memory for samples lies where the kernel puts it: {full}, nor has the fast one")
         return ArenaPlace(host.fast, why=_said(host.fast, host, full))
-    brought = source_bytes_per_s()
     slowest_first = sorted(rates, key=lambda number: rates[number])
+    if source_bytes_per_s is None:
+        said = f"it reads {format_bytes(rates[slowest_first[0]])}/s, sockets carry less"
+        return ArenaPlace(slowest_first[0], why=_said(slowest_first[0], host, said))
+    brought = source_bytes_per_s()
     enough = [number for number in slowest_first if rates[number] >= _ENOUGH * brought]
     number = enough[0] if enough else slowest_first[-1]
     said = f"it reads {format_bytes(rates[number])}/s, the source brings {format_bytes(brought)}/s"
@@ -134,7 +137,7 @@ def _chosen(host: Topology, nbytes: int, source_bytes_per_s: Callable[[], float]
 
 def _read_bytes_per_s(number: int) -> int:
     """Of a slower node, as its calibration, its firmware or a preset tells."""
-    return tiers.machine_for(f"numa:{number}").tiers[1].read_bytes_per_s
+    return machine_for(f"numa:{number}").tiers[1].read_bytes_per_s
 
 
 def _said(number: int, host: Topology, why: str) -> str:
