@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _COMMON = {"ph", "pid", "tid", "name", "args", "cat"}
-_MORE = {"X": {"ts", "dur"}, "B": {"ts"}, "E": {"ts"}, "C": {"ts"}, "M": set[str]()}
+_MORE = {"X": {"ts", "dur"}, "B": {"ts"}, "E": {"ts"}, "C": {"ts"}, "M": set[str](), "i": {"ts", "s"}}
 _UNITS = ("ms", "ns")
 _METADATA = ("process_name", "thread_name")
 
@@ -45,11 +45,24 @@ class Count:
     value: float
 
 
+@dataclass(frozen=True)
+class Instant:
+    """Something on a track that takes no time."""
+
+    process: str
+    thread: str
+    name: str
+    category: str
+    at_ns: int
+    args: dict[str, Any]
+
+
 @dataclass
 class Traced:
     """All of a file."""
 
     slices: list[Slice] = field(default_factory=list)
+    instants: list[Instant] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
 
 
@@ -77,6 +90,10 @@ def read(path: Path) -> Traced:
         assert (*track, "thread_name") in named, f"thread {track} has no name"
         found.slices += _of_track(mine, named[track[0], "process_name"], named[*track, "thread_name"])
     for event in events:
+        if event["ph"] == "i":
+            names = named[event["pid"], "process_name"], named[event["pid"], event["tid"], "thread_name"]
+            told = event["name"], event.get("cat", ""), _ns(event["ts"]), event.get("args", {})
+            found.instants.append(Instant(*names, *told))
         if event["ph"] == "C":
             process = named[event["pid"], "process_name"]
             for series, value in event["args"].items():
@@ -108,7 +125,8 @@ def _require_form(event: dict[str, Any]) -> None:
     assert isinstance(event.get("name", "" if phase == "E" else None), str), event
     assert isinstance(event.get("args", {}), dict), event
     assert isinstance(event.get("cat", ""), str), event
-    for time in _MORE[phase]:
+    assert event.get("s", "t") == "t", f"an instant that is not of its thread: {event}"
+    for time in _MORE[phase] - {"s"}:
         assert type(event[time]) in (int, float), event
         assert math.isfinite(event[time]), event
         assert event[time] >= 0, event

@@ -289,7 +289,7 @@ def execute_run(arguments: argparse.Namespace) -> int:
         nodes = {str(node): pages for node, pages in report.node_pages.items()}
         mixing = None if report.mixing is None else asdict(report.mixing)
         told = {"epochs": arguments.epochs, "seconds": seconds, "node_pages": nodes, "caveats": report.caveats}
-        told["mixing"] = mixing
+        told |= {"mixing": mixing, "hits_by_tier": report.hits_by_tier}
         print_json({**report.headline, **told})
     else:
         print(report.text())

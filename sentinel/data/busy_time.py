@@ -8,23 +8,29 @@ from collections.abc import Callable
 
 
 class BusyTime:
-    """`with busy:` around what is counted, in any thread; two at once count once."""
+    """`begin` and `end` around what is counted, in any thread; two at once count once."""
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._inside, self._since, self._ended_ns = 0, 0, 0
 
-    def __enter__(self) -> None:
+    def begin(self) -> int:
+        """When it was."""
         with self._lock:
+            now = self._clock()
             if not self._inside:
-                self._since = self._clock()
+                self._since = now
             self._inside += 1
+            return now
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> int:
+        """When it was."""
         with self._lock:
+            now = self._clock()
             self._inside -= 1
             if not self._inside:
-                self._ended_ns += self._clock() - self._since
+                self._ended_ns += now - self._since
+            return now
 
     @property
     def ns(self) -> int:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.data.busy_time import BusyTime
+from sentinel.data.read_log import ReadLog
 from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
@@ -133,8 +133,13 @@ class ChunkReader:
     @property
     def counts(self) -> Counts:
         """What was done since it was made."""
-        state = self._state
-        return Counts(state.reads, state.read_bytes, state.peak_pages, state.failed, state.busy.ns)
+        done = self._state.log.counts
+        return Counts(done.reads, done.read_bytes, self._state.peak_pages, done.failed, done.read_ns)
+
+    @property
+    def last_reads(self) -> NDArray[np.void]:
+        """(rows,) of READ, the last ones that ended."""
+        return self._state.log.last
 
 
 class _Reading:
@@ -147,11 +152,11 @@ class _Reading:
         self.under_way: set[int] = set()
         """Reads that were begun and are not done."""
         self.stopping = threading.Event()
-        self.busy = BusyTime()
+        self.log = ReadLog()
         self.error: BaseException | None = None
         self.failure: BaseException | None = None
         self.staging: Staging | None = None
-        self.reads = self.read_bytes = self.peak_pages = self.failed = self.failed_in_a_row = 0
+        self.peak_pages = self.failed_in_a_row = 0
         self.reads_before = 0
         """Of earlier stagings: a read's number, counted from the first one on, is in no other entry."""
         self._lock = threading.Lock()
@@ -334,18 +339,17 @@ class _Reading:
     def _read(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
         """What SourceFiles.chunk gives; None if the chunk cannot be read."""
         try:
-            with self.busy:
+            with self.log.reading(chunk, int(self.files.layout.chunk_nbytes[chunk])):
                 if self.failed_in_a_row < _FAILED_IN_A_ROW:
                     found = tried(lambda: self.files.chunk(chunk, samples), self.stopping.wait)
                 else:
                     found = self.files.chunk(chunk, samples)
         except Exception as error:  # a source of any kind: its errors are not known here
             with self._lock:
-                self.failure, self.failed, self.failed_in_a_row = error, self.failed + 1, self.failed_in_a_row + 1
+                self.failure, self.failed_in_a_row = error, self.failed_in_a_row + 1
             return None
         with self._lock:
-            self.reads, self.failed_in_a_row = self.reads + 1, 0
-            self.read_bytes += int(self.files.layout.chunk_nbytes[chunk])
+            self.failed_in_a_row = 0
         return found
 
     def look(self, staging: Staging) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from sentinel.data.staged_samples import Served
+from sentinel.data.feed_log import FeedLog
+from sentinel.data.served_samples import Served
 from sentinel.reports import ReportError
 from sentinel.samples import Feed, ShuffleQuality
 
@@ -40,7 +41,7 @@ class Fed:
     def headline(self) -> dict[str, float]:
         """Name -> count."""
         saved = {"hit_ratio": self.hit_ratio, "reads_saved": self.reads_saved, "bytes_saved": self.bytes_saved}
-        return {**asdict(self.served), **self.feed.headline, **saved}
+        return {**self.served.counts, **self.feed.headline, **saved}
 
     def checked(self) -> Fed:
         """This. Raises ReportError unless what was delivered is what was asked for, and each sample came from one
@@ -69,6 +70,12 @@ class Fed:
                     f"{places[0]} hits, {places[1]} from peers, {places[2]} brought and {places[3]} read alone"
                     f" add up to {sum(places)}",
                 )
+        tiers = [sum(column) for column in zip(*served.by_place.values(), strict=True)] or [0, 0]
+        for what, hits, of_tiers in zip(("hits", "bytes of hits"), (served.hits, served.hit_bytes), tiers, strict=True):
+            if hits != of_tiers:
+                raise ReportError(
+                    f"{what} of a loader", f"there were {hits}", f"those of all tiers add up to {of_tiers}"
+                )
         return self
 
 
@@ -77,7 +84,8 @@ class FeedFacts:
     """`all_epochs`: counts of all epochs. `last`: of the one that is under way or ended last, whose number is `number`.
     `predicted`: what its plan said, where it was delivered to its end. `node_pages`: NUMA node -> pages of the memory
     for samples that the kernel says are there, -1 for those that were not touched yet. `mixing`: how well the order of
-    the last epoch mixes samples, None where it is not known which lie together."""
+    the last epoch mixes samples, None where it is not known which lie together. `log`: of that epoch. `tiers`: the
+    memory in which hits lay, as HitsByPlace numbers it, in words."""
 
     all_epochs: Fed
     last: Fed
@@ -86,3 +94,5 @@ class FeedFacts:
     node_pages: dict[int, int] = field(default_factory=dict)
     caveats: list[str] = field(default_factory=list)
     mixing: ShuffleQuality | None = None
+    log: FeedLog = field(default_factory=FeedLog.of_nothing)
+    tiers: dict[int, str] = field(default_factory=dict)

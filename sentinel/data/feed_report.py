@@ -37,6 +37,12 @@ class FeedReport(FeedFacts):
         reads_per_chunk (of an epoch, in the mean), peak_bytes and wait_ns (added up over workers)."""
         return self.all_epochs.headline
 
+    @property
+    def hits_by_tier(self) -> dict[str, int]:
+        """Memory of this machine -> hits of all epochs that lay there: a node, a file, a server; they add up to the
+        hits."""
+        return {self.tiers.get(place, ""): samples for place, (samples, _) in self.all_epochs.served.by_place.items()}
+
     def checked(self) -> FeedReport:
         """This report. Raises ReportError where its sums do not agree."""
         self.all_epochs.checked()
@@ -53,7 +59,8 @@ class FeedReport(FeedFacts):
             ("saved", f"{all_epochs.reads_saved:.1%} of the reads that the same order takes without memory"),
             ("hits", f"{all_epochs.hit_ratio:.1%} of the samples were in memory for an earlier read"),
         )
-        return Heading("training data report", "executed", done, "", summary)
+        how = "`report.write('NAME.trace')` writes a timeline of the last epoch for ui.perfetto.dev: reads and waits."
+        return Heading("training data report", "executed", done, "", summary, files=(how,))
 
     @property
     def facts(self) -> FeedFacts:
@@ -78,17 +85,27 @@ class FeedReport(FeedFacts):
 
     def values(self) -> dict[str, Any]:
         """What the JSON form has beside the tables."""
-        return {"headline": self.headline, "caveats": self.caveats, "epoch": self.number}
+        return {
+            "headline": self.headline,
+            "caveats": self.caveats,
+            "epoch": self.number,
+            "hits_by_tier": self.hits_by_tier,
+        }
 
-    def timeline(self) -> None:
-        """It has none."""
+    def timeline(self) -> dict[str, Any]:
+        """Reads, batches, waits and direct reads of the last epoch, in the Trace Event Format. Raises ReportError where
+        their sums are not those of the report."""
+        from sentinel.data.feed_timeline import timeline
+
+        return timeline(self)
 
     def text(self) -> str:
         """The report for a terminal."""
         return text_of(self)
 
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the report in the form that the suffix names: `.txt`, `.html`, `.json` or `.csv`; returns the paths.
+        """Write the report in the form that the suffix names: `.txt`, `.html`, `.json`, `.csv`, or `.trace` for a
+        timeline of the last epoch; returns the paths.
 
         Raises UsageError for another suffix, FormatError if the file cannot be written.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sentinel.core.units import PAGE_BYTES, format_bytes, format_ns
 from sentinel.data.feed_facts import FeedFacts
@@ -32,14 +32,23 @@ _WHY = {
 }
 
 
-def _places(report: FeedFacts) -> Rows:
-    """(name, samples, bytes) by where samples came from."""
-    served = report.all_epochs.served
+class _From(NamedTuple):
+    """Where samples came from. `tier`: of a hit in this machine's memory, "" of others."""
+
+    name: str
+    tier: str
+    samples: int
+    nbytes: int
+
+
+def _places(report: FeedFacts) -> list[_From]:
+    served, hits = report.all_epochs.served, "hits: in memory for an earlier read"
+    by_tier = [_From(hits, report.tiers.get(place, ""), *count) for place, count in sorted(served.by_place.items())]
     return [
-        ("hits: in memory for an earlier read", str(served.hits), str(served.hit_bytes)),
-        ("hits in the memory of peers", str(served.remote_hits), str(served.remote_bytes)),
-        ("source: brought by a read of their chunk", str(served.brought), str(served.brought_bytes)),
-        ("source: read alone", str(served.direct_reads), str(served.alone_bytes)),
+        *(by_tier or [_From(hits, "", 0, 0)]),
+        _From("hits in the memory of peers", "", served.remote_hits, served.remote_bytes),
+        _From("source: brought by a read of their chunk", "", served.brought, served.brought_bytes),
+        _From("source: read alone", "", served.direct_reads, served.alone_bytes),
     ]
 
 
@@ -49,9 +58,10 @@ def _requests_frame(report: FeedFacts) -> pd.DataFrame:
     rows = _places(report)
     return pd.DataFrame(
         {
-            "from": [row[0] for row in rows],
-            "samples": [int(row[1]) for row in rows],
-            "nbytes": [int(row[2]) for row in rows],
+            "from": [row.name for row in rows],
+            "tier": pd.array([row.tier or None for row in rows], "string"),
+            "samples": [row.samples for row in rows],
+            "nbytes": [row.nbytes for row in rows],
         }
     )
 
@@ -59,9 +69,10 @@ def _requests_frame(report: FeedFacts) -> pd.DataFrame:
 def _requests_text(document: Document[FeedFacts]) -> TextTable:
     fed = document.facts.all_epochs
     rows: Rows = [("", "samples", "", "bytes")]
-    for name, samples, nbytes in _places(document.facts):
-        share = int(samples) / max(fed.served.samples, 1)
-        rows.append((name, f"{int(samples):,}", f"{share:.1%}", format_bytes(int(nbytes))))
+    for row in _places(document.facts):
+        share = row.samples / max(fed.served.samples, 1)
+        name = f"{row.name} ({row.tier})" if row.tier else row.name
+        rows.append((name, f"{row.samples:,}", f"{share:.1%}", format_bytes(row.nbytes)))
     rows.append(("all samples requested", f"{fed.requested:,}", "", format_bytes(fed.requested_bytes)))
     return TextTable(_REQUESTS, rows)
 

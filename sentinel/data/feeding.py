@@ -16,6 +16,7 @@ from sentinel.core.units import PAGE_BYTES
 from sentinel.data.chunk_reader import IN_FLIGHT, ChunkReader
 from sentinel.data.data_index import DataFiles
 from sentinel.data.other_orders import others_read_less
+from sentinel.data.read_log import NO_READS
 from sentinel.data.sample_arena import EPOCH, RUNNING, ArenaShape, SampleArena
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromDataset, FromFiles, Held
@@ -114,6 +115,9 @@ class Feeding(Protocol):
 
     def counts(self) -> Feed:
         """What was read since the loader was made, and the most memory in use."""
+
+    def last_reads(self) -> NDArray[np.void]:
+        """(rows,) of READ, the last reads of the source by threads of this process."""
 
     def predicted(self) -> Feed | None:
         """What the plan of the epoch that was begun last says; None without a plan."""
@@ -226,6 +230,10 @@ class FileFeeding:
             read_ns=done.read_ns,
         )
 
+    def last_reads(self) -> NDArray[np.void]:
+        """(rows,) of READ, the last reads of the source."""
+        return self._reader.last_reads
+
     def predicted(self) -> Feed | None:
         """What the plan of the epoch that was begun last says; None before the first."""
         return None if self._now is None else simulate(self._layout, self._now[2], self._choice.staged)
@@ -297,6 +305,10 @@ class UnstagedFeeding:
     def counts(self) -> Feed:
         """Nothing is read but by workers."""
         return Feed(kind="executed")
+
+    def last_reads(self) -> NDArray[np.void]:
+        """Nor here."""
+        return NO_READS
 
     def predicted(self) -> Feed | None:
         """There is no plan."""

@@ -14,14 +14,17 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.data.batch_room import NO_ROOM, NOT_SENT, NoRoom, can_never_hold, forget_names, too_little_room
 from sentinel.data.batching import Batching, pinned, requests_of
-from sentinel.data.feed_facts import Fed
+from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import EpochOrder, Feeding
+from sentinel.data.hit_places import named
 from sentinel.data.loader_workers import OF_LOST_WORKERS, exit_codes, is_lost, keep_signals_from, next_batch, watched
 from sentinel.data.ranks import check_ranks_agree
-from sentinel.data.staged_samples import Collate, Failed, Request, Served, StagedSamples
-from sentinel.samples import Begun, Feed, Order, Room, ShuffleQuality, shuffle_quality
+from sentinel.data.served_samples import Served
+from sentinel.data.staged_samples import Collate, Failed, Request, StagedSamples
+from sentinel.samples import Begun, Order, Room, ShuffleQuality, shuffle_quality
 from sentinel.system.progress import say
+from sentinel.system.topology import topology
 
 MOST_RESTARTS = 3
 """Of workers that were killed, in one iteration."""
@@ -55,7 +58,7 @@ class Loader(IterableDataset[Any]):
         self._mixed: EpochOrder | ShuffleQuality | None = None
         """How it is mixed, or, until that is asked for, its order."""
         of_rank = order.per_rank(feeding.samples.n)
-        self._total, self._now = _Counted(feeding.counts(), of_rank), _Counted(feeding.counts(), of_rank)
+        self._total, self._now = DeliveryCounts(feeding.counts(), of_rank), EpochCounts(feeding.counts(), of_rank)
 
     # --- batches ---
 
@@ -80,7 +83,7 @@ class Loader(IterableDataset[Any]):
         else:
             planned = self._feeding.begin(self._order, self._epoch, self._base)
         self._delivered, self._mixed = 0, planned
-        self._now = _Counted(self._feeding.counts(), self._order.per_rank(self._feeding.samples.n))
+        self._now = EpochCounts(self._feeding.counts(), self._order.per_rank(self._feeding.samples.n))
         self._asked = False
         return self._deliver(self._iteration, planned)
 
@@ -319,6 +322,7 @@ class Loader(IterableDataset[Any]):
         """What was delivered so far, and what was read for it."""
         feeding, counts, predicted = self._feeding, self._feeding.counts(), self._feeding.predicted()
         whole = predicted is not None and predicted.samples == self._now.served.samples
+        host = topology()
         return FeedReport(
             self._total.fed(counts),
             self._now.fed(counts),
@@ -327,6 +331,8 @@ class Loader(IterableDataset[Any]):
             feeding.node_pages(),
             feeding.caveats() + _said(self._total.served),
             self._mixing(),
+            self._now.log(counts, feeding.last_reads()),
+            {place: named(place, host) for place in self._total.served.by_place},
         ).checked()
 
     def _mixing(self) -> ShuffleQuality | None:
@@ -361,34 +367,3 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self.waiting)
-
-
-class _Counted:
-    """What was delivered and read since `begin`. `of_rank`: samples that this rank delivers in an epoch."""
-
-    def __init__(self, begin: Feed, of_rank: int) -> None:
-        self.begin, self.of_rank = begin, of_rank
-        self.served, self.requested_bytes, self.requested = Served(), 0, 0
-
-    def add(self, served: Served, requested: int, nbytes: int) -> None:
-        self.served.add(served)
-        self.requested, self.requested_bytes = self.requested + requested, self.requested_bytes + nbytes
-
-    def fed(self, now: Feed) -> Fed:
-        served = self.served
-        feed = Feed(
-            kind="executed",
-            n_chunks=max(round(now.n_chunks * served.samples / max(self.of_rank, 1)), min(now.n_chunks, 1)),
-            samples=served.samples,
-            sample_bytes=served.sample_bytes,
-            hits=served.hits,
-            remote_hits=served.remote_hits,
-            source_reads=now.source_reads - self.begin.source_reads,
-            source_bytes=now.source_bytes - self.begin.source_bytes + served.direct_bytes,
-            direct_reads=served.direct_reads,
-            direct_bytes=served.direct_bytes,
-            peak_bytes=now.peak_bytes,
-            wait_ns=served.wait_ns,
-            read_ns=now.read_ns - self.begin.read_ns,
-        )
-        return Fed(feed, replace(served), self.requested, self.requested_bytes)

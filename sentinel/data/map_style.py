@@ -15,8 +15,9 @@ from sentinel.core.errors import UsageError
 from sentinel.data.data_index import Paths, RecordFiles, open_data
 from sentinel.data.feeding import EpochOrder
 from sentinel.data.file_feeding import feeding_of_files
+from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Served, Transform
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Transform
 from sentinel.runtime.process import RUNTIME
 from sentinel.samples import Feed, Layout, Order
 

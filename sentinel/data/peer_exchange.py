@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.peers import Line, RankHash
+from sentinel.data.read_log import ReadLog
 from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.resp_client import Refusal
 from sentinel.data.retries import tried
@@ -87,7 +88,7 @@ class ChunkProvider:
         self._teller: ReadingThread | None = None
         self._turn, self._lock, self._putting = Lock(), Lock(), Lock()
         self._threads: list[ReadingThread] = []
-        self.reads = self.read_bytes = self.failed = 0
+        self.log, self.failed = ReadLog(), 0
         self.failure: BaseException | None = None
 
     def forget(self) -> None:
@@ -201,9 +202,8 @@ class ChunkProvider:
         staging = plan.staging
         stays = slice(int(staging.first_stay[read]), int(staging.first_stay[read + 1]))
         samples, chunk = staging.stay_sample[stays], int(staging.read_chunk[read])
-        data, begins = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
-        with self._lock:
-            self.reads, self.read_bytes = self.reads + 1, self.read_bytes + int(layout.chunk_nbytes[chunk])
+        with self.log.reading(chunk, int(layout.chunk_nbytes[chunk])):
+            data, begins = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
         nbytes = layout.sample_nbytes[samples]
         sums = self._board.sums_of(data, begins, nbytes, samples)
         names, view = names_of(plan.names[stays]), data.data

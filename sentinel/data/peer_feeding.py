@@ -6,6 +6,7 @@ import weakref
 from threading import Event
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import PAGE_BYTES, format_bytes
@@ -129,13 +130,18 @@ class PeerFeeding:
 
     def counts(self) -> Feed:
         """What this rank has read since the loader was made. Samples have no memory here."""
-        provider = self._provider
+        done = self._provider.log.counts
         return Feed(
             kind="executed",
             n_chunks=self._layout.n_chunks,
-            source_reads=provider.reads,
-            source_bytes=provider.read_bytes,
+            source_reads=done.reads,
+            source_bytes=done.read_bytes,
+            read_ns=done.read_ns,
         )
+
+    def last_reads(self) -> NDArray[np.void]:
+        """(rows,) of READ, the last ones of this rank."""
+        return self._provider.log.last
 
     def predicted(self) -> Feed | None:
         """What a rank reads is not what it delivers: there is a plan of all ranks only."""

@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sentinel.data.chunk_reader import MOST_IN_FLIGHT
+from sentinel.data.hit_places import IN_SERVER
 from sentinel.data.peer_exchange import BEGUN, OPEN, SUM_BYTES, names_of
 from sentinel.data.peers import Line, Peer, RankHash
 from sentinel.data.resp_client import Refusal, RespConnection
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import SampleArena
+from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
-from sentinel.data.staged_samples import FromArena, Held, Request, Served
+from sentinel.data.staged_samples import FromArena, Held, Request, Staged
 
 LATE_S = 2.0
 """How long a sample is waited for that is needed next, before its rank is not waited for any more."""
@@ -94,10 +96,8 @@ class FromPeers(FromArena):
             line.close()
         self._asked, self._asked_for = [], None
 
-    def _staged(
-        self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served
-    ) -> list[memoryview | None]:
-        """The bytes of each sample that the servers have, or get in time; None for those that are read alone."""
+    def _staged(self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served) -> Staged:
+        """Each sample that the servers have, or get in time."""
         batch = _Batch(request, nbytes)
         waiting = np.flatnonzero(~request.direct)
         if self._asked_for == _asked_for(request):
@@ -126,9 +126,10 @@ class FromPeers(FromArena):
             time.sleep(pause)
             pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             asked = self._ask(request, waiting)
+        served.when.wait_began_ns = began
         served.wait_ns += time.monotonic_ns() - began if began else 0
         self._go_on(batch)
-        return batch.raws
+        return Staged(batch.raws, np.full(len(nbytes), IN_SERVER, np.int64))
 
     def _still_waiting(
         self, arena: SampleArena, batch: _Batch, waiting: NDArray[np.int64], served: Served

@@ -141,7 +141,7 @@ class SampleArena:
         Raises UsageError where so much memory cannot be reserved there, CapabilityError where the kernel refuses to
         place it.
         """
-        self.shape, self.slot, self.node = shape, slot, place.node
+        self.shape, self.slot, self.place, self.node = shape, slot, place, place.node
         ends = np.cumsum((0, *shape.parts)).tolist()
         self._of_pages = ends[5], shape.parts[5]
         is_new = descriptors is None
@@ -174,7 +174,13 @@ class SampleArena:
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise UsageError("the memory of a loader cannot be pickled", "let the loader start its workers by itself")
-        return _received, (self.shape, self.slot, reduction.DupFd(self.descriptor), reduction.DupFd(self._bell))
+        return _received, (
+            self.shape,
+            self.slot,
+            self.place,
+            reduction.DupFd(self.descriptor),
+            reduction.DupFd(self._bell),
+        )
 
     def reserve(self) -> None:
         """The pages are reserved, if they were not. Raises UsageError where there is not so much memory: where a
@@ -229,6 +235,11 @@ class SampleArena:
         for number, begin, end, whole, sound in rows:
             found[number] = data[begin:end] if whole and sound else Missing.DAMAGED if whole else Missing.ABSENT
         return found
+
+    def first_pages(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) the first page of each of `samples`, which are there; page 0 of those that are not."""
+        first = (self.entries[samples] & np.uint64(_LOW)).astype(np.int64) - 1
+        return first.clip(0, self.shape.n_pages - 1)
 
     def take(self, positions: NDArray[np.int64] | slice) -> None:
         """The samples of these positions are not needed in the arena any more: the reader is told."""
@@ -360,6 +371,6 @@ def arena_of(pid: int, descriptor: int, inode: int, shape: ArenaShape, slot: int
     return SampleArena(shape, (found, -1), slot=slot)
 
 
-def _received(shape: ArenaShape, slot: int, *descriptors: Any) -> SampleArena:
+def _received(shape: ArenaShape, slot: int, place: ArenaPlace, *descriptors: Any) -> SampleArena:
     memory, bell = (descriptor.detach() for descriptor in descriptors)
-    return SampleArena(shape, (memory, bell), slot=slot)
+    return SampleArena(shape, (memory, bell), slot=slot, place=place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from sentinel.core.errors import CapabilityError, FormatError
 from sentinel.data.batch_room import end_if_not_sent, found_no_room, no_room_for
+from sentinel.data.hit_places import UNTOLD, ArenaNodes, HitsByPlace
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import (
     DONE,
@@ -28,6 +28,7 @@ from sentinel.data.sample_arena import (
     SampleArena,
     arena_of,
 )
+from sentinel.data.served_samples import Moments, Served
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
 
@@ -67,48 +68,12 @@ class Request(NamedTuple):
     following: Request | None = None
 
 
-@dataclass
-class Served:
-    """How the samples of a batch were got. `samples` = `hits` + `remote_hits` + `brought` + `direct_reads`, and so
-    their bytes (`alone_bytes`)."""
+class Staged(NamedTuple):
+    """The samples of a batch that came from memory. `raws`: the bytes of each, None for those that are read alone.
+    `places`: (k,) in which memory each lay, as HitsByPlace has them; of those that are read alone whatever."""
 
-    samples: int = 0
-    sample_bytes: int = 0
-    hits: int = 0
-    hit_bytes: int = 0
-    remote_hits: int = 0
-    """From the memory of a peer."""
-    remote_bytes: int = 0
-    brought: int = 0
-    """From the arena, by the read that was due for this sample."""
-    brought_bytes: int = 0
-    direct_reads: int = 0
-    direct_bytes: int = 0
-    """Read for these: of a chunk that is decoded as a whole all of it, once for those of a batch that no plan had."""
-    alone_bytes: int = 0
-    """Of these samples themselves."""
-    unstaged_bytes: int = 0
-    """What reading each of the samples alone would take from the source."""
-    waits: int = 0
-    """Samples that were not there when they were asked for."""
-    wait_ns: int = 0
-    late: int = 0
-    """Of the direct reads that the plan did not have: the reader had made no progress for too long."""
-    lost: int = 0
-    """Their reads failed, or a peer did not bring them."""
-    ended: int = 0
-    """The reader had ended."""
-    again: int = 0
-    """A worker that was killed had got them, and their place was given to others."""
-    apart: int = 0
-    """The job that reads for this one was elsewhere in the epoch."""
-    damaged: int = 0
-    """Somebody else wrote to the memory."""
-
-    def add(self, other: Served) -> None:
-        """Counts the other's too."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    raws: list[memoryview | None]
+    places: NDArray[np.int64]
 
 
 class Failed(NamedTuple):
@@ -131,6 +96,7 @@ class FromArena:
 
     def __init__(self, files: SourceFiles, arena: SampleArena, source: Source) -> None:
         self._files, self._arena, self._source, self._patience_s = files, arena, source, PATIENCE_S
+        self._nodes = ArenaNodes()
         self._host: tuple[tuple[int, int, int], SampleArena | None] = ((0, 0, 0), None)
 
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
@@ -138,15 +104,17 @@ class FromArena:
         it was indexed."""
         nbytes = self._files.layout.sample_nbytes[request.samples]
         arena = self._arena_of_reader()
-        raws = self._staged(arena, request, nbytes, served)
+        raws, places = self._staged(arena, request, nbytes, served)
         numbers = np.arange(len(raws))
         there = np.array([raw is not None for raw in raws], np.bool_)
         remote = np.zeros(len(raws), np.bool_) if request.held is None else there & request.held.remote
         hit, brought = there & ~request.first & ~remote, there & request.first & ~remote
         served.hits, served.brought, served.direct_reads = int(hit.sum()), int(brought.sum()), int((~there).sum())
         served.hit_bytes, served.brought_bytes = int(nbytes[hit].sum()), int(nbytes[brought].sum())
+        served.by_place = HitsByPlace.of(places[hit], nbytes[hit])
         served.remote_hits, served.remote_bytes = int(remote.sum()), int(nbytes[remote].sum())
         served.sample_bytes, served.alone_bytes = int(nbytes.sum()), int(nbytes[~there].sum())
+        served.when.alone_ns = 0 if there.all() else time.monotonic_ns()
         served.unstaged_bytes = int(self._files.layout.alone_nbytes[request.samples].sum())
         if served.direct_reads:
             arena.take(request.position + numbers[~there])
@@ -174,14 +142,13 @@ class FromArena:
             self._host = at, arena_of(*at, own.shape, own.slot) if at[0] else None
         return self._host[1] or own
 
-    def _staged(
-        self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served
-    ) -> list[memoryview | None]:
-        """The bytes of each sample that is in the arena or comes there; None for those that are read alone: planned so,
-        lost, or nothing happened in the reader for as long as patience lasts. Where jobs share, also those that will
-        not come any more: they were here before this job was."""
+    def _staged(self, arena: SampleArena, request: Request, nbytes: NDArray[np.int64], served: Served) -> Staged:
+        """Each sample that is in the arena or comes there. Read alone are those that are planned so or lost, or nothing
+        happened in the reader for as long as patience lasts. Where jobs share, also those that will not come any more:
+        they were here before this job was."""
         samples, began, shared = request.samples, 0, arena.shape.jobs > 1
         raws: list[memoryview | None] = [None] * len(samples)
+        places = np.full(len(samples), UNTOLD, np.int64)
         waiting = np.flatnonzero(~request.direct)
         pulse, since, pause, doubted = -1, 0, _FIRST_WAIT_S, False
         while True:
@@ -200,6 +167,7 @@ class FromArena:
                 served.damaged += raw is Missing.DAMAGED
             doubted = Missing.DAMAGED in found  # looked at twice: it may have been written at that moment
             if done:  # those that are read alone too: the reader may wait for their room
+                places[done] = self._nodes.of(arena, samples[done])
                 arena.take(request.position + np.array(done))
             waiting, now = np.array(absent, np.int64), time.monotonic_ns()
             if not len(waiting):
@@ -228,8 +196,9 @@ class FromArena:
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_S)
+        served.when.wait_began_ns = began
         served.wait_ns += time.monotonic_ns() - began if began else 0
-        return raws
+        return Staged(raws, places)
 
 
 class FromFiles:
@@ -289,12 +258,18 @@ class StagedSamples(Dataset[Any]):
     def __getitems__(self, request: Request) -> tuple[list[Any] | Failed, Served]:
         """The batch, not yet collated. All of its bytes are copied before the first sample is transformed: a transform
         that takes long keeps no other worker waiting for room."""
-        served = Served(samples=len(request.samples))
+        worker = get_worker_info()
+        when = Moments(-1 if worker is None else worker.id, time.monotonic_ns())
+        served = Served(samples=len(request.samples), when=when)
         try:
             items = self._source.fetch(request, served)
-            return [item if self._transform is None else self._transform(item) for item in items], served
+            found = [item if self._transform is None else self._transform(item) for item in items]
         except FormatError as error:
             return Failed(error.path, error.field, error.rule), served
+        when.ended_ns = time.monotonic_ns()
+        if served.direct_reads:
+            when.alone_ns = when.alone_ns or when.began_ns
+        return found, served
 
     def __getitem__(self, index: int) -> Any:
         raise CapabilityError("one sample of a loader", "it gives batches", "iterate over the loader")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,10 @@ from sentinel.core.plan import Plan
 from sentinel.core.run import OUTCOMES, REASONS, Run
 from sentinel.core.trace import LayerId
 from sentinel.reports.facts import Facts
+from sentinel.reports.trace_format import Event, counter, process_named, span, track_named
 
 _LAYERS = 1
 _FIRST_MOVER = 2
-
-Event = dict[str, Any]
 
 
 def timeline(facts: Facts) -> dict[str, Any]:
@@ -39,24 +37,7 @@ def timeline(facts: Facts) -> dict[str, Any]:
 
 
 def _process(process: int, name: str) -> list[Event]:
-    return [_named(process, 0, "process_name", name), _named(process, _LAYERS, "thread_name", "layers")]
-
-
-def _named(process: int, thread: int, what: str, name: str) -> Event:
-    return {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
-
-
-def _span(process: int, thread: int, name: str, category: str, start_ns: int, duration_ns: int, args: Event) -> Event:
-    times = {"ts": _us(start_ns), "dur": _us(max(duration_ns, 0))}
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, "cat": category, **times, "args": args}
-
-
-def _us(ns: int) -> float:
-    """The least number of µs that is `ns` again where it is multiplied by 1,000 and cut off, as Perfetto before 52.0
-    does: 1.001 would be 1,000 ns. A layer that began 1 ns early would lie partly within the one before, and be dropped.
-    """
-    us = ns / 1000
-    return us if int(us * 1000) == ns else math.nextafter(us, math.inf)
+    return [process_named(process, name), track_named(process, _LAYERS, "layers")]
 
 
 def _of_layer(ids: Sequence[LayerId], layer: int) -> tuple[str, str]:
@@ -72,16 +53,17 @@ def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int, orig
     for index, row in enumerate(run.layers):
         layer, start = int(row["layer"]), int(row["start_ns"]) - origin_ns
         args: Event = {name: int(row[name]) for name in ("step", "layer", "stall_ns", "slow_ns", "touched_bytes")}
-        events.append(_span(process, _LAYERS, *_of_layer(ids, layer), start, int(row["duration_ns"]), args))
+        times = start, int(row["duration_ns"])
+        events.append(span((process, _LAYERS), *_of_layer(ids, layer), times, args))
         held = {name: int(nbytes[index]) for name, nbytes in held_in.items() if nbytes is not None}
-        events.append({"ph": "C", "pid": process, "name": "bytes held", "ts": _us(start), "args": held})
+        events.append(counter(process, "bytes held", start, held))
     lanes: dict[tuple[int, int], int] = {}
     for row in run.migrations:
         pair = (int(row["source"]), int(row["target"]))
         if pair not in lanes:
             lanes[pair] = _FIRST_MOVER + len(lanes)
             name = f"{run.tier_names[pair[0]]} → {run.tier_names[pair[1]]}"
-            events.append(_named(process, lanes[pair], "thread_name", name))
+            events.append(track_named(process, lanes[pair], name))
         block, started = int(row["block"]), int(row["start_ns"])
         label = plan.blocks[block].name if plan is not None and plan.blocks[block].name else f"block {block}"
         args = {name: int(row[name]) for name in ("step", "layer", "block", "nbytes", "moved_bytes")}
@@ -90,13 +72,13 @@ def _run(run: Run, ids: Sequence[LayerId], plan: Plan | None, process: int, orig
         if words["outcome"] == "skipped":  # it was given up then, and never started
             started = stopped
         times = started - origin_ns, stopped - started
-        events.append(_span(process, lanes[pair], label, category, *times, args | words))
+        events.append(span((process, lanes[pair]), label, category, times, args | words))
     return events
 
 
 def _profiled(layer_ns: list[int], ids: Sequence[LayerId]) -> list[Event]:
     events, start = [], 0
     for layer, took in enumerate(layer_ns):
-        events.append(_span(1, _LAYERS, *_of_layer(ids, layer), start, took, {"layer": layer}))
+        events.append(span((1, _LAYERS), *_of_layer(ids, layer), (start, took), {"layer": layer}))
         start += took
     return events

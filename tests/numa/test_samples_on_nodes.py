@@ -67,10 +67,18 @@ def test_all_memory_for_samples_is_on_the_node_that_the_word_means(tokens: str, 
     assert pages_on(loader, node)
     batches = iter(loader)
     expected, array = permutation(ROWS, Order(), 0), np.load(tokens)
-    for number in range(3):
+    feeding, hits = loader._feeding, 0
+    assert isinstance(feeding, FileFeeding)
+    for number in range(60):
+        if number == 30:
+            hits = sum(loader.report().hits_by_tier.values())
+            feeding._arena.node = None  # from now on the kernel is asked where hits lie
         rows = expected[number * BATCH : (number + 1) * BATCH]
         assert np.array_equal(next(batches).numpy(), array[rows])
     assert pages_on(loader, node)  # it stays there, whoever touches it
+    found = loader.report().hits_by_tier
+    assert list(found) == [f"node {node}, {'slower' if node else 'fast'}"]
+    assert next(iter(found.values())) > hits > 0
     loader.close()
 
 

@@ -35,6 +35,7 @@ from sentinel.data.feed_facts import Fed  # noqa: E402
 from sentinel.data.feed_report import FeedReport  # noqa: E402
 from sentinel.data.feed_sections import FEED_SECTIONS  # noqa: E402
 from sentinel.data.feeding import FileFeeding  # noqa: E402
+from sentinel.data.hit_places import HitsByPlace  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.page_cache import all_cached, in_page_cache  # noqa: E402
 from sentinel.data.retries import tried  # noqa: E402
@@ -660,17 +661,22 @@ def test_the_report_adds_up(tars: list[str], tmp_path: Path) -> None:
     assert isinstance(report.last, Fed)
     assert told["frames"]["counts"]["name"] == list(headline)
     assert (tmp_path / "r-direct_reads.csv").read_text().splitlines()[0] == "why,samples"
-    with pytest.raises(UsageError, match="no timeline"):
-        report.write(tmp_path / "r.trace")
+    assert sum(report.hits_by_tier.values()) == headline["hits"] > 0
+    assert told["hits_by_tier"] == report.hits_by_tier
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("hits", "add up to"), ("samples", "were delivered"), ("hit_bytes", "bytes")]
+    ("name", "said"),
+    [("hits", "add up to"), ("samples", "were delivered"), ("hit_bytes", "bytes"), ("by_place", "tiers")],
 )
 def test_a_report_whose_sums_do_not_agree_is_refused(tars: list[str], name: str, said: str) -> None:
     loader = loader_of(tars)
     epoch_of(loader)
-    setattr(loader._total.served, name, getattr(loader._total.served, name) - 1)
+    served = loader._total.served
+    if name == "by_place":
+        served.by_place += HitsByPlace({7: (1, 0)})
+    else:
+        setattr(served, name, getattr(served, name) - 1)
     with pytest.raises(ReportError, match=said):
         loader.report()
 

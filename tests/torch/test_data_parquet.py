@@ -20,12 +20,13 @@ from sentinel.data.data_index import DataFiles, open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.room_here import cut_within  # noqa: E402
 from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
+from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.source_reads import measured_costs  # noqa: E402
 from sentinel.data.sources import parquet_rows  # noqa: E402
 from sentinel.data.sources.parquet_rows import ParquetRows  # noqa: E402
 from sentinel.data.sources.source import is_encoded  # noqa: E402
-from sentinel.data.staged_samples import FromArena, Request, Served  # noqa: E402
+from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import Order, SourceCosts  # noqa: E402
 from tests.data_files import content  # noqa: E402
 

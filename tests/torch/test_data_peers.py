@@ -31,8 +31,9 @@ from sentinel.data.peer_samples import FromPeers  # noqa: E402
 from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402
 from sentinel.data.resp_client import NotLetInError, Refusal, RespConnection  # noqa: E402
 from sentinel.data.sample_arena import RUNNING, SampleArena  # noqa: E402
+from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.staged_samples import Held, Request, Served  # noqa: E402
+from sentinel.data.staged_samples import Held, Request  # noqa: E402
 from sentinel.samples import Epoch, Order, WorldPlan, plan_world  # noqa: E402
 from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
@@ -120,6 +121,7 @@ def test_three_ranks_with_a_fifth_each_read_a_chunk_less_than_once(tmp_path: Pat
         feed = loader.report().feed
         assert feed.direct_reads == 0
         assert 0.5 < feed.remote_hits / feed.samples < 0.8
+        assert set(loader.report().hits_by_tier) <= {"server on this machine"}
         assert any(f"{feed.remote_hits:,}" in line for line in loader.report().text().splitlines() if "peers" in line)
         loader.close()
     fields = [name for server in three for key in _keys(server) for name in valkey.Valkey(port=server.port).hkeys(key)]
@@ -334,7 +336,7 @@ class One:
 
 def test_wrong_bytes_in_a_server_are_no_samples(tmp_path: Path, three: list[Server]) -> None:
     one = One(tmp_path, three[0], 96)
-    assert (one.provider.reads, one.provider.failed) == (len(one.plan.staging.read_chunk), 0)
+    assert (one.provider.log.counts.reads, one.provider.failed) == (len(one.plan.staging.read_chunk), 0)
     client, key = valkey.Valkey(port=three[0].port), one.rank.key
     assert client.hlen(key) == 2 + len(one.plan.names)
     names = names_of(one.share.name[:8])

@@ -21,8 +21,9 @@ from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.reading_thread import ReadingThread  # noqa: E402
 from sentinel.data.sample_arena import SampleArena, shape_within  # noqa: E402
+from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.staged_samples import Collate, Failed, FromArena, Served, StagedSamples  # noqa: E402
+from sentinel.data.staged_samples import Collate, Failed, FromArena, StagedSamples  # noqa: E402
 from sentinel.samples import Epoch, Order, Room, Staging, plan  # noqa: E402
 from tests.data_files import rows, shards  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402

@@ -34,10 +34,11 @@ from sentinel.data.sample_arena import (  # noqa: E402
     SampleArena,
     arena_of,
 )
+from sentinel.data.served_samples import Served  # noqa: E402
 from sentinel.data.share_names import FOLDER, ShareName, _entered, path_of, remove  # noqa: E402
 from sentinel.data.shared_feeding import SharedFeeding  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
-from sentinel.data.staged_samples import FromArena, Request, Served  # noqa: E402
+from sentinel.data.staged_samples import FromArena, Request  # noqa: E402
 from sentinel.samples import DIRECT, Begun, Epoch, Order, Room, plan  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
 

@@ -135,6 +135,7 @@ def test_run_delivers_epochs(tars: list[str], tmp_path: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert (found["samples"], found["epochs"], found["direct_reads"]) == (1600, 1, 0)
     assert found["mixing"]["chunks_per_batch"] > 20
+    assert sum(found["hits_by_tier"].values()) == found["hits"] > 0
     path = rows(tmp_path, 100)
     assert main(["data", "run", path, "--record", "uint8:10", "--order", "windowed", "--memory", "1MiB"]) == 0
     assert "samples/s over 2 epochs" in capsys.readouterr().out

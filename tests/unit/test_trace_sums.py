@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sentinel.core.run import Run
 from sentinel.core.trace import LayerId
-from sentinel.reports import Report, build_report, perfetto
+from sentinel.reports import Report, build_report, trace_format
 from sentinel.reports.html.page import page
 from tests.trace_events import Traced, read
 from tests.trace_processor import TraceProcessor
@@ -86,7 +86,7 @@ def test_whole_microseconds_are_other_sums_in_perfetto(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trace_processor: TraceProcessor
 ) -> None:
     both, _ = two_runs(SHARES[1])
-    monkeypatch.setattr(perfetto, "_us", lambda ns: ns // 1000)
+    monkeypatch.setattr(trace_format, "us", lambda ns: ns // 1000)
     path, tables = written(both, tmp_path)
     traced = trace_processor.read(path)
     with pytest.raises(AssertionError, match="duration_ns"):

@@ -1,0 +1,64 @@
+"""ReadLog: how many chunks were read, and when each of the last ones was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sentinel.data.busy_time import BusyTime
+from sentinel.data.last_rows import LastRows
+
+READ = ("start_ns", "stop_ns", "chunk", "nbytes", "number")
+"""Columns of a read: when it began and ended by CLOCK_MONOTONIC, bytes of its chunk, -1 where it failed; `number`:
+reads that were whole by then."""
+NO_READS = LastRows(READ, 0).kept
+
+
+class ReadCounts(NamedTuple):
+    """Chunks read, their bytes, reads that failed, and the time in which at least one chunk was being read."""
+
+    reads: int = 0
+    read_bytes: int = 0
+    failed: int = 0
+    read_ns: int = 0
+
+
+class ReadLog:
+    """Of several threads that read, since it was made."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._busy, self._lock, self._last = BusyTime(clock), threading.Lock(), LastRows(READ)
+        self._reads = self._read_bytes = self._failed = 0
+
+    @contextmanager
+    def reading(self, chunk: int, nbytes: int) -> Iterator[None]:
+        """Around the read of a chunk of so many bytes; what raises has failed."""
+        begun, whole = self._busy.begin(), False
+        try:
+            yield
+            whole = True
+        finally:
+            ended = self._busy.end()
+            with self._lock:
+                self._reads += whole
+                self._read_bytes += nbytes if whole else 0
+                self._failed += not whole
+                self._last.add(begun, ended, chunk, nbytes if whole else -1, self._reads)
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What was done."""
+        with self._lock:
+            return ReadCounts(self._reads, self._read_bytes, self._failed, self._busy.ns)
+
+    @property
+    def last(self) -> NDArray[np.void]:
+        """(rows,) of READ, the last reads that ended."""
+        with self._lock:
+            return self._last.kept
