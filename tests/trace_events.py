@@ -62,8 +62,8 @@ class Traced:
     """All of a file."""
 
     slices: list[Slice] = field(default_factory=list)
-    instants: list[Instant] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
+    instants: list[Instant] = field(default_factory=list)
 
 
 @dataclass

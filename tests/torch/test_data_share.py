@@ -263,6 +263,26 @@ def test_jobs_at_unlike_places_read_for_themselves(tars: list[str], name: str) -
         assert any("another job read 0 epochs" in said for said in loader.report().caveats)
 
 
+def test_jobs_of_unlike_batch_sizes_share(tars: list[str], name: str) -> None:
+    """What is read does not depend on what a batch is: one reads for both, whichever has the larger batches."""
+    expected, reads = alone(tars, 1)
+    for sizes in ((20, 50), (50, 20)):
+        loaders = [loader_of(tars, name, batch_size=size) for size in sizes]
+        batches, got = [iter(loader) for loader in loaders], [[], []]  # type: ignore[var-annotated]
+        for _ in range(COUNT // 100):
+            for number, size in enumerate(sizes):
+                for _ in range(100 // size):
+                    got[number] += next(batches[number]).tolist()
+        assert [next(each, None) for each in batches] == [None, None]
+        assert got == [expected[0], expected[0]]
+        assert [loader.report().feed.source_reads for loader in loaders] == [reads, 0]
+        assert any("another job read 1 epochs for this one" in said for said in loaders[1].report().caveats)
+        for loader in loaders:
+            loader.close()
+        del loader, loaders, batches
+        gc.collect()
+
+
 def test_jobs_of_other_seeds_read_for_themselves_and_say_so(tars: list[str], name: str) -> None:
     first, second = loader_of(tars, name), loader_of(tars, name, seed=1, memory="30%")
     one, other = iter(first), iter(second)
