@@ -1,21 +1,25 @@
 """Exact order: reads whole chunks ahead of torch's order, and keeps of each what is used within its window.
 
 The uses of a chunk's samples, in the order of this epoch and the next ones, are cut into windows: the first use that
-is in no window is a miss, reads the chunk, and begins a window of a fixed number of samples delivered. All that is
-used within the window stays until its last use there. So a sample that was used stays on where its use in the next
-epoch lies in the running window of its chunk, and nothing that stays is evicted. Windows have one width, the widest
-(within 1 %) with which the room is never exceeded. In an empty arena the first window of each chunk is shortened by
-another share, or all windows would begin and end together.
+is in no window is a miss, reads the chunk, and begins a window. All that is used within the window stays until its last
+use there. So a sample that was used stays on where its use in the next epoch lies in the running window of its chunk,
+and nothing that stays is evicted.
+
+A window ends where a read and its memory cost least for each position until the next miss. Memory has a price, in
+reads for a page that is taken while one position is delivered: at first the one at which windows of equal length would
+fill the room (docs/decisions/0194). Where the reads of the next positions would exceed the room they are planned at a
+higher price, and the price goes on a bit higher; else it falls slowly. In an empty arena the first window of each chunk
+is shortened by another share, or all windows would begin and end together.
 
 A window is at most as long as the orders that are known. With one rank these are this epoch and the next, so where half
-of the data set has room some chunks stay for good, and windows need not be longer.
+of the data set has room some chunks stay for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +28,6 @@ from sentinel.core.ragged import positions
 from sentinel.samples.layout import Layout
 from sentinel.samples.room import Room
 from sentinel.samples.staging import BEFORE, DIRECT, Staging, Windows
-from sentinel.samples.widest import widest
 
 _GOLDEN, _SILVER = 0.6180339887498949, 0.4142135623730951
 """Multiples of these, without their whole parts, spread evenly over [0, 1): chance would leave gaps."""
@@ -32,8 +35,12 @@ _HALF = 0.52
 """Of the chunks that do not stay for good, the share that needs room where windows are as long as an epoch."""
 _FOREVER = np.int64(1 << 40)
 _SHIFT, _TIME = np.int64(32), np.int64((1 << 32) - 1)
-_KEPT, _DIRECT, _LATER = np.int64(-1), np.int64(-2), np.int64(1 << 41)
-"""In place of the begin of a window: of before this epoch; of no window; of a window that is planned later."""
+_LATER = np.int64(1 << 41)
+"""In place of a time: not known."""
+_BLOCKS = 256
+"""Of an epoch, in which reads are planned together."""
+_DEARER, _UP, _CHEAPER, _TRIES = 1.25, 1.02, 0.998, 24
+"""What the price is multiplied by where reads do not fit, and where they do; how often it is tried."""
 
 
 def stage_exact(
@@ -46,34 +53,7 @@ def stage_exact(
     """The staging that delivers `order` (m,), where `following` are this rank's orders of the next epochs, as far as
     they are known."""
     uses = _Uses.of(layout, room, order, following, before)
-    windows = None if before is None else before.windows
-    guess = 2 * room.n_pages * len(order) // uses.epoch_pages if windows is None else windows.nsamples
-    width, direct = _widest(uses, guess)
-    return uses.staging(uses.cover(width, len(order), direct), width)
-
-
-def _widest(uses: _Uses, guess: int) -> tuple[int, int]:
-    """The width of windows, and the position before which samples that are not in the arena are read directly: 0,
-    unless what was kept from the epoch before leaves no room for reads."""
-    m = len(uses.order)
-    for direct in (0, *(m * part // 64 for part in (1, 2, 4, 8, 16, 32))):
-        width = widest(partial(uses.peak, direct=direct), uses.room.n_pages, guess, uses.most_width)
-        if width:
-            return width, direct
-    return 1, m
-
-
-@dataclass(frozen=True, eq=False)
-class _Cover:
-    """Columns of (n_uses,) by chunk and time. `begin`: where the window of each use begins; columns of (n_windows,):
-    those that begin in this epoch. `stop`: (n_chunks,) where the running window of each chunk ends."""
-
-    begin: NDArray[np.int64]
-    chunk: NDArray[np.int64]
-    due: NDArray[np.int64]
-    first_use: NDArray[np.int64]
-    n_uses: NDArray[np.int64]
-    stop: NDArray[np.int64]
+    return _staging(uses, _Planning(uses, None if before is None else before.windows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +64,8 @@ class _Uses:
     layout: Layout
     room: Room
     order: NDArray[np.int64]
-    before: Staging | None
-    most_width: int
+    kept: NDArray[np.int64]
+    """The samples that are in the arena since the epoch before."""
     samples: NDArray[np.int64]
     """(n_uses,) by time."""
     pages: NDArray[np.int64]
@@ -100,8 +80,6 @@ class _Uses:
     """(n_chunks + 1,) Where the uses of each chunk begin in columns by chunk and time."""
     forever: NDArray[np.bool_]
     """(n_chunks,) Those that stay for good."""
-    early: NDArray[np.float64]
-    """(n_chunks,) Share of the width that the first window of this plan has."""
 
     @classmethod
     def of(
@@ -117,8 +95,6 @@ class _Uses:
         of_sample = room.pages(layout)
         keys = (layout.chunk_of[samples].astype(np.int64) << _SHIFT) | np.arange(len(samples))
         keys.sort()
-        time = keys & _TIME
-        goes_on = before is not None and before.windows is not None
         numbers = np.arange(layout.n_chunks + 1)
         share = room.n_pages / int(of_sample.sum())
         stays = 0.0
@@ -128,124 +104,192 @@ class _Uses:
             layout,
             room,
             order,
-            before,
-            max(sum(map(len, following)), 1) if following else len(order),
+            np.zeros(0, np.int64) if before is None else before.stay_sample[before.kept],
             samples,
             of_sample[samples],
             _previous(samples, len(order), layout.n_samples),
             keys,
-            time,
+            keys & _TIME,
             np.searchsorted(keys, numbers << _SHIFT),
             numbers[:-1] * _GOLDEN % 1 < stays,
-            np.ones(layout.n_chunks, np.float64) if goes_on else np.asarray((numbers[:-1] + 0.5) * _SILVER % 1),
         )
 
-    @cached_property
-    def pages_by_chunk(self) -> NDArray[np.int64]:
-        """(n_uses,) by chunk and time."""
-        return self.pages[self.time]
+    def after(self, stop: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n_chunks,) Where the uses of each chunk from the time `stop` (n_chunks,) on begin in columns by chunk and
+        time."""
+        chunks = np.arange(self.layout.n_chunks) << _SHIFT
+        return np.searchsorted(self.keys, chunks + np.minimum(stop, len(self.samples)))
 
-    @cached_property
-    def previous_by_chunk(self) -> NDArray[np.int64]:
-        """(n_uses,) by chunk and time."""
-        return self.previous[self.time]
+    def first_price(self) -> tuple[float, int]:
+        """The price at which windows of one length would fill the room in the mean, and the most uses that a window is
+        looked for in.
 
-    @property
-    def epoch_pages(self) -> int:
-        """Pages of all samples of this epoch."""
-        return max(int(self.pages[: len(self.order)].sum()), 1)
+        Of a chunk's C uses an epoch, x lie in a window, whose memory is x² / 2C uses for an epoch; one window follows
+        the other after 1 + x uses, so a share r of the data is filled where x² / (1 + x) = 2rC. A read and its memory
+        then cost least for each use at a price of C / (x + x² / 2) reads for the memory of one use for an epoch.
+        """
+        m = len(self.order)
+        epoch_pages = max(int(self.pages[:m].sum()), 1)
+        uses = max(m / self.layout.n_chunks, 1.0)
+        half = uses * self.room.n_pages / epoch_pages
+        inside = half + sqrt(half * half + 2 * half)
+        return uses / (inside + inside * inside / 2) / epoch_pages, int(3 * inside) + 16
 
-    def cover(self, width: int, horizon: int, direct: int) -> _Cover:
-        """The windows of so many samples that begin before the time `horizon`, none before the time `direct`."""
-        n_chunks, m = self.layout.n_chunks, len(self.order)
-        chunks = np.arange(n_chunks) << _SHIFT
-        stop = np.zeros(n_chunks, np.int64)
-        if self.before is not None and self.before.windows is not None:
-            stop = self.before.windows.stop.copy()
-        after_kept = np.searchsorted(self.keys, chunks + np.minimum(stop, len(self.samples)))
-        at = np.maximum(after_kept, np.searchsorted(self.keys, chunks + direct))
-        last = self.first[1:]
-        begins, times = [self.first[:-1], after_kept], [np.full(n_chunks, _KEPT), np.full(n_chunks, _DIRECT)]
-        widths = np.where(self.forever, _FOREVER, np.maximum((width * self.early).astype(np.int64), 1))
-        padded = np.append(self.keys, 0)
-        while True:
-            time = np.where(at < last, padded[at] - chunks, _LATER)
-            begun = time < horizon
-            if not begun.any():
+
+class _Planning:
+    """The windows that begin in this epoch, planned by time. Columns of (n_windows,): of each its chunk, the time of its
+    first use, and where its uses are in columns by chunk and time."""
+
+    chunk: NDArray[np.int64]
+    due: NDArray[np.int64]
+    first_use: NDArray[np.int64]
+    n_uses: NDArray[np.int64]
+
+    def __init__(self, uses: _Uses, windows: Windows | None) -> None:
+        chunks = np.arange(uses.layout.n_chunks)
+        self._uses = uses
+        self._previous, self._pages = uses.previous[uses.time], uses.pages[uses.time]
+        self.stop = np.zeros(len(chunks), np.int64) if windows is None else windows.stop.copy()
+        """(n_chunks,) The time of the first use after the running window of each chunk."""
+        self._at = uses.after(self.stop)
+        self.of_kept = _ranges(uses.first[:-1], self._at - uses.first[:-1])
+        """(n,) The uses of windows of before this epoch."""
+        self._share = np.asarray((chunks + 0.5) * _SILVER % 1) if windows is None else np.ones(len(chunks))
+        self._next = self._next_times(chunks, _LATER)
+        first_price, self._most_uses = uses.first_price()
+        self.price = first_price if windows is None else windows.price
+        self._change = np.zeros(len(uses.samples) + 1, np.int64)
+        """(n_uses + 1,) by time: pages that are taken less those that are given back."""
+        since, until = self._held(self.of_kept, np.zeros(len(self.of_kept), np.int64))
+        self._change += _sums(since, self._pages[self.of_kept], len(self._change))
+        self._change -= _sums(until, self._pages[self.of_kept], len(self._change))
+        self._alive, self._counted = 0, 0
+        self._found = [(np.zeros(0, np.int64),) * 4]
+        m = len(uses.order)
+        while (begin := int(self._next.min())) < m:
+            self._read(begin, min(begin + max(m // _BLOCKS, 1), m))
+        columns = [np.concatenate(column) for column in zip(*self._found, strict=True)]
+        by_time = np.argsort(columns[1])
+        self.chunk, self.due, self.first_use, self.n_uses = (column[by_time] for column in columns)
+
+    def _next_times(self, chunks: NDArray[np.int64], unknown: np.int64) -> NDArray[np.int64]:
+        """(n,) The time of the next use of these chunks that is in no window yet."""
+        at = self._at[chunks]
+        there = at < self._uses.first[chunks + 1]
+        return np.where(there, self._uses.time[np.where(there, at, 0)], unknown)
+
+    def _held(self, use: NDArray[np.int64], due: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """From when until when each use needs pages, in a window read at the time `due`."""
+        previous = self._previous[use]
+        since = np.where(previous >= due, previous + 1, np.maximum(due - self._uses.room.lead, 0))
+        return since, self._uses.time[use] + 1
+
+    def _read(self, begin: int, end: int) -> None:
+        """Windows for the chunks whose next use lies in [begin, end). If what is in the arena fits as these are read, it
+        fits later: without more reads it is less with each position."""
+        uses, lead = self._uses, self._uses.room.lead
+        chunks = np.flatnonzero(self._next < end)
+        due, at = self._next[chunks], self._at[chunks]
+        low, high = max(begin - lead, 0), max(end - lead, 1)
+        self._alive += int(self._change[self._counted : low].sum())
+        self._counted = low
+        alive = self._alive + self._change[low:high].cumsum()
+
+        def peak(n_uses: NDArray[np.int64]) -> int:
+            use, of = _ranges(at, n_uses), np.repeat(due, n_uses)
+            since, until = self._held(use, of)
+            change = _sums(since - low, self._pages[use], high - low) - _sums(until - low, self._pages[use], high - low)
+            return int((alive + change.cumsum()).max())
+
+        area, gain = self._costs(chunks, due)
+        price, last = self.price, uses.first[chunks + 1]
+        for tried in range(_TRIES):
+            n_uses = ((1 + price * area) / gain).argmin(axis=1) + 1
+            n_uses = np.maximum((n_uses * self._share[chunks]).astype(np.int64), 1)
+            n_uses = np.where(uses.forever[chunks], last - at, n_uses)
+            if peak(n_uses) <= uses.room.n_pages:
+                self.price = self.price * _CHEAPER if not tried else self.price * _UP
                 break
-            begins.append(at)
-            times.append(np.where(begun, time, _LATER))
-            stop = np.where(time < m, time + widths, stop)
-            until = np.minimum(time + widths, len(self.samples))
-            at = np.where(begun, np.searchsorted(self.keys, chunks + until), at)
-            widths = np.where(self.forever, _FOREVER, width)
-        begins.append(at)
-        times.append(np.full(n_chunks, _LATER))
-        starts, values = np.stack(begins, axis=1).ravel(), np.stack(times, axis=1).ravel()
-        counts = np.diff(starts, append=len(self.keys))
-        windows = np.flatnonzero((values >= 0) & (values < m))
-        windows = windows[np.argsort(values[windows])]
-        return _Cover(
-            np.repeat(values, counts),
-            windows // len(begins),
-            values[windows],
-            starts[windows],
-            counts[windows],
-            np.where(stop >= _FOREVER, _FOREVER, np.maximum(stop - m, 0)),
-        )
+            price *= _DEARER
+        else:
+            pages = self._pages[at][by_due := np.argsort(due)].cumsum()
+            n_uses = np.empty_like(at)
+            n_uses[by_due] = pages <= uses.room.n_pages - int(alive.max())  # the others are read alone
+        self._at[chunks] += np.maximum(n_uses, 1)
+        self._next[chunks] = self._next_times(chunks, _LATER)
+        found = n_uses > 0
+        chunks, due, at, n_uses = chunks[found], due[found], at[found], n_uses[found]
+        self._share[chunks] = 1
+        stop = self._next_times(chunks, np.int64(len(uses.samples)))
+        self.stop[chunks] = np.where(uses.forever[chunks] & (n_uses == last[found] - at), _FOREVER, stop)
+        use = _ranges(at, n_uses)
+        since, until = self._held(use, np.repeat(due, n_uses))
+        np.add.at(self._change, since, self._pages[use])
+        np.subtract.at(self._change, until, self._pages[use])
+        self._found.append((chunks, due, at, n_uses))
 
-    def peak(self, width: int, direct: int) -> int:
-        """Most pages alive at once in this epoch, and as far into the next as windows of this epoch reach."""
-        m = len(self.order)
-        horizon = m + min(width, max(len(self.samples) - m - width, (len(self.samples) - m) // 8))
-        begin = self.cover(width, horizon, direct).begin
-        previous = self.previous_by_chunk
-        since = np.where(previous >= begin, previous + 1, np.maximum(begin - self.room.lead, 0))
-        given_back = self.pages[:horizon]
-        if direct:
-            unstaged = begin == _DIRECT
-            since[unstaged] = horizon
-            given_back = given_back.copy()
-            given_back[self.time[unstaged & (self.time < horizon)]] = 0
-        change = np.bincount(np.minimum(since, horizon), self.pages_by_chunk, horizon + 1)[:horizon]
-        change[1:] -= given_back[:-1]
-        return int(change.cumsum().max(initial=0))
+    def _costs(
+        self, chunks: NDArray[np.int64], due: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """For windows of 1, 2, ... uses: (n, most uses) pages times positions that they take, and positions until the
+        next miss."""
+        at, last = self._at[chunks], self._uses.first[chunks + 1]
+        most = min(self._most_uses, int((last - at).max()))
+        use = at[:, None] + np.arange(most + 1)
+        there = use < last[:, None]
+        use = np.where(there, use, 0)
+        since, until = self._held(use[:, :-1], due[:, None])
+        time = np.where(there, self._uses.time[use], len(self._uses.samples))
+        area = ((until - since) * self._pages[use[:, :-1]]).cumsum(axis=1)
+        gain = np.where(there[:, :-1], time[:, 1:] - due[:, None], 1e-9)
+        return area, gain
 
-    def staging(self, cover: _Cover, width: int) -> Staging:
-        """The staging of these windows."""
-        m = len(self.order)
-        of_window = np.repeat(np.arange(len(cover.due)), cover.n_uses)
-        use = np.repeat(cover.first_use, cover.n_uses) + positions(cover.n_uses)
-        time = self.time[use]
-        new = self.previous[time] < cover.due[of_window]
-        kept = np.zeros(0, np.int64) if self.before is None else self.before.stay_sample[self.before.kept]
-        stay_at = np.full(len(self.samples), DIRECT)
-        stay_at[time[new]] = len(kept) + np.arange(int(new.sum()))
-        of_kept = self.time[cover.begin == _KEPT]
-        stay_of = np.full(self.layout.n_samples, DIRECT)
-        stay_of[kept] = np.arange(len(kept))
-        fresh = self.previous[of_kept] < 0
-        stay_at[of_kept[fresh]] = stay_of[self.samples[of_kept[fresh]]]
-        again = np.sort(np.concatenate([time[~new], of_kept[~fresh]]))
-        while len(again):
-            stay_at[again] = stay_at[self.previous[again]]
-            rest = again[stay_at[again] == DIRECT]
-            again = rest if len(rest) < len(again) else rest[:0]  # none is left but those whose stay was not kept
-        until = np.full(len(kept) + int(new.sum()), -1)
-        served = np.flatnonzero(stay_at != DIRECT)
-        until[stay_at[served]] = np.minimum(served, m)  # by time: the last use counts
-        more = len(self.samples) > m
-        return Staging(
-            self.room,
-            self.order,
-            cover.chunk,
-            cover.due,
-            np.concatenate([kept, self.samples[time[new]]]),
-            np.concatenate([np.full(len(kept), BEFORE), of_window[new]]),
-            until,
-            stay_at[:m],
-            Windows(width, cover.stop) if more else None,
-        )
+
+def _ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers of [begin, begin + count), of one range after the other."""
+    return np.asarray(np.repeat(begin, count) + positions(count))
+
+
+def _sums(at: NDArray[np.int64], pages: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """(length,) Of the pages at each row."""
+    return np.bincount(np.minimum(at, length), pages, length + 1)[:length].astype(np.int64)
+
+
+def _staging(uses: _Uses, planned: _Planning) -> Staging:
+    """The staging of these windows."""
+    m = len(uses.order)
+    of_window = np.repeat(np.arange(len(planned.due)), planned.n_uses)
+    use = np.repeat(planned.first_use, planned.n_uses) + positions(planned.n_uses)
+    time = uses.time[use]
+    new = uses.previous[time] < planned.due[of_window]
+    kept = uses.kept
+    stay_at = np.full(len(uses.samples), DIRECT)
+    stay_at[time[new]] = len(kept) + np.arange(int(new.sum()))
+    of_kept = uses.time[planned.of_kept]
+    stay_of = np.full(uses.layout.n_samples, DIRECT)
+    stay_of[kept] = np.arange(len(kept))
+    fresh = uses.previous[of_kept] < 0
+    stay_at[of_kept[fresh]] = stay_of[uses.samples[of_kept[fresh]]]
+    again = np.sort(np.concatenate([time[~new], of_kept[~fresh]]))
+    while len(again):
+        stay_at[again] = stay_at[uses.previous[again]]
+        rest = again[stay_at[again] == DIRECT]
+        again = rest if len(rest) < len(again) else rest[:0]  # none is left but those whose stay was not kept
+    until = np.full(len(kept) + int(new.sum()), -1)
+    served = np.flatnonzero(stay_at != DIRECT)
+    until[stay_at[served]] = np.minimum(served, m)  # by time: the last use counts
+    more = len(uses.samples) > m
+    return Staging(
+        uses.room,
+        uses.order,
+        planned.chunk,
+        planned.due,
+        np.concatenate([kept, uses.samples[time[new]]]),
+        np.concatenate([np.full(len(kept), BEFORE), of_window[new]]),
+        until,
+        stay_at[:m],
+        Windows(planned.price, np.where(planned.stop >= _FOREVER, _FOREVER, np.maximum(planned.stop - m, 0))) if more else None,
+    )
 
 
 def _previous(samples: NDArray[np.int64], m: int, n_samples: int) -> NDArray[np.int64]:

@@ -18,12 +18,13 @@ BEFORE = -1
 
 @dataclass(frozen=True)
 class Windows:
-    """What the next epoch's plan goes on from. `nsamples`: the width of the windows, in samples delivered.
+    """What the next epoch's plan goes on from. `price`: of memory, in reads for a page that is taken while one position
+    is delivered.
 
     `stop`: (n_chunks,) position in the next epoch where the running window of each chunk ends; 0 where none runs.
     """
 
-    nsamples: int
+    price: float
     stop: NDArray[np.int64]
 
 
