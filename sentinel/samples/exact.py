@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sentinel.core.ragged import positions
@@ -31,16 +32,22 @@ from sentinel.samples.staging import BEFORE, DIRECT, Staging, Windows
 
 _GOLDEN, _SILVER = 0.6180339887498949, 0.4142135623730951
 """Multiples of these, without their whole parts, spread evenly over [0, 1): chance would leave gaps."""
-_HALF = 0.52
+_HALF = 0.5
 """Of the chunks that do not stay for good, the share that needs room where windows are as long as an epoch."""
 _FOREVER = np.int64(1 << 40)
 _SHIFT, _TIME = np.int64(32), np.int64((1 << 32) - 1)
 _LATER = np.int64(1 << 41)
 """In place of a time: not known."""
-_BLOCKS = 256
-"""Of an epoch, in which reads are planned together."""
-_DEARER, _UP, _CHEAPER, _TRIES = 1.25, 1.02, 0.998, 24
-"""What the price is multiplied by where reads do not fit, and where they do; how often it is tried."""
+_NEVER = 1e-9
+"""Positions that are gained by a window of uses that are not there."""
+_BLOCKS, _LEAST_BLOCK = 128, 16
+"""Of an epoch, in which reads are planned together, and the fewest positions of one."""
+_SPARED = 128
+"""Windows leave one in so many pages free, or there would be no room for a sample where none of them ends in time."""
+_DEARER, _TRIES = 1.5, 12
+"""What the price is multiplied by where reads do not fit, and how often."""
+_RISES, _FALLS = 1.01, 0.999
+"""What the price is multiplied by for what follows, where reads did not fit at first, and where they did."""
 
 
 def stage_exact(
@@ -133,7 +140,7 @@ class _Uses:
         uses = max(m / self.layout.n_chunks, 1.0)
         half = uses * self.room.n_pages / epoch_pages
         inside = half + sqrt(half * half + 2 * half)
-        return uses / (inside + inside * inside / 2) / epoch_pages, int(3 * inside) + 16
+        return uses / (inside + inside * inside / 2) / epoch_pages, int(1.5 * inside) + 16
 
 
 class _Planning:
@@ -148,101 +155,106 @@ class _Planning:
     def __init__(self, uses: _Uses, windows: Windows | None) -> None:
         chunks = np.arange(uses.layout.n_chunks)
         self._uses = uses
-        self._previous, self._pages = uses.previous[uses.time], uses.pages[uses.time]
         self.stop = np.zeros(len(chunks), np.int64) if windows is None else windows.stop.copy()
         """(n_chunks,) The time of the first use after the running window of each chunk."""
         self._at = uses.after(self.stop)
         self.of_kept = _ranges(uses.first[:-1], self._at - uses.first[:-1])
         """(n,) The uses of windows of before this epoch."""
         self._share = np.asarray((chunks + 0.5) * _SILVER % 1) if windows is None else np.ones(len(chunks))
-        self._next = self._next_times(chunks, _LATER)
-        first_price, self._most_uses = uses.first_price()
+        self._next = self._next_times(chunks)
+        self._gap = len(uses.samples) // (np.diff(uses.first) + 1)
+        """(n_chunks,) Mean time from the end of the known orders to the next use of a chunk."""
+        first_price, most = uses.first_price()
+        longest = int(np.diff(uses.first).max())
+        most = longest if uses.forever.any() else min(most, longest)
+        self._numbers = np.arange(most + 1)
+        self._times = _rows(uses.time, most + 1)
+        self._previous = _rows(uses.previous[uses.time], most + 1)
+        self._pages = _rows(uses.pages[uses.time], most + 1)
         self.price = first_price if windows is None else windows.price
         self._change = np.zeros(len(uses.samples) + 1, np.int64)
         """(n_uses + 1,) by time: pages that are taken less those that are given back."""
-        since, until = self._held(self.of_kept, np.zeros(len(self.of_kept), np.int64))
-        self._change += _sums(since, self._pages[self.of_kept], len(self._change))
-        self._change -= _sums(until, self._pages[self.of_kept], len(self._change))
+        kept = uses.time[self.of_kept]
+        since, until = _held(kept, uses.previous[kept], 0, 0)
+        np.add.at(self._change, since, uses.pages[kept])
+        np.subtract.at(self._change, until, uses.pages[kept])
         self._alive, self._counted = 0, 0
         self._found = [(np.zeros(0, np.int64),) * 4]
         m = len(uses.order)
         while (begin := int(self._next.min())) < m:
-            self._read(begin, min(begin + max(m // _BLOCKS, 1), m))
+            self._read(begin, min(begin + max(m // _BLOCKS, _LEAST_BLOCK), m))
         columns = [np.concatenate(column) for column in zip(*self._found, strict=True)]
         by_time = np.argsort(columns[1])
         self.chunk, self.due, self.first_use, self.n_uses = (column[by_time] for column in columns)
 
-    def _next_times(self, chunks: NDArray[np.int64], unknown: np.int64) -> NDArray[np.int64]:
+    def _next_times(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) The time of the next use of these chunks that is in no window yet."""
         at = self._at[chunks]
         there = at < self._uses.first[chunks + 1]
-        return np.where(there, self._uses.time[np.where(there, at, 0)], unknown)
-
-    def _held(self, use: NDArray[np.int64], due: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """From when until when each use needs pages, in a window read at the time `due`."""
-        previous = self._previous[use]
-        since = np.where(previous >= due, previous + 1, np.maximum(due - self._uses.room.lead, 0))
-        return since, self._uses.time[use] + 1
+        return np.where(there, self._uses.time[np.where(there, at, 0)], _LATER)
 
     def _read(self, begin: int, end: int) -> None:
         """Windows for the chunks whose next use lies in [begin, end). If what is in the arena fits as these are read, it
         fits later: without more reads it is less with each position."""
-        uses, lead = self._uses, self._uses.room.lead
+        uses, lead, n_pages, known = self._uses, self._uses.room.lead, self._uses.room.n_pages, len(self._uses.samples)
         chunks = np.flatnonzero(self._next < end)
-        due, at = self._next[chunks], self._at[chunks]
+        due, at, last = self._next[chunks], self._at[chunks], uses.first[chunks + 1]
         low, high = max(begin - lead, 0), max(end - lead, 1)
         self._alive += int(self._change[self._counted : low].sum())
         self._counted = low
         alive = self._alive + self._change[low:high].cumsum()
+        time, pages = self._times[at], self._pages[at]
+        since, until = _held(time, self._previous[at], due[:, None], lead)
+        there = self._numbers < (last - at)[:, None]
+        miss = np.where(there[:, 1:], time[:, 1:], (known + self._gap[chunks])[:, None])
+        there[:, 1:] &= time[:, 1:] < due[:, None] + max(known - len(uses.order), 1)
+        area = np.where(there, (until - since) * pages, 0).cumsum(axis=1)[:, :-1]
+        gain = np.where(there[:, :-1], miss - due[:, None], _NEVER)
 
-        def peak(n_uses: NDArray[np.int64]) -> int:
-            use, of = _ranges(at, n_uses), np.repeat(due, n_uses)
-            since, until = self._held(use, of)
-            change = _sums(since - low, self._pages[use], high - low) - _sums(until - low, self._pages[use], high - low)
-            return int((alive + change.cumsum()).max())
+        def held(n_uses: NDArray[np.int64]) -> tuple[int, tuple[NDArray[np.int64], ...]]:
+            inside = np.flatnonzero(self._numbers < n_uses[:, None])
+            begins, ends, of = since.ravel()[inside], until.ravel()[inside], pages.ravel()[inside]
+            change = _sums(begins - low, of, high - low) - _sums(ends - low, of, high - low)
+            return int((alive + change.cumsum()).max()), (begins, ends, of)
 
-        area, gain = self._costs(chunks, due)
-        price, last = self.price, uses.first[chunks + 1]
+        price = self.price
         for tried in range(_TRIES):
             n_uses = ((1 + price * area) / gain).argmin(axis=1) + 1
-            n_uses = np.maximum((n_uses * self._share[chunks]).astype(np.int64), 1)
+            n_uses = np.ceil(n_uses * self._share[chunks]).astype(np.int64)
             n_uses = np.where(uses.forever[chunks], last - at, n_uses)
-            if peak(n_uses) <= uses.room.n_pages:
-                self.price = self.price * _CHEAPER if not tried else self.price * _UP
+            peak, change = held(n_uses)
+            if peak <= n_pages - n_pages // _SPARED:
+                self.price *= _RISES if tried else _FALLS
                 break
             price *= _DEARER
         else:
-            pages = self._pages[at][by_due := np.argsort(due)].cumsum()
-            n_uses = np.empty_like(at)
-            n_uses[by_due] = pages <= uses.room.n_pages - int(alive.max())  # the others are read alone
+            n_uses = np.ones_like(at)
+            peak, change = held(n_uses)
+            if peak > n_pages:
+                by_due = np.argsort(due)
+                n_uses[by_due] = pages[by_due, 0].cumsum() <= n_pages - int(alive.max())  # the others are read alone
+                _, change = held(n_uses)
+        np.add.at(self._change, change[0], change[2])
+        np.subtract.at(self._change, change[1], change[2])
         self._at[chunks] += np.maximum(n_uses, 1)
-        self._next[chunks] = self._next_times(chunks, _LATER)
+        self._next[chunks] = self._next_times(chunks)
         found = n_uses > 0
-        chunks, due, at, n_uses = chunks[found], due[found], at[found], n_uses[found]
-        self._share[chunks] = 1
-        stop = self._next_times(chunks, np.int64(len(uses.samples)))
-        self.stop[chunks] = np.where(uses.forever[chunks] & (n_uses == last[found] - at), _FOREVER, stop)
-        use = _ranges(at, n_uses)
-        since, until = self._held(use, np.repeat(due, n_uses))
-        np.add.at(self._change, since, self._pages[use])
-        np.subtract.at(self._change, until, self._pages[use])
-        self._found.append((chunks, due, at, n_uses))
+        read = chunks[found]
+        stop = np.where(uses.forever[read] & (n_uses == last - at)[found], _FOREVER, np.minimum(self._next[read], known))
+        self._share[read], self.stop[read] = 1, stop
+        self._found.append((read, due[found], at[found], n_uses[found]))
 
-    def _costs(
-        self, chunks: NDArray[np.int64], due: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """For windows of 1, 2, ... uses: (n, most uses) pages times positions that they take, and positions until the
-        next miss."""
-        at, last = self._at[chunks], self._uses.first[chunks + 1]
-        most = min(self._most_uses, int((last - at).max()))
-        use = at[:, None] + np.arange(most + 1)
-        there = use < last[:, None]
-        use = np.where(there, use, 0)
-        since, until = self._held(use[:, :-1], due[:, None])
-        time = np.where(there, self._uses.time[use], len(self._uses.samples))
-        area = ((until - since) * self._pages[use[:, :-1]]).cumsum(axis=1)
-        gain = np.where(there[:, :-1], time[:, 1:] - due[:, None], 1e-9)
-        return area, gain
+
+def _held(
+    time: NDArray[np.int64], previous: NDArray[np.int64], due: NDArray[np.int64] | int, lead: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """From when until when each use needs pages, in a window read at the time `due`."""
+    return np.where(previous >= due, previous + 1, np.maximum(due - lead, 0)), time + 1
+
+
+def _rows(column: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """(n, width) From each of its n numbers on as many; what lies beyond the last is of no meaning."""
+    return sliding_window_view(np.concatenate([column, np.zeros(width, np.int64)]), width)
 
 
 def _ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -298,10 +310,10 @@ def _previous(samples: NDArray[np.int64], m: int, n_samples: int) -> NDArray[np.
     previous = np.full(len(samples), -1)
     when = np.full(n_samples, -1)
     when[samples[:m]] = np.arange(m)
-    once = bool((when[samples[:m]] == np.arange(m)).all())
+    once = np.count_nonzero(when >= 0) == m
     previous[m:] = when[samples[m:]]
     when[samples[m:]] = np.arange(m, len(samples))
-    if once and bool((when[samples[m:]] == np.arange(m, len(samples))).all()):
+    if once and np.count_nonzero(when >= m) == len(samples) - m:
         return previous
     by_sample = np.argsort(samples, kind="stable")
     same = samples[by_sample[1:]] == samples[by_sample[:-1]]
