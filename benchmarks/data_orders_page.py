@@ -20,7 +20,8 @@ in memory until when. Three orders:
 
 - **exact**: torch's own order for the seed (RandomSampler, DistributedSampler), bit for bit. A sample that is not in
   memory reads its chunk; of the chunk stays what is used within a window of the next samples, in this epoch or the
-  next. Nothing that stays is evicted. The window is the widest with which the memory is never exceeded.
+  next. Nothing that stays is evicted. A window ends where a read and its memory cost least for each position, and the
+  memory is never exceeded.
 - **windowed**: each chunk is read once, and its samples are spread over as many positions as the memory allows.
 - **redirect**: MemHub's (Redox, arXiv 2505.16280): a request takes any sample that lies at its place in memory, of a
   group of as many chunks as the data are larger than the memory. Seeded, without a clock.

@@ -11,8 +11,8 @@ fill the room (docs/decisions/0194). Where the reads of the next positions would
 higher price, and the price goes on a bit higher; else it falls slowly. In an empty arena the first window of each chunk
 is shortened by another share, or all windows would begin and end together.
 
-A window is at most as long as the orders that are known. With one rank these are this epoch and the next, so where half
-of the data set has room some chunks stay for good.
+A window is at most as long as the orders of the next epochs that are known. With one rank that is one epoch, so where
+more than half of the data set has room some chunks stay for good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHIFT, _TIME = np.int64(32), np.int64((1 << 32) - 1)
 _LATER = np.int64(1 << 41)
 """In place of a time: not known."""
 _NEVER = 1e-9
-"""Positions that are gained by a window of uses that are not there."""
+"""Positions that a window of uses that are not there would save: so few that it is not taken."""
 _BLOCKS, _LEAST_BLOCK = 128, 16
 """Of an epoch, in which reads are planned together, and the fewest positions of one."""
 _SPARED = 128
@@ -144,8 +144,8 @@ class _Uses:
 
 
 class _Planning:
-    """The windows that begin in this epoch, planned by time. Columns of (n_windows,): of each its chunk, the time of its
-    first use, and where its uses are in columns by chunk and time."""
+    """The windows that begin in this epoch, planned by time. Columns of (n_windows,): of each its chunk, the time of
+    its first use, and where its uses are in columns by chunk and time."""
 
     chunk: NDArray[np.int64]
     due: NDArray[np.int64]
@@ -194,8 +194,8 @@ class _Planning:
         return np.where(there, self._uses.time[np.where(there, at, 0)], _LATER)
 
     def _read(self, begin: int, end: int) -> None:
-        """Windows for the chunks whose next use lies in [begin, end). If what is in the arena fits as these are read, it
-        fits later: without more reads it is less with each position."""
+        """Windows for the chunks whose next use lies in [begin, end). If what is in the arena fits as these are read,
+        it fits later: without more reads it is less with each position."""
         uses, lead, n_pages, known = self._uses, self._uses.room.lead, self._uses.room.n_pages, len(self._uses.samples)
         chunks = np.flatnonzero(self._next < end)
         due, at, last = self._next[chunks], self._at[chunks], uses.first[chunks + 1]
@@ -240,7 +240,9 @@ class _Planning:
         self._next[chunks] = self._next_times(chunks)
         found = n_uses > 0
         read = chunks[found]
-        stop = np.where(uses.forever[read] & (n_uses == last - at)[found], _FOREVER, np.minimum(self._next[read], known))
+        stop = np.where(
+            uses.forever[read] & (n_uses == last - at)[found], _FOREVER, np.minimum(self._next[read], known)
+        )
         self._share[read], self.stop[read] = 1, stop
         self._found.append((read, due[found], at[found], n_uses[found]))
 
@@ -291,6 +293,7 @@ def _staging(uses: _Uses, planned: _Planning) -> Staging:
     served = np.flatnonzero(stay_at != DIRECT)
     until[stay_at[served]] = np.minimum(served, m)  # by time: the last use counts
     more = len(uses.samples) > m
+    stop = np.where(planned.stop >= _FOREVER, _FOREVER, np.maximum(planned.stop - m, 0))
     return Staging(
         uses.room,
         uses.order,
@@ -300,7 +303,7 @@ def _staging(uses: _Uses, planned: _Planning) -> Staging:
         np.concatenate([np.full(len(kept), BEFORE), of_window[new]]),
         until,
         stay_at[:m],
-        Windows(planned.price, np.where(planned.stop >= _FOREVER, _FOREVER, np.maximum(planned.stop - m, 0))) if more else None,
+        Windows(planned.price, stop) if more else None,
     )
 
 

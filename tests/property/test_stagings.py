@@ -4,6 +4,8 @@ with slow oracles that follow the policy one sample at a time."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -139,36 +141,60 @@ def test_the_same_arguments_give_the_same_staging_and_the_epoch_before_changes_n
 @given(cases())
 @settings(max_examples=200, deadline=None)
 def test_exact_order_reads_what_its_policy_says(case) -> None:
-    """The policy, one use at a time, over all epochs: a set of (chunk, time of the read) and when each stay ends."""
+    """Over all epochs: a miss reads its chunk and begins a window; what is used in it stays, and nothing else."""
     layout, room, permutations = case
-    if room.n_pages > 0.5 * room.pages(layout).sum():
-        return  # some chunks may stay for good
     n = layout.n_samples
-    running = (np.arange(layout.n_chunks) + 0.5) * 0.4142135623730951 % 1  # share of the width of the first windows
-    stop: dict[int, int] = {}
+    stop = np.zeros(layout.n_chunks, np.int64)
     staging = None
     for epoch in range(4):
         staging = stage_exact(layout, room, permutations[epoch], [permutations[epoch + 1]], staging)
         assert staging.windows is not None
         if (staging.stay_at == DIRECT).any():
             return
-        width = staging.windows.nsamples
-        reads, known = [], np.concatenate([permutations[epoch], permutations[epoch + 1]])
-        wanted: set[tuple[int, int]] = set()
-        for position, sample in enumerate(permutations[epoch].tolist()):
-            chunk = int(layout.chunk_of[sample])
-            now = epoch * n + position
-            if stop.get(chunk, -1) <= now:
-                share = 1.0 if epoch else float(running[chunk])
-                while_read = max(int(width * share), 1) if chunk not in stop else width
-                stop[chunk] = now + while_read
-                reads.append((chunk, position))
-                ahead = known[position : position + while_read].tolist()
-                wanted |= {(len(reads) - 1, s) for s in ahead if layout.chunk_of[s] == chunk}
-        assert reads == list(zip(staging.read_chunk.tolist(), staging.read_due.tolist(), strict=True))
+        known = np.concatenate([permutations[epoch], permutations[epoch + 1]])
+        wanted = set()
+        for chunk in range(layout.n_chunks):
+            uses = [time for time, sample in enumerate(known.tolist()) if layout.chunk_of[sample] == chunk]
+            reads = np.flatnonzero(staging.read_chunk == chunk).tolist()
+            ends = [*staging.read_due[reads].tolist(), int(staging.windows.stop[chunk]) + n]
+            misses = [time for time in uses if stop[chunk] <= time < n]
+            assert ends[:-1] == misses[:1] + [end for end in ends[1:-1] if end in misses], "only a miss reads a chunk"
+            for read, begin, end in zip(reads, ends, ends[1:], strict=False):
+                assert end > begin
+                wanted |= {(read, int(known[time])) for time in uses if begin <= time < end}
+        stop = staging.windows.stop
         brought = staging.stay_read >= 0
         stays = zip(staging.stay_read[brought].tolist(), staging.stay_sample[brought].tolist(), strict=True)
         assert sorted(stays) == sorted(wanted)
+
+
+def test_windows_end_where_a_read_and_its_memory_cost_least_for_each_position() -> None:
+    """In a room that is never full, where no price is raised: each end of a window beside all others that it could
+    have."""
+    layout = even(40, 16)
+    room = Room.of(layout, layout.nbytes // 4)
+    orders = [permutation(layout.n_samples, seed) for seed in range(4)]
+    first = stage_exact(layout, room, orders[0], [orders[1]], None)
+    assert first.windows is not None
+    dear = replace(first, windows=replace(first.windows, price=first.windows.price * 2))
+    staging = stage_exact(layout, room, orders[1], [orders[2]], dear)
+    assert staging.windows is not None
+    assert staging.windows.price < dear.windows.price, "it fell, for all fitted"
+    known = np.concatenate(orders[1:3])
+    of_chunk = layout.chunk_of[known]
+    for chunk in range(layout.n_chunks):
+        uses = np.flatnonzero(of_chunk == chunk).tolist()
+        begins = staging.read_due[staging.read_chunk == chunk].tolist()
+        ends = [*begins[1:], int(staging.windows.stop[chunk]) + layout.n_samples]
+        for begin, end in zip(begins, ends, strict=True):
+            costs, area, seen = {}, 0, {}
+            inside = [time for time in uses if time >= begin]
+            for time, miss in pairwise([*inside, len(known) + len(known) // (len(uses) + 1)]):
+                area += time + 1 - (seen[known[time]] + 1 if known[time] in seen else begin)
+                seen[known[time]] = time
+                if time < begin + layout.n_samples:
+                    costs[min(miss, len(known))] = (1 + staging.windows.price * area) / (miss - begin)
+            assert costs[end] <= 1.02 * min(costs.values()), "the price falls by less than 2 % in an epoch"
 
 
 @given(

@@ -217,7 +217,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "share", "first", "steady"),
-    [("exact", 0.2, 3.7, 2.75), ("exact", 0.5, 2.0, 1.08), ("windowed", 0.2, 1, 1)],
+    [("exact", 0.2, 3.5, 2.45), ("exact", 0.5, 2.05, 1.05), ("windowed", 0.2, 1, 1)],
 )
 def test_few_reads_a_chunk_are_enough(kind, share, first, steady) -> None:
     """128 chunks of 64; with more chunks there are fewer reads, since the room is more evenly used
