@@ -155,6 +155,7 @@ class _Planning:
     def __init__(self, uses: _Uses, windows: Windows | None) -> None:
         chunks = np.arange(uses.layout.n_chunks)
         self._uses = uses
+        self._time = np.append(uses.time, _LATER)
         self.stop = np.zeros(len(chunks), np.int64) if windows is None else windows.stop.copy()
         """(n_chunks,) The time of the first use after the running window of each chunk."""
         self._at = uses.after(self.stop)
@@ -178,6 +179,7 @@ class _Planning:
         since, until = _held(kept, uses.previous[kept], 0, 0)
         np.add.at(self._change, since, uses.pages[kept])
         np.subtract.at(self._change, until, uses.pages[kept])
+        self._spared = 0 if uses.forever.all() else uses.room.n_pages // _SPARED
         self._alive, self._counted = 0, 0
         self._found = [(np.zeros(0, np.int64),) * 4]
         m = len(uses.order)
@@ -190,8 +192,7 @@ class _Planning:
     def _next_times(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) The time of the next use of these chunks that is in no window yet."""
         at = self._at[chunks]
-        there = at < self._uses.first[chunks + 1]
-        return np.where(there, self._uses.time[np.where(there, at, 0)], _LATER)
+        return np.where(at < self._uses.first[chunks + 1], self._time[at], _LATER)
 
     def _read(self, begin: int, end: int) -> None:
         """Windows for the chunks whose next use lies in [begin, end). If what is in the arena fits as these are read,
@@ -223,7 +224,7 @@ class _Planning:
             n_uses = np.ceil(n_uses * self._share[chunks]).astype(np.int64)
             n_uses = np.where(uses.forever[chunks], last - at, n_uses)
             peak, change = held(n_uses)
-            if peak <= n_pages - n_pages // _SPARED:
+            if peak <= n_pages - self._spared:
                 self.price *= _RISES if tried else _FALLS
                 break
             price *= _DEARER
