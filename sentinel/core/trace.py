@@ -60,6 +60,10 @@ class LayerId:
         return f"{label}#{self.occurrence}" if self.occurrence or not self.name else label
 
 
+BACKWARD_OF = "backward of "
+"""Before the line of a tensor that backward made."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """One storage with its aliases.
@@ -67,7 +71,8 @@ class TensorInfo:
     `key`: (layer, ordinal) of its allocation in the step; None if it existed before the step, then
     it is told by `name`. `address`: of its first byte while recorded. `managed`: the runtime owns
     its memory; if not, `reason` says why. `source`: the program's line that made it, such as `train.py:31`, and
-    after ` > ` the line of a library that this one called; "" if unknown.
+    after ` > ` the line of a library that this one called; of what backward made, such as gradients, `backward of` the
+    line whose operator it is the gradient of; "" if unknown.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sentinel.core.trace import BORN, FREED, OP, TICK, WRITE, LayerId, Role, TensorInfo
+from sentinel.core.trace import BACKWARD_OF, BORN, FREED, OP, TICK, WRITE, LayerId, Role, TensorInfo
 from sentinel.profiler.operators import MADE, OPERATOR, OperatorLog
 from sentinel.profiler.tensor_builder import SMALL_REASON, Row, TensorBuilder, finalize
 
@@ -212,8 +212,9 @@ class _Walk:
         if index is None:
             index = self.add_unknown(log.address[at], log.nbytes[at])
         builder, backward = self.builders[index], bool(log.backward[at])
-        if kind in (MADE, WRITE) and not builder.source and builder.layer >= 0:
-            builder.source = self.lines[log.line[at]]
+        if kind in (MADE, WRITE) and not (builder.source or builder.written) and builder.layer >= 0:
+            line = self.lines[log.line[at]]
+            builder.source = BACKWARD_OF + line if line and backward else line
         if kind == MADE:
             builder.maker = self.ops[op]
             return

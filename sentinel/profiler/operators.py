@@ -28,7 +28,7 @@ OPERATOR_DTYPE = np.dtype(
         ("op", "<i4"),
         ("kind", "<u1"),
         ("backward", "<u1"),  # within autograd's backward
-        ("line", "<u2"),  # of the program, from 1; 0: unknown
+        ("line", "<u2"),  # of the program, from 1; 0: unknown; in backward of the operator whose gradient is computed
     ]
 )
 """`sn_operator_event` of shim/recorder.h. The operands of a call come before it, with the same `seq`."""

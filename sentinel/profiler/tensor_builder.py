@@ -23,8 +23,8 @@ class TensorBuilder:
     """What is known so far of one tensor.
 
     `layer` of birth, -1: before the step. `name` "": to be named by layer and operator.
-    `small`: for small storages that did not outlive the stretch they were born in, that stretch. `source`: the line of
-    the program that called what made it.
+    `small`: for small storages that did not outlive the stretch they were born in, that stretch. `source`: as in
+    TensorInfo.
     """
 
     address: int

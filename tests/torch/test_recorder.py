@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -376,3 +377,81 @@ def test_an_operator_on_many_tensors_counts_each_once():
     assert all([op for op, _, _ in seen.writes(result) if op != "copy_"] == ["mul"] for result in results)
     assert all([op for op, _, _ in seen.reads(tensor) if op != "copy_"] == ["mul", "add_"] for tensor in many)
     assert all([op for op, _, _ in seen.writes(tensor) if op != "copy_"] == ["add_"] for tensor in many)
+
+
+class LinesOfBackward:
+    """Which line each operator of backward is of: the one that called what made the node of the graph."""
+
+    def __init__(self, run):
+        with Seen() as seen:
+            run()
+        events = seen.log.events[seen.log.events["kind"] == OPERATOR]
+        lines, first = ("", *seen.log.lines), run.__code__.co_firstlineno
+        self.of = {
+            (seen.log.ops[row["op"]], int(lines[row["line"]].rpartition(":")[2] or first) - first)
+            for row in events[events["backward"] == 1]
+        }
+
+
+def test_operators_of_backward_are_told_by_the_line_whose_gradient_they_compute():
+    w, x = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64)
+
+    def run():
+        a = x @ w
+        b = a.exp()
+        with torch.no_grad():
+            w.norm()
+        (b @ w).sum().backward()
+
+    found = LinesOfBackward(run).of
+    assert {line for op, line in found if op == "mm"} == {1, 5}, "each of its own product, and none of no_grad's"
+    assert {line for op, line in found if op == "mul"} == {2}
+
+
+def test_a_graph_that_was_made_before_or_by_another_thread_has_no_lines():
+    w = torch.ones(64, 64, requires_grad=True)
+    before, elsewhere = w.exp().sum(), []
+
+    def run():
+        w.sin()  # as many numbers of nodes as the other thread has used
+        before.backward()
+        thread = threading.Thread(target=lambda: elsewhere.append(w.exp().sum()))
+        thread.start()
+        thread.join()
+        elsewhere[0].backward()
+
+    found = LinesOfBackward(run).of
+    assert found
+    assert {line for _, line in found} == {0}
+
+
+def test_within_a_backward_of_ones_own_the_line_is_known_until_another_backward_runs_in_it():
+    """Checkpointing runs forward within backward, and a backward within that."""
+    w, x = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64, requires_grad=True)
+
+    def run():
+        y = torch.utils.checkpoint.checkpoint(lambda v: (v @ w).exp(), x, use_reentrant=True)
+        (y * 2).sum().backward()
+
+    found = LinesOfBackward(run).of
+    assert {("exp", 1), ("mul", 2), ("mul", 0)} <= found
+    assert {line for op, line in found if op == "mm"} == {1, 0}, "computed anew, and the gradients of that"
+
+
+def test_whoever_records_leaves_gradients_as_they_are_given():
+    """AccumulateGrad takes a gradient that nobody else holds: held by an observer it would be copied."""
+
+    def pointers(records):
+        w, seen = torch.ones(64, 64, requires_grad=True), []
+        hook = w.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+        loss = (torch.ones(64, 64) @ w).sum()
+        if records:
+            with Seen():
+                loss.backward()
+        else:
+            loss.backward()
+        hook.remove()
+        return seen == [w.grad.data_ptr()]
+
+    assert pointers(records=False)
+    assert pointers(records=True)

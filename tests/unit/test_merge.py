@@ -259,3 +259,15 @@ def test_a_tensor_is_told_by_the_line_that_made_it():
         ("b0:forward/mm#0", "train.py:3"),
         ("b0:forward/mm#1", ""),
     ]
+
+
+def test_what_backward_made_is_told_by_the_line_whose_gradient_it_is():
+    logs = Logs(1)
+    logs.alloc(ARENA, 4096)
+    logs.operate("mm", (WRITE, ARENA, 4096), (MADE, ARENA, 4096), line=1, backward=True)
+    logs.alloc(ARENA + 4096, 4096)
+    logs.operate("mm", (WRITE, ARENA + 4096, 4096), backward=True)  # of an operator that is not known
+    logs.operate("add_", (WRITE, ARENA + 4096, 4096), line=2, backward=True)  # made by somebody else before
+    logs.tick()
+    tensors, _ = logs.merged()
+    assert [t.source for t in tensors] == ["backward of train.py:3", ""]

@@ -2,6 +2,7 @@
 
 #include "recorder.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <errno.h>
 #include <unistd.h>
@@ -93,8 +94,16 @@ struct Known {
   Operator about;
 };
 
+// Autograd numbers the nodes of its graph as operators make them, on each thread by itself: those of `first` to before
+// `end` are of an operator that this line called.
+struct Nodes {
+  uint64_t first, end;
+  uint16_t line;
+};
+
 struct Recording {
   std::vector<sn_operator_event> events;
+  std::vector<Nodes> nodes;  // in the order of their numbers
   std::vector<int64_t> words;
   std::vector<std::string> names;
   std::unordered_map<const char *, Known> known;  // by the schema's own string: one for each overload
@@ -103,7 +112,8 @@ struct Recording {
   std::vector<Frame> frames;
   size_t depth = 0;
   int worded_depth = 0;  // how many of the frames are worded
-  uint16_t line = 0;     // of the program, which called the outermost operator
+  uint16_t line = 0;     // of the program, which called the outermost operator; in backward that of the node
+  uint64_t first_node = 0;  // the number that the next node had as the outermost operator began
 };
 
 Recording *recording = nullptr;  // never freed: an operator that began in it may end after it
@@ -116,6 +126,9 @@ sn_shim::Lines *const lines = new sn_shim::Lines;  // immortal: operators run wh
 thread_local char thread_mark;
 thread_local int foreign_depth = 0;
 std::atomic<at::CallbackHandle> handle{at::INVALID_CALLBACK_HANDLE};
+std::atomic<at::CallbackHandle> node_handle{at::INVALID_CALLBACK_HANDLE};  // set before `handle`, and read after it
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 bool mine() { return owner.load(std::memory_order_relaxed) == &thread_mark; }
 
@@ -252,7 +265,10 @@ void record(Body body) {
 }
 
 void begin(Recording &r, const at::RecordFunction &fn) {
-  if (r.depth == 0) r.line = torch::autograd::get_current_graph_task_id() == -1 ? lines->here() : 0;
+  if (r.depth == 0) {
+    r.line = in_backward() ? 0 : lines->here();
+    r.first_node = at::sequence_number::peek();
+  }
   Frame &frame = push(r);
   const Known *known = lookup(r, fn);
   if (known == nullptr) return;
@@ -312,7 +328,7 @@ void narrow(Frame &frame, uint64_t given) {
 
 void finish(Recording &r, Frame &frame, uint64_t computed) {
   const uint64_t seq = sn_next_seq();
-  const uint8_t backward = torch::autograd::get_current_graph_task_id() != -1;
+  const uint8_t backward = in_backward();
   const bool within = !frame.covered.empty();
   bool touched = false;
   for (const Operand &o : frame.operands) {
@@ -353,7 +369,11 @@ void end(Recording &r, const at::RecordFunction &fn) {
     if (frame.about->worded) --r.worded_depth;
   }
   --r.depth;
-  if (r.depth > 0) r.frames[r.depth - 1].covered.add(frame.covered);
+  if (r.depth > 0) {
+    r.frames[r.depth - 1].covered.add(frame.covered);
+  } else if (r.line != 0 && !in_backward() && at::sequence_number::peek() > r.first_node) {
+    r.nodes.push_back({r.first_node, at::sequence_number::peek(), r.line});
+  }
 }
 
 void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
@@ -362,6 +382,31 @@ void on_end(const at::RecordFunction &fn, at::ObserverContext *) {
   } else {
     foreign_depth = std::max(foreign_depth - 1, 0);
   }
+}
+
+// Of the operator that made the node which runs now, if this thread did so while it was recorded; else 0. Nodes run within
+// a frame of the engine's own, which is recorded as an operator: `autograd::engine::evaluate_function`.
+uint16_t line_of_node(const Recording &r, const at::RecordFunction &fn) {
+  if (fn.seqNr() < 0 || fn.forwardThreadId() != at::RecordFunction::currentThreadId()) return 0;
+  const auto number = static_cast<uint64_t>(fn.seqNr());
+  auto after = std::upper_bound(r.nodes.begin(), r.nodes.end(), number,
+                                [](uint64_t n, const Nodes &nodes) { return n < nodes.first; });
+  if (after == r.nodes.begin()) return 0;
+  --after;
+  return number < after->end ? after->line : 0;
+}
+
+std::unique_ptr<at::ObserverContext> on_node_start(const at::RecordFunction &fn) {
+  if (mine()) record([&](Recording &r) { r.line = line_of_node(r, fn); });
+  return nullptr;
+}
+
+// The engine's own frame ends the line of a node: what it sums for that node comes after it. A backward within a backward
+// leaves the rest of the outer node without one.
+void on_node_end(const at::RecordFunction &, at::ObserverContext *) {
+  if (mine()) record([](Recording &r) {
+      if (r.depth > 1) r.line = 0;
+    });
 }
 
 template <typename T>
@@ -390,10 +435,19 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
     broken = 0;
     if (begun_in != getpid()) recorders = 0;  // a parent's
     begun_in = getpid();
-    handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                       .needsInputs(true)
-                                       .needsOutputs(true)
-                                       .scopes({at::RecordScope::FUNCTION}));
+    // It asks for no inputs: whoever holds those of a node keeps AccumulateGrad from taking a gradient as it is.
+    const at::CallbackHandle of_nodes = at::addGlobalCallback(
+        at::RecordFunctionCallback(on_node_start, on_node_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    node_handle = of_nodes;
+    try {
+      handle = at::addGlobalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                         .needsInputs(true)
+                                         .needsOutputs(true)
+                                         .scopes({at::RecordScope::FUNCTION}));
+    } catch (...) {
+      at::removeCallback(of_nodes);
+      throw;
+    }
     owner = &thread_mark;
     return 0;
   });
@@ -401,10 +455,13 @@ int sn_recorder_start(uint64_t count, const char *const *worded) {
 
 int sn_recorder_stop(void) {
   at::CallbackHandle ended = handle;
+  const at::CallbackHandle of_nodes = node_handle;
   if (owner.exchange(nullptr) != &thread_mark) wait_for_recorders();
   // Last: until then none may start. While this one waited another thread may have stopped it, and begun the next.
-  if (ended != at::INVALID_CALLBACK_HANDLE && handle.compare_exchange_strong(ended, at::INVALID_CALLBACK_HANDLE))
+  if (ended != at::INVALID_CALLBACK_HANDLE && handle.compare_exchange_strong(ended, at::INVALID_CALLBACK_HANDLE)) {
     at::removeCallback(ended);
+    at::removeCallback(of_nodes);
+  }
   return 0;
 }
 

@@ -24,14 +24,15 @@ typedef struct sn_operator_event {
   int32_t op;        // index of its name
   uint8_t kind;      // SN_OPERAND_... or SN_OPERATOR
   uint8_t backward;  // 1: within autograd's backward
-  uint16_t line;     // of the program, which called it: see sn_recorder_line; 0: unknown
+  uint16_t line;     // of the program, which called it: see sn_recorder_line; 0: unknown. In backward it is the line that
+                     // called the operator whose gradient is computed
 } sn_operator_event;
 
 // The calling thread's operators are recorded from now on; older records are forgotten. The words of the
 // operators named in `worded` (without overload) are kept, of the outermost where they nest. -EBUSY: started already.
 SN_API int sn_recorder_start(uint64_t count, const char *const *worded);
 SN_API int sn_recorder_stop(void);
-// The recording that starts next notes the lines of the program that call operators, but within backward: the frames of
+// The recording that starts next notes the lines of the program that call operators outside of backward: the frames of
 // paths that begin with a word of `skipped` tell nothing, those with a word of `libraries` in them are no program's.
 SN_API void sn_recorder_note_lines(uint64_t n_skipped, const char *const *skipped, uint64_t n_libraries,
                                    const char *const *libraries);
