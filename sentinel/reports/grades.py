@@ -8,6 +8,9 @@ from typing import NamedTuple
 SMALL_SHARE = 0.001
 """Of the footprint: what is less tells of bytes too few to matter."""
 
+HOW_MADE = " on how the numbers were made"
+"""What follows on `14 notes` where they are of method."""
+
 _METHOD = (
     "A touch is a layer",
     "Freed pages",
@@ -31,7 +34,7 @@ only such list: page and terminal go by the grades."""
 
 
 class Grades(NamedTuple):
-    """Sentences. `serious`: numbers are misread without it; `notes`: good to know; `method`: how numbers came about."""
+    """Sentences. `serious`: numbers are misread without it; `notes`: good to know; `method`: how numbers were made."""
 
     serious: list[str]
     notes: list[str]

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sentinel.core.units import counted
+from sentinel.reports.grades import HOW_MADE
 from sentinel.reports.section import Document, Heading, TextTable
 from sentinel.reports.summary import TITLE as SUMMARY
 
@@ -38,14 +40,13 @@ def _summary(heading: Heading) -> str:
 
 
 def _caveats(heading: Heading, caveats: Sequence[str]) -> str:
-    """All but what the title says already, the serious ones first, marked."""
-    if heading.grades is not None:
-        graded = zip(("!", "-", "-"), heading.grades, strict=True)
-        others = [(mark, caveat) for mark, grade in graded for caveat in dict.fromkeys(grade)]
-    else:
-        others = [("!", caveat) for caveat in caveats]
-    told = [_wrapped(f"  {mark} {caveat}", "    ") for mark, caveat in others if caveat != heading.done]
-    return "\n".join(["Caveats", *told]) if told else ""
+    """All but what the title says already, the serious ones first, marked; how numbers were made by itself."""
+    serious, notes, method = heading.grades or (caveats, (), ())
+    marked = [*(("!", each) for each in dict.fromkeys(serious)), *(("-", each) for each in dict.fromkeys(notes))]
+    told = [_wrapped(f"  {mark} {each}", "    ") for mark, each in marked if each != heading.done]
+    made = [_wrapped(f"  - {each}", "    ") for each in dict.fromkeys(method) if each != heading.done]
+    first = ["Caveats", *told] if told else []
+    return "\n".join([*first, *([f"{counted(len(made), 'note')}{HOW_MADE}", *made] if made else [])])
 
 
 def _wrapped(sentence: str, indent: str) -> str:

@@ -26,6 +26,7 @@ from sentinel.reports.html.heat import MAX_TENSORS, chosen
 from sentinel.reports.html.memory_curve import memory_curve
 from sentinel.reports.html.page import page
 from sentinel.reports.html.part_bars import Part, Ranked, part_bars, ranked_bars
+from sentinel.reports.html.shell import graded_caveats
 from sentinel.reports.sections import more_fast_memory, moved_tensors, slow_tensors, step_time
 from sentinel.reports.step_parts import step_parts
 from sentinel.reports.tensor_costs import moves_of, slow_accesses, waits
@@ -428,6 +429,27 @@ def test_the_page_shows_three_caveats_and_folds_the_rest() -> None:
     assert "Tracker x saw little." in rest
     for caveat in report.caveats:
         assert caveat == report.heading.done or f"<li>{caveat}</li>" in html.replace("&#x27;", "'")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("first", [["Misread."], []])
+def test_what_is_folded_says_what_it_is_be_it_one_note_or_more(first: list[str], n: int) -> None:
+    notes, s = [f"Note {i}." for i in range(n)], "s" if n > 1 else ""
+    html = graded_caveats(first, notes, [f"Way {i}." for i in range(n)])
+    more = "more " if first else ""
+    found = re.findall("<summary>(.*?)</summary>", html)
+    assert found == [f"{n} {more}note{s}", f"{n} note{s} on how the numbers were made"]
+    assert html.count("<li>") == len(first) + 2 * n
+    twice = graded_caveats([], [], ["Way.", "Way."])
+    assert "<summary>1 note on" in twice, "what is said twice is one note"
+
+
+def test_the_text_tells_how_numbers_were_made_apart_from_caveats() -> None:
+    report = full_report(dataclasses.replace(SETUP, notes=("one", "tracker x saw little")))
+    above, _, below = report.text().partition(f"\n{len(report.grades.method)} notes on how the numbers were made\n")
+    assert "\nCaveats\n" in above
+    assert "  ! One." in above
+    assert "  - Tracker x saw little." in below.partition("\n\n")[0]
 
 
 def test_a_late_move_is_told() -> None:

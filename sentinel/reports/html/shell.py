@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
+from sentinel.core.units import counted
+from sentinel.reports.grades import HOW_MADE
 from sentinel.reports.html.svg import PATTERNS, escape, tag
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -61,7 +63,7 @@ def caveat_list(caveats: Sequence[str], shown: int | None = None) -> str:
 def graded_caveats(serious: Sequence[str], notes: Sequence[str], method: Sequence[str]) -> str:
     """At most three serious ones to see; the others, what is good to know and how it was found a click away."""
     first, rest = serious[:SERIOUS_SHOWN], [*serious[SERIOUS_SHOWN:], *notes]
-    folded = _folded("more that is good to know", rest) + _folded("on how the numbers came about", method)
+    folded = _folded("more note" if first else "note", rest) + _folded("note", method, HOW_MADE)
     if first:
         items = "".join(tag("li", escape(caveat)) for caveat in first)
         return (
@@ -71,6 +73,7 @@ def graded_caveats(serious: Sequence[str], notes: Sequence[str], method: Sequenc
     return f'<section class="caveats calm" aria-label="Caveats">{folded}</section>' if folded else ""
 
 
-def _folded(what: str, caveats: Sequence[str]) -> str:
-    items = "".join(tag("li", escape(caveat)) for caveat in dict.fromkeys(caveats))
-    return f"<details><summary>{len(caveats)} {what}</summary><ul>{items}</ul></details>" if items else ""
+def _folded(noun: str, caveats: Sequence[str], what: str = "") -> str:
+    told = list(dict.fromkeys(caveats))
+    items = "".join(tag("li", escape(caveat)) for caveat in told)
+    return f"<details><summary>{counted(len(told), noun)}{what}</summary><ul>{items}</ul></details>" if told else ""
