@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sentinel.reports.sections.key_figures import headline_rows
+from sentinel.system.host_load import HostLoad
+from tests.unit.report_builders import SETUP, full_report
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -107,3 +112,36 @@ def test_the_readme_says_how_far_off_the_smallest_layers_are() -> None:
         errors += [e / r - 1 for r, e in zip(recorded, estimated, strict=True) if 0 < r < least]
     worst = min(errors)
     assert f"of a step's bytes, one is {-100 * worst:.1f} % too low" in README
+
+
+LEFT_OUT = (
+    *("policy", "tracker", "live peak", "managed", "unmanaged", "falsely shared", "fast peak", "fast mean"),
+    *("fast needed", "step, spread", "step, bound", "cases", "waits", "processor time"),
+)
+"""Rows of the headline that the README, which shows a part of it, has not."""
+
+
+def shown_headline() -> list[list[str]]:
+    """The cells of each row, without empty ones."""
+    _, _, after = TEXT.partition("From the headline that `make demo` prints")
+    block = after.partition("```\n")[2].partition("```")[0]
+    return [re.split(r"  +", line) for line in block.splitlines()]
+
+
+def without_figures(words: str) -> str:
+    return re.sub(r"\d[\d.]*", "#", words)
+
+
+def test_the_headline_has_the_rows_that_the_demo_prints_today() -> None:
+    """In their order, and with today's remarks: who adds a row to the headline, or renames one, decides what the README
+    shows of it."""
+    load = HostLoad(10**9, 10**9, waited_share=0.01, stolen_share=0.0, others_share=0.02)
+    report = full_report(replace(SETUP, profiled_load=load, applied_load=load))
+    printed = headline_rows(report.headline)
+    assert len({name for name, _, _ in printed}) == len(printed)
+    assert set(LEFT_OUT) <= {name for name, _, _ in printed}
+    shown = shown_headline()
+    assert [cells[0] for cells in shown] == [name for name, _, _ in printed if name not in LEFT_OUT]
+    remarks = {name: without_figures(remark) for name, _, remark in printed}
+    for name, _, *remark in shown:
+        assert without_figures(" ".join(remark)) == remarks[name], name
