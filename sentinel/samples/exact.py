@@ -43,7 +43,7 @@ _NEVER = 1e-9
 _BLOCKS, _LEAST_BLOCK = 128, 16
 """Of an epoch, in which reads are planned together, and the fewest positions of one."""
 _SPARED = 128
-"""Windows leave one in so many pages free, or there would be no room for a sample where none of them ends in time."""
+"""Windows leave one page in 128 free, or there would be no room for a sample where none of them ends in time."""
 _DEARER, _TRIES = 1.5, 12
 """What the price is multiplied by where reads do not fit, and how often."""
 _RISES, _FALLS = 1.01, 0.999
