@@ -198,6 +198,7 @@ def _kept(job: Job, code: int) -> bool:
         return False
     found = json.loads(out.read_text())
     found |= {"when": time.strftime("%Y-%m-%d", time.gmtime()), "versions": _bench.versions()}
+    found["where"] = {**found.get("where", {}), "machine": MACHINE}  # which lies beside it
     found |= {"settings": job.settings(), "simulated": json.loads(_times_of(job.plan).read_text())}
     shutil.copyfile(job.plan.parent / MACHINE, job.path.parent / MACHINE)
     write_whole(job.path, (json.dumps(found, indent=1) + "\n").encode())
