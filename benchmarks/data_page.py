@@ -110,9 +110,10 @@ def _outdated(loaders: Told) -> Iterator[str]:
     if "commit" not in loaders:
         yield (
             "Of loaders side by side, times and reads of sentinel exact were measured before less of its memory was"
-            " kept for reading ahead ([decision 154](decisions/0154-less-of-the-memory-is-kept-for-reading-ahead.md)) and"
-            " before its windows ended where a read and its memory cost least ([decision"
-            " 194](decisions/0194-a-window-ends-where-its-memory-is-worth-it.md)), those of sentinel redirect before its groups had as many chunks as its memory is for ([decision"
+            " kept for reading ahead ([decision 154](decisions/0154-less-of-the-memory-is-kept-for-reading-ahead.md))"
+            " and before its windows ended where a read and its memory cost least ([decision"
+            " 194](decisions/0194-a-window-ends-where-its-memory-is-worth-it.md)), those of sentinel redirect before"
+            " its groups had as many chunks as its memory is for ([decision"
             " 164](decisions/0164-redirect-has-the-groups-that-its-memory-is-for.md))."
         )
         yield ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,11 @@ def served_share(found: Found, name: str) -> float | None:
     """As watched; of ours the smaller one of that and its own account, for watching disturbs ours."""
     share = watched_share(found, name)
     return min(share, own_share(found)) if share is not None and name == OURS else share
+
+
+def never_rounded_up(share: float) -> str:
+    """In percent, with two digits: all but one page is not 100.00."""
+    return f"{math.floor(share * 10_000) / 100:.2f}"
 
 
 def slow_bytes(found: Found, name: str) -> float | None:

@@ -18,6 +18,7 @@ from benchmarks.two_nodes_figures import (
     middle,
     more_than_all_slow,
     moved_bytes,
+    never_rounded_up,
     ours_of,
     rates,
     row_of,
@@ -238,7 +239,9 @@ def _proof_of_run(example: str, found: Found) -> list[str]:
     seen = ours["witness_pages"]
     agree = "no witness" if seen is None else f"{ours['claimed_pages']:,} by the engine, {seen:,} by the witness"
     share = ours["residency_share"]
-    residency = "residency not audited" if share is None else f"after each layer {share:.2%} of managed bytes"
+    residency = (
+        "residency not audited" if share is None else f"after each layer {never_rounded_up(share)}% of managed bytes"
+    )
     bits = "bit-identical in all rows" if same else "**differ**"
     return [
         f"- {example}: losses and parameters {bits};",

@@ -16,6 +16,7 @@ from benchmarks.two_nodes_figures import (
     link_bytes,
     middle,
     more_than_all_slow,
+    never_rounded_up,
     ours_of,
     rates,
     served_share,
@@ -48,7 +49,7 @@ def _claim(results: Results) -> str:
     runs = {NAMES[example]: found["runs"] for example, found in results.items()}
     ours = [ours_of(run) for each in runs.values() for run in each]
     least = {name: min(ours_of(run)["residency_share"] or 0 for run in each) for name, each in runs.items()}
-    told = {name: f"{100 * share:.2f} %" for name, share in least.items()}
+    told = {name: f"{never_rounded_up(share)} %" for name, share in least.items()}
     most = max(told.values(), key=lambda text: float(text.split()[0]))
     others = "".join(f", {text} for {name}" for name, text in told.items() if text != most)
     claimed, seen = sum(one["claimed_pages"] for one in ours), sum(one["witness_pages"] or 0 for one in ours)
