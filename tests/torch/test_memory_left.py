@@ -16,6 +16,7 @@ import sentinel  # noqa: E402
 from sentinel.migration import adopt as adopting  # noqa: E402
 from sentinel.migration.adopt import adopt, kept_bytes  # noqa: E402
 from sentinel.migration.memory import ManagedMemory  # noqa: E402
+from tests.torch.full_heap import filled  # noqa: E402
 
 pytestmark = pytest.mark.needs("compiler")
 
@@ -37,6 +38,14 @@ def is_mapped(address: int) -> bool:
 
 def stock(mark: int) -> Any:
     return torch.full((LARGE // 4,), mark, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def heap_without_room() -> Iterator[None]:
+    """What other tests of this process have freed would hold what is to be mapped by itself."""
+    kept = filled(LARGE)
+    yield
+    kept.clear()
 
 
 @pytest.fixture
