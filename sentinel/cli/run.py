@@ -172,9 +172,12 @@ def require_a_watched_step(arguments: argparse.Namespace) -> None:
         return
     if said(arguments, "plan") is not None:
         raise UsageError("--dry-run with --plan: a saved plan is applied without profiling a step", "leave one out")
-    if str(slow := said(arguments, "slow")).startswith("file:"):
+    slow, cap = said(arguments, "slow"), said(arguments, "cap")
+    by_cap = cap is not None and slow in (None, "auto")  # a cap takes a file by itself
+    if by_cap or str(slow).startswith("file:"):
         raise UsageError(
-            f"--dry-run with --slow {slow}: with a file, no step is profiled and nothing is planned",
+            f"--dry-run with {f'--cap {cap}' if by_cap else f'--slow {slow}'}: with a file, no step is profiled and"
+            " nothing is planned",
             "leave one out; `--steps N` stops after N steps of an optimizer",
         )
 

@@ -49,12 +49,13 @@ def _packed_bytes(moving: np.ndarray, n_events: int) -> int:
     for column in (sizes, births, deaths):
         digest.update(column.tobytes())
     key = digest.digest()
-    if key not in _packed:
+    packed = _packed.get(key)
+    if packed is None:
         packed = pack_slots(sizes, births, deaths, n_events)[1]
         if len(_packed) >= _MOST_PACKED:
-            _packed.pop(next(iter(_packed)), None)
+            _packed.clear()
         _packed[key] = packed
-    return _packed[key]
+    return packed
 
 
 def fill_tiers(order: np.ndarray, capacity_bytes: Sequence[int]) -> np.ndarray:

@@ -46,7 +46,7 @@ ELSEWHERE = {
     "profiler/estimate/schema_accesses.py: caches describe": "pure",
     "profiler/flops.py: caches flops": "pure",
     "planner/fixed_placement.py: sets _packed": "pure, of the last four steps",
-    "planner/fixed_placement.py: calls _packed.pop": "as above",
+    "planner/fixed_placement.py: calls _packed.clear": "as above",
     "profiler/record.py: caches _operator_ns": "what recording an operator costs here, measured once",
     "system/compiler.py: caches _version": "what the compiler of that path says",
 }

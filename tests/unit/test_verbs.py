@@ -226,7 +226,7 @@ def test_a_script_may_close_what_it_prints_to(monkeypatch: pytest.MonkeyPatch, c
     assert cli.main(["run", "train.py"]) == 7
 
 
-@pytest.mark.parametrize("words", [("--plan", "plan.json"), ("--slow", "file:/tmp")])
+@pytest.mark.parametrize("words", [("--plan", "plan.json"), ("--slow", "file:/tmp"), ("--cap", "8GiB")])
 def test_a_dry_run_that_would_watch_no_step_is_refused(words: tuple[str, ...]) -> None:
     run.require_a_watched_step(asked(run, "run", *words, "train.py"))
     with pytest.raises(UsageError, match=f"--dry-run with {words[0]}"):
