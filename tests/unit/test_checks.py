@@ -116,24 +116,26 @@ def test_a_run_names_the_tests_that_failed_and_says_what_else_did(tmp_path: Path
             assert bool(job.to_run_again()) is not more, done.stdout
 
 
+def _ran(tmp_path: Path, body: str, *options: str) -> checks.Job:
+    """A job that ran one test, `test_one`, of that body."""
+    (tmp_path / "test_one.py").write_text(f"import os, time\ndef test_one(): {body}\n")
+    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", *options)
+    job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",), failed=True)
+    job.output = job.run((sys.executable, "-m", "pytest", *here, str(tmp_path / "test_one.py"))).stdout
+    return job
+
+
 def test_a_process_that_crashed_is_not_bad_luck(tmp_path: Path) -> None:
     """Pytest-xdist makes a report of a test of it."""
-    (tmp_path / "test_crash.py").write_text("import os\ndef test_crash(): os.abort()\n")
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "-n", "1")
-    job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",), failed=True)
-    job.output = job.run((sys.executable, "-m", "pytest", *here, str(tmp_path / "test_crash.py"))).stdout
+    job = _ran(tmp_path, "os.abort()", "-n", "1")
     assert "1 failed" in job.output
     assert job.to_run_again() == []
 
 
 def test_a_test_that_hung_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "test_hangs.py").write_text("import time\ndef test_hangs(): time.sleep(60)\n")
-    (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
-    here = ("--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "1")
-    job = checks.Job("job", "lane", (), {"PYTHONPATH": str(ROOT)}, alone=("alone",), failed=True)
-    job.output = job.run((sys.executable, "-m", "pytest", *here, str(tmp_path / "test_hangs.py"))).stdout
-    assert "failed test: test_hangs.py::test_hangs" in job.output.splitlines()
+    job = _ran(tmp_path, "time.sleep(60)", "--timeout", "1")
+    assert "failed test: test_one.py::test_one" in job.output.splitlines()
     assert job.to_run_again() == []
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import two_nodes, two_nodes_figures, two_nodes_page, two_nodes_readme, two_nodes_results
 from sentinel.executed.placements import NAMES
+from tests.builders import make_profile, param
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1 << 20
@@ -275,3 +276,13 @@ def test_each_result_is_kept_as_it_ends_and_a_failure_stops_no_other(
     assert (found["rows"], found["simulated"], found["settings"]) == ([], {"sentinel": 2.0}, jobs[0].settings())
     assert (tmp_path / "machine.json").read_text() == machine()
     assert jobs[1].path.with_suffix(".log").read_text() == "1G,1G\n"
+
+
+def test_a_plan_has_the_tensors_of_one_step_and_the_times_of_another() -> None:
+    there, here = (make_profile([param("w", MIB, [0])], 2, layer_ns=ns) for ns in (9_000, 2_000))
+    made = two_nodes.with_times_of(there, here)
+    assert list(made.layer_ns) == list(here.layer_ns) != list(there.layer_ns)
+    assert made.step_ns_plain == here.step_ns_plain
+    assert made.tensors is there.tensors
+    with pytest.raises(SystemExit, match="other layers"):
+        two_nodes.with_times_of(there, make_profile([param("w", MIB, [0])], 3))
