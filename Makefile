@@ -16,7 +16,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Idle threads of one process's operators would otherwise spin on the core of the other.
 check test: export OMP_WAIT_POLICY ?= passive
-# Tests start hundreds of processes: without byte code each would compile all of Sentinel anew.
+# Tests start hundreds of processes: without byte code each would compile all of Sentinel again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo check test test-all test-long lint docs wheel manylinux native-test clean
@@ -26,7 +26,7 @@ help: ## this list
 
 venv: $(VENV)/.native ## set up .venv with everything the other targets need
 
-demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, and show what happened
+demo: $(VENV)/.native ## train a GPT-2 with a fifth of its memory fast, then one under a cap, and show what happened
 	@$(PYTHON) tools/demo.py
 
 check: lint $(VENV)/.native ## in a minute: lint, types, and the quick tests of what needs no training
@@ -38,7 +38,7 @@ test: $(VENV)/.native ## the tests that this host can run, but slow ones; TESTS=
 test-all: $(VENV)/.native ## slow ones too, and in emulated two-node machines where QEMU is (tools/numa_vm/install)
 	$(PYTHON) tools/checks.py tests "without torch" "source distribution" machines
 
-test-long: $(VENV)/.native ## what takes longest, in a larger size than test-all; docs/long-tests.md is made anew
+test-long: $(VENV)/.native ## what takes longest, in a larger size than test-all; docs/long-tests.md is made again
 	$(PYTHON) -m benchmarks.long_tests --markdown docs/long-tests.md
 
 lint: $(VENV)/.packages ## ruff and mypy

@@ -70,7 +70,7 @@ The emulator obeys other laws here than the model: {laws}. The predictions are t
 
 
 def write() -> None:
-    """The page anew, from all results that there are."""
+    """The page again, from all results that there are."""
     PAGE.write_text(made(PAGE.parent))
 
 

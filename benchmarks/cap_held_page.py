@@ -55,7 +55,7 @@ def _mib(nbytes: int) -> str:
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Write the page again."""
     page, told = DOCS / "storage.md", json.loads((DOCS / "cap-held.json").read_text())
     page.write_text(rewritten(page.read_text(), told))
 

@@ -230,7 +230,7 @@ def _filled(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the page and the README's paragraph anew."""
+    """Write the page and the README's paragraph again."""
     told, models = results()
     readme = between(README.read_text(), BEGIN, END, summary(told))
     (DOCS / "cap.md").write_text(page(told, models))

@@ -52,7 +52,7 @@ def _paragraph(told: Told) -> str:
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Write the page again."""
     page = DOCS / "storage.md"
     page.write_text(rewritten(page.read_text(), results()))
 

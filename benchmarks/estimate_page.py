@@ -15,9 +15,8 @@ _HEAD = """# How far an estimate is off
 `sentinel estimate` says how much memory a training step takes from shapes alone. Here each example is recorded as it
 trains as well, its second step, by operators. An error is estimate over recording, less one: a minus means that the
 estimate is too low. *Peak*: the most memory of torch's allocator that is alive at once. *Step*, *layers*: bytes that
-operators read and write, in the whole step and in each layer; layers with less than {matters:.1%} of the step's bytes
-are left out of the last two columns. Figures in [estimate.json](estimate.json); goal: peaks within 3 %, layers within
-5 %.
+operators read and write, in the whole step and in each layer that touches any. Figures in
+[estimate.json](estimate.json); goal: peaks within 3 %, layers within 5 %.
 
 | example | peak recorded | estimated | error | step's bytes recorded | error | layers | median error | worst error |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
@@ -45,7 +44,6 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
         kernel=machine["kernel"].split("-")[0],
         torch=told["versions"]["torch"],
         threads=settings["threads"],
-        matters=settings["matters"],
     )
     for name, found in told["results"].items():
         real, guess, errors = found["recorded"], found["estimated"], found["errors"]

@@ -88,7 +88,7 @@ def _data_path(footprint: int, most_bytes: int, most_s: float, lengths: dict[str
         assert child.stdout is not None
         made = json.loads(child.stdout.readline())
         begin = _status(child.pid, "VmRSS")
-        Path(f"/proc/{child.pid}/clear_refs").write_text("5")  # the high-water mark begins anew
+        Path(f"/proc/{child.pid}/clear_refs").write_text("5")  # the high-water mark begins again
         child.stdin.write("go\n")
         child.stdin.flush()
         told = json.loads(child.stdout.readline())

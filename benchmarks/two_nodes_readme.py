@@ -84,7 +84,12 @@ def _beside(results: Results) -> str:
     fewer, more = fewer_than_tiering(results), more_than_all_slow(results)
     named = f" ({', '.join(NAMES[example] for example in fewer)})" if 0 < len(fewer) < len(results) else ""
     text = f"In {len(fewer)} of the {len(results)} examples{named} ours brings fewer bytes over the link than the"
-    return f"{text} kernel's tiering, in {len(more)} of them more than if everything stayed slow."
+    beside = [found["runs"][0]["beside_bytes"] / 2**20 for found in results.values()]
+    return (
+        f"{text} kernel's tiering, in {len(more)} of them more than if everything stayed slow. The other placements"
+        f" get {min(beside):.0f} to {max(beside):.0f} MiB of fast memory on top of our budget. It is meant for what is"
+        " no tensor, but the kernel may use it for tensors."
+    )
 
 
 def _of_what(results: Results, machine: str) -> str:

@@ -54,7 +54,7 @@ SLOW = {2: "emulated:cxl-asic-x8", 3: "emulated:cxl-asic-x8={middle}+cxl-worst"}
 OF_THREE = ("sentinel", "sentinel-2021", "next-use")
 """Policies by default where there are three tiers: they migrate; others say nothing of the simulator."""
 NOT_JUDGED = 8
-"""Steps: one creates the optimizer's state, one is profiled, and the plan is made anew after four; two more settle."""
+"""Steps: one creates the optimizer's state, one is profiled, and the plan is made again after four; two more settle."""
 
 DISTURBED = 0.4
 """A cell is run again if others, the hypervisor included, took more than this share of the processors meanwhile."""

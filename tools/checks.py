@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
-# The same draws for whoever runs it: whether code may go in does not depend on luck. `make test` draws anew each time.
+# The same draws for whoever runs it: whether code may go in does not depend on luck. Those of `make test` are new each
+# time.
 PYTEST = (".venv/bin/python", "-m", "pytest", "--durations=15", "--hypothesis-seed=0")
 # What is marked long holds in a larger size what shorter tests hold too: see docs/decisions/0188.
 LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
@@ -35,7 +36,7 @@ LONG, NOT_LONG = ("-m", "long"), ("-m", "not long")
 SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # Idle threads of two processes' operators would otherwise spin on the cores that the other process could use.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
-# Kept by what the jobs start, hundreds of processes: without it each compiles all of Sentinel anew, in an emulated
+# Kept by what the jobs start, hundreds of processes: without it each compiles all of Sentinel again, in an emulated
 # machine for half a minute. What such a machine needs is made beforehand: it brings nothing back.
 NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 BYTE_CODE = (".venv/bin/python", "-m", "compileall", "-q", "sentinel", "tests", "tools", "benchmarks", "examples")

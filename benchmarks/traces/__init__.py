@@ -1,6 +1,6 @@
 """Profiles of training steps at full size, traced with fake tensors: no real memory, no weights, no download.
 
-`python -m benchmarks.traces [NAME…]` makes them anew; `load(name)` reads one, making it if it is not there.
+`python -m benchmarks.traces [NAME…]` makes them again; `load(name)` reads one, making it if it is not there.
 """
 
 from __future__ import annotations

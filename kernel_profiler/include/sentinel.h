@@ -497,7 +497,10 @@ enum {
  * -ENOSPC: they do not fit. -EIO and others: as the disk said; nothing is lost, and what could come has come. Here and in
  * sn_frames_attach, pages that stores have made beside the frames are taken into frames, down to a 128th of all. */
 SN_API int sn_frames_need(sn_frames *frames, uint64_t address, uint64_t nbytes, int writes);
-/* Does that alone. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
+/* The latest operator reads these bytes from end to end, and not all that it needs fits in frames: where they are away, or
+ * leave soon, a page fault reads many pages. -EINVAL: not all of them are here. */
+SN_API int sn_frames_stream(sn_frames *frames, uint64_t address, uint64_t nbytes);
+/* Takes in pages that stores have made beside the frames, and does nothing else. The stores are foreseen: they make no granule stay. `at_once`: looks, whatever the kernel counts. */
 SN_API int sn_frames_tidy(sn_frames *frames, int at_once);
 /* Whether a device has pages of [address, address + nbytes): not 0 if so. From any thread, also with locks held. */
 typedef int (*sn_pinned)(uint64_t address, uint64_t nbytes);
@@ -508,7 +511,7 @@ SN_API int sn_frames_ask_pins(sn_frames *frames, sn_pinned pins);
 SN_API int sn_frames_keep(sn_frames *frames, uint32_t most);
 
 /* So many frames have memory when it returns: of those beyond, granules leave, needed longest ago first, and the memory goes
- * back to the kernel; those that are missing get memory anew. Where it fails, as many as could: -EINVAL for 0, -ENOSPC for
+ * back to the kernel; those that are missing get memory again. Where it fails, as many as could: -EINVAL for 0, -ENOSPC for
  * more than were asked for at first or for want of memory, others as the disk said. */
 SN_API int sn_frames_resize(sn_frames *frames, uint32_t wanted);
 

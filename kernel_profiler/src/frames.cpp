@@ -259,7 +259,7 @@ void take_in_own_pages(sn_frames &f, bool at_once = false) {
       g.used = f.needs;
       if (error != 0) continue;
       f.own_pages -= owner.pages;
-      f.anonymous -= owner.pages;  // else as many could come anew before the next look
+      f.anonymous -= owner.pages;  // else as many could come again before the next look
     }
   } catch (...) {  // no memory: the next call looks again
     f.anonymous = std::min(before, f.anonymous);
@@ -320,6 +320,15 @@ int resize(sn_frames &f, uint32_t frames) {
   }
   while (error == 0 && f.pool.count() < frames) error = f.pool.restore();
   return error;
+}
+
+// Those in which any of these bytes lie; false where there are none, or not all bytes are in the arena.
+bool find_granules(const sn_frames &f, uint64_t address, uint64_t nbytes, uint32_t *first, uint32_t *end) {
+  const uint64_t arena = f.count * sn::kFrameBytes, from = address - f.base;
+  if (nbytes == 0 || address < f.base || from >= arena || nbytes > arena - from) return false;
+  *first = static_cast<uint32_t>(from / sn::kFrameBytes);
+  *end = static_cast<uint32_t>((from + nbytes - 1) / sn::kFrameBytes + 1);
+  return true;
 }
 
 int64_t start(sn_frames &f, uint32_t first, uint32_t count, bool arrives, bool writes) {
@@ -453,19 +462,31 @@ extern "C" int sn_frames_release(sn_frames *f, uint32_t first, uint32_t count) {
 
 extern "C" int sn_frames_need(sn_frames *f, uint64_t address, uint64_t nbytes, int writes) {
   if (f->inert) return -ECHILD;
-  if (nbytes == 0) return 0;
-  const uint64_t arena = f->count * sn::kFrameBytes, from = address - f->base;
-  if (address < f->base || from >= arena || nbytes > arena - from) return -EINVAL;
-  const auto first = static_cast<uint32_t>(from / sn::kFrameBytes);
-  const auto end = static_cast<uint32_t>((from + nbytes - 1) / sn::kFrameBytes + 1);
+  uint32_t first = 0, end = 0;
+  if (!find_granules(*f, address, nbytes, &first, &end)) return nbytes == 0 ? 0 : -EINVAL;
   Dead dead;
   if (writes == SN_ZEROES) {
+    const uint64_t from = address - f->base;
     dead.first = static_cast<uint32_t>((from + sn::kFrameBytes - 1) / sn::kFrameBytes);
     dead.end = static_cast<uint32_t>((from + nbytes) / sn::kFrameBytes);
   }
   Lock manager(&f->manager);
   Lock lock(&f->mutex);
   return sn::guarded([&] { return need(*f, first, end, writes != SN_READS, dead); });
+}
+
+extern "C" int sn_frames_stream(sn_frames *f, uint64_t address, uint64_t nbytes) {
+  if (f->inert) return -ECHILD;
+  uint32_t first = 0, end = 0;
+  if (!find_granules(*f, address, nbytes, &first, &end)) return nbytes == 0 ? 0 : -EINVAL;
+  Lock lock(&f->mutex);
+  f->needs++;
+  for (uint32_t i = first; i < end; i++) {
+    Granule &g = f->granules[i];
+    if (g.view != View::kNothing) g.used = f->needs;  // as it leaves, it is of a recent operator
+    if (g.view == View::kFile) sn::expect_stream(*f, i);
+  }
+  return 0;
 }
 
 extern "C" int sn_frames_tidy(sn_frames *f, int at_once) {

@@ -110,6 +110,8 @@ namespace sn {
 int show_shared(sn_frames &f, uint32_t granule, uint32_t frame);
 int show_private(sn_frames &f, uint32_t granule, uint32_t frame);
 int show_file(sn_frames &f, uint32_t granule);
+// A granule that shows the file is about to be read from end to end: a fault reads many pages.
+void expect_stream(sn_frames &f, uint32_t granule);
 int show_nothing(sn_frames &f, uint32_t granule);
 // From the file to a frame with any bytes, shared: what was there is lost.
 int show_zeros(sn_frames &f, uint32_t granule);
@@ -179,6 +181,9 @@ void drop_order(sn_frames &f, Order &order);
 void drop_if_unwanted(sn_frames &f, Order &order);
 
 // frames_victims.cpp: who leaves.
+
+// Whether one of the latest two operators has asked for it, or something before any has begun.
+bool is_recent(const sn_frames &f, const Granule &g);
 
 // At least `wanted` granules outside [first, end), if there are as many: those needed last where a recorded step is being
 // followed, else those needed longest ago. Those that are kept only where there is nobody else. By address.

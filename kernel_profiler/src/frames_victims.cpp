@@ -15,11 +15,6 @@ bool may_leave(const Granule &g) {
   return (g.view == View::kShared || g.view == View::kPrivate) && g.order == nullptr && !g.pinned;
 }
 
-// An operator may have made it for those within it, which the record does not tell apart.
-bool is_recent(const sn_frames &f, const Granule &g) {
-  return g.used > f.ahead.recents[f.ahead.operators % std::size(f.ahead.recents)];
-}
-
 // By the operator that begins: its operands would push out one another.
 bool is_operand(const sn_frames &f, const Granule &g) {
   return g.used > f.ahead.recents[(f.ahead.operators - 1) % std::size(f.ahead.recents)];
@@ -50,12 +45,17 @@ struct Order {
 Order order_of(const sn_frames &f, uint32_t granule) {
   const Granule &g = f.granules[granule];
   if (!f.ahead.follows()) return {false, false, 0, g.used, granule};
-  return {is_operand(f, g), is_recent(f, g), next_use(*f.ahead.plan, granule), g.used, granule};
+  return {is_operand(f, g), sn::is_recent(f, g), next_use(*f.ahead.plan, granule), g.used, granule};
 }
 
 }  // namespace
 
 namespace sn {
+
+// An operator may have made it for those within it, which the record does not tell apart.
+bool is_recent(const sn_frames &f, const Granule &g) {
+  return g.used > f.ahead.recents[f.ahead.operators % std::size(f.ahead.recents)];
+}
 
 std::vector<uint32_t> victims(const sn_frames &f, uint32_t wanted, uint32_t first, uint32_t end) {
   std::vector<::Order> found, kept;

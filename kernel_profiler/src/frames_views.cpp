@@ -172,14 +172,18 @@ int show_file(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];
   const int error = show(f.address(granule), MAP_PRIVATE, f.file.descriptor(), g.region * kFrameBytes);
   if (error != 0) return error;
-  // One page for one access: what reads ahead would fill the page cache with what nobody asked for.
-  advise(f.address(granule), kFrameBytes, MADV_RANDOM);
+  // One page for one access: what reads ahead would fill the page cache with what nobody asked for. But for an operator
+  // that has no room for all of its operands, and is going to read this one.
+  if (f.ahead.operators != 0 && is_recent(f, g)) expect_stream(f, granule);
+  else advise(f.address(granule), kFrameBytes, MADV_RANDOM);
   if (!f.inert) keep_from_children(f.address(granule));
   g.view = View::kFile;
   g.touched = false;
   g.own = 0;
   return 0;
 }
+
+void expect_stream(sn_frames &f, uint32_t granule) { advise(f.address(granule), kFrameBytes, MADV_SEQUENTIAL); }
 
 int show_nothing(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];

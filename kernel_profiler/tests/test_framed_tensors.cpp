@@ -1,5 +1,6 @@
 // Tensors in frames: who has which addresses, what is brought in, what comes from ordinary memory, how it ends.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -230,6 +231,54 @@ void what_faults_have_read_is_not_kept_beside_the_frames() {
   end();
 }
 
+// Page faults that wait for the disk while all of these bytes are read.
+int64_t faults_in(const uint8_t *bytes, uint64_t nbytes, int value) {
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  CHECK(holds(bytes, nbytes, value));
+  getrusage(RUSAGE_SELF, &after);
+  return after.ru_majflt - before.ru_majflt;
+}
+
+constexpr int64_t kPages = 8 * kMiB / kPage;
+
+sn_framed_operand read_of(const uint8_t *tensor) { return {address_of(tensor), 8 * kMiB, SN_READS, 0}; }
+
+// A page at a time, if no operator has said that it reads them.
+void operands_that_do_not_fit_are_read_many_pages_at_a_time() {
+  begin(9, 64);
+  uint8_t *const a = made(8 * kMiB, 1), *const b = made(8 * kMiB, 2), *const c = made(8 * kMiB, 3);
+  uint8_t *const small = made(2 * kMiB, 4);
+  sn_framed_step();  // nothing is in the page cache
+  CHECK(faults_in(a, 8 * kMiB, 1) > kPages * 3 / 4);
+  sn_framed_step();
+  const sn_framed_operand other = {address_of(small), 2 * kMiB, SN_READS, 0}, reads[] = {read_of(a), read_of(b), read_of(c)};
+  for (int i = 0; i < 2; i++) CHECK(sn_framed_need(&other, 1, "aten::other") == 0);  // whose operands are recent ones
+  CHECK(sn_framed_need(reads, 3, "aten::too_many") == 1);
+  CHECK(faults_in(a, 8 * kMiB, 1) < kPages / 8);
+  uint8_t *const result = made(18 * kMiB, 5);  // has all frames
+  sn_framed_done();
+  sn_framed_step();
+  const int64_t faults = faults_in(b, 8 * kMiB, 2) + faults_in(c, 8 * kMiB, 3);
+  CHECK(faults > 0 && faults < kPages / 8);
+  for (uint8_t *tensor : {a, b, c, small, result}) sn_free(tensor);
+  end();
+}
+
+void so_are_those_whose_place_its_result_takes() {
+  begin(8, 64);
+  uint8_t *const a = made(8 * kMiB, 1), *const b = made(8 * kMiB, 2);
+  const sn_framed_operand reads[] = {read_of(a), read_of(b)};
+  CHECK(sn_framed_need(reads, 2, "aten::fits") == 0);
+  uint8_t *const result = made(8 * kMiB, 3);
+  CHECK(told().frames.in_state[SN_GRANULE_AWAY] == 4);
+  sn_framed_step();
+  const int64_t faults = faults_in(a, 8 * kMiB, 1) + faults_in(b, 8 * kMiB, 2);
+  CHECK(faults > 0 && faults < kPages / 8);
+  for (uint8_t *tensor : {a, b, result}) sn_free(tensor);
+  end();
+}
+
 void neighbours_keep_their_granule() {
   begin(8, 16);
   uint8_t *const a = made(kMiB, 1), *const b = made(kMiB, 2), *const c = made(3 * kMiB, 3);
@@ -345,6 +394,8 @@ int main() {
   what_does_not_fit_is_taken_in_as_it_is_written();
   what_does_not_fit_keeps_its_bytes();
   what_faults_have_read_is_not_kept_beside_the_frames();
+  operands_that_do_not_fit_are_read_many_pages_at_a_time();
+  so_are_those_whose_place_its_result_takes();
   neighbours_keep_their_granule();
   tensors_outlive_the_end();
   refused_calls_cost_frames_only();

@@ -1,4 +1,4 @@
-// Frames that give their memory back to the kernel, and get memory anew: what they held is elsewhere then, and right.
+// Frames that give their memory back to the kernel, and get memory again: what they held is elsewhere then, and right.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -93,7 +93,7 @@ class KeptFiles(Observer):
         self._profiled = True
 
     def plan_made(self, plan: Plan) -> None:
-        """See Observer. A plan made anew from the same step is written with its profile, at the end."""
+        """See Observer. A plan made again from the same step is written with its profile, at the end."""
         if self._profiled:
             self._profiled = False
             self._save(plan, self._plan)

@@ -17,7 +17,7 @@ from sentinel.core.errors import UsageError
 REMEDY = "start Sentinel in each: `torchrun --nproc-per-node N --no-python sentinel run train.py`"
 _OWN = ("run", "-m", "--module", "--auto")
 _THEIRS = ("-m", "--module", "--no-python", "--no_python")
-"""Words of a command line that are said anew, or not at all, in the one that works."""
+"""Words of a command line that are said again, or not at all, in the one that works."""
 
 
 _Launcher = tuple[tuple[str, ...], str, str, str]

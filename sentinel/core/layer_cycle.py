@@ -100,7 +100,7 @@ class CycleChangeDetector:
         steps = "steps" if self._by_ticks else "optimizer steps"
         return (
             f"after {self.steps} {steps} the job goes through other layers ({now} a step, until then {before};"
-            f" {first}): a step was profiled and planned anew, and the report shows its layers and plan"
+            f" {first}): a step was profiled and planned again, and the report shows its layers and plan"
         )
 
     def _expect(self, cycle: LayerCycle) -> None:

@@ -173,7 +173,7 @@ class _Sums:
         self._contested[part.contested] = True
 
     def take(self) -> NDArray[Any]:
-        """Rows of TOUCHED_DTYPE, and begin anew."""
+        """Rows of TOUCHED_DTYPE, and begin again."""
         tensor = np.flatnonzero(self._pages)
         rows = np.zeros(len(tensor), TOUCHED_DTYPE)
         rows["tensor"], rows["layer"] = tensor, self.layer

@@ -90,7 +90,7 @@ class Profile:
             object.__setattr__(self, "extents", _whole(self.tensors))
         problems = _problems(self, n_layers, n)
         if problems:
-            raise UsageError(f"a profile breaks its own rules: {problems}", "record it anew")
+            raise UsageError(f"a profile breaks its own rules: {problems}", "record it again")
 
     @property
     def n_layers(self) -> int:

@@ -89,7 +89,7 @@ class FedSamples:
 
 
 class Feeding(Protocol):
-    """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made anew."""
+    """Brings samples. `begin`, then workers are made, then `start`; `pause` before workers are made again."""
 
     @property
     def samples(self) -> FedSamples:

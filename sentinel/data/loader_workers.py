@@ -50,7 +50,7 @@ def watched(batches: Any) -> Iterator[None]:
 
 def keep_signals_from(batches: Any) -> None:
     """torch raises an error wherever the main thread is when a worker dies, most likely in a training step. Here it may
-    only while a batch is waited for (`next_batch`): then the loader can start workers anew."""
+    only while a batch is waited for (`next_batch`): then the loader can start workers again."""
     if getattr(batches, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(batches))
         batches._worker_pids_set = False

@@ -237,7 +237,7 @@ class ChunkProvider:
 
     def _lost_all(self) -> None:
         """With the lock of what is put: the server did not know that this rank has begun, so it was emptied, or started
-        anew. What it had is named as not put."""
+        again. What it had is named as not put."""
         if self._plan is not None:
             epoch = self._plan.epoch
             self._not_put.extend(self._earlier)

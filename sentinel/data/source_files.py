@@ -122,7 +122,7 @@ class SourceFiles:
         data, begins, nbytes = unpacked.samples(samples - int(layout.first_sample[chunk]))
         wrong = np.flatnonzero((nbytes < 1) | (nbytes > layout.sample_nbytes[samples]))
         if len(wrong):
-            what = f"has {nbytes[wrong[0]]} bytes, other than were indexed; index it anew"
+            what = f"has {nbytes[wrong[0]]} bytes, other than were indexed; index it again"
             raise FormatError(found.path, f"sample {samples[wrong[0]]}", what)
         return np.frombuffer(data, np.uint8), begins, nbytes
 
@@ -136,7 +136,7 @@ class SourceFiles:
             raise FormatError(
                 found.path,
                 f"{what} {number}",
-                "the file ends within it: it was cut short; restore it, or index it anew",
+                "the file ends within it: it was cut short; restore it, or index it again",
             )
         self._check(file, found)  # after the read: one that is rewritten in place stays open
         return data

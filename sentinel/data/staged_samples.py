@@ -241,7 +241,7 @@ class FromDataset:
         """Raises FormatError where it is another one than when the loader was made."""
         now = len(self._dataset)  # type: ignore[arg-type]  # what has no length was refused
         if now != self._n:
-            said = f"{now} now, {self._n} when the loader was made: make the loader anew"
+            said = f"{now} now, {self._n} when the loader was made: make the loader again"
             raise FormatError(self._name, "length", said)
 
     @property

@@ -38,7 +38,7 @@ class Storages:
         self._seen: dict[int, tuple[StorageWeakRef, NDArray[np.bool_]]] = {}
 
     def forget(self) -> None:
-        """A layer begins: everything counts anew."""
+        """A layer begins: everything counts from zero."""
         self._seen.clear()
 
     def fresh(self, storage: torch.UntypedStorage, lines: NDArray[np.int64] | slice) -> NDArray[np.int64]:

@@ -60,7 +60,7 @@ def parse(path: PathLike, file: BinaryIO, nbytes: int) -> Noun:
     _columns_fit(path, form, index, nbytes - 8 - index_bytes)
     columns = _arrays(path, form, first + text + read_exactly(file, nbytes - 8 - index_bytes, path))
     if described.get("checksum") != checksum(form, canonical(described["header"]), columns):
-        raise FormatError(path, "checksum", "does not fit the content: the file is damaged; write it anew")
+        raise FormatError(path, "checksum", "does not fit the content: the file is damaged; write it again")
     return _assembled(path, form, described["header"], columns)
 
 
@@ -79,7 +79,7 @@ def _described(path: PathLike, index: Any) -> tuple[Format, dict[str, Any]]:
             path, "format", f"a {form.short} is stored as JSON, not in a container; give the file that `sentinel` wrote"
         )
     if "header" not in described:
-        raise FormatError(path, "header", "is missing; write the file anew")
+        raise FormatError(path, "header", "is missing; write the file again")
     return form, described
 
 
@@ -88,7 +88,7 @@ def _columns_fit(path: PathLike, form: Format, index: dict[str, Any], room_bytes
     present = set(index) - {"__metadata__"}
     for name in sorted(present ^ set(form.columns)):
         rule = "is missing" if name not in present else f"is not known in {form.name} {form.version}"
-        raise FormatError(path, name[:80], f"{rule}; write the file anew")
+        raise FormatError(path, name[:80], f"{rule}; write the file again")
     rows_of: dict[str, int] = {}
     claimed = 0
     for name, dtype in form.columns.items():
@@ -98,13 +98,13 @@ def _columns_fit(path: PathLike, form: Format, index: dict[str, Any], room_bytes
         rows = int(shape[0]) if shape and is_column else 0
         of_table = rows_of.setdefault(name.split(".")[0], rows)
         problem = first_broken(
-            (not is_column, "is no column of one dimension; write the file anew"),
+            (not is_column, "is no column of one dimension; write the file again"),
             (rows > room_bytes, "claims more rows than the file has bytes; it is cut short or damaged"),
             (
                 not isinstance(told, str) or _DTYPES.get(told) != dtype.str,
-                f"has type {str(told)[:20]}, not {dtype.str}; write the file anew",
+                f"has type {str(told)[:20]}, not {dtype.str}; write the file again",
             ),
-            (rows != of_table, f"has {rows} rows, its table {of_table}; write the file anew"),
+            (rows != of_table, f"has {rows} rows, its table {of_table}; write the file again"),
         )
         if problem is not None:
             raise FormatError(path, name, problem)
@@ -121,13 +121,13 @@ def _arrays(path: PathLike, form: Format, data: bytes) -> dict[str, NDArray[Any]
     try:
         columns: dict[str, NDArray[Any]] = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise FormatError(path, "index", f"cannot be read: {str(error)[:120]}; write the file anew") from error
+        raise FormatError(path, "index", f"cannot be read: {str(error)[:120]}; write the file again") from error
     for name, dtype in form.columns.items():  # of an index with one key twice, we and the library may see two things
         column = columns.get(name)
         if column is None or column.dtype != dtype or column.ndim != 1 or len(columns) != len(form.columns):
-            raise FormatError(path, name, "is not what the index says; write the file anew")
+            raise FormatError(path, name, "is not what the index says; write the file again")
         if dtype.kind == "b" and len(column) and column.view(np.uint8).max() > 1:
-            raise FormatError(path, name, "holds truth values other than 0 and 1; write the file anew")
+            raise FormatError(path, name, "holds truth values other than 0 and 1; write the file again")
     return columns
 
 
@@ -144,4 +144,4 @@ def _assembled(path: PathLike, form: Format, header: Any, columns: dict[str, NDA
     try:
         return noun_of(form, header, tables)
     except Misfit as error:
-        raise FormatError(path, error.within("header").field, f"{error.rule}; write the file anew") from error
+        raise FormatError(path, error.within("header").field, f"{error.rule}; write the file again") from error

@@ -35,7 +35,7 @@ def open_regular(path: PathLike, max_bytes: int) -> Iterator[tuple[BinaryIO, int
             status = os.fstat(file.fileno())
             _regular(path, status.st_mode)
             if status.st_size == 0:
-                raise FormatError(path, "file", "is empty; write it anew")
+                raise FormatError(path, "file", "is empty; write it again")
             if status.st_size > max_bytes:
                 raise FormatError(
                     path,

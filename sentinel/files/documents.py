@@ -106,7 +106,7 @@ def parse(path: PathLike, data: bytes) -> Noun:
             )
     except Misfit as error:
         raise FormatError(
-            path, error.within(form.short).field, f"{error.rule}; correct it or write the file anew"
+            path, error.within(form.short).field, f"{error.rule}; correct it or write the file again"
         ) from error
     return noun
 
@@ -116,9 +116,9 @@ def parse_json(path: PathLike, data: bytes | str, where: str = "file") -> Any:
     try:
         return json.loads(data, parse_constant=_no_constant)
     except RecursionError:
-        raise FormatError(path, where, "is nested too deeply; write it anew") from None
+        raise FormatError(path, where, "is nested too deeply; write it again") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, too many digits
-        raise FormatError(path, where, f"is not JSON: {str(error)[:120]}; write it anew") from None
+        raise FormatError(path, where, f"is not JSON: {str(error)[:120]}; write it again") from None
 
 
 def _no_constant(name: str) -> Any:
@@ -132,7 +132,7 @@ def told_format(path: PathLike, name: Any, version: Any) -> Format:
         known = ", ".join(BY_NAME)
         raise FormatError(path, "format", f"is {str(name)[:40]!r}, none of {known}; give a file that `sentinel` wrote")
     if type(version) is not int or version < 1:
-        raise FormatError(path, "version", f"is {str(version)[:20]!r}, not a number from 1 on; write the file anew")
+        raise FormatError(path, "version", f"is {str(version)[:20]!r}, not a number from 1 on; write the file again")
     if version > form.version:
         raise FormatError(
             path,

@@ -40,7 +40,7 @@ def load(path: PathLike) -> Noun:
             raise FormatError(path, "file", "is not a Sentinel file; give a file that `sentinel` wrote")
     problem = problem_of(noun)
     if problem:
-        raise FormatError(path, format_of(noun).short, f"{problem}; write the file anew")
+        raise FormatError(path, format_of(noun).short, f"{problem}; write the file again")
     return noun
 
 

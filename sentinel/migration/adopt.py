@@ -138,7 +138,7 @@ def _move_all(memory: ManagedMemory, examined: Examined, rows: list[Holders]) ->
     """Of each storage its new address and "", or 0 and why it stays."""
     others = others_run()
     keep_bytes = kept_bytes()
-    # A batch's references are counted anew in a walk through all objects, where others run.
+    # A batch's references are counted again in a walk through all objects, where others run.
     most = max(TRIM_BYTES, sum(row.nbytes for row in rows) // MOST_BATCHES) if others else TRIM_BYTES
     interpreter = _Interpreter(examined.slots) if others else None
     found: dict[int, tuple[int, str]] = {}

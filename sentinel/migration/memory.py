@@ -164,7 +164,7 @@ class ManagedMemory:
         fits in `nbytes[i]` and those bytes are free in fact; else it comes from malloc and is counted.
 
         `keys` (n, 2), no row twice; `offsets` (n,), multiples of GRANULE_BYTES; slots end within `extent_bytes`.
-        May be called again while tenants of an earlier table live. With `log`, events are recorded anew.
+        May be called again while tenants of an earlier table live. With `log`, events are recorded again.
         Raises UsageError for a table that breaks these rules.
         """
         self._require_installed()
@@ -193,7 +193,7 @@ class ManagedMemory:
         """Only these ranges (offset, nbytes) of the placement arena may be huge pages from now on: ascending, multiples
         of HUGE_PAGE_BYTES, within what the tables cover. Raises NativeError (EINVAL) for others.
 
-        Where it was otherwise before, pages that no tensor holds are dropped, so that they are born anew.
+        Where it was otherwise before, pages that no tensor holds are dropped, so that they are born again.
         """
         self._require_installed()
         rows = np.array(ranges, np.uint64).reshape(-1, 2)

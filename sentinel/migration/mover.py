@@ -144,7 +144,7 @@ class NativeMover:
         self._submitted = _U64.from_address(self._call["sn_mover_submitted"](self._handle))
         self._changes = _U64.from_address(self._call["sn_mover_changes"](self._handle))
         self._tiers, self._marks = tiers, ((0,) * tiers, 0)
-        self._marked_at = -1  # after so many changes of the accounts the high-water marks began anew, with `_marks`
+        self._marked_at = -1  # after so many changes of the accounts the high-water marks began again, with `_marks`
         self._rows = bytearray(_BATCH * _MOVED.size)
         self._rows_at = (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
         self._accounts = _Held()
@@ -234,7 +234,7 @@ class NativeMover:
         return found
 
     def held(self, *, restart: bool = False) -> Held:
-        """The accounts; `restart`: the high-water marks begin anew."""
+        """The accounts; `restart`: the high-water marks begin again."""
         result = self._held_call(self._open("sn_mover_held"), self._accounts_at, restart)
         if result:
             raise NativeError("sn_mover_held", -result)
@@ -242,7 +242,7 @@ class NativeMover:
         return Held(tuple(told[:MOST_TIERS]), tuple(told[MOST_TIERS : 2 * MOST_TIERS]), *told[2 * MOST_TIERS :])
 
     def restart_high_bytes(self) -> tuple[tuple[int, ...], int]:
-        """Most bytes that each tier held, and all slower ones together; these marks begin anew.
+        """Most bytes that each tier held, and all slower ones together; these marks begin again.
 
         Asked at each tick: where the accounts have not changed since the marks last began, it reads none.
         """

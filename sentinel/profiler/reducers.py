@@ -68,7 +68,7 @@ def buckets(model: DistributedDataParallel) -> list[torch.Tensor]:
 
 
 def to_be_rebuilt(model: DistributedDataParallel) -> bool:
-    """Whether its buckets will be made anew, by the order in which the first gradients come."""
+    """Whether its buckets will be made again, by the order in which the first gradients come."""
     try:
         _references(model)
         return bool(_function("sn_reducer_to_be_rebuilt", ctypes.c_int)(_address(model)))

@@ -20,7 +20,7 @@ before took none among them: two that train side by side take turns sooner."""
 class StepEnds:
     """Between `watch` and `leave`, `ended` is called after each training step, on the thread that trains: the first
     whose optimizer steps, until another one steps in its place. A training step is a period of optimizer steps
-    (step_period.py): what is not known yet, or is broken by an optimizer that steps out of turn, is found anew, and
+    (step_period.py): what is not known yet, or is broken by an optimizer that steps out of turn, is found again, and
     nothing is told meanwhile. Both may be called again."""
 
     def __init__(self, ended: Callable[[], object]) -> None:

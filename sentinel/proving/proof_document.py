@@ -27,7 +27,7 @@ class PredictionChanged(SentinelError):
 def written(proof: Proof, folder: ProofFolder, settings: dict[str, Any], partial: str) -> dict[str, Any]:
     """Make the object, write it and its page, and return it. `partial`: why it is not all; "" if it is.
 
-    Raises PredictionChanged where a prediction was written anew, or after a cell that it judges.
+    Raises PredictionChanged where a prediction was written again, or after a cell that it judges.
     """
     found = document(folder, settings, not_run=proof.not_run, put_back=proof.put_back, partial=partial)
     write_whole(folder.path / OBJECT, (json.dumps(found, indent=1) + "\n").encode())
@@ -103,7 +103,7 @@ def _require_unchanged(cell: dict[str, Any], prediction: dict[str, Any] | None) 
         return
     where = f"{cell['workload']}, {cell['placement']}"
     if prediction is None or prediction["digest"] != cell["prediction"]:
-        raise PredictionChanged(f"{where}: what was predicted was written anew after it ran; begin in another folder")
+        raise PredictionChanged(f"{where}: what was predicted was written again after it ran; begin in another folder")
     told = {name: value for name, value in prediction.items() if name != "digest"}
     if digest_of(told) != prediction["digest"]:
         raise PredictionChanged(f"{where}: what was predicted does not have its digest; begin in another folder")

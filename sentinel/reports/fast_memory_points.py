@@ -42,7 +42,7 @@ class FastMemoryPoints:
 
 
 class KnownPoints:
-    """The points that a session planned last: reports of the same profile, plan and machine need none anew."""
+    """The points that a session planned last: reports of the same profile, plan and machine need no new ones."""
 
     def __init__(self) -> None:
         self._of: tuple[Profile, Plan, Machine, int] | None = None

@@ -21,7 +21,7 @@ _METHOD = (
     "Nothing was applied: this host",
     "Optimizer state was born",
     "Page migrations were counted by the engine",
-    "Planned anew after",
+    "Planned again after",
     "The bound is loose",
     "The emulated link from",
     "The profiled step (",  # was replaced by a whole one

@@ -55,12 +55,12 @@ def load_report(path: str | os.PathLike[str]) -> SavedReport:
             f"{what[:60]}, and no report; write one with `sentinel run --report x.json` or `sentinel report`",
         )
     if value.get("version") != VERSION:
-        raise FormatError(path, "version", f"is not {VERSION}; draw the report anew with this Sentinel")
+        raise FormatError(path, "version", f"is not {VERSION}; draw the report again with this Sentinel")
     headline, frames = value.get("headline"), value.get("frames")
     if not isinstance(headline, dict) or not isinstance(frames, dict):
         raise FormatError(path, "headline", "is missing, as in reports of training data; give reports of sessions")
     for name, columns in frames.items():
         lists = isinstance(columns, dict) and all(isinstance(values, list) for values in columns.values())
         if not lists or len({len(values) for values in columns.values()}) > 1:
-            raise FormatError(path, f"frames.{name}"[:80], "is not a table; draw the report anew")
+            raise FormatError(path, f"frames.{name}"[:80], "is not a table; draw the report again")
     return SavedReport(Path(path).name, headline, frames)

@@ -80,7 +80,7 @@ def _known(epoch: Epoch) -> tuple[NDArray[np.int64], ...]:
 
 
 def _next(order: Order, epoch: Epoch) -> list[NDArray[np.int64]]:
-    """This rank's orders of the next epochs, where samples may be kept for them: other orders begin each epoch anew."""
+    """This rank's orders of the next epochs, where samples may be kept for them: others begin each epoch with none."""
     return [order.of_rank(permutation) for permutation in _known(epoch)] if order.kind == "exact" else []
 
 

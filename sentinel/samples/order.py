@@ -48,7 +48,7 @@ class Order:
     def of_rank(self, permutation: NDArray[np.int64], delivered: int = 0) -> NDArray[np.int64]:
         """(m,) the samples of this rank in torch's order. `permutation`: (n,) of all samples.
 
-        `delivered`: how many of the epoch all ranks together have delivered before; the rest is split anew, so a job
+        `delivered`: how many of the epoch all ranks together have delivered before; the rest is split again, so a job
         goes on with another number of ranks where it stopped. Raises UsageError for less than none.
         """
         if delivered < 0:

@@ -30,7 +30,7 @@ from sentinel.session.spent_gradient import WITHOUT, SpentGradient
 from sentinel.session.spent_guard import SpentGuard
 from sentinel.session.step_alone import changed_option, options_of, step_alone
 
-AGAIN = f"load what was saved of model and optimizer, or start anew, and {WITHOUT}"
+AGAIN = f"load what was saved of model and optimizer, or start again, and {WITHOUT}"
 
 
 class OverlappedOptimizer:
@@ -52,7 +52,7 @@ class OverlappedOptimizer:
         self._process = os.getpid()
         self._watched: GradientWatch | None = None
         self._ready: set[int] = set()  # ids of parameters that may take their updates in backward
-        self._group_of: dict[int, int] = {}  # of each parameter by id: a loaded state makes groups anew
+        self._group_of: dict[int, int] = {}  # of each parameter by id: a loaded state makes groups again
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._spent: dict[int, tuple[torch.Tensor, dict[str, Any]]] = {}  # in this step, with the options used
         self._stand_ins: dict[int, SpentGradient] = {}

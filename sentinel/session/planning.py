@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from sentinel import files
 from sentinel.core.attribution import attribute
@@ -20,16 +22,17 @@ from sentinel.core.units import Amount, format_bytes, parse_fast
 from sentinel.migration.rates import with_rates
 from sentinel.planner import bound, check_policies
 from sentinel.planner import footprint_bytes as footprint_of
-from sentinel.planner import plan as make_plan
+from sentinel.planner.plan_order import MadePlan, PlanOrder
 from sentinel.runtime import tell
 from sentinel.session.request import Request
 from sentinel.simulator import plain_layer_ns, simulate_lawful
 from sentinel.system.launched import launched
 from sentinel.system.node_share import NodeShare
+from sentinel.system.planning_process import PlanningLost, PlanningProcess
 from sentinel.system.progress import say, telling
 
 REFINE_GAIN = 0.98
-"""A plan made anew with executed layer times is applied if it is predicted to take at most this share of the present
+"""A plan made again with executed layer times is applied if it is predicted to take at most this share of the present
 one's step."""
 BOUND_SECONDS = 10.0
 """A report waits at most so long for the bound."""
@@ -48,6 +51,74 @@ class Dataflow:
     plan: Plan | None = None
     simulated: Run | None = None
     footprint_bytes: int = 0
+
+
+class PendingPlan:
+    """A plan that another process makes from `start` on. `then`: what becomes of it, here."""
+
+    def __init__(self, then: Callable[[MadePlan], Dataflow]) -> None:
+        self._then = then
+        self._process: PlanningProcess | None = None
+        self._flow: Dataflow | None = None
+        self.lost = False
+
+    @classmethod
+    def of(cls, flow: Dataflow) -> PendingPlan:
+        """One that is made already."""
+        pending = cls(lambda _: flow)
+        pending._flow = flow
+        return pending
+
+    def start(self, order: PlanOrder) -> None:
+        """Raises OSError where no process can be made."""
+        self._process = PlanningProcess(order)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether there is a process, and nobody has had its plan."""
+        return self._process is not None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether nothing is being made any more: `flow` has an answer."""
+        return self._process is None or self._process.has_ended
+
+    def flow(self) -> Dataflow | None:
+        """The dataflow with its plan; None as long as that is being made. Raises PlanError, once, if none can be;
+        `lost`: because the process is gone."""
+        process = self._process
+        if process is None:
+            return self._flow
+        try:
+            made = process.made()
+        except PlanError as error:
+            self._process, self.lost = None, isinstance(error, PlanningLost)
+            raise
+        if made is not None:
+            self._process, self._flow = None, self._then(made)
+        return self._flow
+
+    def cancel(self) -> None:
+        """Nobody wants it any more. May be called again."""
+        if self._process is not None:
+            self._process.cancel()
+            self._process = None
+
+
+class Refined(NamedTuple):
+    """`kept`: a dataflow with the plan that it has, and executed layer times; `pending`: another plan for these."""
+
+    kept: Dataflow
+    pending: PendingPlan
+
+    def is_better(self, flow: Dataflow) -> bool:
+        """Whether that plan, which is `flow`'s, is worth the change."""
+        assert self.kept.simulated is not None
+        assert self.kept.budget is not None
+        assert flow.simulated is not None
+        assert flow.budget is not None
+        faster = (flow.simulated.step_ns or 0) < REFINE_GAIN * (self.kept.simulated.step_ns or 0)
+        return faster or flow.budget.fast_bytes > self.kept.budget.fast_bytes
 
 
 class Planning:
@@ -75,6 +146,8 @@ class Planning:
         self._said: list[str] = []
         self._available_bytes = available_bytes
         self._shared = NodeShare(self._asked.nbytes) if self._asked is not None and self._asked.per_node else None
+        self.pending: list[PendingPlan] = []  # some may have been taken by now
+        self._lost_one = False  # a process that planned: no other one is relied upon
         self.spent_ns = 0
 
     def check_words(self) -> None:
@@ -115,14 +188,18 @@ class Planning:
     def planned(self, flow: Dataflow, beside: Iterable[Dataflow] = ()) -> Dataflow:
         """A plan for a profiled dataflow, within what fast memory this host has. `beside`: the others that are planned
         for, all of which have the budget of the largest."""
-        assert flow.profile is not None
-        began = time.perf_counter_ns()
-        footprint_bytes = footprint_of(flow.profile)
-        budget = self._budget(_largest(footprint_bytes, beside), known=not flow.profile.provisional)
-        plan = self._plan(flow.profile, self._machine, budget)
-        self.spent_ns += time.perf_counter_ns() - began
-        simulated = simulate_lawful(plan, flow.profile, self._machine, steps=2)
-        return Dataflow(flow.trace, flow.profile, self._machine, budget, plan, simulated, footprint_bytes)
+        wanted = self._wanted(flow, beside)
+        return self._with(wanted, self._made(self._order(wanted)))
+
+    def begin(self, flow: Dataflow, beside: Iterable[Dataflow] = ()) -> PendingPlan:
+        """The same, made in another process where this one has others beside it, which would wait for it."""
+        return self._begin(self._wanted(flow, beside))
+
+    def close(self) -> None:
+        """Nobody wants plans any more that are being made. May be called again."""
+        while self.pending:
+            self.pending[-1].cancel()
+            self.pending.pop()
 
     def saved(self, plan: Plan) -> Dataflow:
         """The dataflow of a saved plan, held to the budget that is asked for."""
@@ -133,7 +210,7 @@ class Planning:
                 raise UsageError(
                     f"the saved plan holds up to {format_bytes(plan.fast_peak_bytes)} of fast memory,"
                     f" fast={self._request.fast!r} allows {format_bytes(asked)}",
-                    "ask for more, or profile anew without plan=",
+                    "ask for more, or profile again without plan=",
                 )
             plan = replace(plan, capacity_bytes=(min(asked, plan.capacity_bytes[0]), *plan.capacity_bytes[1:]))
         if len(plan.tier_names) != len(self._machine.tiers):
@@ -164,29 +241,22 @@ class Planning:
         plan = files.with_origin(replace(plan, bound_step_ns=None), profile=profile, machine=machine)
         return replace(flow, profile=profile, plan=plan, simulated=simulate_lawful(plan, profile, machine, steps=2))
 
-    def refined(self, flow: Dataflow, executed: Run) -> tuple[Dataflow, bool]:
-        """The dataflow with the layer times of `executed`, and whether it has another plan now, a better one.
+    def refined(self, flow: Dataflow, executed: Run) -> Refined | None:
+        """The dataflow with the layer times of `executed`, and the plan that is made for these; None without any.
 
         Links that neither the user nor a calibration gave are as fast as its migrations were, for later plans too; so
         are emulated ones that this host cannot keep up with.
         """
-        began = time.perf_counter_ns()
         seen = flow
         if self._request.machine is None and flow.machine is not None:
             self._machine = with_rates(self._machine, executed)
             seen = replace(flow, machine=self._machine)
         kept = self.retimed(seen, executed)
-        if kept is seen or kept.profile is None or kept.machine is None or kept.simulated is None:
-            return flow, False
-        assert kept.budget is not None  # who has a plan has a budget
+        if kept is seen or kept.budget is None:
+            return None
         # by now the other processes of the node have told what they need, and may leave more
         budget = kept.budget if self._shared is None else self._budget(kept.footprint_bytes)
-        better = self._plan(kept.profile, kept.machine, budget)
-        simulated = simulate_lawful(better, kept.profile, kept.machine, steps=2)
-        faster = (simulated.step_ns or 0) < REFINE_GAIN * (kept.simulated.step_ns or 0)
-        self.spent_ns += time.perf_counter_ns() - began
-        switch = faster or budget.fast_bytes > kept.budget.fast_bytes
-        return (replace(kept, plan=better, simulated=simulated, budget=budget), True) if switch else (kept, False)
+        return Refined(kept, self._begin(replace(kept, budget=budget, plan=None, simulated=None)))
 
     def bounded(self, flow: Dataflow) -> tuple[Dataflow, str]:
         """The dataflow with the bound that no plan of it can pass, found once a plan; and why it is loose, or ""."""
@@ -198,15 +268,52 @@ class Planning:
             found = bound(profile, flow.budget.reach(machine), time_limit_s=BOUND_SECONDS, pins=pins)
         return replace(flow, plan=replace(plan, bound_step_ns=int(found.step_ns))), found.loose
 
-    def _plan(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
-        with telling(f"planning {len(profile.names)} tensors over {profile.n_layers} layers"):
-            plan = self._with_pins(profile, machine, budget)  # checked, with its uses
-        plan = files.with_origin(plan.told(provisional=profile.provisional), profile=profile, machine=machine)
-        tell(lambda each: each.plan_made(plan))
-        return plan
+    def _wanted(self, flow: Dataflow, beside: Iterable[Dataflow]) -> Dataflow:
+        """A profiled dataflow with all that its plan is made for."""
+        assert flow.profile is not None
+        footprint_bytes = footprint_of(flow.profile)
+        budget = self._budget(_largest(footprint_bytes, beside), known=not flow.profile.provisional)
+        return Dataflow(flow.trace, flow.profile, self._machine, budget, footprint_bytes=footprint_bytes)
 
-    def _with_pins(self, profile: Profile, machine: Machine, budget: Budget) -> Plan:
-        """A plan with those pins that can be kept. Others cost a sentence, never the plan: a job is training."""
+    def _begin(self, wanted: Dataflow) -> PendingPlan:
+        order = self._order(wanted)
+        self._lost_one = self._lost_one or any(each.lost for each in self.pending)
+        self.pending = [each for each in self.pending if each.awaited]
+        if launched().size > 1 and not self._lost_one:
+            pending = PendingPlan(partial(self._with, wanted))
+            self.pending.append(pending)
+            try:
+                pending.start(order)
+            except OSError:  # no process can be made: the others have to wait
+                self.pending.pop()
+            else:
+                return pending
+        return PendingPlan.of(self._with(wanted, self._made(order)))
+
+    def _made(self, order: PlanOrder) -> MadePlan:
+        began = time.perf_counter_ns()
+        with telling(f"planning {len(order.profile.names)} tensors over {order.profile.n_layers} layers"):
+            made = order.made()
+        self.spent_ns += time.perf_counter_ns() - began
+        return made
+
+    def _with(self, wanted: Dataflow, made: MadePlan) -> Dataflow:
+        """`wanted` with its plan, once that is made."""
+        assert wanted.profile is not None
+        assert wanted.machine is not None
+        for sentence in made.left_out:
+            self._note(sentence)
+        plan = made.plan.told(provisional=wanted.profile.provisional)
+        plan = files.with_origin(plan, profile=wanted.profile, machine=wanted.machine)
+        tell(lambda each: each.plan_made(plan))
+        return replace(wanted, plan=plan, simulated=made.simulated)
+
+    def _order(self, wanted: Dataflow) -> PlanOrder:
+        """With those pins that name something. Others cost a sentence, never the plan: a job is training."""
+        profile, machine, budget = wanted.profile, wanted.machine, wanted.budget
+        assert profile is not None
+        assert machine is not None
+        assert budget is not None
         now, saved = self._pins(), self._saved_pins
         pins = now.with_names(
             (name for name in saved.fast if name not in now.slow), (name for name in saved.slow if name not in now.fast)
@@ -215,18 +322,7 @@ class Planning:
             missing = "matches no parameter, buffer or optimizer state that can be placed"
             self._note(f"keep_fast or keep_slow: {pattern!r} {missing}")
         self._note(pins.overruled(profile))
-        refused: list[UsageError | PlanError] = []
-        for kept in filter(None, dict.fromkeys((pins, replace(pins, slow=()), Pins(slow=pins.slow)))):
-            try:
-                plan = make_plan(profile, machine, self._request.policy, budget=budget, pins=kept)
-                break
-            except (UsageError, PlanError) as error:
-                refused.append(error)
-        else:
-            kept, plan = Pins(), make_plan(profile, machine, self._request.policy, budget=budget)
-        for sentence in _left_out(pins, kept, refused):
-            self._note(sentence)
-        return plan
+        return PlanOrder(profile, machine, self._request.policy, budget, pins)
 
     def _note(self, sentence: str) -> None:
         """Said once, and in the report; nothing where there is nothing to say."""
@@ -291,14 +387,3 @@ def _taken_by_loaders(taken: int, whole: Budget) -> str:
 
 def _largest(footprint_bytes: int, beside: Iterable[Dataflow]) -> int:
     return max(footprint_bytes, *(flow.footprint_bytes for flow in beside), 0)
-
-
-def _left_out(pins: Pins, kept: Pins, refused: Iterable[UsageError | PlanError]) -> list[str]:
-    """Sentences on what of `pins` is not kept, and why."""
-    fast = kept.fast != pins.fast or kept.smallest_bytes != pins.smallest_bytes
-    lost = " or ".join(kind for kind, is_lost in (("fast", fast), ("slow", kept.slow != pins.slow)) if is_lost)
-    whys = (
-        error.what if isinstance(error, UsageError) else f"no plan keeps these tensors {lost} ({error})"
-        for error in refused
-    )
-    return [f"{why}; so nothing is kept {lost}" for why in dict.fromkeys(whys)]

@@ -66,7 +66,7 @@ class CheckingSavedPlan:
             return ApplyingPlans(context).start()
         budget = context.planning.keep_budget_of(self._plan)
         context.planning.keep_pins_of(self._plan)
-        context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled anew{budget}")
+        context.notes.append(f"the saved plan does not match this step ({why}); the step was profiled again{budget}")
         context.recorded = replace(context.flow, plan=None)
         context.applying.clear()
         context.follower.follow(LayerCycle(tuple(self._heard), tuple(self._boundaries)))  # the one to record

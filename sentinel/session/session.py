@@ -145,6 +145,7 @@ class Session:
             context.witnessing.end,
             context.applying.end,
             context.recording.close,
+            planning.close,
         )
         self._context, self._reporting = context, reporting
         self._wholly(self._begin, (given,))
@@ -313,7 +314,7 @@ class Session:
         """`call`, after which the session goes on; or the session ends, and what was raised goes on.
 
         Not `end_now`: with the next call, if it is no interrupt. `arguments` are one tuple, since each tick passes them
-        on twice: to collect them anew each time takes longer than both calls.
+        on twice: to collect them again each time takes longer than both calls.
         """
         before, self._busy = self._busy, True
         try:

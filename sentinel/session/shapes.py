@@ -28,6 +28,8 @@ NEW_SHARE = 0.1
 FALLBACK_SHARE = 0.4
 """A step is of a new shape, too, if more than 40 % of its bytes find no slot that is large enough. Below that, sizes
 that are never twice the same, such as those of sparse gradients, are one shape."""
+RETIME_STEPS = 16
+"""After 16 applied steps layer times are taken once more: three steps say little where other jobs use the host."""
 IN_VAIN = 20
 """At most 20 steps are recorded that turn out to be of a known shape."""
 
@@ -53,15 +55,16 @@ class Served:
 @dataclass(eq=False)
 class Bucket:
     """`number` is that of its table of slots. `served`: its own steps. `taken_over`: how often its plan
-    followed on another within a step. `homes`: (offset, bytes, tier) of what its plan has born where, once it is
-    served. `ranges(block)`: (address, nbytes) of a block's
-    pieces, once there was an `engine`; `executed` once that has ended.
+    followed on another within a step. `retimed_at`: after so many of its steps layer times are taken once more.
+    `homes`: (offset, bytes, tier) of what its plan has born where, once it is served. `ranges(block)`: (address,
+    nbytes) of a block's pieces, once there was an `engine`; `executed` once that has ended.
     """
 
     number: int
     flow: Dataflow
     served: Served = field(default_factory=Served)
     taken_over: int = 0
+    retimed_at: int = RETIME_STEPS
     homes: Homes = ()
     engine: Engine | None = None
     ranges: Callable[[int], list[tuple[int, int]]] | None = None

@@ -2,7 +2,8 @@
 
 In order: Profiling (profiling.py), WaitingForStep and RecordingStep (whole_step.py), ApplyingPlans (applying_plans.py),
 Over. With a saved plan CheckingSavedPlan (saved_plan.py) comes first. ApplyingPlans leads to RecordingStep where steps
-of a new shape come again, and to WaitingForStep where the job goes through another cycle of layers.
+of a new shape come again, and to WaitingForStep where the job goes through another cycle of layers; in a job of several
+processes WaitingForPlan follows then.
 """
 
 from __future__ import annotations

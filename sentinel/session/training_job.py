@@ -106,7 +106,7 @@ class TrainingJob:
         return bool(self._optimizer_state() - self._state_names)
 
     def buckets_are_to_be_rebuilt(self) -> bool:
-        """Whether a later step makes buckets anew that DistributedDataParallel reduces gradients in."""
+        """Whether a later step makes buckets again that DistributedDataParallel reduces gradients in."""
         return any(map(reducers.to_be_rebuilt, self._reducing()))
 
     def buckets_were_rebuilt(self) -> bool:

@@ -31,7 +31,7 @@ _RECORD_BYTES = 128
 _LOOKS = 100
 """In a second, for a lock that another process has."""
 _TRIES = 16
-"""A file that was removed as it was opened is opened anew, 16 times at most."""
+"""A file that was removed as it was opened is opened again, 16 times at most."""
 
 
 class _Record(NamedTuple):
@@ -44,7 +44,7 @@ class _Record(NamedTuple):
 
 class NodeShare:
     """`nbytes`: what this process may use now, at first at most an equal part. `alone`: why nothing is known of other
-    processes; then it stays at that part. A process that makes another one for the same job begins anew."""
+    processes; then it stays at that part. A process that makes another one for the same job begins again."""
 
     def __init__(self, total_bytes: int, who: Launched | None = None, folder: str = FOLDER) -> None:
         self.total_bytes, self.who = total_bytes, launched() if who is None else who

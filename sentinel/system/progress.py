@@ -59,7 +59,7 @@ def _shown_by(handler: Any) -> bool:
 
 
 def _print(sentence: str) -> None:
-    """On a line of its own: a progress bar that stands there is drawn anew below it. Where stderr takes nothing,
+    """On a line of its own: a progress bar that stands there is drawn again below it. Where stderr takes nothing,
     nothing is said."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # full, closed, None, within a write
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""

@@ -75,7 +75,7 @@ def topology(
 
 
 def reordered(host: Topology, measured: Latencies) -> Topology:
-    """`host` with its nodes ordered anew, now that a calibration has found these latencies."""
+    """`host` with its nodes ordered again, now that a calibration has found these latencies."""
     usable = tuple(node for node in host.nodes if node.total_bytes and node.number not in host.forbidden)
     fast = host.node(host.fast)
     if fast is None or fast not in usable:

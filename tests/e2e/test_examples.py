@@ -115,3 +115,24 @@ def test_two_stock_runs_are_identical(tmp_path: Path) -> None:
     example = next(path for path in EXAMPLES if "dlrm" in path.name)
     again, _ = train(tmp_path, example, slow="stock")[example.stem]
     assert differing(stock_of(example), again) == []
+
+
+def test_a_cap_changes_no_bit(folder: Path, tmp_path: Path) -> None:
+    def told(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "11_memory_cap.py"), "--steps", "5", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout.splitlines()
+
+    page = tmp_path / "report.json"
+    plain = told("--stock")
+    capped = told("--cap", "900MiB", "--slow", f"file:{folder}", "--report", str(page))
+    assert len(plain) == 6
+    assert capped[:6] == plain
+    assert json.loads(page.read_text())["setup"]["storage"]["written_bytes"] > 0

@@ -59,7 +59,7 @@ def test_a_proof_is_interrupted_gone_on_with_and_sent_back(tmp_path: Path) -> No
     assert found["not_run"] == {}
     assert digests
     for name, digest in digests.items():
-        assert found["predictions"][name]["digest"] == digest  # not made anew
+        assert found["predictions"][name]["digest"] == digest  # not made again
     ran = {(cell["workload"], cell["placement"]): cell for cell in found["cells"]}
     for workload in ("small_perceptron", "small_convolution"):
         stock = ran[workload, "stock"]

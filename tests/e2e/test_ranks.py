@@ -95,7 +95,7 @@ def test_ranks_of_unlike_need_share_the_budget_of_their_node(tmp_path: Path) -> 
     """Rank 0 has eight times the rows of rank 1: at first each may have half, then rank 0 has what rank 1 leaves."""
     budget = 12 * MIB
     words = (*SENTINEL, "--fast", f"{budget}/node", "--report", "r.json", str(PROGRAM), "ddp", "256+")
-    done = launched(2, *words, cwd=tmp_path)
+    done = launched(2, *words, cwd=tmp_path, AWAIT_PLANS="1")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == stock(2, "ddp", "256+")
     first, second = (report["headline"] for report in reports(tmp_path, 2))
@@ -110,7 +110,7 @@ def test_four_ranks_hold_no_more_than_the_budget_of_their_node(tmp_path: Path) -
     """Rank 0 has eight times the rows of each other. Their peaks add up to more than they ever held at once."""
     budget = 20 * MIB
     words = (*SENTINEL, "--fast", f"{budget}/node", "--report", "r.json", str(PROGRAM), "ddp", "256+")
-    done = launched(4, *words, cwd=tmp_path)
+    done = launched(4, *words, cwd=tmp_path, AWAIT_PLANS="1")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == stock(4, "ddp", "256+")
     headlines = [report["headline"] for report in reports(tmp_path, 4)]
@@ -136,6 +136,37 @@ def test_a_rank_that_plans_for_long_costs_time_and_nothing_else(tmp_path: Path) 
     again = [sys.executable, "-m", "sentinel", "report", "r.rank0.json", "r.rank1.json", "-o", "again.html"]
     subprocess.run(again, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=600)
     assert (tmp_path / "again.html").read_text() == page
+
+
+WAITS = """
+import os, sys, time
+if any("planning_process" in word for word in sys.orig_argv) and os.environ.get("RANK") == "1":
+    until = time.monotonic() + 300
+    while not os.path.exists(os.environ["WAIT_FOR"]) and time.monotonic() < until:
+        time.sleep(0.05)
+"""
+"""Each Python that starts runs it as its `sitecustomize`."""
+
+
+def test_ranks_go_on_with_their_plans_while_one_plans_again(tmp_path: Path) -> None:
+    """Rank 1 has its new plan only after rank 0 has trained 10 steps: if any rank waited for that, none would end."""
+    program, budget = PROGRAM.with_name("ranks_go_on.py"), 6 * MIB
+    (tmp_path / "sitecustomize.py").write_text(WAITS)
+    own = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "WAIT_FOR": str(tmp_path / "gate")}
+    words = (*SENTINEL, "--fast", f"{budget}/node", "--report", "r.json", str(program))
+    done = launched(2, *words, cwd=tmp_path, **own)
+    assert done.returncode == 0, done.stderr
+    said = [line.split() for line in done.stdout.splitlines()]
+    of_first = [int(plans) for rank, _, _, plans in said if rank == "0"]
+    assert of_first.count(1) > 10
+    assert of_first[-1] == 2
+    expected = launched(2, str(program), cwd=ROOT)
+    assert expected.returncode == 0, expected.stderr
+    stock_losses = {tuple(line.split()[:3]) for line in expected.stdout.splitlines()}
+    assert {tuple(row[:3]) for row in said} <= stock_losses
+    first, second = (report["headline"] for report in reports(tmp_path, 2))
+    assert first["fast_capacity_bytes"] > budget / 2
+    assert first["fast_peak_bytes"] + second["fast_peak_bytes"] <= budget
 
 
 def test_a_rank_that_is_killed_leaves_the_report_of_the_other_and_a_row_that_says_so(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_wrong_words_are_refused_before_the_script_begins(
     tmp_path: Path, words: list[str], code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a forked process: one that starts anew imports torch for two seconds before it reads them."""
+    """In a forked process: one that starts again imports torch for two seconds before it reads them."""
     importlib.import_module("torch")
     path = str(script(tmp_path, "print('begun')"))
     if (child := os.fork()) == 0:

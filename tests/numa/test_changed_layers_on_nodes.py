@@ -1,4 +1,4 @@
-"""A job that unfreezes a part of its model, on two real nodes: profiled anew, and never beyond the budget."""
+"""A job that unfreezes a part of its model, on two real nodes: profiled again, and never beyond the budget."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 def by_workers() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two workers, forked anew for each epoch of two batches."""
+    """Two workers, forked again for each epoch of two batches."""
     loader = torch.utils.data.DataLoader(Samples(), batch_size=32, num_workers=2)
     while True:
         yield from loader

@@ -1,4 +1,4 @@
-"""A plan that is made anew takes over on two real nodes: nothing comes home first, and all that held before holds."""
+"""A plan that is made again takes over on two real nodes: nothing comes home first, and all that held before holds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch
 import torch  # noqa: E402
 
 import sentinel  # noqa: E402
-from sentinel.core.budget import Budget  # noqa: E402
 from sentinel.core.machine import Machine  # noqa: E402
 from sentinel.core.plan import Plan  # noqa: E402
-from sentinel.core.profile import Profile  # noqa: E402
 from sentinel.executed.audit import Audit  # noqa: E402
+from sentinel.planner.plan_order import MadePlan  # noqa: E402
 from sentinel.session import planning  # noqa: E402
 from sentinel.session.applying_plans import REFINE_STEPS  # noqa: E402
-from sentinel.session.planning import Planning  # noqa: E402
+from sentinel.session.planning import Dataflow, Planning  # noqa: E402
 from tests.numa.punctual import punctual  # noqa: E402
 from tests.numa.training import Net, in_process  # noqa: E402
 from tests.training import Trained, assert_same, train  # noqa: E402
@@ -73,14 +72,16 @@ def _trained(*, ours: bool) -> Trained:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans made, of which the second is by another policy, and applied whatever is predicted."""
     plans: list[Plan] = []
-    plan = Planning._plan
+    take = Planning._with
 
-    def by_another_policy(self: Planning, profile: Profile, machine: Machine, budget: Budget) -> Plan:
-        plans.append(plan(self, profile, machine, budget))
+    def by_another_policy(self: Planning, wanted: Dataflow, made: MadePlan) -> Dataflow:
+        flow = take(self, wanted, made)
+        assert flow.plan is not None
+        plans.append(flow.plan)
         self._request = replace(self._request, policy="sentinel")
-        return plans[-1]
+        return flow
 
-    monkeypatch.setattr(Planning, "_plan", by_another_policy)
+    monkeypatch.setattr(Planning, "_with", by_another_policy)
     monkeypatch.setattr(planning, "REFINE_GAIN", float("inf"))
     return plans
 

@@ -24,7 +24,7 @@ def dataloader_workers() -> Job:
     def step(i: int) -> float:
         total = 0.0
         loader = DataLoader(data, batch_size=48, num_workers=2, multiprocessing_context="fork")
-        for inputs, labels in loader:  # forks anew every step
+        for inputs, labels in loader:  # forks again every step
             loss = F.cross_entropy(model(inputs), labels)
             opt.zero_grad()
             loss.backward()
@@ -52,7 +52,7 @@ def numpy_alias() -> Job:
 
 
 def deepcopies() -> Job:
-    """An exponential moving average kept as a deep copy, made anew in the middle."""
+    """An exponential moving average kept as a deep copy, made again in the middle."""
     model = mlp(depth=3)
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
     seen: list[Any] = []

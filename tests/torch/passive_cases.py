@@ -93,7 +93,7 @@ def read_by_a_thread() -> dict:
 
 
 def workers_fork() -> dict:
-    """Two workers, forked anew for each of five batches, read a data set that lives in frames."""
+    """Two workers, forked again for each of five batches, read a data set that lives in frames."""
     model, inputs, target = mlp()
     data = TensorDataset(inputs.flatten(0, 1))
 

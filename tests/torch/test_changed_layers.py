@@ -209,15 +209,15 @@ def test_a_new_plan_that_cannot_take_over_leaves_the_present_one(monkeypatch: py
 def test_other_layers_that_get_no_plan_leave_the_one_before_and_are_not_said_to_be_cut_short(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = Planning.planned
+    begin = Planning.begin
 
     def refuse(*asked: Any) -> Any:
         if failing == "applying" or len(asked) == 2:  # of a new cycle: none is planned for beside it
             raise PlanError("nothing fits")
-        return planned(*asked)
+        return begin(*asked)
 
     if failing == "planning":
-        monkeypatch.setattr(Planning, "planned", refuse)
+        monkeypatch.setattr(Planning, "begin", refuse)
     else:
         monkeypatch.setattr(Applying, "supersede", refuse)
     session = trained([(HERE,)] * 6 + [((0, 2, 3),)] * (ROUNDS + 6) + [(HERE,)] * 4)

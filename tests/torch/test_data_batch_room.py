@@ -205,7 +205,7 @@ def test_a_dataset_of_another_length_is_named(workers: int) -> None:
     loader = sentinel.data.loader(dataset, batch_size=8, memory="1MiB", workers=workers)
     assert sorted(number for batch in loader for number in batch.tolist()) == list(range(40))
     dataset.n = 41
-    said = "Dataset Changing: length: 41 now, 40 when the loader was made: make the loader anew"
+    said = "Dataset Changing: length: 41 now, 40 when the loader was made: make the loader again"
     with pytest.raises(FormatError) as raised:
         iter(loader)
     assert str(raised.value) == said

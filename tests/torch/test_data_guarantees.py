@@ -1,4 +1,4 @@
-"""What a job leaves that is interrupted, and what one delivers that torchrun starts anew."""
+"""What a job leaves that is interrupted, and what one delivers that torchrun starts again."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_an_index_takes_the_place_of_no_source(folder: Path) -> None:
         with pytest.raises(UsageError, match="is a file of the data set"):
             sentinel.data.index(path, place)
     assert path.read_bytes() == before
-    for _ in range(2):  # one that is there is made anew
+    for _ in range(2):  # one that is there is made again
         assert sentinel.data.index(path, folder / "index") == folder / "index"
 
 

@@ -386,6 +386,19 @@ def test_storages_are_born_used_and_freed() -> None:
     assert spans == [2048, 2048, 2048, 4]
 
 
+@pytest.mark.parametrize(("kind", "extra"), [(torch.float32, 0), (torch.bfloat16, 1)])
+def test_a_mean_is_a_sum_that_is_divided_in_place(kind: torch.dtype, extra: int) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), FakeRecorder() as recorder:
+        a = torch.empty(64, 16, 4, 4, dtype=kind)
+        recorder.recording = True
+        b = a.mean((-1, -2), keepdim=True)
+    assert (b.shape, b.dtype) == ((64, 16, 1, 1), kind)
+    _, log = recorder.logs()
+    assert [log.ops[row["op"]] for row in log.events[log.events["kind"] == 4]][extra : extra + 2] == ["sum", "div_"]
+    spans = log.events["span"][log.events["kind"] != 4].tolist()
+    assert spans[2 * extra : 2 * extra + 4] == [64 << 10, 4096, 4096, 4096]
+
+
 def test_times_are_the_larger_of_operations_and_bytes() -> None:
     made = estimated(mlp, "mlp")
     fast = make_machine(fast_bw=100 * GB).fast

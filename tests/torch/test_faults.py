@@ -51,7 +51,7 @@ def in_process() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def by_workers() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two workers, forked anew every epoch, that is every second step."""
+    """Two workers, forked again every epoch, that is every second step."""
     rows = [batch(i) for i in range(2)]
     data = TensorDataset(torch.cat([x for x, _ in rows]), torch.cat([y for _, y in rows]))
     loader = DataLoader(data, batch_size=64, num_workers=2, multiprocessing_context="fork")

@@ -194,7 +194,7 @@ def test_a_saved_plan_keeps_them(tmp_path: Path) -> None:
     loaded = sentinel.load(tmp_path / "plan.json")
     assert pins_of(loaded.details) == pins_of(plan.details)
     other = Job()
-    other.model.append(nn.Linear(WIDTH, WIDTH))  # it fits no more, and is made anew with the same pins
+    other.model.append(nn.Linear(WIDTH, WIDTH))  # it fits no more, and is made again with the same pins
     other.optimizer = torch.optim.AdamW(other.model.parameters())
     other.step()
     with sentinel.annotate(other.model, other.optimizer):

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel  # noqa: E402
 from sentinel.core.run import Run  # noqa: E402
 from sentinel.session import current, planning  # noqa: E402
-from sentinel.session.applying_plans import REFINE_STEPS, RETIME_STEPS  # noqa: E402
+from sentinel.session.applying_plans import REFINE_STEPS  # noqa: E402
+from sentinel.session.shapes import RETIME_STEPS  # noqa: E402
 from sentinel.simulator import simulate  # noqa: E402
 from tests.torch.bit_identity_cases import job  # noqa: E402
 

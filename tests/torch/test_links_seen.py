@@ -1,4 +1,4 @@
-"""A plan made anew takes links to be as fast as its migrations were, unless the user or a calibration said how fast."""
+"""A plan made again takes links to be as fast as migrations were, unless the user or a calibration said how fast."""
 
 from __future__ import annotations
 
@@ -56,8 +56,16 @@ def _layers(profile: Profile, step: int) -> np.ndarray:
 def refined(machine: Machine, request: Request, rate: int) -> tuple[Dataflow, Dataflow, bool]:
     planning = Planning(request, machine, machine.fast.capacity_bytes)
     flow = planning.planned(Dataflow(profile=TURNS))
-    better, switched = planning.refined(flow, executed(flow, rate))
-    return flow, better, switched
+    return flow, *refined_by(planning, flow, executed(flow, rate))
+
+
+def refined_by(planning: Planning, flow: Dataflow, run: Run) -> tuple[Dataflow, bool]:
+    """The dataflow by what was executed, and whether it has another plan."""
+    found = planning.refined(flow, run)
+    assert found is not None
+    other = found.pending.flow()
+    assert other is not None
+    return (other, True) if found.is_better(other) else (found.kept, False)
 
 
 def rates(flow: Dataflow) -> set[int]:
@@ -102,7 +110,7 @@ def test_a_step_that_cannot_be_planned_leaves_the_budget_of_the_others(monkeypat
         raise PlanError("no plan")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sentinel.session.planning.make_plan", refuse)
+        patch.setattr("sentinel.planner.plan_order.plan", refuse)
         with pytest.raises(PlanError, match="no plan"):
             planning.planned(Dataflow(profile=small))
     assert not planning.outdated(flow, [flow])
@@ -128,13 +136,13 @@ def test_a_budget_is_of_what_is_available_and_the_machine_stays_as_it_is() -> No
 
 
 def test_an_emulated_link_that_this_host_cannot_keep_up_with_stays_as_it_was_asked_for() -> None:
-    """A busy host would have every session plan anew."""
+    """A busy host would have every session plan again."""
     machine = replace(NODE, tiers=(NODE.fast, replace(NODE.tiers[1], kind="emulated", node=None)))
     planning = Planning(Request(fast=8 * MIB), machine, machine.fast.capacity_bytes)
     flow = planning.planned(Dataflow(profile=TURNS))
     run = replace(executed(flow, GB // 10), emulated=True)
     assert len(short_of(machine, run)) == 2
-    assert rates(planning.refined(flow, run)[0]) == rates(flow)
+    assert rates(refined_by(planning, flow, run)[0]) == rates(flow)
 
 
 def test_without_an_amount_the_processes_of_a_node_have_equal_parts_of_what_it_has(

@@ -110,7 +110,7 @@ def test_no_forked_child_hangs_while_threads_allocate() -> None:
 
 @pytest.mark.parametrize("fork_in", [0, 1, 2, 7])
 def test_a_child_that_trains_on_and_exits_tells_nothing(fork_in: int) -> None:
-    """Forked in the recorded step, before the round that is recorded anew, within it, and where a plan is applied."""
+    """Forked in the recorded step, before the round that is recorded again, within it, and where a plan is applied."""
     out = run(
         f"""
         import sentinel

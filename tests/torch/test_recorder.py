@@ -435,7 +435,7 @@ def test_within_a_backward_of_ones_own_the_line_is_known_until_another_backward_
 
     found = LinesOfBackward(run).of
     assert {("exp", 1), ("mul", 2), ("mul", 0)} <= found
-    assert {line for op, line in found if op == "mm"} == {1, 0}, "computed anew, and the gradients of that"
+    assert {line for op, line in found if op == "mm"} == {1, 0}, "computed again, and the gradients of that"
 
 
 def test_whoever_records_leaves_gradients_as_they_are_given():

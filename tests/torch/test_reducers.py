@@ -76,7 +76,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_all_that_a_reducer_holds_moves_and_trains_on_to_the_same_bits(
     kind: str, before: int, memory: ManagedMemory
 ) -> None:
-    """Before the first step, before buckets are made anew, and after that."""
+    """Before the first step, before buckets are made again, and after that."""
     expected = Job(**OPTIONS[kind])
     expected.train(before)
     wanted = expected.train(4)

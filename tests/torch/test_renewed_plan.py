@@ -37,7 +37,7 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
         return made[-1]
 
     monkeypatch.setattr(applying, "Engine", making)
-    monkeypatch.setattr(planning.Planning, "refined", lambda self, flow, executed: (flow, True))  # whatever was found
+    monkeypatch.setattr(planning.Refined, "is_better", lambda self, flow: True)  # whatever was found
     losses = []
     with sentinel.annotate(work.models, work.optimizers):
         for i in range(STEPS):
@@ -58,4 +58,4 @@ def test_a_plan_that_cannot_take_over_leaves_the_present_one_serving(
     assert after > (REFINE_STEPS if fails else 0)
     notes = " / ".join(session.notes)
     assert ("keeps its plan: sn_mover_create" in notes) == fails
-    assert ("planned anew after" in notes) == (not fails)
+    assert ("planned again after" in notes) == (not fails)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 
 import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
+from sentinel.planner.plan_order import PlanOrder  # noqa: E402
 from sentinel.session import Overrides, current, planning, set_overrides  # noqa: E402
 from sentinel.session import session as session_module  # noqa: E402
 from sentinel.system import numa, probes, progress  # noqa: E402
@@ -148,8 +149,7 @@ def test_planning_and_the_bound_say_that_they_go_on(
 
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(progress, "say", heard)
-    planned = once_it_was_said("planning ", planning.Planning._with_pins)
-    monkeypatch.setattr(planning.Planning, "_with_pins", planned)
+    monkeypatch.setattr(PlanOrder, "made", once_it_was_said("planning ", PlanOrder.made))
     monkeypatch.setattr(planning, "bound", once_it_was_said("looking for the bound", planning.bound))
     work = job()
     with sentinel.annotate(work.models, work.optimizers):

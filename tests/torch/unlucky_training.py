@@ -136,7 +136,7 @@ def with_a_name(folder: str, unlucky: Unlucky) -> None:
 
 
 def interrupted(folder: str, unlucky: Unlucky) -> None:
-    """Ctrl-C as it writes; then it trains anew."""
+    """Ctrl-C as it writes; then it trains again."""
     expected = train(5)
     begin(folder)  # what is opened once in a process is open
     sentinel.stop()

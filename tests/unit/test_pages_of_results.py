@@ -119,7 +119,7 @@ def test_the_readme_says_how_far_estimates_are_off() -> None:
     assert f"the peak at most {100 * peak:.1f} %, the bytes" in README
     assert len(errors) == 3
     assert "measured, three examples, whose kernels have rules" in README
-    assert f"the bytes of a layer at most {100 * layer:.1f} %;" in README
+    assert f"the bytes of any layer at most {100 * layer:.1f} % |" in README
 
 
 def test_runs_of_other_policies_of_one_cell_are_one_cell() -> None:
@@ -217,17 +217,21 @@ def test_only_what_is_made_from_results_is_said_to_be() -> None:
     assert set(re.findall("<!-- .*: made by .* -->", page)) == made
 
 
-def test_reads_are_as_the_page_says_and_their_goals_are_missed_where_it_says_so() -> None:
-    """Exact order reads 3.2 times less than redirect at 1,281,152 samples; three ranks read a chunk 0.89 times in the
-    mean of the epochs after the first, and miss their goal of 0.9 in the third."""
+def test_reads_are_as_the_page_says() -> None:
+    """Exact order reads 3.2 times less than redirect at 1,281,152 samples; three ranks with peers keep their goal."""
     large = {one["order"]: one["reads"][-1] for one in told("data-orders.json")["results"]["large"]}
     assert large["redirect"] / large["exact"] >= 3.2
-    page = (DOCS / "data.md").read_text()
+    page = " ".join((DOCS / "data.md").read_text().split())
     assert f"{large['redirect']:.2f} over {large['exact']:.2f}" in page
-    runs = told("three-ranks.json")["results"]["peers"]
-    assert all(fmean(epoch["reads_per_chunk"] for epoch in run["epochs"][1:]) <= 0.9 for run in runs)
-    assert all(run["epochs"][2]["reads_per_chunk"] > 0.9 for run in runs)
-    assert "0.91 times in the third epoch: the goal of 0.9 is missed" in " ".join(page.split())
+    ranks = told("three-ranks.json")["results"]
+    peers, apart = (
+        [[epoch["reads_per_chunk"] for epoch in run["epochs"]] for run in ranks[name]] for name in ("peers", "apart")
+    )
+    third, mean = max(reads[2] for reads in peers), max(fmean(reads[1:]) for reads in peers)
+    assert third <= 0.9
+    assert f"{third:.2f} times in the third epoch, and {mean:.2f} times in the mean from the second epoch on" in page
+    later = [each for reads in apart for each in reads[1:]]
+    assert f"Apart it is {min(later):.1f} to {max(later):.1f} times" in page
 
 
 def test_the_readme_says_what_it_costs_to_begin() -> None:

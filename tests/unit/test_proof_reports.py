@@ -198,7 +198,7 @@ def test_of_a_path_below_the_home_directory_nothing_is_told(tmp_path: Path, monk
 
 
 def test_a_prediction_that_was_written_anew_is_refused(tmp_path: Path) -> None:
-    with in_folder(tmp_path, cell_prediction="another") as folder, pytest.raises(PredictionChanged, match="anew"):
+    with in_folder(tmp_path, cell_prediction="another") as folder, pytest.raises(PredictionChanged, match="again"):
         document(folder, SETTINGS, not_run={}, put_back=[], partial="")
 
 

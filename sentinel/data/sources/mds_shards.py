@@ -98,7 +98,7 @@ class MdsShards:
                 sample[name] = _decoded(encoding, bytes(view[at : at + nbytes]))
                 at += nbytes
         except _OF_DAMAGE as error:
-            raise FormatError(path, "mds", f"has a damaged sample ({str(error)[:80]}); copy the shard anew") from error
+            raise FormatError(path, "mds", f"has a damaged sample ({str(error)[:80]}); copy the shard again") from error
         return sample
 
 
@@ -125,7 +125,7 @@ class PackedMdsShards(MdsShards):
                 data = memoryview(_codec(shard.compression).decompress(packed, shard.raw_nbytes))
         except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
             said = str(error)[:80] or type(error).__name__
-            raise FormatError(path, "mds", f"cannot be unpacked ({said}); copy it anew") from error
+            raise FormatError(path, "mds", f"cannot be unpacked ({said}); copy it again") from error
         return data, _ends(path, data, shard, len(data))
 
 
@@ -150,7 +150,7 @@ def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
         columns: list[tuple[str, str, int | None]] | None = None
         for shard in told["shards"]:
             if shard["format"] != "mds":
-                raise FormatError(path, "index", f"tells of {shard['format']!r} shards; write them anew by MDSWriter")
+                raise FormatError(path, "index", f"tells of {shard['format']!r} shards; write them again by MDSWriter")
             names = shard["column_names"], shard["column_encodings"], shard["column_sizes"]
             own = list(zip(*names, strict=True))
             if columns is not None and own != columns:
@@ -161,13 +161,13 @@ def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(path, "index", f"is not an index of MDS shards ({str(error)[:80]}); copy it anew") from error
+        raise FormatError(path, "index", f"is not an index of MDS shards ({str(error)[:80]}); copy it again") from error
     if not columns:
         raise FormatError(path, "index", "tells of no shards; check that the writer was closed")
     for name, encoding, _ in columns:
         if encoding == "pkl":
             what = f"column {name!r} is pickled, and reading a pickle can run any program"
-            raise FormatError(path, "index", f"{what}; write it anew as json, ndarray or bytes")
+            raise FormatError(path, "index", f"{what}; write it again as json, ndarray or bytes")
         if encoding.partition(":")[0] not in _ENCODINGS:
             raise FormatError(path, "index", f"column {name!r} is encoded as {encoding!r}, which is not read")
     packed = any(shard.compression for shard in shards.values())
@@ -196,11 +196,11 @@ def _ends(path: str, data: Buffer, shard: _Shard, nbytes: int) -> NDArray[np.int
     samples, head = shard.samples, 4 + 4 * (shard.samples + 1)
     if len(data) < head or nbytes != shard.raw_nbytes:
         what = f"has {nbytes} bytes, the index says {shard.raw_nbytes}"
-        raise FormatError(path, "mds", f"{what}: it was cut short; copy it anew")
+        raise FormatError(path, "mds", f"{what}: it was cut short; copy it again")
     numbers = np.frombuffer(data, _U32, samples + 2).astype(np.int64)
     ends = numbers[1:]
     if numbers[0] != samples or ends[0] < head or ends[-1] != nbytes or (np.diff(ends) < 1).any():
-        raise FormatError(path, "mds", "does not say where its samples lie; copy it anew")
+        raise FormatError(path, "mds", "does not say where its samples lie; copy it again")
     return ends
 
 

@@ -90,7 +90,7 @@ class ParquetRows:
             batch.validate(full=True)
             return {name: _value(column[0]) for name, column in zip(self._schema.names, batch.columns, strict=True)}
         except (pa.ArrowException, IndexError, EOFError, OSError) as error:
-            raise FormatError(path, "parquet", f"a row is damaged ({str(error)[:80]}); index it anew") from error
+            raise FormatError(path, "parquet", f"a row is damaged ({str(error)[:80]}); index it again") from error
 
     def _schema_in(self, file: OpenedFile, nbytes: int) -> Any:
         """The columns of a file, dictionaries as the values that they stand for. Its footer is kept with it."""
@@ -101,7 +101,8 @@ class ParquetRows:
             file.kept = pq.read_metadata(Stream(file, nbytes))
             found = file.kept.schema.to_arrow_schema().remove_metadata()
         except (pa.ArrowException, ValueError) as error:
-            raise FormatError(file.path, "parquet", f"has no sound footer ({str(error)[:80]}); copy it anew") from error
+            what = f"has no sound footer ({str(error)[:80]}); copy it again"
+            raise FormatError(file.path, "parquet", what) from error
         for name in self._columns or ():
             if name not in found.names:
                 near = difflib.get_close_matches(name, found.names, 1) or found.names[:8]
@@ -146,7 +147,7 @@ class ParquetRows:
             return made
         except (pa.ArrowException, OSError, ValueError) as error:
             what = f"row group {group} cannot be decoded ({str(error)[:80]})"
-            raise FormatError(file.path, "parquet", f"{what}; copy the file anew") from error
+            raise FormatError(file.path, "parquet", f"{what}; copy the file again") from error
 
 
 def _pyarrow() -> Any:

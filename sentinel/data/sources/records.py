@@ -54,7 +54,7 @@ class Rows:
                 file.path,
                 table.field,
                 f"has {table.end} bytes, its header says {table.begin + table.shape[0] * row}: it is cut short;"
-                " copy it anew",
+                " copy it again",
             )
         return _ranges(table.begin, table.shape[0], row)
 
@@ -99,7 +99,7 @@ class Records:
     def decode(self, data: Buffer, path: str) -> NDArray[Any]:
         """One record."""
         if len(data) != self._nbytes:
-            raise FormatError(path, "records", f"a record has {len(data)} bytes, not {self._nbytes}; index it anew")
+            raise FormatError(path, "records", f"a record has {len(data)} bytes, not {self._nbytes}; index it again")
         return np.frombuffer(bytearray(data), self._dtype).reshape(self._shape)
 
 
@@ -134,7 +134,7 @@ def _of_npy(file: SourceFile) -> _Table:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     except (ValueError, EOFError) as error:
-        raise FormatError(path, "npy", f"has no sound header ({str(error)[:80]}); save it anew") from error
+        raise FormatError(path, "npy", f"has no sound header ({str(error)[:80]}); save it again") from error
     if dtype.hasobject:
         raise FormatError(path, "npy", "holds pickled objects, which are never loaded; save an array of numbers")
     if not shape or (fortran and len(shape) > 1):
@@ -149,7 +149,7 @@ def _of_safetensors(file: SourceFile, tensor: str | None) -> _Table:
         source = opened(path)
         length = int.from_bytes(source.read(0, 8), "little")
         if not 2 <= length <= min(_MOST_HEADER, file.nbytes - 8):
-            raise FormatError(path, "safetensors", "has no sound header; save it anew")
+            raise FormatError(path, "safetensors", "has no sound header; save it again")
         header = json.loads(source.read(8, length))
         tables = {name: told for name, told in header.items() if name != "__metadata__"}
         name = tensor if tensor is not None or len(tables) != 1 else next(iter(tables))
@@ -164,12 +164,12 @@ def _of_safetensors(file: SourceFile, tensor: str | None) -> _Table:
     except OSError as error:
         raise cannot_be_read(path, "file", error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(path, "safetensors", f"has no sound header ({str(error)[:80]}); save it anew") from error
+        raise FormatError(path, "safetensors", f"has no sound header ({str(error)[:80]}); save it again") from error
     if dtype not in _OF_NUMPY and dtype not in _TORCH_NAMES:
         raise FormatError(path, "safetensors", f"has numbers of {dtype!r}, which are not read; save others")
     if not shape:
         raise FormatError(path, "safetensors", f"{name!r} is a number without rows; name another tensor")
     if 8 + length + end > file.nbytes:
-        raise FormatError(path, "safetensors", f"is cut short: {name!r} reaches beyond its end; copy it anew")
+        raise FormatError(path, "safetensors", f"is cut short: {name!r} reaches beyond its end; copy it again")
     kind = np.dtype(_OF_NUMPY[dtype]) if dtype in _OF_NUMPY else _TORCH_NAMES[dtype]
     return _Table("safetensors", shape, kind, 8 + length + begin, 8 + length + end)

@@ -110,7 +110,7 @@ class TarShards:
         except _Damaged as error:
             raise FormatError(path, "tar", str(error)) from None
         if not sample:
-            raise FormatError(path, "tar", "a sample is not where it was indexed; index the shard anew")
+            raise FormatError(path, "tar", "a sample is not where it was indexed; index the shard again")
         return sample
 
 
@@ -131,10 +131,10 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
     while at < nbytes:
         block = bytes(read(at, _BLOCK))
         if len(block) < _BLOCK:
-            raise _Damaged(f"is cut short within a header, at byte {at}; copy it anew")
+            raise _Damaged(f"is cut short within a header, at byte {at}; copy it again")
         if block == _ZEROS:
             if header >= 0:
-                raise _Damaged(f"a long name stands before no member, at byte {at}; pack it anew")
+                raise _Damaged(f"a long name stands before no member, at byte {at}; pack it again")
             return
         _is_header(block, at)
         if header < 0:
@@ -144,10 +144,10 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
         begin = at + _BLOCK
         if flag in b"LKxg" and flag:
             if told > _MOST_EXTENDED:
-                raise _Damaged(f"a header claims a name of {told} bytes, at byte {at}; pack it anew")
+                raise _Damaged(f"a header claims a name of {told} bytes, at byte {at}; pack it again")
             extended = bytes(read(begin, told))
             if len(extended) < told:
-                raise _Damaged(f"is cut short within a long name, at byte {begin}; copy it anew")
+                raise _Damaged(f"is cut short within a long name, at byte {begin}; copy it again")
             if flag == b"L":
                 name = _text(extended)
             elif flag == b"x":
@@ -166,7 +166,7 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
         if flag in (b"0", b"\0", b"7"):
             if begin + told > nbytes:
                 raise _Damaged(
-                    f"is cut short: {name or _name(block)!r} ends at byte {begin + told} of {nbytes}; copy it anew"
+                    f"is cut short: {name or _name(block)!r} ends at byte {begin + told} of {nbytes}; copy it again"
                 )
             yield Member(name or _name(block), header, begin, told)
         else:  # links, folders and devices have no content, whatever their size says
@@ -174,9 +174,9 @@ def members(read: Callable[[int, int], Buffer], nbytes: int, *, whole: bool) -> 
         at = begin + -(-told // _BLOCK) * _BLOCK
         header, name, size = -1, "", -1
     if whole:
-        raise _Damaged(f"has no end mark after {nbytes} bytes: it was cut short; copy it anew")
+        raise _Damaged(f"has no end mark after {nbytes} bytes: it was cut short; copy it again")
     if header >= 0:
-        raise _Damaged(f"is cut short after a long name, at byte {nbytes}; copy it anew")
+        raise _Damaged(f"is cut short after a long name, at byte {nbytes}; copy it again")
 
 
 def _reader_of(file: OpenedFile, nbytes: int) -> Callable[[int, int], Buffer]:
@@ -196,7 +196,7 @@ def _reader_of(file: OpenedFile, nbytes: int) -> Callable[[int, int], Buffer]:
         return held[at - start : at - start + wanted]
 
     if nbytes == 0:
-        raise _Damaged("is empty; copy it anew")
+        raise _Damaged("is empty; copy it again")
     return read
 
 
@@ -206,7 +206,7 @@ def _is_header(block: bytes, at: int) -> None:
     told = _number(block[148:156], at)  # older than ustar: only the checksum tells a header
     if told != sum(block) - sum(block[148:156]) + 8 * 32:
         what = "is not a tar file" if at == 0 else f"has no header where one should be, at byte {at}"
-        raise _Damaged(f"{what}; give a plain tar, or copy it anew")
+        raise _Damaged(f"{what}; give a plain tar, or copy it again")
 
 
 def _number(field: bytes, at: int) -> int:
@@ -215,7 +215,7 @@ def _number(field: bytes, at: int) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0") or b"0"
     if digits.strip(b"01234567"):  # int() would take a sign, and a size below 0 leads back to where it was
-        raise _Damaged(f"has a damaged header at byte {at}; copy it anew")
+        raise _Damaged(f"has a damaged header at byte {at}; copy it again")
     return int(digits, 8)
 
 
@@ -239,12 +239,12 @@ def _pax(data: bytes, at: int) -> Iterator[tuple[str, str]]:
         record = data[place + len(digits) + 1 : place + length]
         key, equals, value = record[:-1].partition(b"=")
         if not space or not equals or record[-1:] != b"\n":
-            raise _Damaged(f"has a damaged pax header at byte {at}; copy it anew")
+            raise _Damaged(f"has a damaged pax header at byte {at}; copy it again")
         yield key.decode("utf-8", "replace"), value.decode("utf-8", "surrogateescape")
         place += length
 
 
 def _whole(text: str, at: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
-        raise _Damaged(f"has a damaged pax header at byte {at}; copy it anew")
+        raise _Damaged(f"has a damaged pax header at byte {at}; copy it again")
     return int(text)

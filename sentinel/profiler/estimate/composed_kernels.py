@@ -8,7 +8,7 @@ these are not known, none are equal, as the kernel that adds them up allocates f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -109,6 +109,21 @@ def _safe_softmax(_known: KnownValues, x: torch.Tensor, dim: int, dtype: torch.d
     return torch.where(masked, torch.zeros((), dtype=out.dtype, device=out.device), out)
 
 
+def _mean(
+    _known: KnownValues,
+    x: torch.Tensor,
+    dims: Sequence[int] | None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """ATen/native/ReduceOps.cpp, mean_out: a sum, divided in place; of half precision by way of float32."""
+    kind, axes = dtype or x.dtype, list(dims or range(x.dim()))
+    half = kind in (torch.float16, torch.bfloat16)
+    added = aten._to_copy(x, dtype=torch.float32) if half else x
+    out: torch.Tensor = added.sum(axes, keepdim, dtype=torch.float32 if half else kind).div_(x.numel())
+    return aten._to_copy(out, dtype=kind) if half else out
+
+
 KERNELS: dict[Any, Callable[..., Any]] = {
     aten._coalesce.default: _coalesce,
     aten.add_.Tensor: _add_in_place,
@@ -117,5 +132,6 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag_backward.default: _bag_backward,
     aten.clone.default: _clone,
     aten._safe_softmax.default: _safe_softmax,
+    aten.mean.dim: _mean,
 }
 """`kernel(known, *arguments)`. NotImplemented: it has nothing to say of these arguments; the operator runs as ever."""

@@ -71,7 +71,7 @@ class Operand:
 
 
 class FakeRecorder(TorchDispatchMode):
-    """Notes allocations and operators while `recording`; `begin_layer` numbers allocations anew. Entered inside of a
+    """Notes allocations and operators while `recording`; `begin_layer` numbers allocations again. Entered inside of a
     FakeTensorMode. Where a value is asked for (`.item()`) that is not known, the answer is 1.
     """
 

@@ -1,6 +1,6 @@
 """Training by several ranks over gloo, as torchrun starts it: ranks.py ddp|view|hook|sharded|plain ROWS ..., one
 training after another; of rows that end in + rank 0 has 8 times as many. With LATE_RANK=1 rank 1 takes 2 s for each
-plan, with KILL_RANK=1 it is killed."""
+plan, with KILL_RANK=1 it is killed. With AWAIT_PLANS=1 no rank goes beyond step 9 before its second plan is made."""
 
 import gc
 import hashlib
@@ -27,6 +27,15 @@ def watch_late(rank: int) -> None:
                 time.sleep(2)
 
         sentinel.observe(Late())
+
+
+def await_plan() -> None:
+    """Training does not wait for a plan that is being made, and here it would be over before that is."""
+    from sentinel.session import current
+
+    session = current()
+    while session is not None and any(not each.is_made for each in session.context.planning.pending):
+        time.sleep(0.01)
 
 
 def averaged(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -75,6 +84,8 @@ def train(kind: str, told: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item().hex())
+        if os.environ.get("AWAIT_PLANS") and step == 9 and "sentinel" in sys.modules:
+            await_plan()
         if os.environ.get("KILL_RANK") == str(rank) and step == 9:
             os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.sha256(b"".join(here(param).numpy().tobytes() for param in net.parameters())).hexdigest()

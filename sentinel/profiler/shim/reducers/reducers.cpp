@@ -60,7 +60,7 @@ class Members : public c10d::Reducer {
       for (const at::Tensor &tensor : value.toTensorVector()) visit(tensor);
   }
 
-  // Buckets are laid out anew after the first backward, by the order in which gradients came.
+  // Buckets are laid out again after the first backward, by the order in which gradients came.
   static bool to_be_rebuilt(const c10d::Reducer &reducer) {
     const bool may = reducer.*(&Members::static_graph_) || !(reducer.*(&Members::find_unused_parameters_));
     return may && !(reducer.*(&Members::has_rebuilt_bucket_));
@@ -113,7 +113,7 @@ extern "C" SN_API int64_t sn_reducer_buckets(const c10d::Reducer *reducer, uint6
   });
 }
 
-// 1 where the buckets will be made anew, once, else 0. As above.
+// 1 where the buckets will be made again, once, else 0. As above.
 extern "C" SN_API int sn_reducer_to_be_rebuilt(const c10d::Reducer *reducer) {
   return Members::to_be_rebuilt(*reducer) ? 1 : 0;
 }

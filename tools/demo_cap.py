@@ -1,0 +1,119 @@
+"""What `make demo` runs last: examples/11_memory_cap.py, stock and under a cap on its memory, one after the other.
+
+Nothing is emulated: tensors that do not fit are in a file in FOLDER. Prints a table of both, and the path of a report.
+Exit 1 where losses or parameters differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "11_memory_cap.py"
+CAP = "900MiB"
+STEPS = 10
+BEGIN = 5
+"""Steps in which optimizer state is born and one is recorded, the one after that included: none of them is timed."""
+NEEDED_BYTES = 3 << 30
+"""Of stock training, and room to breathe: a host that swaps shows nothing."""
+
+
+class Run(NamedTuple):
+    """Of a whole process, as seen from outside: its lines of losses and parameters, its most resident bytes, and the
+    median time of a step, from one line to the next."""
+
+    told: list[str]
+    peak_bytes: int
+    step_s: float
+
+
+def run(words: Sequence[str]) -> Run | None:
+    """The example with `words`; None where it was refused before its first step, with the reason on stderr. Raises
+    SystemExit where it fails later."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE), "--steps", str(STEPS), *words], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    told: list[str] = []
+    seen: list[float] = []
+    for line in process.stdout:
+        if line.startswith("step "):
+            seen.append(time.monotonic())
+            say(f"{words[0]}, {line.split('  ')[0]} of {STEPS}, after {seen[-1] - began:.0f} s")
+        if line.startswith(("step ", "parameters ")):
+            told.append(line.strip())
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0 and not seen:
+        return None
+    if process.returncode != 0:
+        raise SystemExit(f"{EXAMPLE.name} {' '.join(words)} ended with {process.returncode}")
+    steps = [after - before for before, after in zip(seen[BEGIN:], seen[BEGIN + 1 :], strict=False)]
+    return Run(told, usage.ru_maxrss * 1024, median(steps))
+
+
+def say(what: str) -> None:
+    """Progress, where somebody looks."""
+    if sys.stderr.isatty():
+        print(f"\r{what}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def available_bytes() -> int:
+    """Memory that the kernel would give without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def main() -> None:
+    """See the module's docstring."""
+    from sentinel.cli.common import print_table
+    from sentinel.core.units import format_bytes
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="on a disk; made if it is not there")
+    folder: Path = parser.parse_args().folder
+    if (there := available_bytes()) < NEEDED_BYTES:
+        print(f"Left out: {format_bytes(NEEDED_BYTES)} of memory must be available, {format_bytes(there)} are.")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder.parent / "demo-cap.html"
+    ours = run(["--cap", CAP, "--slow", f"file:{folder}", "--report", str(report)])
+    stock = None if ours is None else run(["--stock"])
+    say("")
+    if ours is None or stock is None:
+        print("Left out: the reason is above.")
+        return
+    same = stock.told == ours.told
+    rows = [
+        ("", "stock", f"cap of {CAP}", ""),
+        (
+            "memory of the process, at its peak",
+            format_bytes(stock.peak_bytes),
+            format_bytes(ours.peak_bytes),
+            f"{ours.peak_bytes / stock.peak_bytes:.0%}",
+        ),
+        (
+            f"step, median of {STEPS - BEGIN - 1}",
+            f"{stock.step_s:.2f} s",
+            f"{ours.step_s:.2f} s",
+            f"{ours.step_s / stock.step_s:.2f} of stock",
+        ),
+        ("losses and parameters", "", "the same, bit for bit" if same else "DIFFERENT", ""),
+    ]
+    print_table(rows)
+    print(os.path.relpath(report))
+    if not same:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
