@@ -16,8 +16,8 @@ TITLE = "In short"
 def summary(h: dict[str, Any], storage: StorageFigures | None = None) -> list[tuple[str, str]]:
     """(what, sentence) for a headline, in the order of the questions that a reader has; what is unknown is left out."""
     rows = [
-        ("memory", _memory(h)),
-        ("speed", _speed(h)),
+        ("memory", _memory(h) or _memory_of_frames(storage)),
+        ("speed", _speed(h) or _speed_on_a_file(storage)),
         ("once", _once(h)),
         ("next", _next(h)),
         ("disk", _disk(storage)),
@@ -70,6 +70,22 @@ def _once(h: dict[str, Any]) -> str:
     if h["setup_ns"] is None or h["plan_ns"] is None:
         return ""
     return f"{format_ns(h['setup_ns'] + h['plan_ns'])} to set up and plan"
+
+
+def _memory_of_frames(told: StorageFigures | None) -> str:
+    if told is None or not told.tensor_peak_bytes:
+        return ""
+    there, wanted = told.most_pool_bytes, told.tensor_peak_bytes
+    if there >= wanted:
+        return f"{format_bytes(wanted)} of tensors, all in memory"
+    return f"{format_bytes(there)} of memory for {format_bytes(wanted)} of tensors: {1 - there / wanted:.0%} less"
+
+
+def _speed_on_a_file(told: StorageFigures | None) -> str:
+    if told is None or not told.step_ns:
+        return ""
+    least = f"; in this memory and from this disk at least {format_ns(told.bound_ns)}" if told.bound_ns else ""
+    return f"a step takes {format_ns(told.step_ns)}{least}"
 
 
 def _disk(told: StorageFigures | None) -> str:

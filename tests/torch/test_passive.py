@@ -415,6 +415,20 @@ def test_ticks_and_the_end_of_a_profile_lead_to_nothing(folder: Path) -> None:
         assert report.write(folder / f"report.{suffix}")
 
 
+def test_the_page_shows_what_is_known_without_a_plan(folder: Path) -> None:
+    begin(folder)
+    kept = [torch.ones(1 << 20) for _ in range(8)]
+    page = folder / "report.html"
+    sentinel.report().write(page)
+    text = page.read_text()
+    cards = text[text.index('<div class="cards">') : text.index("All figures")]
+    assert "Memory for tensors" in cards
+    assert "unknown" not in cards
+    assert "The plan has no migrations" not in text
+    assert "of memory for 32.00 MiB of tensors" in text
+    assert all(bool((tensor == 1).all()) for tensor in kept)
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [

@@ -12,6 +12,7 @@ from sentinel.reports.html.tables import pairs
 from sentinel.reports.html.terms import explained
 from sentinel.reports.outside_plan import compared
 from sentinel.reports.section import Document, Section, TextTable
+from sentinel.reports.setup import StorageFigures
 from sentinel.reports.summary import spread_in_words
 
 TITLE = "Headline"
@@ -150,9 +151,10 @@ def _text(report: Document[Facts]) -> TextTable:
 
 
 def _html(report: Document[Facts]) -> str:
-    rows = headline_rows(report.facts.headline)
+    rows, storage = headline_rows(report.facts.headline), report.facts.setup.storage
+    cards = _cards(report.facts.headline) if storage is None else _cards_on_a_file(storage)
     return (
-        f'<div class="cards">{"".join(_cards(report.facts.headline))}</div>'
+        f'<div class="cards">{"".join(cards)}</div>'
         f"<details><summary>All figures</summary>{pairs(rows, TITLE)}</details>"
     )
 
@@ -183,6 +185,23 @@ def _cards(h: dict[str, Any]) -> list[str]:
         _card("Predicted", None if predicted is None else format_ns(predicted), near, doubtful=doubtful),
         _card("Managed", None if managed is None else f"{managed:.1%}", "of the fullest layer's bytes", managed),
         _card("Stall a step", None if stall is None else format_ns(stall), "median of the steps", doubtful=doubtful),
+    ]
+
+
+def _cards_on_a_file(told: StorageFigures) -> list[str]:
+    """Of a session without a plan. What is not known yet has no card."""
+    wanted, there = told.tensor_peak_bytes, told.most_pool_bytes
+    share = min(there / wanted, 1.0) if wanted else None
+    bound = f"at least {format_ns(told.bound_ns)} in this memory" if told.bound_ns else "median of the last 64"
+    cap = f"of it up to {format_bytes(told.most_taken_bytes)} beside tensors"
+    waits = f"{format_ns(told.wait_before_ns)} without reading ahead"
+    return [
+        *([_card("Cap on the process", format_bytes(told.cap_bytes), cap)] if told.cap_bytes else []),
+        _card("Memory for tensors", format_bytes(there), f"which take {format_bytes(wanted)}", share),
+        *([_card("A step", format_ns(told.step_ns), bound)] if told.step_ns else []),
+        *([_card("Waits of a step", format_ns(told.wait_after_ns), waits)] if told.recorded else []),
+        _card("Read", format_bytes(told.read_bytes), "from the file, until now"),
+        _card("Written", format_bytes(told.written_bytes), "to the file, until now"),
     ]
 
 

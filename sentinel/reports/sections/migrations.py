@@ -98,7 +98,7 @@ def _text(report: Document[Facts]) -> TextTable:
 def _html(report: Document[Facts]) -> str:
     frame = report.tables["migrations"]
     if not len(frame):
-        return tag("p", "The plan has no migrations.", class_="note")
+        return tag("p", "The plan has no migrations.", class_="note") if report.facts.plan is not None else ""
     grouped = frame.groupby(_KEYS, dropna=False, sort=True)
     summary = grouped.agg(
         count=("nbytes", "size"), nbytes=("nbytes", "sum"), moved=("moved_bytes", "sum")
