@@ -11,7 +11,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, LAYERS, MOST, TRAINED = 96, 3, 400, 10
+WIDTH, LAYERS, MOST, TRAINED = 96, 3, 1500, 10
 
 
 def main() -> None:
