@@ -13,7 +13,7 @@ from sentinel.core.pins import Pins
 from sentinel.core.plan import Plan
 from sentinel.core.profile import Profile
 from sentinel.core.run import Run
-from sentinel.planner.make_plan import plan
+from sentinel.planner import plan
 from sentinel.simulator import simulate_lawful
 
 

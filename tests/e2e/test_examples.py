@@ -135,4 +135,5 @@ def test_a_cap_changes_no_bit(folder: Path, tmp_path: Path) -> None:
     capped = told("--cap", "900MiB", "--slow", f"file:{folder}", "--report", str(page))
     assert len(plain) == 6
     assert capped[:6] == plain
-    assert json.loads(page.read_text())["setup"]["storage"]["written_bytes"] > 0
+    storage = json.loads(page.read_text())["frames"]["storage"]
+    assert dict(zip(storage["figure"], storage["value"], strict=True))["written_bytes"] > 0

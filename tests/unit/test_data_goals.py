@@ -191,5 +191,5 @@ def test_a_step_that_fails_leaves_nothing_and_one_that_works_its_json(tmp_path: 
     assert not path.exists()
     data_run.run(["json.tool", "--compact", str(DOCS / "three-ranks.json")], path)
     assert json.loads(path.read_text()) == told("three-ranks")
-    assert data_run._commit_of(path) is None
+    assert data_run._commit_of(path) == told("three-ranks")["commit"]
     assert {step.name for step in data_run.STEPS} <= {path.stem for path in DOCS.glob("*.json")}
