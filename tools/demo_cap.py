@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -25,8 +26,6 @@ BEGIN = 4
 """Steps in which optimizer state is born and one is recorded, the one after that included: none of them is timed."""
 NEEDED_BYTES = 3 << 30
 """Of stock training, and room to breathe: a host that swaps shows nothing."""
-
-
 LOOK_S = 0.25
 """Between two looks at the memory of a process."""
 
@@ -40,9 +39,8 @@ class Run(NamedTuple):
     step_s: float
 
 
-def run(words: Sequence[str]) -> Run | None:
-    """The example with `words`; None where it was refused before its first step, with the reason on stderr. Raises
-    SystemExit where it fails later."""
+def run(words: Sequence[str]) -> Run:
+    """The example with `words`. Raises SystemExit where it fails; the reason is on stderr."""
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE), "--steps", str(STEPS), *words], stdout=subprocess.PIPE, text=True
@@ -60,11 +58,9 @@ def run(words: Sequence[str]) -> Run | None:
             told.append(line.strip())
     process.wait()
     memory.join()
-    if process.returncode != 0 and not seen:
-        return None
     if process.returncode != 0:
         raise SystemExit(f"{EXAMPLE.name} {' '.join(words)} ended with {process.returncode}")
-    steps = [after - before for before, after in zip(seen[BEGIN:], seen[BEGIN + 1 :], strict=False)]
+    steps = [after - before for before, after in pairwise(seen[BEGIN:])]
     return Run(told, memory.peak_bytes, median(steps))
 
 
@@ -94,10 +90,15 @@ def say(what: str) -> None:
         print(f"\r{what}\033[K", end="", file=sys.stderr, flush=True)
 
 
-def available_bytes() -> int:
-    """Memory that the kernel would give without swapping."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+def left_out(folder: Path) -> str:
+    """Why this cannot be shown here; "" where it can."""
+    from sentinel.core.units import format_bytes
+    from sentinel.system.disks import memory_under
+    from sentinel.system.limits import available_bytes
+
+    if (there := available_bytes()) < NEEDED_BYTES:
+        return f"{format_bytes(NEEDED_BYTES)} of memory must be available, {format_bytes(there)} are"
+    return memory_under(folder)
 
 
 def main() -> None:
@@ -108,17 +109,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="on a disk; made if it is not there")
     folder: Path = parser.parse_args().folder
-    if (there := available_bytes()) < NEEDED_BYTES:
-        print(f"Left out: {format_bytes(NEEDED_BYTES)} of memory must be available, {format_bytes(there)} are.")
-        return
     folder.mkdir(parents=True, exist_ok=True)
+    if why := left_out(folder):
+        print(f"Left out: {why}.")
+        return
     report = folder.parent / "demo-cap.html"
     ours = run(["--cap", CAP, "--slow", f"file:{folder}", "--report", str(report)])
-    stock = None if ours is None else run(["--stock"])
+    stock = run(["--stock"])
     say("")
-    if ours is None or stock is None:
-        print("Left out: the reason is above.")
-        return
     same = stock.told == ours.told
     rows = [
         ("", "stock", f"cap of {CAP}", ""),

@@ -189,7 +189,7 @@ class Planning:
         """A plan for a profiled dataflow, within what fast memory this host has. `beside`: the others that are planned
         for, all of which have the budget of the largest."""
         wanted = self._wanted(flow, beside)
-        return self._with(wanted, self._made(self._order(wanted)))
+        return self._completed(wanted, self._made(self._order(wanted)))
 
     def begin(self, flow: Dataflow, beside: Iterable[Dataflow] = ()) -> PendingPlan:
         """The same, made in another process where this one has others beside it, which would wait for it."""
@@ -247,11 +247,12 @@ class Planning:
         Links that neither the user nor a calibration gave are as fast as its migrations were, for later plans too; so
         are emulated ones that this host cannot keep up with.
         """
-        seen = flow
+        began, seen = time.perf_counter_ns(), flow
         if self._request.machine is None and flow.machine is not None:
             self._machine = with_rates(self._machine, executed)
             seen = replace(flow, machine=self._machine)
         kept = self.retimed(seen, executed)
+        self.spent_ns += time.perf_counter_ns() - began
         if kept is seen or kept.budget is None:
             return None
         # by now the other processes of the node have told what they need, and may leave more
@@ -280,7 +281,7 @@ class Planning:
         self._lost_one = self._lost_one or any(each.lost for each in self.pending)
         self.pending = [each for each in self.pending if each.awaited]
         if launched().size > 1 and not self._lost_one:
-            pending = PendingPlan(partial(self._with, wanted))
+            pending = PendingPlan(partial(self._completed, wanted))
             self.pending.append(pending)
             try:
                 pending.start(order)
@@ -288,7 +289,7 @@ class Planning:
                 self.pending.pop()
             else:
                 return pending
-        return PendingPlan.of(self._with(wanted, self._made(order)))
+        return PendingPlan.of(self._completed(wanted, self._made(order)))
 
     def _made(self, order: PlanOrder) -> MadePlan:
         began = time.perf_counter_ns()
@@ -297,7 +298,7 @@ class Planning:
         self.spent_ns += time.perf_counter_ns() - began
         return made
 
-    def _with(self, wanted: Dataflow, made: MadePlan) -> Dataflow:
+    def _completed(self, wanted: Dataflow, made: MadePlan) -> Dataflow:
         """`wanted` with its plan, once that is made."""
         assert wanted.profile is not None
         assert wanted.machine is not None

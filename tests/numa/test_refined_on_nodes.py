@@ -72,7 +72,7 @@ def _trained(*, ours: bool) -> Trained:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans made, of which the second is by another policy, and applied whatever is predicted."""
     plans: list[Plan] = []
-    take = Planning._with
+    take = Planning._completed
 
     def by_another_policy(self: Planning, wanted: Dataflow, made: MadePlan) -> Dataflow:
         flow = take(self, wanted, made)
@@ -81,7 +81,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         self._request = replace(self._request, policy="sentinel")
         return flow
 
-    monkeypatch.setattr(Planning, "_with", by_another_policy)
+    monkeypatch.setattr(Planning, "_completed", by_another_policy)
     monkeypatch.setattr(planning, "REFINE_GAIN", float("inf"))
     return plans
 
