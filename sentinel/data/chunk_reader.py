@@ -23,7 +23,7 @@ from sentinel.data.read_log import ReadLog
 from sentinel.data.reading_thread import ReadingThread
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import DONE, EPOCH, JOINED, PULSE, RUNNING, SampleArena, chains
-from sentinel.data.source_files import SourceFiles
+from sentinel.data.source_files import ChunkRead, SourceFiles
 from sentinel.samples import ArenaPages, Staging
 
 IN_FLIGHT = 4
@@ -47,10 +47,11 @@ def reads_in_flight(workers: int) -> int:
 
 
 class Counts(NamedTuple):
-    """What was done since the reader was made: chunks read and their bytes, most pages in use, reads that failed, and
-    the time in which at least one chunk was being read."""
+    """What was done since the reader was made: chunks read, in how many ranges, and their bytes, most pages in use,
+    reads that failed, and the time in which at least one chunk was being read."""
 
     reads: int
+    ranges: int
     read_bytes: int
     peak_pages: int
     failed: int
@@ -134,7 +135,7 @@ class ChunkReader:
     def counts(self) -> Counts:
         """What was done since it was made."""
         done = self._state.log.counts
-        return Counts(done.reads, done.read_bytes, self._state.peak_pages, done.failed, done.read_ns)
+        return Counts(done.reads, done.ranges, done.read_bytes, self._state.peak_pages, done.failed, done.read_ns)
 
     @property
     def last_reads(self) -> NDArray[np.void]:
@@ -330,20 +331,21 @@ class _Reading:
         if (found := self._read(read.chunk, samples)) is None:
             entries = arena.lost(samples, number)
         else:
-            entries = arena.put(*found, layout.sample_nbytes[samples], samples, read.pages, number)
+            entries = arena.put(found.data, found.begins, layout.sample_nbytes[samples], samples, read.pages, number)
         with self._lock:
             arena.counters[PULSE] += np.uint64(1)
             arena.publish(samples, entries)
             self.entries[read.stays] = entries
 
-    def _read(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+    def _read(self, chunk: int, samples: NDArray[np.int64]) -> ChunkRead | None:
         """What SourceFiles.chunk gives; None if the chunk cannot be read."""
         try:
-            with self.log.reading(chunk, int(self.files.layout.chunk_nbytes[chunk])):
+            with self.log.reading(chunk) as got:
                 if self.failed_in_a_row < _FAILED_IN_A_ROW:
                     found = tried(lambda: self.files.chunk(chunk, samples), self.stopping.wait)
                 else:
                     found = self.files.chunk(chunk, samples)
+                got.told(found.ranges, found.nbytes)
         except Exception as error:  # a source of any kind: its errors are not known here
             with self._lock:
                 self.failure, self.failed_in_a_row = error, self.failed_in_a_row + 1

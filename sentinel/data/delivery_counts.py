@@ -38,6 +38,7 @@ class DeliveryCounts:
             hits=served.hits,
             remote_hits=served.remote_hits,
             source_reads=now.source_reads - self.begin.source_reads,
+            source_ranges=now.source_ranges - self.begin.source_ranges,
             source_bytes=now.source_bytes - self.begin.source_bytes + served.direct_bytes,
             direct_reads=served.direct_reads,
             direct_bytes=served.direct_bytes,

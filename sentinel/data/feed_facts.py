@@ -29,7 +29,7 @@ class Fed:
     def reads_saved(self) -> float:
         """Of the reads of the same order without memory, a read a sample, the share that was not done; below 0 if more
         were."""
-        return 1 - (self.feed.source_reads + self.feed.direct_reads) / max(self.feed.samples, 1)
+        return 1 - (self.feed.source_ranges + self.feed.direct_reads) / max(self.feed.samples, 1)
 
     @property
     def bytes_saved(self) -> float:

@@ -156,7 +156,7 @@ class FileFeeding:
         self._choice = choice
         self._layout = layout
         room = Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead).checked(layout)
-        files = SourceFiles(layout, data.root, data.source)
+        files = SourceFiles(layout, data.root, data.source, choice.gap_bytes)
         self._arena, self._reader = self._reads(shape, files, in_flight, place)
         source = FromArena(files, self._arena, data.source)
         self.samples = FedSamples(data.layout.digest, layout.sample_nbytes, room, source, data.layout)
@@ -225,6 +225,7 @@ class FileFeeding:
             kind="executed",
             n_chunks=self._layout.n_chunks,
             source_reads=done.reads,
+            source_ranges=done.ranges,
             source_bytes=done.read_bytes,
             peak_bytes=done.peak_pages * self._arena.shape.page_bytes,
             read_ns=done.read_ns,
@@ -236,7 +237,9 @@ class FileFeeding:
 
     def predicted(self) -> Feed | None:
         """What the plan of the epoch that was begun last says; None before the first."""
-        return None if self._now is None else simulate(self._layout, self._now[2], self._choice.staged)
+        if self._now is None:
+            return None
+        return simulate(self._layout, self._now[2], self._choice.staged, self._choice.gap_bytes)
 
     def node_pages(self) -> dict[int, int]:
         """NUMA node -> pages of the memory for samples that the kernel says are there; -1: those not touched yet."""

@@ -139,7 +139,7 @@ def forecast(
                         notes.append(f"{kind} order with memory {text}: {choice.why}")
                         continue
                     cut, now = cut_within(layout, shape, choice.unit)
-                    rows.append(of_epochs.row(kind, str(text), shape, cut, now))
+                    rows.append(of_epochs.row(kind, str(text), shape, cut, now, choice.gap_bytes))
                 except UsageError as error:
                     left_out.setdefault(str(error), []).append(kind)
                     refused = error
@@ -188,9 +188,11 @@ class _Epochs:
         mixing = shuffle_quality(self._neighbourhoods, self._orders[0], self._batch_size)
         return ForecastRow(RANDOM, "-", 0, ALONE, feed, feed, self._alone_ns, 1.0, *astuple(mixing))
 
-    def row(self, kind: str, memory: str, shape: ArenaShape, layout: Layout, unit: int) -> ForecastRow:
-        """An order in memory of this shape, which reads the chunks of `layout`, of `unit` samples. Raises UsageError
-        where it has too little room."""
+    def row(
+        self, kind: str, memory: str, shape: ArenaShape, layout: Layout, unit: int, gap_bytes: int | None
+    ) -> ForecastRow:
+        """An order in memory of this shape, which reads the chunks of `layout`, of `unit` samples; `gap_bytes` as of
+        `simulate`. Raises UsageError where it has too little room."""
         order, room = (
             Order(kind),
             Room(shape.n_pages * shape.page_bytes, shape.page_bytes, lead_for(self._layout, shape)),
@@ -199,7 +201,7 @@ class _Epochs:
         staging = before
         if kind == "exact":
             staging = plan(layout, order, room, Epoch(self._orders[1], self._orders[2]), before)
-        first, later = simulate(layout, before, self._costs), simulate(layout, staging, self._costs)
+        first, later = (simulate(layout, each, self._costs, gap_bytes) for each in (before, staging))
         mixing = shuffle_quality(self._neighbourhoods, staging.order, self._batch_size)
         ns = max(later.wait_ns + staging_ns(later), 1.0)
         return ForecastRow(kind, memory, shape.nbytes, unit, first, later, ns, self._alone_ns / ns, *astuple(mixing))

@@ -202,8 +202,10 @@ class ChunkProvider:
         staging = plan.staging
         stays = slice(int(staging.first_stay[read]), int(staging.first_stay[read + 1]))
         samples, chunk = staging.stay_sample[stays], int(staging.read_chunk[read])
-        with self.log.reading(chunk, int(layout.chunk_nbytes[chunk])):
-            data, begins = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
+        with self.log.reading(chunk) as got:
+            found = tried(lambda: self._files.chunk(chunk, samples), self._stopping.wait)
+            got.told(found.ranges, found.nbytes)
+        data, begins = found.data, found.begins
         nbytes = layout.sample_nbytes[samples]
         sums = self._board.sums_of(data, begins, nbytes, samples)
         names, view = names_of(plan.names[stays]), data.data

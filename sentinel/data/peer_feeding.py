@@ -135,6 +135,7 @@ class PeerFeeding:
             kind="executed",
             n_chunks=self._layout.n_chunks,
             source_reads=done.reads,
+            source_ranges=done.ranges,
             source_bytes=done.read_bytes,
             read_ns=done.read_ns,
         )

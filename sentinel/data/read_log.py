@@ -15,18 +15,30 @@ from sentinel.data.busy_time import BusyTime
 from sentinel.data.last_rows import LastRows
 
 READ = ("start_ns", "stop_ns", "chunk", "nbytes", "number")
-"""Columns of a read: when it began and ended by CLOCK_MONOTONIC, bytes of its chunk, -1 where it failed; `number`:
-reads that were whole by then."""
+"""Columns of a read: when it began and ended by CLOCK_MONOTONIC, bytes read of its chunk, -1 where it failed; `number`:
+reads that were done by then."""
 NO_READS = LastRows(READ, 0).kept
 
 
 class ReadCounts(NamedTuple):
-    """Chunks read, their bytes, reads that failed, and the time in which at least one chunk was being read."""
+    """Chunks read, in how many ranges, their bytes, reads that failed, and the time in which at least one chunk was
+    being read."""
 
     reads: int = 0
+    ranges: int = 0
     read_bytes: int = 0
     failed: int = 0
     read_ns: int = 0
+
+
+class Got:
+    """What a read got; nothing until it is told."""
+
+    ranges = nbytes = 0
+
+    def told(self, ranges: int, nbytes: int) -> None:
+        """It is done, by so many ranges of together `nbytes`."""
+        self.ranges, self.nbytes = ranges, nbytes
 
 
 class ReadLog:
@@ -34,28 +46,28 @@ class ReadLog:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._busy, self._lock, self._last = BusyTime(clock), threading.Lock(), LastRows(READ)
-        self._reads = self._read_bytes = self._failed = 0
+        self._reads = self._ranges = self._read_bytes = self._failed = 0
 
     @contextmanager
-    def reading(self, chunk: int, nbytes: int) -> Iterator[None]:
-        """Around the read of a chunk of so many bytes; what raises has failed."""
-        begun, whole = self._busy.begin(), False
+    def reading(self, chunk: int) -> Iterator[Got]:
+        """Around the read of a chunk, which tells what it got; one that did not has failed."""
+        begun, got = self._busy.begin(), Got()
         try:
-            yield
-            whole = True
+            yield got
         finally:
-            ended = self._busy.end()
+            ended, done = self._busy.end(), got.ranges > 0
             with self._lock:
-                self._reads += whole
-                self._read_bytes += nbytes if whole else 0
-                self._failed += not whole
-                self._last.add(begun, ended, chunk, nbytes if whole else -1, self._reads)
+                self._reads += done
+                self._ranges += got.ranges
+                self._read_bytes += got.nbytes
+                self._failed += not done
+                self._last.add(begun, ended, chunk, got.nbytes if done else -1, self._reads)
 
     @property
     def counts(self) -> ReadCounts:
         """What was done."""
         with self._lock:
-            return ReadCounts(self._reads, self._read_bytes, self._failed, self._busy.ns)
+            return ReadCounts(self._reads, self._ranges, self._read_bytes, self._failed, self._busy.ns)
 
     @property
     def last(self) -> NDArray[np.void]:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from sentinel.core.errors import FormatError
 from sentinel.data.retries import tried
 from sentinel.data.sources.source import EncodedSource, Source, SourceFile
 from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, opened
-from sentinel.samples import Layout
+from sentinel.samples import JoinedRanges, Layout
 
 _OPEN_ENCODED = 64
 """Open files at most: with one of Parquet its footer is kept."""
@@ -26,25 +26,36 @@ _OPEN_FILES = 1024
 """The same of raw files, where the process may have four times as many."""
 
 
+class ChunkRead(NamedTuple):
+    """`data`: bytes of a chunk; `begins`: (k,) where in them each of the samples begins that were asked for. `ranges`,
+    `nbytes`: in how many ranges the source was read, and their bytes."""
+
+    data: NDArray[np.uint8]
+    begins: NDArray[np.int64]
+    ranges: int
+    nbytes: int
+
+
 class SourceFiles:
     """The files of `layout`, whose names are below the folder or URL `root`. Opened for reading only, and as they were
     when they were indexed. For several threads, and for a process that was forked or gets it pickled.
 
-    `source`: the format, which decodes whole chunks where the layout says so.
+    `source`: the format, which decodes whole chunks where the layout says so. `gap_bytes`: of other chunks only the
+    samples that are asked for are read, and gaps up to so long (see JoinedRanges); None to read all.
     """
 
-    def __init__(self, layout: Layout, root: str, source: Source | None = None) -> None:
-        self.layout, self._root, self._source = layout, root, source
+    def __init__(self, layout: Layout, root: str, source: Source | None = None, gap_bytes: int | None = None) -> None:
+        self.layout, self._root, self._source, self._gap_bytes = layout, root, source, gap_bytes
         self._open: OrderedDict[int, OpenedFile] = OrderedDict()
         self._lock = Lock()
         may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
         self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layout": self.layout, "_root": self._root, "_source": self._source}
+        return {"layout": self.layout, "root": self._root, "source": self._source, "gap_bytes": self._gap_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["layout"], state["_root"], state["_source"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def path_of(self, sample: int) -> str:
         """The path of the file in which a sample lies."""
@@ -54,23 +65,25 @@ class SourceFiles:
         """The path of a file of the layout, by its number."""
         return os.path.join(self._root, self.layout.files[file])
 
-    def chunk(self, chunk: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Reads a chunk: bytes, and where in them each of `samples` (k,) of the chunk begins, (k,), with as many bytes
-        as the layout says; zeros follow what is less. Raises FormatError for a file that changed, is cut short or is
-        gone."""
+    def chunk(self, chunk: int, samples: NDArray[np.int64]) -> ChunkRead:
+        """Reads a chunk, or what `samples` (k,) of it need; each has as many bytes as the layout says, and zeros follow
+        what is less. Raises FormatError for a file that changed, is cut short or is gone."""
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
         if not layout.encoded:
-            read = self._read(file, int(layout.chunk_offset[chunk]), nbytes, "chunk", chunk)
-            return np.frombuffer(read, np.uint8), layout.sample_offset[samples]
+            at = int(layout.chunk_offset[chunk])
+            if self._gap_bytes is not None:
+                return self._parts(chunk, file, at, samples, self._gap_bytes)
+            read = self._read(file, at, nbytes, "chunk", chunk)
+            return ChunkRead(np.frombuffer(read, np.uint8), layout.sample_offset[samples], 1, nbytes)
         data, begins, found = self._unpacked(chunk, file, samples)
         most = layout.sample_nbytes[samples]
         if (found == most).all():
-            return data, begins
+            return ChunkRead(data, begins, 1, nbytes)
         filled, at = np.zeros(int(most.sum()), np.uint8), np.cumsum(most) - most
         for to, begin, count in zip(at.tolist(), begins.tolist(), found.tolist(), strict=True):
             filled[to : to + count] = data[begin : begin + count]
-        return filled, at
+        return ChunkRead(filled, at, 1, nbytes)
 
     def sample(self, sample: int) -> NDArray[np.uint8]:
         """The bytes of one sample, read alone, which takes `layout.alone_nbytes[sample]`; at most (sample_nbytes,) of
@@ -102,6 +115,16 @@ class SourceFiles:
             found = held.get(file)
             data = None if found is None else found.read_as_indexed(begin, nbytes)
             yield memoryview(data or tried(partial(self._read, file, begin, nbytes, "sample", sample)))
+
+    def _parts(self, chunk: int, file: int, at: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
+        """What `samples` need of a chunk that begins at `at` in its file."""
+        offset, layout = self.layout.sample_offset[samples], self.layout
+        ranges = JoinedRanges.between(np.zeros_like(offset), offset, layout.sample_nbytes[samples], gap_bytes)
+        told = zip(ranges.begin.tolist(), ranges.nbytes.tolist(), strict=True)
+        parts = [self._read(file, at + begin, nbytes, "chunk", chunk) for begin, nbytes in told]
+        data = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
+        moved = np.cumsum(ranges.nbytes) - ranges.nbytes - ranges.begin
+        return ChunkRead(data, offset + moved[ranges.of], len(parts), len(data))
 
     def _unpacked(
         self, chunk: int, file: int, samples: NDArray[np.int64]

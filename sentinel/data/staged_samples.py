@@ -307,11 +307,12 @@ def _by_chunk(
     chunks = layout.chunk_of[samples[numbers]]
     for chunk in np.unique(chunks).tolist():
         own = numbers[chunks == chunk]
-        data, begins = tried(partial(files.chunk, chunk, samples[own]))
+        found = tried(partial(files.chunk, chunk, samples[own]))
+        data, begins = found.data, found.begins
         ends = begins + layout.sample_nbytes[samples[own]]
         for number, begin, end in zip(own.tolist(), begins.tolist(), ends.tolist(), strict=True):
             raws[number] = data[begin:end].copy().data  # a view would keep all of the chunk
-        nbytes += int(layout.chunk_nbytes[chunk])
+        nbytes += found.nbytes
     return nbytes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 from sentinel.core.units import format_bytes, format_ns
@@ -25,13 +25,15 @@ class UnitChoice:
     """`unit`: samples that are read at once, or fewer where the memory is little; ALONE: each by who needs it, without
     memory. `why`: a sentence, "" where nothing was chosen. `cached`: all files are in the page cache.
 
-    `staged`, `alone`: what reads cost, as the reader sees it and as workers do that read each sample alone; None where
-    nobody has asked.
+    `gap_bytes`: of chunks that are read for some samples, the longest gap between two of them that is read too; None
+    where chunks are read whole. `staged`, `alone`: what reads cost, as the reader sees it and as workers do that read
+    each sample alone; None where nobody has asked.
     """
 
     unit: int = UNIT
     why: str = ""
     cached: bool = False
+    gap_bytes: int | None = None
     staged: SourceCosts | None = None
     alone: SourceCosts | None = None
 
@@ -75,7 +77,8 @@ def choose_unit(
     best = best_unit(data.layout.cut(_MOST_UNIT), shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
     said = f"{best} samples are read at once: a read takes {format_ns(costs.latency_ns)} here"
     why = READ_ALONE if best == ALONE else f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
-    return _with_costs(reads, best, why, workers)
+    gap_bytes = None if best == ALONE else staged.gap_bytes
+    return replace(_with_costs(reads, best, why, workers), gap_bytes=gap_bytes)
 
 
 def _with_costs(reads: SourceReads, unit: int, why: str, workers: int) -> UnitChoice:
@@ -83,4 +86,4 @@ def _with_costs(reads: SourceReads, unit: int, why: str, workers: int) -> UnitCh
     if costs is None:
         return UnitChoice(unit, why, reads.cached)
     staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
-    return UnitChoice(unit, why, reads.cached, staged, alone)
+    return UnitChoice(unit, why, reads.cached, staged=staged, alone=alone)

@@ -10,6 +10,7 @@ from sentinel.samples.arena_pages import ArenaPages
 from sentinel.samples.epoch_plan import Begun, Epoch, epochs_ahead, plan, simulate
 from sentinel.samples.feed import Feed
 from sentinel.samples.importance import Importance, Selection, narrowed, select, stage_selected
+from sentinel.samples.joined_ranges import JoinedRanges
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import KINDS, Order
 from sentinel.samples.reading_unit import ALONE, WHOLE, best_unit, unit_costs
@@ -32,6 +33,7 @@ __all__ = [
     "Epoch",
     "Feed",
     "Importance",
+    "JoinedRanges",
     "Layout",
     "Order",
     "RankShare",

@@ -11,6 +11,7 @@ from sentinel.core.errors import UsageError
 from sentinel.samples.chunk_slice import peak_pages
 from sentinel.samples.exact import stage_exact
 from sentinel.samples.feed import Feed
+from sentinel.samples.joined_ranges import JoinedRanges
 from sentinel.samples.layout import Layout
 from sentinel.samples.order import Order
 from sentinel.samples.redirect import stage_redirect
@@ -94,12 +95,15 @@ def _rest(layout: Layout, order: Order, permutation: NDArray[np.int64], begun: B
     return order.of_rank(together, begun.delivered)
 
 
-def simulate(layout: Layout, staging: Staging, costs: SourceCosts | None = None) -> Feed:
-    """What carrying out `staging` counts, and with `costs` how long its reads take."""
+def simulate(layout: Layout, staging: Staging, costs: SourceCosts | None = None, gap_bytes: int | None = None) -> Feed:
+    """What carrying out `staging` counts, and with `costs` how long its reads take. `gap_bytes`: of each chunk only
+    what stays is read, and gaps up to so long (see JoinedRanges); None if chunks are read whole."""
     room, m = staging.room, staging.n_positions
     direct = staging.stay_at == DIRECT
     direct_bytes = int(layout.alone_nbytes[staging.order[direct]].sum())
-    read_bytes = int(layout.chunk_nbytes[staging.read_chunk].sum())
+    ranges, read_bytes = len(staging.read_due), int(layout.chunk_nbytes[staging.read_chunk].sum())
+    if gap_bytes is not None:
+        ranges, read_bytes = _ranges(layout, staging, gap_bytes)
     due = np.append(staging.read_due, 0)[staging.stay_read]  # 0 for those of before the epoch: BEFORE is the last index
     pages = room.pages(layout)[staging.stay_sample]
     used = (staging.stay_until >= 0) | (staging.stay_read != BEFORE)
@@ -109,12 +113,23 @@ def simulate(layout: Layout, staging: Staging, costs: SourceCosts | None = None)
         sample_bytes=int(layout.sample_nbytes[staging.order].sum()),
         hits=m - len(staging.read_due) - int(direct.sum()),
         source_reads=len(staging.read_due),
+        source_ranges=ranges,
         source_bytes=read_bytes + direct_bytes,
         direct_reads=int(direct.sum()),
         direct_bytes=direct_bytes,
         peak_bytes=room.page_bytes * peak_pages(pages[used], due[used], staging.stay_until[used], room.lead),
     )
     if costs is not None:
-        feed.wait_ns = round(costs.ns(feed.source_reads + feed.direct_reads, feed.source_bytes))
-        feed.read_ns = round(costs.ns(feed.source_reads, read_bytes))
+        feed.wait_ns = round(costs.ns(ranges + feed.direct_reads, feed.source_bytes))
+        feed.read_ns = round(costs.ns(ranges, read_bytes))
     return feed
+
+
+def _ranges(layout: Layout, staging: Staging, gap_bytes: int) -> tuple[int, int]:
+    """How many ranges are read, and their bytes."""
+    brought = staging.stay_read != BEFORE
+    samples = staging.stay_sample[brought]
+    found = JoinedRanges.between(
+        staging.stay_read[brought], layout.sample_offset[samples], layout.sample_nbytes[samples], gap_bytes
+    )
+    return len(found.begin), int(found.nbytes.sum())

@@ -24,7 +24,9 @@ class Feed:
     remote_hits: int = 0
     """Delivered from the memory of a peer."""
     source_reads: int = 0
-    """Chunks read from the source into the arena."""
+    """Chunks read from the source into the arena, whole or in part."""
+    source_ranges: int = 0
+    """Ranges of files that these reads asked for: more than `source_reads` where only parts of chunks are read."""
     source_bytes: int = 0
     """Bytes that the source gave, direct reads included."""
     direct_reads: int = 0
@@ -40,7 +42,8 @@ class Feed:
 
     @property
     def reads_per_chunk(self) -> float:
-        """Reads of the source, direct ones included, over chunks of the layout."""
+        """Reads of the source, direct ones included, over chunks of the layout. A chunk that is read in several ranges
+        counts once."""
         return (self.source_reads + self.direct_reads) / self.n_chunks if self.n_chunks else 0.0
 
     @property

@@ -16,9 +16,10 @@ ALONE = -1
 
 
 def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int, float]:
-    """Samples that are read at once (powers of two below those of the largest chunk, then WHOLE) -> ns of reading a
-    sample in exact order from the second epoch on, predicted from part of the data set. Units for which the room is too
-    little are left out; where chunks are encoded there is WHOLE only."""
+    """Samples that a chunk has (powers of two below those of the largest chunk, then WHOLE) -> ns of reading a
+    sample in exact order from the second epoch on, predicted from part of the data set. Of a chunk only
+    what stays is read, and gaps that take no longer than another read. Units for which the room is too little are left
+    out; where chunks are encoded there is WHOLE only."""
     return {unit: feed.wait_ns / feed.samples for unit, feed in _feeds(layout, room_bytes, costs).items()}
 
 
@@ -40,13 +41,14 @@ def _feeds(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int, Fee
     """Unit -> the reads of a second epoch of part of the data set."""
     part = part_of(layout)
     nbytes = max(int(room_bytes * (part.nbytes / layout.nbytes)), 1)
+    gap_bytes = None if layout.encoded else costs.gap_bytes
     most = 0 if layout.encoded else int(layout.chunk_samples.max())
     found = {}
     for unit in (*(1 << power for power in range((max(most, 1) - 1).bit_length())), WHOLE):
         if unit >= most and unit != WHOLE:
             continue
         try:
-            found[unit] = steady_feed(part.cut(unit) if unit else part, nbytes, Order(), costs)
+            found[unit] = steady_feed(part.cut(unit) if unit else part, nbytes, Order(), costs, gap_bytes)
         except UsageError:
             continue
     return found

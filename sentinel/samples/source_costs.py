@@ -33,6 +33,11 @@ class SourceCosts:
         """What a reader sees that has at most so many reads in flight."""
         return replace(self, in_flight=min(self.in_flight, in_flight))
 
+    @property
+    def gap_bytes(self) -> int:
+        """Bytes that are read in the time that another read takes to begin."""
+        return int(1e-9 * self.latency_ns / self.in_flight * self.read_bytes_per_s)
+
     def ns(self, reads: float, nbytes: float) -> float:
         """Time that so many reads of together `nbytes` take."""
         return reads * self.latency_ns / self.in_flight + 1e9 * nbytes / self.read_bytes_per_s

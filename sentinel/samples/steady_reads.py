@@ -43,13 +43,16 @@ def part_of(layout: Layout, world: int = 1) -> Layout:
     )
 
 
-def steady_feed(layout: Layout, room_bytes: int, order: Order, costs: SourceCosts | None = None) -> Feed:
-    """The reads of a second epoch of this rank, and with `costs` their time. Raises UsageError for a room too small."""
+def steady_feed(
+    layout: Layout, room_bytes: int, order: Order, costs: SourceCosts | None = None, gap_bytes: int | None = None
+) -> Feed:
+    """The reads of a second epoch of this rank, and with `costs` their time; `gap_bytes` as of `simulate`. Raises
+    UsageError for a room too small."""
     chance = np.random.Generator(np.random.PCG64(0))  # any permutation will do
     room = Room.of(layout, room_bytes)
     orders = [chance.permutation(layout.n_samples) for _ in range(2 + epochs_ahead(layout, order, room))]
     if order.kind != "exact":
-        return simulate(layout, plan(layout, order, room, Epoch(orders[0])), costs)
+        return simulate(layout, plan(layout, order, room, Epoch(orders[0])), costs, gap_bytes)
     first = plan(layout, order, room, Epoch(orders[0], orders[1], later=tuple(orders[2:-1])))
     second = plan(layout, order, room, Epoch(orders[1], orders[2], later=tuple(orders[3:])), first)
-    return simulate(layout, second, costs)
+    return simulate(layout, second, costs, gap_bytes)

@@ -726,7 +726,30 @@ def test_time_that_was_predicted_stands_beside_that_of_the_reads(
         assert counts["epoch"]["source_reads"] == reads
         assert counts["epoch"]["read_ns"] > 0
         predicted = counts["predicted"].fillna(-1)["read_ns"]
-        assert predicted == (round(costs.ns(reads, nbytes)) if known else -1)
+        ranges = counts["predicted"]["source_ranges"]
+        assert counts["epoch"]["source_ranges"] == ranges
+        assert ranges >= reads if known else ranges == reads
+        assert predicted == (round(costs.ns(ranges, nbytes)) if known else -1)
+
+
+def test_parts_of_chunks_are_read_where_that_costs_less(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is predicted is read, the bytes are those of the files, and fewer than of whole chunks."""
+    costs = SourceCosts(20e3, 5e8, 1)
+    monkeypatch.setattr("sentinel.data.source_reads.all_cached", lambda _: False)
+    monkeypatch.setattr("sentinel.data.source_reads.measured_costs", lambda _: costs)
+    monkeypatch.setattr("sentinel.samples.reading_unit.staging_ns", lambda _: 0)  # else each is read alone
+    loader = loader_of(tars, unit="auto", workers=2)
+    assert epoch_of(loader) == torchs(0, 0)
+    assert epoch_of(loader) == torchs(0, 1)
+    counts = loader.report().frames()["counts"].set_index("name")
+    epoch, predicted = counts["epoch"], counts["predicted"]
+    for name in ("source_reads", "source_ranges", "source_bytes"):
+        assert epoch[name] == predicted[name], name
+    assert epoch["source_ranges"] > epoch["source_reads"]
+    fixed = loader_of(tars, unit=int(loader.state_dict()["unit"]), workers=2)
+    epoch_of(fixed)
+    epoch_of(fixed)
+    assert epoch["source_bytes"] < fixed.report().epoch.source_bytes
 
 
 def test_the_report_says_how_well_the_order_mixes(tars: list[str]) -> None:

@@ -291,7 +291,7 @@ def test_a_source_that_changed_is_refused_by_name(folder: Path, how: str) -> Non
         open_data(paths)
     assert error.value.path == paths[1]
     files = SourceFiles(data.layout, data.root)
-    whole, (begin,) = files.chunk(0, np.array([1]))
+    whole, (begin,), *_ = files.chunk(0, np.array([1]))
     assert whole[begin:].tobytes().startswith(files.sample(1).tobytes())
     with pytest.raises(FormatError, match=r"changed since it was indexed|cannot be read"):
         files.sample(5)

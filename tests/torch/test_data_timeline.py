@@ -187,11 +187,11 @@ def test_a_log_keeps_the_last_rows() -> None:
 def test_a_read_that_fails_is_no_read() -> None:
     now = iter(range(10, 100, 10))
     log = ReadLog(lambda: next(now))
-    with log.reading(5, 100):
-        pass
-    with pytest.raises(OSError, match="gone"), log.reading(6, 100):
+    with log.reading(5) as got:
+        got.told(2, 100)
+    with pytest.raises(OSError, match="gone"), log.reading(6):
         raise OSError("gone")
-    assert log.counts == (1, 100, 1, 20)
+    assert log.counts == (1, 2, 100, 1, 20)
     assert log.last.dtype.names == READ
     assert log.last.tolist() == [(10, 20, 5, 100, 1), (30, 40, 6, -1, 1)]
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sentinel.core.errors import UsageError
 from sentinel.samples import (
@@ -15,6 +17,7 @@ from sentinel.samples import (
     ArenaPages,
     Epoch,
     Feed,
+    JoinedRanges,
     Order,
     Room,
     ShuffleQuality,
@@ -148,6 +151,59 @@ def test_where_latency_counts_chunks_are_read_whole_and_where_bandwidth_does_in_
         best_unit(layout, 10, SourceCosts(10, 1e9))
 
 
+def joined_by_hand(begin: list[int], nbytes: list[int], gap_bytes: int) -> list[tuple[int, int]]:
+    """Ranges (begin, end) by marking each byte that is needed, and gaps that are short enough."""
+    wanted = np.zeros(max((b + n for b, n in zip(begin, nbytes, strict=True)), default=0), np.bool_)
+    for at, length in zip(begin, nbytes, strict=True):
+        wanted[at : at + length] = True
+    found: list[tuple[int, int]] = []
+    for at in np.flatnonzero(wanted).tolist():
+        if found and at - found[-1][1] <= gap_bytes:
+            found[-1] = found[-1][0], at + 1
+        else:
+            found.append((at, at + 1))
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(1, 9)), max_size=12),
+    st.integers(0, 12),
+)
+def test_ranges_are_those_of_a_slow_count_of_bytes(samples: list[tuple[int, int, int]], gap_bytes: int) -> None:
+    read, begin, nbytes = (
+        (np.array(column, np.int64) for column in zip(*samples, strict=True))
+        if samples
+        else [np.zeros(0, np.int64)] * 3
+    )
+    ranges = JoinedRanges.between(read, begin, nbytes, gap_bytes)
+    expected = []
+    for number in range(3):
+        own = read == number
+        expected += joined_by_hand(begin[own].tolist(), nbytes[own].tolist(), gap_bytes)
+    told = list(zip(ranges.begin.tolist(), (ranges.begin + ranges.nbytes).tolist(), strict=True))
+    assert told == expected
+    assert (ranges.begin[ranges.of] <= begin).all()
+    assert (begin + nbytes <= (ranges.begin + ranges.nbytes)[ranges.of]).all()
+
+
+def test_gaps_are_read_where_another_read_costs_more() -> None:
+    """Of the read of a whole chunk, of parts of it, and of each sample by itself, what costs least."""
+    layout, nbytes = even(64, 32, 1000), 64 * 32 * 1000 // 5
+    room, orders = Room.of(layout, nbytes), [permutation(layout.n_samples, seed) for seed in range(3)]
+    first = plan(layout, Order(), room, Epoch(orders[0], orders[1]))
+    staging = plan(layout, Order(), room, Epoch(orders[1], orders[2]), first)
+    whole = simulate(layout, staging)
+    alone = simulate(layout, staging, gap_bytes=-1)
+    assert whole.source_ranges == whole.source_reads < alone.source_ranges
+    assert alone.source_bytes <= layout.nbytes < whole.source_bytes
+    for costs in (SourceCosts(0, 1e9), SourceCosts(1e3, 1e9), SourceCosts(2e3, 1e9), SourceCosts(1e6, 1e9)):
+        least = simulate(layout, staging, costs, costs.gap_bytes)
+        for gap_bytes in (None, -1, 500, 1500, 2500, 10_000):
+            assert least.wait_ns <= simulate(layout, staging, costs, gap_bytes).wait_ns
+        assert least.hits == whole.hits
+        assert least.source_reads == whole.source_reads
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3])
 @pytest.mark.parametrize(
     "costs",
@@ -166,11 +222,11 @@ def test_the_unit_that_is_chosen_is_near_the_best_of_a_sweep(share: float, costs
     room = int(layout.nbytes * share)
     orders = [permutation(layout.n_samples, seed) for seed in range(5, 8)]
 
-    def epoch(unit: int) -> Feed:
+    def epoch(unit: int) -> Feed:  # of chunks of so many samples, of which what stays is read, as "auto" reads
         cut = layout.cut(unit) if unit else layout
         there = Room.of(cut, room)
         first = plan(cut, Order(), there, Epoch(orders[0], orders[1]))
-        return simulate(cut, plan(cut, Order(), there, Epoch(orders[1], orders[2]), first), costs)
+        return simulate(cut, plan(cut, Order(), there, Epoch(orders[1], orders[2]), first), costs, costs.gap_bytes)
 
     feeds = {unit: epoch(unit) for unit in (1, 2, 4, 8, 16, 32, 64, 128, WHOLE)}
     sweep: dict[int, float] = {unit: feed.wait_ns for unit, feed in feeds.items()}
