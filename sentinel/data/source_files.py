@@ -71,10 +71,9 @@ class SourceFiles:
         layout = self.layout
         file, nbytes = int(layout.chunk_file[chunk]), int(layout.chunk_nbytes[chunk])
         if not layout.encoded:
-            at = int(layout.chunk_offset[chunk])
             if self._gap_bytes is not None:
-                return self._parts(chunk, file, at, samples, self._gap_bytes)
-            read = self._read(file, at, nbytes, "chunk", chunk)
+                return self._parts(chunk, file, samples, self._gap_bytes)
+            read = self._read(file, int(layout.chunk_offset[chunk]), nbytes, "chunk", chunk)
             return ChunkRead(np.frombuffer(read, np.uint8), layout.sample_offset[samples], 1, nbytes)
         data, begins, found = self._unpacked(chunk, file, samples)
         most = layout.sample_nbytes[samples]
@@ -116,9 +115,10 @@ class SourceFiles:
             data = None if found is None else found.read_as_indexed(begin, nbytes)
             yield memoryview(data or tried(partial(self._read, file, begin, nbytes, "sample", sample)))
 
-    def _parts(self, chunk: int, file: int, at: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
-        """What `samples` need of a chunk that begins at `at` in its file."""
-        offset, layout = self.layout.sample_offset[samples], self.layout
+    def _parts(self, chunk: int, file: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
+        """What `samples` need of a chunk."""
+        layout, at = self.layout, int(self.layout.chunk_offset[chunk])
+        offset = layout.sample_offset[samples]
         ranges = JoinedRanges.between(np.zeros_like(offset), offset, layout.sample_nbytes[samples], gap_bytes)
         told = zip(ranges.begin.tolist(), ranges.nbytes.tolist(), strict=True)
         parts = [self._read(file, at + begin, nbytes, "chunk", chunk) for begin, nbytes in told]
