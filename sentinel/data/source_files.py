@@ -112,8 +112,10 @@ class SourceFiles:
         held = self._open if len(self._open) < self._most_open else {}  # if there are more, the order of use counts
         for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
             found = held.get(file)
-            data = None if found is None else found.read_as_indexed(begin, nbytes)
-            yield memoryview(data or tried(partial(self._read, file, begin, nbytes, "sample", sample)))
+            yield memoryview(  # without a name, which would keep it while the next one is read
+                (None if found is None else found.read_as_indexed(begin, nbytes))
+                or tried(partial(self._read, file, begin, nbytes, "sample", sample))
+            )
 
     def _parts(self, chunk: int, file: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
         """What `samples` need of a chunk."""

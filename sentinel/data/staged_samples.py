@@ -331,11 +331,14 @@ def _decoded(
     layout = files.layout
     paths: dict[int, str] = {}
     of_file = layout.chunk_file[layout.chunk_of[samples]].tolist()
-    for number, file, raw in zip(samples.tolist(), of_file, raws, strict=True):
+    left = iter(raws)
+    for number, file in zip(samples.tolist(), of_file, strict=True):
         if file not in paths:
             paths[file] = files.path_of_file(file)
+        raw = next(left)
         try:
             sample = source.decode(raw, paths[file])
         except FormatError as error:
             raise FormatError(error.path, f"{error.field} sample {number}", error.rule) from error
+        del raw  # the next one has the same memory then, which is in the processor's cache
         yield sample
