@@ -157,11 +157,17 @@ def _all_of(said: IO[bytes]) -> str:
     return os.pread(said.fileno(), os.fstat(said.fileno()).st_size, 0).decode(errors="replace")
 
 
-def _on_two_nodes(name: str, files: Sequence[str], *shape: str) -> Job:
+def _on_two_nodes(
+    name: str,
+    files: Sequence[str],
+    *shape: str,
+    chosen: Sequence[str] = (*LONGER, *NOT_LONG, "-q"),
+    lane: str = "machines",
+) -> Job:
     options = ("--kernel", "6.12", "--memory", "1G,1G", "--timeout", "2400", *shape)
-    inside = (*PYTEST, *LONGER, *NOT_LONG, "-q", "--no-skips", f"{INSTALLED},nodes,root")
+    inside = (*PYTEST, *chosen, "--no-skips", f"{INSTALLED},nodes,root")
     machine = ("tools/numa_vm/run", *options, "--", *inside)
-    return Job(f"two real nodes, emulated: {name}", "machines", (*machine, *files), alone=machine)
+    return Job(f"two real nodes, emulated: {name}", lane, (*machine, *files), alone=machine)
 
 
 def jobs() -> list[Job]:
@@ -185,16 +191,21 @@ def jobs() -> list[Job]:
         ),
         _on_two_nodes("plans", _PLANS),
         _on_two_nodes("known moves", _KNOWN_MOVES),
-        _on_two_nodes("a proof", _PROOF),
         _on_two_nodes("faults", _FAULTS),
         _on_two_nodes("a node that goes", _OFFLINE, "--removable"),
     ]
 
 
 def long_jobs() -> list[Job]:
-    """Tests that are marked long, one after the other: they take more memory and processes than others."""
-    command = (*PYTEST, *LONGER, "--durations=0", "-rA", *LONG, "--no-skips", INSTALLED)
-    return [Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"})]
+    """Tests that are marked long, one after the other: they take more memory and processes than others. Those that
+    need two nodes then run in a machine that has them."""
+    chosen = (*LONGER, "--durations=0", "-rA", *LONG)
+    others = [f"--ignore={file}" for file in _PROOF]
+    command = (*PYTEST, *chosen, "--no-skips", INSTALLED, *others)
+    return [
+        Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"}),
+        _on_two_nodes("a proof", _PROOF, chosen=chosen, lane="long"),
+    ]
 
 
 class Lanes:

@@ -20,7 +20,7 @@ from sentinel.data.room_here import cut_within
 from sentinel.data.sample_arena import RUNNING, ArenaShape, SampleArena, page_bytes_for
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.staged_samples import Held
-from sentinel.samples import Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
+from sentinel.samples import PLANS_VERSION, Begun, Epoch, Feed, Layout, Order, Room, WorldPlan, plan_world
 from sentinel.system.progress import say
 
 _LEAD, _MOST_LEAD = 16, 4096
@@ -46,7 +46,13 @@ class PeerFeeding:
         shape, room = rooms
         room, digest = room.checked(layout), data.layout.digest
         self._layout, self._in_flight, self._board = layout, in_flight, SampleArena(shape)
-        note = note_of(world=order.world, memory=room.nbytes // order.world, chunks=layout.n_chunks, peers=len(peers))
+        note = note_of(
+            plans_version=PLANS_VERSION,
+            world=order.world,
+            memory=room.nbytes // order.world,
+            chunks=layout.n_chunks,
+            peers=len(peers),
+        )
         peers = [peers[rank * len(peers) // order.world] for rank in range(order.world)]
         self._ranks = [RankHash(peer, job_of(digest, order.seed, rank), note) for rank, peer in enumerate(peers)]
         self._unlike = dict.fromkeys(range(order.world), (0, ""))
@@ -67,7 +73,7 @@ class PeerFeeding:
         if not self._agreed:
             self._provider.forget()  # on all ranks before any of them takes a sample
             said = {"peers": [rank.peer.address for rank in self._ranks], "memory": self.samples.room.nbytes}
-            check_ranks_agree(order.world, said)
+            check_ranks_agree(order.world, {"version of plans": PLANS_VERSION, **said})
             self._agreed = True
         self.pause()
         done, n = self._planned, self._layout.n_samples

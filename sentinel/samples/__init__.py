@@ -19,7 +19,7 @@ from sentinel.samples.shuffle_quality import NEIGHBOURS, ShuffleQuality, neighbo
 from sentinel.samples.source_costs import SourceCosts
 from sentinel.samples.staging import BEFORE, DIRECT, Staging
 from sentinel.samples.steady_reads import part_of, staging_ns, steady_feed
-from sentinel.samples.world_plan import RankShare, WorldPlan, plan_world
+from sentinel.samples.world_plan import PLANS_VERSION, RankShare, WorldPlan, plan_world
 
 __all__ = [
     "ALONE",
@@ -27,6 +27,7 @@ __all__ = [
     "DIRECT",
     "KINDS",
     "NEIGHBOURS",
+    "PLANS_VERSION",
     "WHOLE",
     "ArenaPages",
     "Begun",

@@ -14,6 +14,9 @@ from sentinel.samples.order import Order
 from sentinel.samples.room import Room
 from sentinel.samples.staging import BEFORE, DIRECT, Staging
 
+PLANS_VERSION = 1
+"""Of what is planned for ranks that keep samples together: each finds those of others by a plan of its own, so all must
+plan alike. To be raised with each change of a staging in exact order."""
 NAME = np.dtype([("sample", ">u8"), ("epoch", ">u4"), ("read", ">u4")])
 """What a stay is called among ranks: its sample, and the read that brought it, by its number in its epoch."""
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -203,6 +203,7 @@ def stock_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(plain.stdout.splitlines())
 
 
+@pytest.mark.long  # two processes, and nothing set, each have a shorter test
 def test_two_processes_with_nothing_set_write_a_report_each(stock_ranks: list[str], tmp_path: Path) -> None:
     done = python(*TORCHRUN, *IN_EACH, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

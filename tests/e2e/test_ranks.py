@@ -75,7 +75,14 @@ def managed_share(report: dict[str, Any], *roles: str) -> float:
     return sum(nbytes for nbytes, managed in rows if managed) / sum(nbytes for nbytes, _ in rows)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("view", 2), pytest.param("ddp", 4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        pytest.param("ddp", 2, marks=pytest.mark.long),  # as "view", but for whose memory gradients have
+        ("view", 2),
+        pytest.param("ddp", 4, marks=pytest.mark.long),
+    ],
+)
 def test_parameters_and_gradients_of_ddp_are_placed_and_bits_are_stock(kind: str, ranks: int, tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", "20%", "--report", "r.json", str(PROGRAM), kind, "16")
     done = launched(ranks, *words, cwd=tmp_path)
@@ -121,6 +128,7 @@ def test_four_ranks_hold_no_more_than_the_budget_of_their_node(tmp_path: Path) -
     assert sum(headline["fast_peak_bytes"] for headline in headlines) <= budget
 
 
+@pytest.mark.long  # ranks go on without a rank's second plan, below; here it is the first one
 def test_a_rank_that_plans_for_long_costs_time_and_nothing_else(tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", f"{4 * MIB}/node", "--report", "r.html", str(PROGRAM), "ddp", "16")
     done = launched(2, *words, cwd=tmp_path, LATE_RANK="1")
@@ -238,7 +246,7 @@ def in_a_shell(command: str, folder: Path, **more: str) -> subprocess.CompletedP
         "-m torch.distributed.run --standalone --nproc-per-node=2",
         pytest.param(
             "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0",
-            marks=pytest.mark.needs("accelerate"),
+            marks=[pytest.mark.needs("accelerate"), pytest.mark.long],  # accelerate launches what the page shows, below
         ),
     ],
 )

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.needs("two nodes", "root", "torch", "native")
 @pytest.mark.slow
+@pytest.mark.long  # tests/e2e/test_prove_verb.py proves on one node
 def test_a_proof_runs_to_its_end_and_leaves_the_kernel_as_it_was(tmp_path: Path) -> None:
     before = settings_now()
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """A program that trains, under a memory budget or on stock PyTorch, and prints what came of it.
 
-python -m tests.torch.passive_cases CASE [DIRECTORY]
+python -m tests.torch.passive_cases CASE DIRECTORY
+python -m tests.torch.passive_cases --stock CASE...
 """
 
 from __future__ import annotations
@@ -222,7 +223,15 @@ CASES = {
 }
 
 
-def main(case: str, folder: str | None = None) -> None:
+def main(word: str, *words: str) -> None:
+    if word == "--stock":
+        for case in words:
+            print_case(case)
+    else:
+        print_case(word, *words)
+
+
+def print_case(case: str, folder: str | None = None) -> None:
     torch.manual_seed(1)
     torch.set_num_threads(2)
     torch.ones(1).sqrt()  # MKL's first call by two threads at once may compute with 12 bits, without Sentinel too

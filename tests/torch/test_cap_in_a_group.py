@@ -159,6 +159,7 @@ print(json.dumps({"found": found, "layers": layers, "free_bytes": free, "storage
 
 
 @pytest.mark.slow
+@pytest.mark.long  # training, saving and loading with less memory than tensors take is among the cases of passive mode
 def test_a_model_half_as_large_again_as_free_memory_is_built_trained_saved_and_loaded(
     folder: Path, group: MemoryGroup
 ) -> None:

@@ -47,25 +47,38 @@ SGD |= {"is_first_step": False}
 HERE = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-def run(case: str, *folder: Path) -> dict[str, Any]:
-    """What a case prints, in a process of its own."""
-    command = [sys.executable, "-m", "tests.torch.passive_cases", case, *map(str, folder)]
+def run(*words: object) -> list[dict[str, Any]]:
+    """What passive_cases prints of each case."""
+    command = [sys.executable, "-m", "tests.torch.passive_cases", *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return [dict(json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"found')]
+
+
+@pytest.fixture(scope="module")
+def stock_of(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """What stock PyTorch makes of each case that is tested, all in one process: it imports torch once."""
+    name = test_training_is_the_same_bit_for_bit.__name__
+    tested = [item for item in request.session.items if item.path == request.path and item.originalname == name]
+    names = [item.callspec.params["case"] for item in tested]
+    return dict(zip(names, run("--stock", *names), strict=True))
 
 
 QUICK = ("plain_mlp", "workers_fork")
 """Of the cases, those that are not only run before a change lands."""
+OTHER_DRAWS = ("whatever_comes_second", "whatever_comes_third")
+"""As whatever comes first, with other random numbers."""
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in sorted(cases.CASES)]
-)
+def marks_of(case: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if case in QUICK else (pytest.mark.slow, pytest.mark.long) if case in OTHER_DRAWS else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in sorted(cases.CASES)])
 def test_training_is_the_same_bit_for_bit(
-    case: str, folder: Path, record_property: Callable[[str, object], None]
+    case: str, folder: Path, stock_of: dict[str, dict[str, Any]], record_property: Callable[[str, object], None]
 ) -> None:
-    stock, ours = run(case), run(case, folder)
+    stock, (ours,) = stock_of[case], run(case, folder)
     assert ours["found"] == stock["found"]
     assert not ours["found"].get("strange")
     told = ours["storage"]

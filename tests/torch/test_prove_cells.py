@@ -24,6 +24,7 @@ from tests.processes import LONGEST_S  # noqa: E402
 SLOW = "emulated:cxl-asic-x8"
 STEPS, JUDGED = 10, 3
 SMALL = {"perceptron": small_perceptron, "convolution": small_convolution}
+EACH = ["perceptron", pytest.param("convolution", marks=pytest.mark.long)]
 
 
 def name_of(call: Any) -> str:
@@ -42,7 +43,7 @@ def processes() -> CellProcesses:
 
 @pytest.mark.needs("torch", "native", "compiler")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EACH)
 def test_what_is_predicted_can_be_applied_and_trains_the_same_bits(
     name: str, tmp_path: Path, processes: CellProcesses
 ) -> None:
