@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks._bench import told
 from benchmarks._page_parts import headings, where
-from tools.checks import Lanes, long_jobs
+from tools.checks import Job, Lanes, long_jobs
 
 _TOOK = re.compile(r"^([0-9.]+)s call +(\S.*)$", re.MULTILINE)
 _VERDICT = re.compile(r"^(PASSED|FAILED|SKIPPED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
@@ -26,8 +26,8 @@ _HEAD = """# The longest tests
 `make test-long`, {where}
 
 `.ci/run` does not run these. Each holds for a larger model, more draws or more lines what a shorter test holds there
-([decision 188](decisions/0188-long-tests-are-one-command-with-a-dated-table.md)). They ran one after the other. Figures
-in [long-tests.json](long-tests.json).
+([decision 188](decisions/0188-long-tests-are-one-command-with-a-dated-table.md)). They ran one after the other; those of
+`tests/numa` in a machine whose processors are emulated. Figures in [long-tests.json](long-tests.json).
 """
 
 
@@ -37,6 +37,14 @@ def results(output: str) -> list[dict[str, Any]]:
     verdicts = {name: verdict.lower() for verdict, name in _VERDICT.findall(output)}
     found = [{"test": name, "verdict": verdict, "took_s": took.get(name, 0.0)} for name, verdict in verdicts.items()]
     return sorted(found, key=lambda test: -float(test["took_s"]))
+
+
+def results_of(job: Job) -> list[dict[str, Any]]:
+    """`results` of a job, and one of the job itself where it failed by none of its tests."""
+    found = results(job.output)
+    if job.failed and not any(row["verdict"] in ("failed", "error") for row in found):
+        found.append({"test": job.name, "verdict": "failed", "took_s": job.took_s})
+    return found
 
 
 def page(made: Mapping[str, Any]) -> str:
@@ -58,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     jobs = long_jobs()
     Lanes(jobs).run()
-    found = results("\n".join(job.output for job in jobs))
+    found = [row for job in jobs for row in results_of(job)]
     made = told("the longest tests pass", {}, found)
     if given.markdown:
         given.markdown.write_text(page(made))

@@ -243,6 +243,7 @@ def forecast_json(told: Forecast) -> dict[str, Any]:
                 "unit": row.unit,
                 "reads_per_chunk": row.later_epochs.reads_per_chunk,
                 "first_epoch_reads_per_chunk": row.first_epoch.reads_per_chunk,
+                "source_ranges": row.later_epochs.source_ranges,
                 "source_bytes": row.later_epochs.source_bytes,
                 "epoch_ns_predicted": row.epoch_ns,
                 "speedup_predicted": row.speedup,

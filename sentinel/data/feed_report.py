@@ -127,4 +127,6 @@ class FeedReport(FeedFacts):
     def _read(self) -> str:
         if not self.feed.n_chunks:
             return "each sample was read alone, in no chunks"
-        return f"{self.feed.reads_per_chunk:.2f} reads a chunk in an epoch"
+        reads, ranges = self.feed.source_reads, self.feed.source_ranges
+        parts = f", in {ranges / reads:.1f} ranges each" if ranges > reads > 0 else ""
+        return f"{self.feed.reads_per_chunk:.2f} reads a chunk in an epoch{parts}"

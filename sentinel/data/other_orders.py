@@ -20,7 +20,8 @@ def others_read_less(layout: Layout, room: Room, order: Order, choice: UnitChoic
     feeds: dict[str, Feed] = {}
     for kind in KINDS:
         try:
-            feeds[kind] = steady_feed(part, room_bytes, replace(order, kind=kind), choice.staged)
+            gap_bytes = choice.gap_bytes if kind == order.kind else None
+            feeds[kind] = steady_feed(part, room_bytes, replace(order, kind=kind), choice.staged, gap_bytes)
         except UsageError:
             continue  # the room is too little for it
     own = feeds.get(order.kind)
@@ -28,7 +29,14 @@ def others_read_less(layout: Layout, room: Room, order: Order, choice: UnitChoic
         return []
     less = [kind for kind, feed in feeds.items() if feed.reads_per_chunk < _CLEARLY * own.reads_per_chunk]
     found = []
-    if less:
+    if choice.gap_bytes is not None:  # a read of this order is not one of a whole chunk
+        found = [
+            f"by what reads cost here, order={kind!r} would read for {feed.wait_ns / own.wait_ns:.2f} of the time that"
+            " this order reads; `sentinel data plan` tells how well each mixes samples"
+            for kind, feed in feeds.items()
+            if feed.wait_ns < _CLEARLY * own.wait_ns
+        ]
+    elif less:
         said = " and ".join(
             f"order={kind!r} would read a chunk {feeds[kind].reads_per_chunk:.2f} times" for kind in less
         )

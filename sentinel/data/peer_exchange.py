@@ -275,7 +275,7 @@ def unlike(rank: RankHash) -> str:
         except ValueError:
             return ""
         theirs = theirs if isinstance(theirs, dict) else {}
-        told = ((name, theirs.get(name, here), here) for name, here in ours.items())
+        told = ((name, theirs.get(name, 0), here) for name, here in ours.items())  # an older version leaves less
         return ", ".join(f"{name}={there}, here {here}" for name, there, here in told if there != here)
     others = [key.split(b":") for key in keys if isinstance(key, bytes)] if isinstance(keys, list) else []
     _, data_set, seed, _ = rank.key.split(b":")

@@ -112,7 +112,8 @@ class PeerFeeding:
 
     def _of_unlike(self, rank: int) -> str:
         there = f"the peer {self._ranks[rank].peer.address} has those of a rank {rank} that was given"
-        return f"samples of rank {rank} do not come: {there} {self._unlike[rank][1]}; give all ranks the same"
+        remedy = "give all ranks the same, and the same version of Sentinel"
+        return f"samples of rank {rank} do not come: {there} {self._unlike[rank][1]}; {remedy}"
 
     def pause(self) -> None:
         """No thread reads."""

@@ -35,10 +35,11 @@ class Got:
     """What a read got; nothing until it is told."""
 
     ranges = nbytes = 0
+    done = False
 
     def told(self, ranges: int, nbytes: int) -> None:
         """It is done, by so many ranges of together `nbytes`."""
-        self.ranges, self.nbytes = ranges, nbytes
+        self.ranges, self.nbytes, self.done = ranges, nbytes, True
 
 
 class ReadLog:
@@ -55,13 +56,13 @@ class ReadLog:
         try:
             yield got
         finally:
-            ended, done = self._busy.end(), got.ranges > 0
+            ended = self._busy.end()
             with self._lock:
-                self._reads += done
+                self._reads += got.done
                 self._ranges += got.ranges
                 self._read_bytes += got.nbytes
-                self._failed += not done
-                self._last.add(begun, ended, chunk, got.nbytes if done else -1, self._reads)
+                self._failed += not got.done
+                self._last.add(begun, ended, chunk, got.nbytes if got.done else -1, self._reads)
 
     @property
     def counts(self) -> ReadCounts:

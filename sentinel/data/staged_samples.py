@@ -342,3 +342,4 @@ def _decoded(
             raise FormatError(error.path, f"{error.field} sample {number}", error.rule) from error
         del raw  # the next one has the same memory then, which is in the processor's cache
         yield sample
+    assert next(left, None) is None, "there are more bytes than samples"

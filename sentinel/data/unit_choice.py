@@ -75,7 +75,7 @@ def choose_unit(
     costs = reads.costs
     staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
     best = best_unit(data.layout.cut(_MOST_UNIT), shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
-    said = f"{best} samples are read at once: a read takes {format_ns(costs.latency_ns)} here"
+    said = f"of each {best} samples those that stay are read: a read takes {format_ns(costs.latency_ns)} here"
     why = READ_ALONE if best == ALONE else f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
     gap_bytes = None if best == ALONE else staged.gap_bytes
     return replace(_with_costs(reads, best, why, workers), gap_bytes=gap_bytes)

@@ -1,4 +1,4 @@
-"""Exact order: reads whole chunks ahead of torch's order, and keeps of each what is used within its window.
+"""Exact order: reads chunks ahead of torch's order, and keeps of each what is used within its window.
 
 The uses of a chunk's samples, in the order of this epoch and the next ones, are cut into windows: the first use that
 is in no window is a miss, reads the chunk, and begins a window. All that is used within the window stays until its last

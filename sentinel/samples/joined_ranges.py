@@ -31,6 +31,7 @@ class JoinedRanges:
             nothing = np.zeros(0, np.int64)
             return cls(nothing, nothing, nothing)
         end = begin + nbytes
+        gap_bytes = min(gap_bytes, int(end.max()))
         apart = read * (int(end.max()) + gap_bytes + 1)  # no sample of one read is near one of another
         order = np.argsort(apart + begin, kind="stable")
         begin, end, apart = (apart + begin)[order], (apart + end)[order], apart[order]

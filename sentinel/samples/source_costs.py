@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from sentinel.core.errors import UsageError
 
+_LONGEST_GAP = 1 << 40
+"""Bytes: longer than any chunk."""
+
 
 @dataclass(frozen=True)
 class SourceCosts:
@@ -36,7 +39,9 @@ class SourceCosts:
     @property
     def gap_bytes(self) -> int:
         """Bytes that are read in the time that another read takes to begin."""
-        return int(1e-9 * self.latency_ns / self.in_flight * self.read_bytes_per_s)
+        if not self.latency_ns:
+            return 0
+        return int(min(1e-9 * self.latency_ns / self.in_flight * self.read_bytes_per_s, _LONGEST_GAP))
 
     def ns(self, reads: float, nbytes: float) -> float:
         """Time that so many reads of together `nbytes` take."""

@@ -44,7 +44,7 @@ class Staging:
     order: NDArray[np.int64]
     """(m,) The sample delivered at each position."""
     read_chunk: NDArray[np.int64]
-    """(n_reads,) The chunk that each read takes, whole."""
+    """(n_reads,) The chunk that each read takes: all of it, or what stays."""
     read_due: NDArray[np.int64]
     """(n_reads,) The first position that needs it, ascending."""
     stay_sample: NDArray[np.int64]

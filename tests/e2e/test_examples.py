@@ -117,7 +117,7 @@ def test_two_stock_runs_are_identical(tmp_path: Path) -> None:
     assert differing(stock_of(example), again) == []
 
 
-@pytest.mark.long  # `make demo` does the same, and fails where a bit differs
+@pytest.mark.long  # .ci/demo trains it too, and fails where a bit differs; smaller ones are in test_passive.py
 def test_a_cap_changes_no_bit(folder: Path, tmp_path: Path) -> None:
     def told(*words: str) -> list[str]:
         done = subprocess.run(

@@ -19,9 +19,10 @@ from sentinel.reports.proof_tables import bits_differ, failures
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.needs("two nodes", "root", "torch", "native")
-@pytest.mark.slow
-@pytest.mark.long  # tests/e2e/test_prove_verb.py proves on one node
+# All of this file: no machine is booted for it but by `make test-long`. tests/e2e/test_prove_verb.py proves on one node.
+pytestmark = [pytest.mark.needs("two nodes", "root", "torch", "native"), pytest.mark.slow, pytest.mark.long]
+
+
 def test_a_proof_runs_to_its_end_and_leaves_the_kernel_as_it_was(tmp_path: Path) -> None:
     before = settings_now()
     done = subprocess.run(

@@ -61,6 +61,28 @@ def saved_in_mid_step() -> dict:
     return {**train(mlp, save), "saved": saved}
 
 
+def saved_and_loaded() -> dict:
+    """Trained, saved, built again, loaded and trained on."""
+    made = [mlp(), mlp()]
+    found, file = [], io.BytesIO()
+    for model, inputs, target in made:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        if file.tell():
+            file.seek(0)
+            state = torch.load(file)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            del state
+        for batch in inputs:
+            loss = loss_of(model(batch), target)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    return {"losses": found, "parameters": digest(made[1][0].parameters())}
+
+
 def written_through_numpy() -> dict:
     def write(step: int, model: nn.Module) -> None:
         for parameter in model.parameters():
@@ -210,6 +232,7 @@ CASES = {
         operands_beyond_the_budget,
         fused_steps_beyond_the_budget,
         saved_in_mid_step,
+        saved_and_loaded,
         written_through_numpy,
         read_by_a_thread,
         workers_fork,

@@ -159,7 +159,7 @@ print(json.dumps({"found": found, "layers": layers, "free_bytes": free, "storage
 
 
 @pytest.mark.slow
-@pytest.mark.long  # training, saving and loading with less memory than tensors take is among the cases of passive mode
+@pytest.mark.long  # "saved_and_loaded" of test_passive.py, in less memory than is free
 def test_a_model_half_as_large_again_as_free_memory_is_built_trained_saved_and_loaded(
     folder: Path, group: MemoryGroup
 ) -> None:

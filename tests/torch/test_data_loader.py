@@ -702,7 +702,7 @@ def test_the_least_costly_unit_may_be_none(tars: list[str], monkeypatch: pytest.
         assert loader.report().feed.direct_reads == direct
         caveats = loader.report().caveats
         assert any("each sample alone is cheapest" in said for said in caveats) == bool(direct)
-        assert any("samples are read at once: a read takes 2" in said for said in caveats) != bool(direct)
+        assert any("samples those that stay are read: a read takes 2" in said for said in caveats) != bool(direct)
         assert ("nothing is staged here" in loader.report().text()) == bool(direct)
         assert "0.00 reads a chunk" not in loader.report().text()
         state = loader.state_dict()
@@ -728,7 +728,7 @@ def test_time_that_was_predicted_stands_beside_that_of_the_reads(
         predicted = counts["predicted"].fillna(-1)["read_ns"]
         ranges = counts["predicted"]["source_ranges"]
         assert counts["epoch"]["source_ranges"] == ranges
-        assert ranges >= reads if known else ranges == reads
+        assert ranges == reads  # no gap in these chunks is as long as what is read in 2 ms
         assert predicted == (round(costs.ns(ranges, nbytes)) if known else -1)
 
 

@@ -38,4 +38,7 @@ def test_reading_alone_is_named_where_it_is_known_to_be_as_good() -> None:
     slow, fast = SourceCosts(2e6, 1e9), SourceCosts(5e3, 1e10)
     assert "each sample alone" not in said(0.2, choice=UnitChoice(staged=slow, alone=slow))
     assert "by what reads cost here this order takes" in said(0.2, choice=UnitChoice(staged=fast, alone=fast))
+    parts = UnitChoice(gap_bytes=slow.gap_bytes, staged=slow, alone=slow)
+    assert "order='windowed' would read for 0." in said(0.2, choice=parts)
+    assert "each sample alone" not in said(0.2, choice=parts)
     assert "page cache when the loader was made" in said(0.2, Order("windowed"), UnitChoice(cached=True))

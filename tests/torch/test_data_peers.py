@@ -242,7 +242,7 @@ def test_a_server_that_is_not_there_or_wants_a_password(
         ({"seed": 7}, r"was given seed=7, here 0; give all ranks the same"),
         ({"source": "others"}, r"was given another data set, or files of other sizes; give all ranks the same"),
         ({"world": 4}, r"was given world=4, .*here"),
-        ({"plans_version": 0}, r"was given plans_version=0, here \d+; give all ranks the same"),
+        ({"older": True}, r"was given plans_version=0, here \d+; give all ranks the same"),
         ({}, ""),
     ],
 )
@@ -263,8 +263,11 @@ def test_a_rank_that_was_given_something_else_is_named_where_its_samples_do_not_
     second = {"source": tars, "world": 2, **asked, **given}
     second["source"] = others if given.get("source") else tars
     with monkeypatch.context() as patch:
-        if "plans_version" in second:
-            patch.setattr("sentinel.data.peer_feeding.PLANS_VERSION", second.pop("plans_version"))
+        if second.pop("older", False):  # it did not say what its plans are like
+            named = ("world", "memory", "chunks", "peers")
+            patch.setattr(
+                "sentinel.data.peer_feeding.note_of", lambda **given: note_of(**{name: given[name] for name in named})
+            )
         other = sentinel.data.loader(second.pop("source"), rank=1, **second)
     batches = iter(other)
     next(batches)  # it has begun, and left a note

@@ -124,7 +124,7 @@ def test_plan_prices_what_auto_compares(tars: list[str]) -> None:
     costs = SourceCosts(10e3, 1e10)
     (row,) = (row for row in sentinel.data.forecast(tars, ["20%"], unit=64, costs=costs).rows if row.order == "exact")
     later = row.later_epochs
-    assert costs.ns(later.source_reads, later.source_bytes) < costs.ns(later.samples, later.sample_bytes) / 2
+    assert costs.ns(later.source_ranges, later.source_bytes) < costs.ns(later.samples, later.sample_bytes) / 2
     assert not row.worth_it
     (auto,) = (row for row in sentinel.data.forecast(tars, ["20%"], costs=costs).rows if row.order == "exact")
     assert auto.unit == ALONE

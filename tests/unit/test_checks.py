@@ -22,7 +22,7 @@ def test_every_file_about_two_nodes_is_run_in_a_machine() -> None:
 
 
 def test_every_job_runs_something_that_is_there() -> None:
-    for job in checks.jobs():
+    for job in (*checks.jobs(), *checks.long_jobs()):
         for word in job.command:
             if word.startswith(("tests/", "tools/", ".ci/")):
                 assert (ROOT / word).exists(), word

@@ -196,7 +196,10 @@ def test_gaps_are_read_where_another_read_costs_more() -> None:
     alone = simulate(layout, staging, gap_bytes=-1)
     assert whole.source_ranges == whole.source_reads < alone.source_ranges
     assert alone.source_bytes <= layout.nbytes < whole.source_bytes
-    for costs in (SourceCosts(0, 1e9), SourceCosts(1e3, 1e9), SourceCosts(2e3, 1e9), SourceCosts(1e6, 1e9)):
+    some = simulate(layout, staging, gap_bytes=2000)
+    assert whole.source_ranges < some.source_ranges < alone.source_ranges
+    assert alone.source_bytes < some.source_bytes < whole.source_bytes
+    for costs in (SourceCosts(0, 1e9), SourceCosts(1e3, 1e9), SourceCosts(2e3, 1e9), SourceCosts(1e6, float("inf"))):
         least = simulate(layout, staging, costs, costs.gap_bytes)
         for gap_bytes in (None, -1, 500, 1500, 2500, 10_000):
             assert least.wait_ns <= simulate(layout, staging, costs, gap_bytes).wait_ns
