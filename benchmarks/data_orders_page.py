@@ -120,9 +120,9 @@ def _ranks(told: Told) -> Iterator[str]:
 
 def _units(told: Told) -> Iterator[str]:
     yield "## The unit of reading\n"
-    yield "Exact order, C=64, r=0.2: µs of reading a sample, predicted, in whole chunks or in chunks of so many samples, of"
-    yield "which what stays is read, and gaps that take no longer than another read. The cheapest is taken. Of reads in"
-    yield "flight the latencies overlap, the bytes do not.\n"
+    yield "Exact order, C=64, r=0.2: µs of reading a sample, predicted, in whole chunks or of so many samples."
+    yield "Of a chunk what stays is read, and gaps that take no longer than another read. The cheapest is taken."
+    yield "Of reads in flight the latencies overlap, the bytes do not.\n"
     names = list(told["results"]["units"][0]["ns_a_sample"])
     yield from _table(
         ("source", *names, "taken"),

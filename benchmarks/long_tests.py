@@ -26,8 +26,8 @@ _HEAD = """# The longest tests
 `make test-long`, {where}
 
 `.ci/run` does not run these. Each holds for a larger model, more draws or more lines what a shorter test holds there
-([decision 188](decisions/0188-long-tests-are-one-command-with-a-dated-table.md)). They ran one after the other; those of
-`tests/numa` in a machine whose processors are emulated. Figures in [long-tests.json](long-tests.json).
+([decision 188](decisions/0188-long-tests-are-one-command-with-a-dated-table.md)). They ran one after the other, those
+of `tests/numa` in a machine whose processors are emulated. Figures in [long-tests.json](long-tests.json).
 """
 
 

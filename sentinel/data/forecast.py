@@ -146,9 +146,9 @@ def forecast(
                     continue
                 if now and now < choice.unit:
                     notes.append(f"memory {text} is little: {now} samples are read at once, not {choice.unit}")
-                ranges, reads = rows[-1].later_epochs.source_ranges, rows[-1].later_epochs.source_reads
-                if ranges > reads > 0:
-                    said = f"what stays of a chunk is read, in {ranges / reads:.1f} ranges"
+                later = rows[-1].later_epochs
+                if later.source_ranges > later.source_reads > 0:
+                    said = f"what stays of a chunk is read, in {later.source_ranges / later.source_reads:.1f} ranges"
                     notes.append(f"{kind} order with memory {text}: {said}")
                 if place.why:
                     notes.append(f"memory {text}: {place.why}")

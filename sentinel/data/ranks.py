@@ -203,13 +203,12 @@ class _Meeting:
 
 
 def _compare(everybody: list[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(name for said in everybody for name in said):
-        first = everybody[0].get(name)
+    for name, first in everybody[0].items():
         for rank, theirs in enumerate(everybody):
             if theirs.get(name) != first:
                 raise UsageError(
                     f"ranks differ in {name}: rank 0 has {first!r}, rank {rank} has {theirs.get(name)!r}",
-                    "give all ranks the same, and the same version of Sentinel",
+                    "give all ranks the same",
                 )
 
 

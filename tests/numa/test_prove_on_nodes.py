@@ -19,7 +19,7 @@ from sentinel.reports.proof_tables import bits_differ, failures
 ROOT = Path(__file__).parents[2]
 
 
-# All of this file: no machine is booted for it but by `make test-long`. tests/e2e/test_prove_verb.py proves on one node.
+# All of this file: only `make test-long` boots a machine for it. tests/e2e/test_prove_verb.py proves on one node.
 pytestmark = [pytest.mark.needs("two nodes", "root", "torch", "native"), pytest.mark.slow, pytest.mark.long]
 
 

@@ -25,7 +25,7 @@ from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
-from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, names_of  # noqa: E402
+from sentinel.data.peer_exchange import BEGUN, OPEN, ChunkProvider, Progress, names_of, note_of  # noqa: E402
 from sentinel.data.peer_feeding import cut_for_peers, rooms_within  # noqa: E402
 from sentinel.data.peer_samples import FromPeers  # noqa: E402
 from sentinel.data.peers import _ALONE_UNTIL, Peer, RankHash  # noqa: E402

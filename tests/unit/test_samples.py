@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sentinel.core.errors import UsageError
 from sentinel.samples import (
     ALONE,
+    PLANS_VERSION,
     WHOLE,
     ArenaPages,
     Epoch,
@@ -25,6 +27,7 @@ from sentinel.samples import (
     best_unit,
     epochs_ahead,
     plan,
+    plan_world,
     shuffle_quality,
     simulate,
     unit_costs,
@@ -316,3 +319,20 @@ def test_ranks_with_much_room_look_several_epochs_ahead() -> None:
         before = plan(layout, order, room, Epoch(now, following, later=tuple(later)), before)
         reads.append(simulate(layout, before).reads_per_chunk)
     assert max(reads[1:]) < 0.6
+
+
+def test_plans_of_all_ranks_are_those_of_their_version() -> None:
+    """Ranks with peers plan alike, or do not find each other's samples: whoever changes what is planned raises the
+    version, and writes the digest again."""
+    layout = layout_of([16] * 40, 1000 + np.arange(640) % 7)
+    room, order = Room.of(layout, int(layout.nbytes * 0.3)), Order(world=3)
+    orders = [permutation(640, seed) for seed in range(3)]
+    first = plan_world(layout, order, room, 0, Epoch(orders[0], orders[1]), None)
+    both = first, plan_world(layout, order, room, 1, Epoch(orders[1], orders[2]), first)
+    digest = hashlib.sha256()
+    for planned in both:
+        for rank in range(3):
+            share = planned.share(layout, rank)
+            for column in (share.order, share.direct, share.reads, share.reader, share.name, share.first, share.last):
+                digest.update(np.ascontiguousarray(column).tobytes())
+    assert (PLANS_VERSION, digest.hexdigest()[:16]) == (1, "ba6fd963f30d4349")
