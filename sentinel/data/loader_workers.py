@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ _END_S = 1.0
 
 def is_lost(batches: Any, within_s: float | None = None) -> bool:
     """Whether a worker has ended by itself, or does so in that time, by default soon: its error is not the user's."""
-    ends = [worker.sentinel for worker in getattr(batches, "_workers", ())]
-    return bool(ends and wait(ends, _END_S if within_s is None else within_s))
+    ends = select.poll()
+    for worker in (workers := getattr(batches, "_workers", ())):
+        ends.register(worker.sentinel, select.POLLIN)
+    return bool(workers and ends.poll(1e3 * (_END_S if within_s is None else within_s)))
 
 
 def exit_codes(batches: Any) -> set[int]:

@@ -141,8 +141,9 @@ class Loader(IterableDataset[Any]):
             done += 1
             self._asked = done < len(requests)
             self._delivered += served.samples
+            nbytes = self._feeding.samples.nbytes_of(asked)
             for counted in (self._total, self._now):
-                counted.add(served, len(asked), self._feeding.samples.nbytes_of(asked))
+                counted.add(served, len(asked), nbytes)
             if done == len(requests):
                 self._feeding.finish()
             yield pinned(batch) if self._batching.pin_memory else batch
