@@ -297,6 +297,12 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
 # --- what dies ---
 
 
+def kills_a_worker(test: Any) -> Any:
+    """Marks a test. Torch leaves open the socket by which a worker was sending tensors as it was killed."""
+    forgiving = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+    return forgiving(pytest.mark.usefixtures("patient_with_the_killed")(test))
+
+
 @pytest.fixture
 def patient_with_the_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the kernel takes to end one. An error of the user's is told as late."""
@@ -317,7 +323,7 @@ class KilledOnce:
         return number
 
 
-@pytest.mark.usefixtures("patient_with_the_killed")
+@kills_a_worker
 def test_a_worker_that_is_killed_costs_time_only(
     tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -329,7 +335,7 @@ def test_a_worker_that_is_killed_costs_time_only(
     loader.close()
 
 
-@pytest.mark.usefixtures("patient_with_the_killed")
+@kills_a_worker
 def test_a_worker_that_is_killed_between_epochs_costs_time_only(
     tars: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,7 +363,7 @@ def until_it_sends(loader: Loader) -> Any:
     return batches._workers[0]  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("patient_with_the_killed")
+@kills_a_worker
 def test_a_worker_that_is_killed_in_the_middle_of_sending_a_batch_costs_time_only(
     tars: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,7 +397,7 @@ class Killed:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_with_the_killed")
+@kills_a_worker
 def test_workers_that_are_always_killed_end_in_an_error_after_three_restarts(
     tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -893,7 +899,7 @@ def test_a_batch_is_pinned_by_the_loader(tars: list[str], monkeypatch: pytest.Mo
     loader.close()
 
 
-@pytest.mark.usefixtures("patient_with_the_killed")
+@kills_a_worker
 def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) -> None:
     """The iteration was left: what its workers are at is waited for before the next one begins."""
     loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
