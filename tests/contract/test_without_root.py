@@ -72,6 +72,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_rights_are_really_gone() -> None:
     told = confined("auto")
     assert told["uid"] != 0

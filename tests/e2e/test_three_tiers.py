@@ -27,6 +27,7 @@ def test_a_machine_of_three_tiers_goes_through_files_as_it_is(paths: dict[str, s
     assert files.load_machine(paths["machine.json"]) == three_tiers(24 * MIB, 40 * MIB)
 
 
+@pytest.mark.slow
 def test_the_whole_chain_shows_every_tier(paths: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     profile, machine = paths["p.safetensors"], ["--machine", paths["machine.json"]]
     assert main(["plan", profile, *machine, "-o", paths["plan.json"]]) == 0

@@ -104,6 +104,7 @@ def test_the_planners_own_prices_prove_nearly_all_and_say_how_much_is_open(mib):
     assert proof.open < 0.05
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_who_holds_room_on_one_side_only_is_never_slower(profile, machine):

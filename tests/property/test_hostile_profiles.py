@@ -176,6 +176,7 @@ def _told_well(error: FormatError, name: str) -> None:
     assert ";" in error.rule, "a remedy is missing"
 
 
+@pytest.mark.slow
 @many
 @given(data=_hostile_files(*_written(PROFILE)) | _hostile_files(*EARLIER))
 def test_a_hostile_profile_is_refused_or_does_no_harm(tmp_path: Path, data: bytes) -> None:

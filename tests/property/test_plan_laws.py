@@ -134,6 +134,7 @@ def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is
     check(made, profile, barred)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(profile=profiles(), machine=machines(), rival=st.sampled_from(FOR_GOOD))
 def test_pages_dealt_out_for_good_are_not_faster_than_the_default_policy(profile, machine, rival):

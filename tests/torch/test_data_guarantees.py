@@ -162,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_loses_and_repeats_nothing_since_the_checkpoint(tmp_path: Path) -> None:
     tars = shards(tmp_path, [200, 150, 250])
     (tmp_path / "rank.py").write_text(RANK)

@@ -575,6 +575,7 @@ def test_an_error_of_the_transform_is_the_users(tars: list[str]) -> None:
         loader.close()
 
 
+@pytest.mark.slow
 def test_threads_and_memory_go_with_the_loader(tars: list[str]) -> None:
     def reading() -> int:
         return sum(thread.name == "sentinel reader" for thread in threading.enumerate())

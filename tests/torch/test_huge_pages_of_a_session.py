@@ -40,6 +40,7 @@ def advised(base: int, nbytes: int) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.needs("compiler", "huge pages")
 @pytest.mark.parametrize("fast", ["40%", "100%"])
 def test_the_kernel_is_told_what_the_plan_allows(fast: str) -> None:

@@ -174,6 +174,7 @@ def test_torchs_profiler_sees_the_same_memory() -> None:
     assert out.split() == ["True", "True", "True"]
 
 
+@pytest.mark.slow
 def test_peak_memory_is_no_higher_than_stock() -> None:
     """But for pages of libraries: of those there are as many as the page cache has around each that is used."""
     program = """

@@ -64,7 +64,7 @@ def stock_of(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return dict(zip(names, run("--stock", *names), strict=True))
 
 
-QUICK = ("plain_mlp", "workers_fork")
+QUICK = ("workers_fork",)
 """Of the cases, those that are not only run before a change lands."""
 OTHER_DRAWS = ("whatever_comes_second", "whatever_comes_third")
 """As whatever comes first, with other random numbers."""

@@ -37,6 +37,7 @@ def run(driver: Path | str, case: str, *folder: Path, tracker: str = "auto") -> 
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_on_a_file_the_device_sees_what_training_writes(driver: Path, folder: Path) -> None:
     stock, ours = run(driver, "stock"), run(driver, "file", folder)
     assert (ours["losses"], ours["digest"]) == (stock["losses"], stock["digest"])
@@ -70,6 +71,7 @@ def test_what_is_registered_is_not_watched_by_pages(driver: Path, tracker: str) 
         assert "use --tracker ops" in found["refused"]
 
 
+@pytest.mark.slow
 def test_what_is_registered_while_pages_are_watched_is_told(driver: Path) -> None:
     """The watch ends by giving the pages back."""
     found = run(driver, "within")

@@ -63,6 +63,7 @@ def tracker(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.slow
 def test_a_tracker_asked_for_by_name_is_refused_in_words_and_nothing_has_changed(tracker: str) -> None:
     answer = told("holds", "rights", "auto", *allowed())
     seen = answer["seen"][tracker]
@@ -107,6 +108,7 @@ def test_a_thread_that_can_reach_no_tensor_does_not_keep_from_watching_and_loses
     assert answer["identical"]
 
 
+@pytest.mark.slow
 @pytest.mark.needs("root")
 def test_a_plain_user_is_refused_alike() -> None:
     answer = told("holds", "user", "auto", "pagemap")

@@ -173,6 +173,7 @@ def _unchanging(made: ast.ClassDef) -> bool:
     return frozen or bool(bases & UNCHANGING)
 
 
+@pytest.mark.slow
 def test_all_of_it_is_in_the_runtime() -> None:
     package = ROOT / "sentinel"
     changing = classes_that_change(package)
