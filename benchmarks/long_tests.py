@@ -32,11 +32,11 @@ of `tests/numa` in a machine whose processors are emulated. Figures in [long-tes
 
 
 def results(output: str) -> list[dict[str, Any]]:
-    """Of each test in what pytest said: its name, its verdict, and the seconds of its call; the longest first."""
+    """Of each test in what pytest said: its name, its verdict, and the seconds of its call."""
     took = {name: float(seconds) for seconds, name in _TOOK.findall(output)}
     verdicts = {name: verdict.lower() for verdict, name in _VERDICT.findall(output)}
     found = [{"test": name, "verdict": verdict, "took_s": took.get(name, 0.0)} for name, verdict in verdicts.items()]
-    return sorted(found, key=lambda test: -float(test["took_s"]))
+    return found
 
 
 def results_of(job: Job) -> list[dict[str, Any]]:
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     jobs = long_jobs()
     Lanes(jobs).run()
-    found = [row for job in jobs for row in results_of(job)]
+    rows = (row for job in jobs for row in results_of(job))
+    found = sorted(rows, key=lambda row: -float(row["took_s"]))
     made = told("the longest tests pass", {}, found)
     if given.markdown:
         given.markdown.write_text(page(made))
