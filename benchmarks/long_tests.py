@@ -35,8 +35,7 @@ def results(output: str) -> list[dict[str, Any]]:
     """Of each test in what pytest said: its name, its verdict, and the seconds of its call."""
     took = {name: float(seconds) for seconds, name in _TOOK.findall(output)}
     verdicts = {name: verdict.lower() for verdict, name in _VERDICT.findall(output)}
-    found = [{"test": name, "verdict": verdict, "took_s": took.get(name, 0.0)} for name, verdict in verdicts.items()]
-    return found
+    return [{"test": name, "verdict": verdict, "took_s": took.get(name, 0.0)} for name, verdict in verdicts.items()]
 
 
 def results_of(job: Job) -> list[dict[str, Any]]:
