@@ -62,6 +62,7 @@ _PAGES_A_SAMPLE = 32
 _SMALLEST_PAGE = 64
 _WORD_BYTES = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)
+_DOWN = np.uint64(33)
 """Multiplying by it carries each bit of a sum into the upper half."""
 
 
@@ -330,8 +331,12 @@ class SampleArena:
     ) -> NDArray[np.uint32]:
         """(k,) checksums of samples that have `counts` (k,) of the (n, page_bytes) `pages`. One word that is another
         makes another sum of words, each times a factor of its own, so that two which are others do, too; pages that
-        change places do, and the same bytes as another sample's."""
-        sums = pages.view(np.uint64) @ self._factors
+        change places do, and the same bytes as another sample's. What differs in the high bits of a word is brought to
+        low ones before: the product of a high bit depends on few bits of the factor, so that two could cancel out."""
+        words = pages.view(np.uint64)
+        mixed = words >> _DOWN
+        mixed ^= words
+        sums = mixed @ self._factors
         sums *= positions(counts).astype(np.uint64) * np.uint64(2) + np.uint64(1)
         of_sample = np.add.reduceat(sums, np.cumsum(counts) - counts) + samples.astype(np.uint64)
         return (of_sample * _ODD >> np.uint64(32)).astype(np.uint32)
