@@ -16,10 +16,10 @@ ALONE = -1
 
 
 def unit_costs(layout: Layout, room_bytes: int, costs: SourceCosts) -> dict[int, float]:
-    """Samples that a chunk has (powers of two below those of the largest chunk, then WHOLE) -> ns of reading a
-    sample in exact order from the second epoch on, predicted from part of the data set. Of a chunk only
-    what stays is read, and gaps that take no longer than another read. Units for which the room is too little are left
-    out; where chunks are encoded there is WHOLE only."""
+    """Samples of a chunk (powers of two below those of the largest one, then WHOLE) -> ns of reading a sample in exact
+    order from the second epoch on, predicted from part of the data set. Of a chunk only what stays is read, and gaps
+    that take no longer than another read. Units for which the room is too little are left out; where chunks are encoded
+    there is WHOLE only."""
     return {unit: feed.wait_ns / feed.samples for unit, feed in _feeds(layout, room_bytes, costs).items()}
 
 

@@ -71,7 +71,9 @@ OTHER_DRAWS = ("whatever_comes_second", "whatever_comes_third")
 
 
 def marks_of(case: str) -> tuple[pytest.MarkDecorator, ...]:
-    return () if case in QUICK else (pytest.mark.slow, pytest.mark.long) if case in OTHER_DRAWS else (pytest.mark.slow,)
+    if case in QUICK:
+        return ()
+    return (pytest.mark.slow, pytest.mark.long) if case in OTHER_DRAWS else (pytest.mark.slow,)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in sorted(cases.CASES)])
