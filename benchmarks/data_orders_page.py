@@ -120,8 +120,8 @@ def _ranks(told: Told) -> Iterator[str]:
 
 def _units(told: Told) -> Iterator[str]:
     yield "## The unit of reading\n"
-    yield "Exact order, C=64, r=0.2: µs of reading a sample, predicted, if chunks have so many samples, or"
-    yield "all 64. What stays of a chunk is read, and gaps that take no longer than another read. The cheapest is taken."
+    yield "Exact order, C=64, r=0.2: µs of reading a sample, predicted, if chunks have so many samples, or all"
+    yield "64. What stays of a chunk is read, and gaps that take no longer than another read. The cheapest is taken."
     yield "Of reads in flight the latencies overlap, the bytes do not.\n"
     names = list(told["results"]["units"][0]["ns_a_sample"])
     yield from _table(
