@@ -7,7 +7,6 @@ import gc
 import mmap
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +25,7 @@ from sentinel.profiler.pages import (
 )
 from tests.contract.page_workload import Memory, layers
 from tests.contract.replay_tracker import ReplayTracker
-from tests.processes import threads, until
+from tests.processes import mapped_for_tensors, threads, until
 
 PAGES = 211
 _ALLOWED = [name for name in TRACKERS if obstacle(name) is None]
@@ -96,7 +95,7 @@ def test_nothing_stays_open(name: str, owned: AddressRange) -> None:
     layers(Memory(owned, make(name)), 2, lambda layer: None)
     assert opened() == before
     until(lambda: threads() <= running)
-    assert "memfd:sentinel" not in Path("/proc/self/maps").read_text()
+    assert mapped_for_tensors() == []
 
 
 def _is_open(descriptor: str) -> bool:

@@ -48,7 +48,7 @@ def train(share, workers, tars):
         for batch in loader:
             done += 1
             if done > 5:
-                print("training", flush=True)
+                os.write(1, b"training\\n")  # whole or not at all, whenever the signal comes
 
 def main():
     share, workers, *tars = sys.argv[1:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from sentinel.profiler.record import StepRecorder  # noqa: E402
 from sentinel.runtime import RUNTIME  # noqa: E402
 from sentinel.session import current  # noqa: E402
 from sentinel.session.session import Session  # noqa: E402
+from tests.processes import mapped_for_tensors  # noqa: E402
 from tests.torch.bit_identity_cases import ASKED, Job, job  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler")
@@ -52,7 +52,7 @@ def interrupted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, 
 
 
 def nothing_is_left() -> None:
-    assert "memfd:sentinel" not in Path("/proc/self/maps").read_text()
+    assert mapped_for_tensors() == []
     assert not operators.recording()
     assert RUNTIME.memory is None
     assert not sentinel.active()

@@ -698,7 +698,7 @@ def test_an_optimizer_left_before_a_step_was_watched_says_so() -> None:
 
 @pytest.mark.slow
 def test_with_a_file_fewer_bytes_move_and_bits_are_the_same(folder: Path) -> None:
-    stock = run("plain_mlp")["found"]
+    stock = run("--stock", "plain_mlp")[0]["found"]
     apart, overlapping = (trained(folder, word) for word in ("apart", "overlap"))
     assert apart["found"] == overlapping["found"] == stock
     assert "AdamW updates 8 parameters within backward, which frees 32.00 MiB" in " ".join(overlapping["text"].split())
