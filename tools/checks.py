@@ -94,6 +94,14 @@ HUNG = "Failed: Timeout (>"
 LONGER = ("--timeout", "1800")
 # Where more tests of a job failed, they have a cause in common.
 MOST_AGAIN = 6
+# What says why a job failed: pytest, CHECK of a native test, a sanitizer, ctest, a compiler, make.
+TELLING = re.compile(
+    r"^(FAILED|ERROR) |^E  +\w*(Error|Exception)\b"
+    r"|: not so: |Sanitizer: |^\s+\d+ - \S+ \((?!Skipped)"
+    r"|: error: |^make: \*\*\* "
+)
+# So many such lines of a job are told again at the end, where who sees a part of the output looks first.
+MOST_TOLD, LONGEST_TOLD = 12, 200
 # So often each test that failed is run alone.
 TIMES_AGAIN = 2
 # Between two looks at jobs that have not ended. Whoever ends a run that takes too long knows then where it was.
@@ -268,6 +276,12 @@ def run_again(chosen: Sequence[Job]) -> list[str]:
     return passed
 
 
+def reasons(output: str) -> list[str]:
+    """The lines of a failed job's output that say why it failed; its last ones where none does."""
+    lines = [line.rstrip()[:LONGEST_TOLD] for line in output.rstrip().splitlines()]
+    return list(dict.fromkeys(line for line in lines if TELLING.search(line)))[:MOST_TOLD] or lines[-3:]
+
+
 def summary(outputs: Sequence[str]) -> str:
     """Of all runs of pytest in `outputs`, in pytest's own words: `3 failed, 5 passed`."""
     total: Counter[str] = Counter()
@@ -295,8 +309,10 @@ def main(words: Sequence[str]) -> int:
     print("\n== what took longest")
     for job in sorted(chosen, key=lambda job: -job.took_s):
         print(f"{job.took_s:6.0f} s  {job.name}")
-    failed = [job.name for job in chosen if job.failed]
-    print(f"\n== {len(failed)} of {len(chosen)} jobs failed" + "".join(f"\n{name}" for name in failed))
+    failed = [job for job in chosen if job.failed]
+    print(f"\n== {len(failed)} of {len(chosen)} jobs failed")
+    for job in failed:
+        print(job.name, *reasons(job.output), sep="\n    ")
     if again:
         print(f"== {len(again)} failed beside other work and passed {TIMES_AGAIN} times alone: look into each")
         print("\n".join(again))

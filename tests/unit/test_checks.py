@@ -43,6 +43,28 @@ def test_a_job_that_fails_keeps_none_from_running(capsys: pytest.CaptureFixture[
     assert checks.summary([job.output for job in jobs]) == "2 failed, 6 passed, 2 skipped"
 
 
+def test_the_end_says_why_a_job_failed() -> None:
+    native = """ 9/33 Test #11: test_frames_fork ...........Subprocess aborted***Exception:   0.46 sec
+/a/test_frames_fork.cpp:12: not so: holds(bytes)
+97% tests passed, 1 tests failed out of 33
+The following tests FAILED:
+\t 11 - test_frames_fork (Subprocess aborted)
+\t 12 - test_move_pages (Skipped)
+Errors while running CTest
+make: *** [Makefile:79: native-test] Error 8
+"""
+    assert checks.reasons(native) == [
+        "/a/test_frames_fork.cpp:12: not so: holds(bytes)",
+        "\t 11 - test_frames_fork (Subprocess aborted)",
+        "make: *** [Makefile:79: native-test] Error 8",
+    ]
+    race = "WARNING: ThreadSanitizer: data race (pid=1)"
+    assert checks.reasons(f"{race}\n" * 30) == [race]
+    tests = ["E   AssertionError: assert 1 == 2", "FAILED tests/a.py::test_a - AssertionError: assert 1 == 2"]
+    assert checks.reasons("\n".join([*tests, "1 failed in 2.00s"])) == tests
+    assert checks.reasons("a\nb\nc\nKilled\n") == ["b", "c", "Killed"]
+
+
 def test_a_long_job_says_now_and_then_where_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
