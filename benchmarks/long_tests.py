@@ -39,10 +39,10 @@ def results(output: str) -> list[dict[str, Any]]:
 
 
 def results_of(job: Job) -> list[dict[str, Any]]:
-    """`results` of a job, and one of the job itself where it failed by none of its tests."""
+    """`results` of a job, and one of the job itself where it has none or failed by none of its tests."""
     found = results(job.output)
-    if job.failed and not any(row["verdict"] in ("failed", "error") for row in found):
-        found.append({"test": job.name, "verdict": "failed", "took_s": job.took_s})
+    if not found or (job.failed and not any(row["verdict"] in ("failed", "error") for row in found)):
+        found.append({"test": job.name, "verdict": "failed" if job.failed else "passed", "took_s": job.took_s})
     return found
 
 

@@ -72,6 +72,8 @@ OWN_MACHINES = ("tests/numa/test_vm.py", "tests/numa/test_vm_calibrate.py", "tes
 IN_MACHINES = (*_KNOWN_MOVES, *_PLANS, *_FAULTS, *_OFFLINE, *_PROOF)
 
 
+# Builds in which the native library's own tests run each time: one without optimisation is a long job.
+SANITIZERS = "ASAN+UBSAN TSAN"
 # What tests/conftest.py writes before the name of each test that failed, and where something else failed a run.
 FAILED_TEST = "failed test: "
 OTHER_FAILURE = "failed by more than tests"
@@ -189,7 +191,7 @@ def jobs() -> list[Job]:
         Job("tests", "host", (*here, *SIDE_BY_SIDE, *own), NO_SPINNING, alone=here),
         Job("without torch", "host", (".ci/without-torch",)),
         Job("source distribution", "host", (".ci/source-distribution",)),
-        Job("native", "machines", ("make", "native-test")),
+        Job("native", "machines", ("make", "native-test", f"NATIVE_BUILDS={SANITIZERS}")),
         Job(
             "machines that tests boot",
             "machines",
@@ -206,12 +208,13 @@ def jobs() -> list[Job]:
 
 def long_jobs() -> list[Job]:
     """Tests that are marked long, one after the other: they take more memory and processes than others. Those that
-    need two nodes then run in a machine that has them."""
+    need two nodes then run in a machine that has them. And a third build of the native library's own tests."""
     chosen = (*LONGER, "--durations=0", "-rA", *LONG)
     others = [f"--ignore={file}" for file in _PROOF]
     command = (*PYTEST, *chosen, "--no-skips", INSTALLED, *others)
     return [
         Job("long tests", "long", command, {"SENTINEL_NUMA_VM": "1"}),
+        Job("native tests without optimisation", "long", ("make", "native-test", "NATIVE_BUILDS=Debug")),
         _on_two_nodes("a proof", _PROOF, chosen=chosen, lane="long"),
     ]
 

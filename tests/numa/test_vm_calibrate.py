@@ -39,6 +39,7 @@ def _vm(*words: str, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=850)
 
 
+@pytest.mark.long  # CXL memory as a node: test_vm.py; what a calibration of two nodes says: test_calibrate_on_nodes.py
 def test_cxl_memory_is_calibrated_and_ordered_by_the_kernels_tiers() -> None:
     words = "--quick --size 4MiB --threads 1 --json"
     done = _vm("--cxl", "--memory", "1G,256M", script=f"{SENTINEL} calibrate {words} -o /tmp/m.json && cat /tmp/m.json")

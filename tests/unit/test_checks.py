@@ -193,11 +193,13 @@ def test_a_job_that_does_not_exist_is_named_with_those_that_do(capsys: pytest.Ca
     assert "machines" in said
 
 
-def test_a_long_job_that_fails_without_a_failed_test_has_a_row_of_its_own() -> None:
+def test_a_long_job_without_tests_of_pytest_has_a_row_of_its_own() -> None:
     """As where no machine boots: else its tests would be missing from the page as if there were none."""
     told = "1.50s call     tests/a.py::one\nPASSED tests/a.py::one\nFAILED tests/a.py::two - AssertionError: no\n"
     job = checks.Job("a proof", "long", (), failed=True, took_s=7.0)
     assert long_tests.results_of(job) == [{"test": "a proof", "verdict": "failed", "took_s": 7.0}]
+    no_pytest = checks.Job("native", "long", (), took_s=7.0, output="100% tests passed")
+    assert long_tests.results_of(no_pytest) == [{"test": "native", "verdict": "passed", "took_s": 7.0}]
     job.output = told
     assert long_tests.results_of(job) == [
         {"test": "tests/a.py::one", "verdict": "passed", "took_s": 1.5},
