@@ -66,7 +66,8 @@ def _section(results: Results, machine: str) -> list[str]:
     head = (
         "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step cross the link to slow"
         " memory, served from there or moved in either direction, and how many of the touched bytes fast memory serves."
-        " Of ours the smaller one of two shares, as watched and by its own account, since watching disturbs it."
+        " For ours there are two counts, the watcher's and Sentinel's own, since watching disturbs it; the table has"
+        " the lower share."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():
@@ -84,9 +85,12 @@ def _beside(results: Results) -> str:
     fewer, more = fewer_than_tiering(results), more_than_all_slow(results)
     named = f" ({', '.join(NAMES[example] for example in fewer)})" if 0 < len(fewer) < len(results) else ""
     text = f"In {len(fewer)} of the {len(results)} examples{named} ours brings fewer bytes over the link than the"
+    if not fewer:
+        text = f"In each of the {len(results)} examples ours brings at least as many bytes over the link as the"
+    most = f"in {', '.join(NAMES[example] for example in more)} more than if everything stayed slow"
     beside = [found["runs"][0]["beside_bytes"] / 2**20 for found in results.values()]
     return (
-        f"{text} kernel's tiering, in {len(more)} of them more than if everything stayed slow. The other placements"
+        f"{text} kernel's tiering{f', {most}' if more else ''}. The other placements"
         f" get {min(beside):.0f} to {max(beside):.0f} MiB of fast memory on top of our budget. It is meant for what is"
         " no tensor, but the kernel may use it for tensors."
     )

@@ -170,6 +170,9 @@ ArmState armed;
 void arm_lock() { lock.lock(); }
 void arm_unlock() { lock.unlock(); }
 
+pthread_mutex_t watching = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+void watching_anew() { watching = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; }
+
 uint64_t arm_used_bytes(const ArmRange &range) {
   sn_range arena;
   if (!range.exclusive || sn_exclusive_range(&arena) != 0) return range.nbytes;
@@ -201,7 +204,8 @@ int arm_to_private(ArmRange &range, bool give_back, bool to_end) {
 
 int arm_unback(ArmRange &range, bool to_end) {
   if (range.view != 0) unmap(range.room, range.nbytes + kHugeBytes);
-  range.view = 0;
+  range.view = range.huge_to = 0;  // what follows may fail, and be tried again once others have used the range
+  range.huge = false;
   const int error = arm_to_private(range, true, to_end);
   if (error != 0) return error;
   shut(range.fd);

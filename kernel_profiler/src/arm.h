@@ -2,6 +2,7 @@
 // Fixed tables only: a forked child works on them before it may allocate.
 #pragma once
 
+#include <pthread.h>
 #include <stdint.h>
 
 #include "arm_guard.h"
@@ -47,6 +48,11 @@ extern ArmState armed;
 
 void arm_lock();
 void arm_unlock();
+
+// Held by whoever ends a watch, and by the owner's thread while it allocates, frees or looks: these take no arm_lock, and
+// a fork of another thread may end the watch meanwhile. Whoever holds it may take it again.
+extern pthread_mutex_t watching;
+void watching_anew();  // in a forked child, of whose parent another thread may have held it
 
 // Bytes of `range`, from its base, that a program can have touched: whole pages.
 uint64_t arm_used_bytes(const ArmRange &range);

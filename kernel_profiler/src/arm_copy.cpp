@@ -126,6 +126,7 @@ long arm_first_data(const ArmRange &range, uint64_t from, uint64_t used) {
 }
 
 void arm_hide_view(const ArmRange &range, uint64_t from, uint64_t to) {
+  if (range.view == 0) return;
   from = from / kHugeBytes * kHugeBytes;
   to = std::min(range.nbytes, (to + kHugeBytes - 1) / kHugeBytes * kHugeBytes);
   advise(range.view + from, to - from, MADV_DONTNEED);

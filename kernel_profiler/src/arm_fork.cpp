@@ -60,6 +60,7 @@ void parent() {
 
 void child() {
   const bool must_copy = sn::armed.count != 0;
+  sn::watching_anew();
   sn::work_alone();
   if (must_copy && ready[1] < 0) give_up();
   shut(ready[0]);

@@ -170,6 +170,11 @@ Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules);
 // Adds a granule that has no order. 0; 1: there is nothing to do; or a negative errno: -EBUSY: it is pinned.
 int add_departure(sn_frames &f, Order &order, uint32_t granule);
 int add_arrival(sn_frames &f, Order &order, uint32_t granule);
+int add_write(sn_frames &f, Order &order, uint32_t granule);  // as a departure of one that stays
+// A positive errno of its transfer, or 0.
+int error_of(const Order &order, const Item &item);
+// Its place in the file is not written again: it stays taken, by nobody.
+void forsake_region(Granule &granule);
 // Notes what the file holds, now that its transfer is over.
 void note_transferred(sn_frames &f, Order &order);
 // Whether the transfer is over by CLOCK_MONOTONIC `deadline_ns`. Meanwhile the mutex is let go of; the order stays.

@@ -52,14 +52,18 @@ void save(sn_frames &f) {
   Order &order = sn::open_order(f, false, false, f.count);
   for (uint32_t i = 0; i < f.count; i++) {
     const Granule &g = f.granules[i];
-    if (g.view == View::kPrivate && !g.saved && g.order == nullptr) sn::add_departure(f, order, i);
+    if (g.view == View::kPrivate && !g.saved && g.order == nullptr) sn::add_write(f, order, i);
   }
   f.lanes.submit(order.transfer);
   f.lanes.wait(order.transfer, UINT64_MAX / 4);
   const uint64_t before = f.written_bytes;
   sn::note_transferred(f, order);
   f.fork_bytes += f.written_bytes - before;
-  for (const sn::Item &item : order.items) f.granules[item.granule].order = nullptr;
+  for (const sn::Item &item : order.items) {
+    Granule &g = f.granules[item.granule];
+    g.order = nullptr;
+    if (sn::error_of(order, item) == EIO) sn::forsake_region(g);
+  }
   f.orders.erase(order.id);
 }
 

@@ -38,15 +38,11 @@ int grow_file(sn_frames &f) {
   });
 }
 
-int error_of(const Order &order, const Item &item) {
-  return item.piece == SIZE_MAX ? 0 : order.transfer.pieces[item.piece].error;
-}
-
 // A positive errno, or 0: it has left.
 int settle_departure(sn_frames &f, const Order &order, const Item &item) {
   Granule &g = f.granules[item.granule];
-  const int failed = error_of(order, item);
-  if (failed == EIO) g.region = sn::kNone;  // it stays taken, by nobody: that place is not written again
+  const int failed = sn::error_of(order, item);
+  if (failed == EIO) sn::forsake_region(g);
   // Since it began to leave: it stays private, with pages of its own.
   if (sn::is_pinned(f, item.granule)) return failed != 0 ? failed : EBUSY;
   if (failed != 0) {
@@ -61,7 +57,7 @@ int settle_departure(sn_frames &f, const Order &order, const Item &item) {
 }
 
 int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
-  int error = error_of(order, item);
+  int error = sn::error_of(order, item);
   if (error == 0 && sn::is_pinned(f, item.granule)) error = EBUSY;
   if (error == 0) error = -sn::turn_resident(f, item.granule, item.frame, order.writes);
   if (error != 0) {
@@ -75,6 +71,12 @@ int settle_arrival(sn_frames &f, const Order &order, const Item &item) {
 }  // namespace
 
 namespace sn {
+
+int error_of(const Order &order, const Item &item) {
+  return item.piece == SIZE_MAX ? 0 : order.transfer.pieces[item.piece].error;
+}
+
+void forsake_region(Granule &g) { g.region = kNone; }
 
 int region_for(sn_frames &f, uint32_t granule) {
   Granule &g = f.granules[granule];
@@ -104,7 +106,7 @@ Order &open_order(sn_frames &f, bool arrives, bool writes, uint32_t granules) {
   return opened;
 }
 
-int add_departure(sn_frames &f, Order &order, uint32_t granule) {
+int add_write(sn_frames &f, Order &order, uint32_t granule) {
   Granule &g = f.granules[granule];
   if (g.view == View::kNothing) return -EINVAL;
   if (g.view == View::kFile) return 1;
@@ -116,10 +118,15 @@ int add_departure(sn_frames &f, Order &order, uint32_t granule) {
     if (error != 0) return error;
     piece = add_piece(order, g.region, f.pool.address(g.frame));
   }
-  forget_ahead(f, g);
   g.order = &order;
   order.items.push_back({granule, g.frame, piece});
   return 0;
+}
+
+int add_departure(sn_frames &f, Order &order, uint32_t granule) {
+  const int added = add_write(f, order, granule);
+  if (added == 0) forget_ahead(f, f.granules[granule]);
+  return added;
 }
 
 int add_arrival(sn_frames &f, Order &order, uint32_t granule) {

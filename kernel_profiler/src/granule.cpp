@@ -3,11 +3,13 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "exclusive.h"
 #include "guarded.h"
 #include "immortal.h"
+#include "lock.h"
 #include "system.h"
 
 namespace {
@@ -18,7 +20,7 @@ using States = std::vector<uint8_t>[sn::kArmRanges];
 sn::Immortal<States> kept_states;
 States &states = kept_states.value;  // one a granule of each range; empty: none is wanted
 uint64_t wanted = 0;
-bool running = false;
+std::atomic<bool> running{false};
 
 // The granules that lie wholly in [address, address + nbytes): [first, end) of range `index`, -1 for none.
 int granules_of(uint64_t address, uint64_t nbytes, uint64_t *first, uint64_t *end) {
@@ -84,11 +86,15 @@ void granules_stop() {
 }
 
 void granules_born(uint64_t address, uint64_t nbytes) {
+  if (!running) return;
+  Lock held(&watching);
   if (running) born(address, nbytes);
 }
 
 // What is mapped stays so until the layer ends, and is told as a granule until then; afterwards pages fault one by one.
 void granules_died(uint64_t address, uint64_t nbytes) {
+  if (!running) return;
+  Lock held(&watching);
   uint64_t first = 0, end = 0;
   const int index = !running || nbytes < wanted ? -1 : granules_of(address, nbytes, &first, &end);
   if (index < 0) return;

@@ -49,6 +49,7 @@ int call_helpers(Work *work, pthread_t *helpers, int wanted) {
   pthread_attr_setstacksize(&small, kStackBytes);  // where libraries need more, none is made: as good
   sigset_t all, before;
   sigfillset(&all);
+  for (const int own : {SIGSEGV, SIGBUS}) sigdelset(&all, own);  // of a store into frames that are on their way: it waits
   pthread_sigmask(SIG_SETMASK, &all, &before);  // they inherit it
   int made = 0;
   while (made < wanted && pthread_create(&helpers[made], &small, help, work) == 0) made++;

@@ -10,6 +10,7 @@
 #include "granule.h"
 #include "guarded.h"
 #include "immortal.h"
+#include "lock.h"
 #include "system.h"
 
 namespace {
@@ -22,7 +23,7 @@ constexpr uint64_t kWordPages = sizeof(uint64_t) / sizeof(sn::TouchCell);
 constexpr uint64_t kRestPercent = 25;
 
 struct Session {
-  bool running = false;
+  std::atomic<bool> running{false};
   bool own_table = false;
   bool broken = false;  // by a fork, and nobody was told yet
   int kind = 0;
@@ -157,6 +158,7 @@ void rest_freed_pages(uint64_t percent) {
 }
 
 void end() {
+  sn::Lock held(&sn::watching);
   session.reader->stop();
   sn::granules_stop();
   session.rested = sn::exclusive_rested();
@@ -167,7 +169,8 @@ void end() {
     sn::unmap(reinterpret_cast<uintptr_t>(sn::touched.cells), sn::touched.n_pages * sizeof(sn::TouchCell));
   sn::touched.cells = nullptr;
   sn::touched.n_pages = 0;
-  session.running = session.own_table = false;
+  session.own_table = false;
+  session.running = false;
 }
 
 uint64_t unit_of_faults() {
@@ -227,6 +230,8 @@ bool TouchTable::should_hold(uint64_t address) const {
 bool touch_running() { return session.running; }
 
 bool written_wholly(uint64_t address, uint64_t nbytes) {
+  if (!session.running) return false;
+  Lock held(&watching);
   if (!session.running || session.unit_pages != 1 || session.layer < 0) return false;
   const TouchCell *cells = touched.find(address);
   const uint64_t count = nbytes / kArmPage;

@@ -371,6 +371,41 @@ void pieces_may_fail() {
   CHECK(sn_arm_unback() == 0 && sn_memory_destroy() == 0);
 }
 
+uint64_t lowest = 0;
+std::atomic<uint64_t> beyond{0};
+
+long sees_low_advice(long number, const long a[6]) {
+  if (number == SYS_madvise && static_cast<uint64_t>(a[0]) < lowest) beyond++;
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+// What could not be taken back is used on as it is, until that is tried again.
+void a_range_that_stays_shared_is_filled_and_watched_on() {
+  constexpr uint64_t kNbytes = uint64_t{6} << 20, kPart = uint64_t{3} << 20;
+  uint64_t at = 0;
+  CHECK(sn_arm_map(kNbytes, &at) == 0);
+  memset(reinterpret_cast<void *>(at), 1, kNbytes);
+  CHECK(sn_arm_back(at, kNbytes, guarded) == 0);
+  if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, kNbytes / kPage) == 0) CHECK(sn_touch_stop() == 0);  // in huge pages now
+  sn_system_fail(SYS_mmap, 1, ENOMEM);
+  const int failed = sn_arm_unback();
+  sn_system_fail(-1, 0, 0);
+  CHECK(failed == -ENOMEM);
+  static char bytes[kPart];
+  memset(bytes, 2, kPart);
+  lowest = uint64_t{1} << 32;
+  sn_system_replace(sees_low_advice);
+  CHECK(sn_exclusive_fill(reinterpret_cast<void *>(at + kNbytes - kPart), bytes, kPart) == 0);
+  if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, kNbytes / kPage) == 0) CHECK(sn_touch_stop() == 0);
+  sn_system_replace(nullptr);
+  CHECK(beyond == 0);
+  CHECK(sn_arm_unback() == 0);
+  const char *const found = reinterpret_cast<const char *>(at);
+  for (uint64_t i = 0; i < kNbytes; i += 512) CHECK(found[i] == (i < kNbytes - kPart ? 1 : 2));
+  CHECK(sn_arm_unmap(at) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -379,6 +414,7 @@ int main() {
   any_call_may_fail();
   huge_pages_may_fail();
   swapped_pages_come_along();
+  a_range_that_stays_shared_is_filled_and_watched_on();
   guarded = sn_arm_guarded() == 0 ? 1 : 0;  // test_arm_writers fails its calls
   swapped_pages_come_along();
   fill(5);

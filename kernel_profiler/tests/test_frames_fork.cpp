@@ -192,6 +192,40 @@ void regions_are_kept_for_grandchildren_too() {
   close_frames(frames);
 }
 
+long fails_at = -1;           // the place of the file that cannot be written, once it is known
+std::vector<long> written_at;
+
+// The first place that is written is a bad one, and it is so at the fork only.
+long bad_once(long number, const long a[6]) {
+  if (number == SYS_pwritev && fails_at < 0) {
+    fails_at = a[3];
+    return -EIO;
+  }
+  if (number == SYS_pwritev) written_at.push_back(a[3]);
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+void a_place_that_a_fork_could_not_write_is_not_written_again() {
+  sn_frames_request request = request_of(kFrames, kGranules, 4 * kGranules);
+  request.writers = 1;  // the hook is called by one thread
+  sn_frames *frames = open_frames(request);
+  base = facts(frames).base;
+  CHECK(sn_frames_attach(frames, 0, 1) == 0);
+  write_marks(base, 1, 7);
+  sn_system_replace(bad_once);
+  Child child([=] { return marks_hold(base, 1, 7); });
+  CHECK(fails_at >= 0);
+  CHECK(leave(frames, 0, 1).moved == 1);
+  sn_system_replace(nullptr);
+  CHECK(!written_at.empty());
+  for (const long at : written_at) CHECK(at != fails_at);
+  CHECK(marks_hold(base, 1, 7));
+  const int status = child.end();
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  close_frames(frames);
+}
+
 // Other threads store while a fork is under way: each word that the child sees is one that was there, and the parent
 // loses none.
 void threads_store_while_others_fork() {
@@ -313,6 +347,7 @@ int main() {
   generations_that_live_at_once_find_room();
   a_full_disk_beside_children_costs_no_byte();
   regions_are_kept_for_grandchildren_too();
+  a_place_that_a_fork_could_not_write_is_not_written_again();
   threads_store_while_others_fork();
   a_thread_forks_while_another_turns_over();
   a_fork_survives_each_failing_call();

@@ -166,6 +166,42 @@ void another_process_would_see_no_hole() {
   close_frames(frames);
 }
 
+// A granule that is on its way may only be read for 2 ms more.
+long a_slow_instant(long number, const long a[6]) {
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  if (number == SYS_mprotect && a[2] == PROT_READ) usleep(2000);
+  return result == -1 ? -errno : result;
+}
+
+// Helpers of the library's own, which have most signals blocked, copy into granules that another thread turns over.
+void what_is_filled_in_parts_waits_as_any_store_does() {
+  constexpr uint32_t kRoom = 12, kAll = 16;
+  sn_frames *frames = open_frames(request_of(kRoom, kAll, kAll));
+  base = facts(frames).base;
+  for (uint32_t i = 0; i < kAll; i++) CHECK(sn_frames_attach(frames, i, 1) == 0);
+  std::vector<uint64_t> source(kAll * kGranule / 8);
+  sn_system_replace(a_slow_instant);
+  stop = false;
+  std::thread turner([&] {
+    for (uint32_t i = 0; !stop.load(); i = (i + 1) % kAll) {
+      const int error = sn_frames_need(frames, base + i * kGranule, 1, 1);
+      CHECK(error == 0 || error == -EAGAIN);
+    }
+  });
+  for (uint64_t salt = 1; salt <= 6; salt++) {
+    const uint64_t from = reinterpret_cast<uintptr_t>(source.data());
+    for (uint64_t page = 0; page < kAll * kGranule / kPage; page++) *word(from, page, 0) = mark(page, salt);
+    for (uint64_t page = 0; page < kAll * kGranule / kPage; page++) *word(from, page, kPage / 8 - 1) = ~mark(page, salt);
+    CHECK(sn_exclusive_fill(reinterpret_cast<void *>(base), source.data(), kAll * kGranule) == 0);
+    CHECK(marks_hold(base, kAll, salt));
+  }
+  stop = true;
+  turner.join();
+  sn_system_replace(nullptr);
+  printf("%lu stores waited\n", counted(frames).waited);
+  close_frames(frames);
+}
+
 // Several threads that need more than there is, at once: each gets its turn, and what it needed is right.
 void threads_that_need_room_take_turns() {
   sn_frames *frames = open_frames(request_of(kFrames, 12, 12));
@@ -191,6 +227,7 @@ void threads_that_need_room_take_turns() {
 int main() {
   no_byte_is_wrong_while_granules_are_turned_over();
   another_process_would_see_no_hole();
+  what_is_filled_in_parts_waits_as_any_store_does();
   threads_that_need_room_take_turns();
   return 0;
 }

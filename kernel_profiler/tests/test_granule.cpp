@@ -1,7 +1,12 @@
 // Tensors watched in granules of a huge page: only those large enough, only whole granules, only while they live.
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <thread>
 #include <vector>
 
 #include "memory_check.h"
@@ -22,9 +27,9 @@ std::vector<sn_touch_run> told(int32_t layer) {
   return mine;
 }
 
-bool begin(uint64_t tensor_bytes) {
+bool begin(uint64_t tensor_bytes, int guarded = 0) {
   const sn_range range = exclusive();
-  CHECK(sn_arm_back(range.base, range.reserved_bytes, 0) == 0);
+  CHECK(sn_arm_back(range.base, range.reserved_bytes, guarded) == 0);
   CHECK(sn_record() == 0);
   CHECK(sn_touch_granules(tensor_bytes) == 0);
   if (sn_touch_start(SN_TOUCH_PAGEMAP, nullptr, range.reserved_bytes / kPage) == 0) return true;
@@ -140,6 +145,57 @@ void advice_may_fail() {
   sn_free(large);
 }
 
+std::atomic<int> asked{0}, forked{0};
+std::atomic<pthread_t> owner;
+
+// As the owner asks for huge pages another thread is to fork, which ends the watch: it has 50 ms to do so meanwhile.
+long a_fork_meanwhile(long number, const long a[6]) {
+  if (number == SYS_madvise && a[2] == MADV_HUGEPAGE && pthread_equal(pthread_self(), owner) != 0 && forked == asked) {
+    asked++;
+    for (int i = 0; i < 50 && forked < asked; i++) usleep(1000);
+  }
+  const long result = syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return result == -1 ? -errno : result;
+}
+
+void a_fork_of_another_thread_ends_the_watch_between_births() {
+  constexpr int kForks = 6;
+  if (sn_arm_guarded() != 0) return;  // the owner's stores could not be held back: then a child copies by itself
+  owner = pthread_self();
+  std::thread other([] {
+    for (int done = 0; done < kForks;) {
+      if (asked == done) {
+        usleep(100);
+        continue;
+      }
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      int status = -1;
+      CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+      forked = ++done;
+    }
+  });
+  for (int round = 1; round <= kForks; round++) {
+    if (!begin(kLarge, 1)) {
+      asked = kForks;
+      break;
+    }
+    CHECK(sn_tick(0) == 0 && sn_touch_mark(0) == 0);
+    sn_system_replace(a_fork_meanwhile);
+    while (forked < round) {
+      auto *large = static_cast<char *>(sn_allocate(16 * kMiB));
+      CHECK(large != nullptr);
+      for (uint64_t at = 0; at < 16 * kMiB; at += kPage) large[at] = static_cast<char>(round);
+      for (uint64_t at = 0; at < 16 * kMiB; at += kPage) CHECK(large[at] == static_cast<char>(round));
+      sn_free(large);
+    }
+    sn_system_replace(nullptr);
+    CHECK(sn_touch_stop() == -ECANCELED);
+    CHECK(sn_pass_through() == 0 && sn_arm_unback() == 0);
+  }
+  other.join();
+}
+
 }  // namespace
 
 int main() {
@@ -149,6 +205,7 @@ int main() {
   a_granule_ends_with_its_tensor();
   the_next_watch_knows_nothing_of_it();
   advice_may_fail();
+  a_fork_of_another_thread_ends_the_watch_between_births();
   CHECK(counters().live_bytes == 0);
   CHECK(sn_memory_destroy() == 0);
   return 0;

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from sentinel.cli.common import OK, add_json, add_verb, check_outputs, print_json, print_table
+from sentinel.cli.common import OK, add_json, add_verb, as_a_file, check_outputs, print_json, print_table
 from sentinel.core.errors import UsageError
 from sentinel.core.rules import holding
 from sentinel.core.units import format_bytes, format_ns, parse_bytes
@@ -142,7 +142,7 @@ def _kept(found: Calibration, machine: Machine, host: Topology, arguments: argpa
 
     if arguments.output:
         files.save(machine, arguments.output)
-        return f"machine written to {arguments.output}; use it with --machine {arguments.output}"
+        return f"machine written to {arguments.output}; use it with --machine {as_a_file(arguments.output)}"
     if found.emulated:
         return "not kept for plans, since the machine is emulated; -o FILE writes it anyway"
     copies = copies_of(found, host)

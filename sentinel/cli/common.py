@@ -115,12 +115,16 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def check_outputs(*paths: str | None) -> None:
-    """Raises FormatError where a file that is asked for cannot be written: before the work, not after it."""
+def check_outputs(*paths: str | None, read: Sequence[str | None] = ()) -> None:
+    """Raises FormatError where a file that is asked for cannot be written: before the work, not after it. UsageError
+    where it is one of those that are `read`, which it would replace."""
     from sentinel.files.disk import check_writable
 
+    own = {os.path.realpath(path) for path in read if path is not None}
     for path in paths:
         if path is not None:
+            if os.path.realpath(path) in own:
+                raise UsageError(f"{path} is read, and would be replaced by what is written", "give another file")
             check_writable(path)
 
 
@@ -135,13 +139,18 @@ def machine_named(text: str | None) -> Machine:
     """
     if text is None:
         return _machine_here()
-    if os.sep in text or os.path.splitext(text)[1]:
+    if as_a_file(text) == text:
         from sentinel.files import load_machine
 
         return load_machine(text)
     from sentinel import machines
 
     return machines.load(text)
+
+
+def as_a_file(path: str) -> str:
+    """The path in words that `--machine` takes for a file and not for the name of a described machine."""
+    return path if os.sep in path or os.path.splitext(path)[1] else os.path.join(os.curdir, path)
 
 
 def _machine_here() -> Machine:

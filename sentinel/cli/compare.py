@@ -86,7 +86,11 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="more amounts of fast memory for the curve (default: every tenth, and 5%%)",
     )
     parser.add_argument(
-        "--policies", type=_names, metavar="NAMES", help="comma-separated; default: all but autotm, which is slow"
+        "--policies",
+        type=_names,
+        metavar="NAMES",
+        help="comma-separated (default: all but autotm, which is slow, and all-fast, which the others are a share of);"
+        " with --executed, placements",
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page here as well")
     for flag, what in (("--bound-limit", "each bound"), ("--search-limit", "each search of autotm")):

@@ -95,7 +95,9 @@ def build(as_json: bool) -> int:
     try:
         probes.torch()
     except probes.Missing as error:
-        raise CapabilityError("compiling the torch shim", f"torch: {error}", "install sentinel[torch]") from None
+        raise CapabilityError(
+            "compiling the torch shim", f"torch: {error}", "pip install 'sentinel-hm[torch]'"
+        ) from None
     from sentinel.profiler import torch_shim
 
     built = {"native library": str(native.path()), "torch shim": str(torch_shim.path())}

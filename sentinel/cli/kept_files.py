@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sentinel.cli.common import check_outputs
 from sentinel.core.errors import SentinelError
-from sentinel.runtime import Observer
+from sentinel.runtime import RUNTIME, Observer
 from sentinel.system.launched import SHOWN, launched, of_this_rank
 from sentinel.system.progress import say
 
@@ -73,7 +73,10 @@ class KeptFiles(Observer):
                 say(f"{error}; without --report there is no report", wrong=True)
                 report = ""
         if report and not arguments.report and not _is_ours(report):
-            say(f"{report} exists and is not a report of Sentinel, so it is not overwritten: give --report FILE")
+            say(
+                f"{report} exists and is not a report of Sentinel, so it is not overwritten: give --report FILE",
+                wrong=True,
+            )
             report = ""
         over_all = arguments.report or DEFAULT_REPORT
         if report in ("", SHOWN) or launched().size < 2:
@@ -110,7 +113,10 @@ class KeptFiles(Observer):
     # ---- while the job trains ---------------------------------------------------------------------------
 
     def stepped(self) -> None:
-        """An optimizer has stepped: write the report of what is known so far, if that is due."""
+        """An optimizer has stepped: write the report of what is known so far, if that is due. With a file as slow tier
+        there is no plan from which on there is something to tell: the first step is as good."""
+        if self._due == math.inf and _on_a_file():
+            self._report_soon()
         if time.monotonic() >= self._due:
             self.write_so_far()
 
@@ -118,12 +124,12 @@ class KeptFiles(Observer):
         """The report as it stands, without the search for the bound."""
         from sentinel import session
 
-        began, last, self._due = time.monotonic(), session.current(), math.inf
-        if last is None or self.report in ("", SHOWN):
+        began, planned, self._due = time.monotonic(), session.current(), math.inf
+        if RUNTIME.last is None or self.report in ("", SHOWN):
             return
-        if not last.away:  # its thread is training, and changes what would be read
+        if planned is None or not planned.away:  # its thread is training, and changes what would be read
             try:
-                self._write(last.report(bounded=False), "trains")
+                self._write(session.report(bounded=False), "trains")
             except Exception as error:
                 self._complain(str(error))
         now = time.monotonic()
@@ -147,7 +153,8 @@ class KeptFiles(Observer):
             (run, self._run),
         ):
             if path and noun is None:
-                self._complain(f"nothing to write to {path}: the script ended before there was any")
+                why = "with a file, no step is profiled and nothing is planned" if _on_a_file() else "there was none"
+                self._complain(f"nothing to write to {path}: {why}")
             elif noun is not None:
                 self._save(noun, path)
 
@@ -204,7 +211,13 @@ class KeptFiles(Observer):
         """Once: the same disk may be full again and again."""
         if sentence not in self._said:
             self._said.add(sentence)
-            say(sentence)
+            say(sentence, wrong=True)
+
+
+def _on_a_file() -> bool:
+    """Whether the script trains, or last trained, with a file as slow tier."""
+    passive = sys.modules.get("sentinel.session.passive")
+    return passive is not None and isinstance(RUNTIME.last, passive.PassiveSession)
 
 
 def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:
@@ -214,7 +227,10 @@ def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:
     found = RankFiles(os.path.join(_folder_here(), report), launched())
     theirs = found.foreign() or ("" if named or _is_ours(report) else report)
     if theirs:
-        say(f"{theirs} exists and is not a report of Sentinel: it stays, and there is no report over all ranks")
+        say(
+            f"{theirs} exists and is not a report of Sentinel: it stays, and there is no report over all ranks",
+            wrong=True,
+        )
     return None if theirs else found
 
 

@@ -38,8 +38,8 @@ examples:
   sentinel plan p.safetensors --machine cxl-m5 --fast 20% --policy first-touch
       prints what another policy would decide; nothing is written without -o
   sentinel plan p.safetensors --machine cxl-m5 --fast 20% --no-forgiving -o plan.json
-      the fastest plan on that very machine; by default one that, where links are half and slow accesses 1.5 times as
-      dear, is at most 3% slower than the best that moves nothing
+      the fastest plan on exactly this machine. The default gives up some speed, so that on a worse one (half the link
+      bandwidth, slow accesses 1.5 times as dear) it is at most 3% slower than the best placement that moves nothing
 
 A share such as 20% is of the footprint of the plan that keeps everything in fast memory.
 """
@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.reports.price_of_moves import about_moves
     from sentinel.simulator import simulate
 
-    check_outputs(arguments.output)
+    check_outputs(arguments.output, read=(arguments.profile, arguments.machine))
     profile = files.load_profile(arguments.profile)
     machine, pins = machine_named(arguments.machine), pins_in(arguments)
     footprint = planner.footprint_bytes(profile)

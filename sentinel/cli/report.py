@@ -46,7 +46,8 @@ def execute(arguments: argparse.Namespace) -> int:
     _require_one_kind(arguments)
     if arguments.output:
         form_of(arguments.output)
-        check_outputs(arguments.output)
+        given = (*arguments.ranks, arguments.profile, arguments.plan, arguments.run, arguments.machine)
+        check_outputs(arguments.output, read=given)
     if arguments.ranks:
         return _over_all(arguments)
     profile = files.load_profile(arguments.profile)

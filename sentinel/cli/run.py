@@ -95,7 +95,8 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--cap",
         type=amount,
         metavar="SIZE",
-        help="limit for the whole process and its children; tensors get what the rest leaves, and are in a file beyond",
+        help="limit for the whole process and its children; tensors get what the rest of it leaves, and are in a file"
+        " where they do not fit",
     )
     where.add_argument(
         "--overlap-optimizer",
@@ -140,6 +141,7 @@ def execute(arguments: argparse.Namespace) -> int:
     arguments.report = said(arguments, "report")
     require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
+    tell_of_misplaced_options(arguments)
     kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
     progress.ONLY_WRONG = arguments.quiet
@@ -166,20 +168,37 @@ def execute(arguments: argparse.Namespace) -> int:
     return status
 
 
+_OF_A_PLAN = {"--dry-run": "dry_run", "--save-profile": "save_profile", "--save-plan": "save_plan", "--live": "live"}
+
+
 def require_a_watched_step(arguments: argparse.Namespace) -> None:
-    """Raises UsageError for a dry run that would watch no step, and so never stop."""
-    if not arguments.dry_run:
+    """Raises UsageError for what is asked of a profiled step or its plan where there will be none: a dry run would not
+    stop, and what is to be written would be missed when the training is over."""
+    asked = [option for option, name in _OF_A_PLAN.items() if getattr(arguments, name)]
+    if not asked:
         return
-    if said(arguments, "plan") is not None:
+    if arguments.dry_run and said(arguments, "plan") is not None:
         raise UsageError("--dry-run with --plan: a saved plan is applied without profiling a step", "leave one out")
     slow, cap = said(arguments, "slow"), said(arguments, "cap")
     by_cap = cap is not None and slow in (None, "auto")  # a cap takes a file by itself
     if by_cap or str(slow).startswith("file:"):
+        remedy = "leave one out"
         raise UsageError(
-            f"--dry-run with {f'--cap {cap}' if by_cap else f'--slow {slow}'}: with a file, no step is profiled and"
+            f"{asked[0]} with {f'--cap {cap}' if by_cap else f'--slow {slow}'}: with a file, no step is profiled and"
             " nothing is planned",
-            "leave one out; `--steps N` stops after N steps of an optimizer",
+            f"{remedy}; `--steps N` stops after N steps of an optimizer" if arguments.dry_run else remedy,
         )
+
+
+_MISPLACED = ("--fast", "--slow", "--cap", "--dry-run", "--save-profile", "--save-plan")
+"""Options that are easily written after the script, and hardly any script has."""
+
+
+def tell_of_misplaced_options(arguments: argparse.Namespace) -> None:
+    """What comes after the script is the script's: say so of words that are probably meant for Sentinel."""
+    taken = [word for word in arguments.arguments if word.split("=")[0] in _MISPLACED]
+    if taken:
+        say(f"{', '.join(taken)}: passed to {arguments.script}; put Sentinel's own options before it", wrong=True)
 
 
 def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None, quiet: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,7 +32,13 @@ class Script:
 
 
 def script_at(path: str) -> Script:
-    """The script in a file. OSError if it cannot be read; a syntax error is shown as Python shows it."""
+    """The script in a file. OSError if it cannot be read, UsageError for a program that runs scripts; a syntax error is
+    shown as Python shows it."""
+    if re.fullmatch(r"python[0-9.]*", os.path.basename(path)) and not os.path.isdir(path):
+        raise UsageError(
+            f"{path} is no training script, it runs scripts",
+            "leave it out: `sentinel run train.py` runs a script as Python does, `-m` a module",
+        )
     with open(path, "rb") as file:
         source = file.read()
     absolute = os.path.abspath(path)  # it is found also where the script goes to another folder

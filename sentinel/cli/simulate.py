@@ -53,7 +53,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.reports.price_of_moves import about_moves
     from sentinel.simulator import simulate
 
-    check_outputs(arguments.output)
+    check_outputs(arguments.output, read=(arguments.profile, arguments.plan, arguments.machine))
     profile = files.load_profile(arguments.profile)
     plan = files.load_plan(arguments.plan)
     machine = machine_named(arguments.machine)

@@ -120,7 +120,7 @@ def loader(
     if isinstance(source, IterableDataset) or not _indexable(source):
         raise UsageError(
             f"a {type(source).__name__} cannot be indexed: it has no length, or no item i",
-            "give files, or a Dataset with __len__ and __getitem__",
+            "give a list of files, or a Dataset with __len__ and __getitem__",
         )
     if not isinstance(source, RecordFiles | str | os.PathLike | list | tuple):
         if order != "exact":

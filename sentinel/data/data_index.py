@@ -148,6 +148,10 @@ def _format_of(source: Paths | RecordFiles) -> tuple[list[str], Source]:
     if isinstance(source, RecordFiles):
         return list(source.paths), source.source
     given = [source] if isinstance(source, str | os.PathLike) else list(source)
+    strange = next((word for word in given if not isinstance(word, str | os.PathLike)), None)
+    if strange is not None:
+        what = f"a list of sources has a {type(strange).__name__}, which is no path"
+        raise UsageError(what, "give paths of files, or wrap samples in a torch Dataset with __len__ and __getitem__")
     folders = [os.fspath(word) for word in given if is_folder(os.fspath(word))]
     if folders:
         if len(given) > 1:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,7 @@ def _of_folder(folder: str, seed: int) -> tuple[int, int, Iterator[Members]]:
         if split[1] in groups.setdefault(split[0], {}):
             raise FormatError(path, "name", f"is {split[0]}.{split[1]} a second time; rename it")
         groups[split[0]][split[1]] = path
+    _require_suffixes(folder, groups)
     keys = list(groups)
     kinds = {frozenset(group) for group in groups.values()}
     if len(kinds) > 1:
@@ -209,6 +210,20 @@ def _of_folder(folder: str, seed: int) -> tuple[int, int, Iterator[Members]]:
             yield key, {extension: _content(path) for extension, path in sorted(groups[key].items())}
 
     return len(keys), sum(file.nbytes for file in files_at(paths)) + len(paths) * _OF_MEMBER, samples()
+
+
+def _require_suffixes(folder: str, groups: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises FormatError for files that are samples, but would be members of one: `a.0001.png` and `a.0002.png`."""
+    for key, group in groups.items():
+        last: dict[str, str] = {}
+        for extension in group:
+            suffix = extension.rpartition(".")[2]
+            if suffix in last:
+                one, other = f"{key}.{last[suffix]}", f"{key}.{extension}"
+                said = f"and {other} would be one sample, {key}: all that comes before the first dot is its key"
+                remedy = "rename them, so that their names have no dot but that of the suffix"
+                raise FormatError(os.path.join(folder, one), "name", f"{said}; {remedy}")
+            last[suffix] = extension
 
 
 def _content(path: str) -> bytes:

@@ -62,6 +62,10 @@ def read(path: str | os.PathLike[str]) -> RankRow:
     try:
         value = json.loads(data)
     except ValueError as error:
+        if os.fspath(path).endswith(".safetensors"):
+            raise FormatError(
+                path, "file", "is no report of a rank; give a profile with --profile, a run with --run"
+            ) from None
         raise FormatError(path, "file", f"is no JSON ({error}); give reports of ranks, such as r.rank0.json") from None
     told = value.get("rank") if isinstance(value, dict) and value.get("format") == FORMAT else None
     numbers = [told.get(name) for name in ("rank", "size")] if isinstance(told, dict) else []

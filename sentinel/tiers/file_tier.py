@@ -66,7 +66,7 @@ class FileTier:
         be written to.
         """
         told = slow.removeprefix(_WORD)
-        sized = _SIZED.fullmatch(told)
+        sized = None if os.path.isdir(told) else _SIZED.fullmatch(told)  # a folder may be named seed=1
         folder = sized["folder"] if sized else told
         told_bytes = parse_bytes(sized["size"]) if sized else 0
         if folder == "":

@@ -38,6 +38,7 @@ def test_the_example_is_given_fewer_samples_and_learns(tmp_path: Path) -> None:
     assert min(float(share) for share in re.findall(r"([\d.]+)% right", printed)) > 90
 
 
+@pytest.mark.long  # one mode, by the example: above
 def test_the_benchmark_tells_of_each_mode(tmp_path: Path) -> None:
     told = json.loads(_printed(tmp_path, "-m", "benchmarks.importance", "--seeds", "2", "--epochs", "9"))
     rows = {(row["noise"], row["mode"]): row for row in told["results"]["rows"]}

@@ -164,7 +164,7 @@ def test_a_full_cache_is_one_sentence(tmp_path: Path) -> None:
     placed_without_a_cache(run(tmp_path, env={"XDG_CACHE_HOME": str(cache)}, within=within), "No space left on device")
 
 
-@pytest.mark.parametrize("free_kib", [0, 4, 4096])
+@pytest.mark.parametrize("free_kib", [0, *(pytest.param(free, marks=pytest.mark.long) for free in (4, 4096))])
 def test_a_full_disk_costs_a_sentence_for_the_profile_and_one_for_the_plan(tmp_path: Path, free_kib: int) -> None:
     """Both are written as they are made, and again at the end. Of what finds room only in part nothing is left; where
     there is room for all, all is there."""
@@ -242,7 +242,7 @@ def stock_peak_bytes() -> int:
         return int(group.peak.read_text())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.long), 0.5, 1.0])
 def test_a_container_that_is_nearly_full_never_ends_the_run(tmp_path: Path, share: float) -> None:
     """`share` of the room that a session asks for, beyond what training takes at its peak without Sentinel. Beyond its
     limit the kernel ends the process."""

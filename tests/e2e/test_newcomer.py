@@ -117,7 +117,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {Path(path).stem: printed for path, printed in zip(parts[::2], parts[1::2], strict=True)}
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize(
+    "name",
+    [  # that of Lightning is trained below, with nothing set
+        pytest.param(name, marks=[pytest.mark.long] * (name == "lightning_module")) for name in NEEDS
+    ],
+)
 def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     name: str, stock: dict[str, str], tmp_path: Path
 ) -> None:
@@ -144,7 +149,10 @@ def test_a_script_of_a_stranger_trains_as_ever_and_is_reported(
     require_figures(tmp_path / "r.json")
 
 
-@pytest.mark.parametrize("name", ["cnn", "trainer", "lightning_module", "resumed"])
+@pytest.mark.parametrize(
+    "name",
+    ["lightning_module", *(pytest.param(name, marks=pytest.mark.long) for name in ("cnn", "trainer", "resumed"))],
+)
 def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(
     name: str, stock: dict[str, str], tmp_path: Path
 ) -> None:
@@ -158,6 +166,7 @@ def test_with_nothing_set_a_script_trains_as_ever_and_the_plan_is_reported(
     require_figures_of_a_plan(done.stderr, (tmp_path / "sentinel-report.html").read_text())
 
 
+@pytest.mark.long
 def test_caveats_of_lightning_tell_nothing_of_a_profile_that_was_replaced(tmp_path: Path) -> None:
     """Forward runs within the optimizer's step there; whichever step was watched first, what is told is of the last."""
     if lacking := missing("lightning_module"):
@@ -218,6 +227,7 @@ def test_two_processes_with_nothing_set_write_a_report_each(stock_ranks: list[st
         assert 0 < headline["fast_served_fraction"] <= 1, headline
 
 
+@pytest.mark.long  # the page on several processes is run in test_ranks.py
 def test_two_processes_write_a_report_each(stock_ranks: list[str], tmp_path: Path) -> None:
     script = SCRIPTS / "data_parallel.py"
     done = python(*TORCHRUN, *IN_EACH, cwd=tmp_path, **WITHOUT_FLAGS)

@@ -64,6 +64,7 @@ def came_back(report: Path) -> dict[str, int]:
     return figures
 
 
+@pytest.mark.long  # each of its verbs has tests of its own, and those of README follow one another in test_readme.py
 def test_the_tutorial_from_a_laptop_on(folder: Path) -> None:
     """On a file with the page's own model, which 64 MiB do not hold; else with a smaller one."""
     steps = ("range(20)", "range(8)")
@@ -92,6 +93,7 @@ def test_the_tutorial_from_a_laptop_on(folder: Path) -> None:
     assert {"p.safetensors", "e.safetensors", "plan.json", "sentinel-report.html", "after.json"} <= written
 
 
+@pytest.mark.long  # the same commands under a cap: below, and in .ci/demo
 def test_tensors_in_a_file(folder: Path) -> None:
     train = TRAINS.format(layers=6)
     (folder / "train.py").write_text(train)

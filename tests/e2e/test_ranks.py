@@ -128,7 +128,7 @@ def test_four_ranks_hold_no_more_than_the_budget_of_their_node(tmp_path: Path) -
     assert sum(headline["fast_peak_bytes"] for headline in headlines) <= budget
 
 
-@pytest.mark.long  # ranks go on without a rank's second plan, below; here it is the first one
+@pytest.mark.long  # a plan that others do not wait for: tests/torch/test_pending_plans.py; here it is the first one
 def test_a_rank_that_plans_for_long_costs_time_and_nothing_else(tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", f"{4 * MIB}/node", "--report", "r.html", str(PROGRAM), "ddp", "16")
     done = launched(2, *words, cwd=tmp_path, LATE_RANK="1")
@@ -156,6 +156,7 @@ if any("planning_process" in word for word in sys.orig_argv) and os.environ.get(
 """Each Python that starts runs it as its `sitecustomize`."""
 
 
+@pytest.mark.long  # one rank and its planner: tests/torch/test_pending_plans.py
 def test_ranks_go_on_with_their_plans_while_one_plans_again(tmp_path: Path) -> None:
     """Rank 1 has its new plan only after rank 0 has trained 10 steps: if any rank waited for that, none would end."""
     program, budget = PROGRAM.with_name("ranks_go_on.py"), 6 * MIB
@@ -200,7 +201,11 @@ def outside_of_the_plan(profile: Path) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "ranks", "least"),
-    [("sharded", 2, 0.3), ("hook", 2, 0.15), ("plain", 1, 0.001)],  # of all bytes, those outside of the plan
+    [  # of all bytes, those outside of the plan
+        ("sharded", 2, 0.3),
+        pytest.param("hook", 2, 0.15, marks=pytest.mark.long),
+        ("plain", 1, 0.001),
+    ],
 )
 def test_fast_memory_of_all_counts_what_no_plan_has(kind: str, ranks: int, least: float, tmp_path: Path) -> None:
     words = (*SENTINEL, "--fast", "50%", "--report", "r.json", "--save-profile", "p.st", str(PROGRAM), kind, "16")
@@ -246,7 +251,7 @@ def in_a_shell(command: str, folder: Path, **more: str) -> subprocess.CompletedP
         "-m torch.distributed.run --standalone --nproc-per-node=2",
         pytest.param(
             "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0",
-            marks=[pytest.mark.needs("accelerate"), pytest.mark.long],  # accelerate launches what the page shows, below
+            marks=[pytest.mark.needs("accelerate"), pytest.mark.long],
         ),
     ],
 )
@@ -276,7 +281,7 @@ def require_a_report_of_all(folder: Path, name: str) -> None:
 
 
 PAGE = "several-processes.md"
-LAUNCHED = ("torchrun", pytest.param("accelerate", marks=pytest.mark.needs("accelerate")))
+LAUNCHED = ("torchrun", pytest.param("accelerate", marks=[pytest.mark.needs("accelerate"), pytest.mark.long]))
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)

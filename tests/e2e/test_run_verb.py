@@ -269,6 +269,7 @@ def test_ctrl_c_ends_the_script_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # scripts that annotate nothing: test_newcomer.py; annotated ones: test_examples.py
 def test_an_annotated_example_is_placed_from_outside(tmp_path: Path) -> None:
     """--fast and --slow win over the script's own; report, plan and profile are written; the plan serves again."""
     out = {name: tmp_path / name for name in ("r.json", "plan.json", "p.safetensors", "again.json")}

@@ -54,6 +54,7 @@ def test_the_whole_chain_shows_every_tier(paths: dict[str, str], capsys: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.long  # policies on three tiers keep the laws in tests/property/test_tiers.py
 def test_policies_are_compared_on_it(paths: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     policies = "sentinel,sentinel-2021,next-use,static,interleave"
     machine = ["--machine", paths["machine.json"], "--fast", "20%", "--policies", policies]

@@ -19,7 +19,7 @@ from tests.builders import machines, profiles
 
 MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
 FOR_GOOD = ("static", "weighted-interleave", "interleave", "first-touch")
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=40, deadline=None)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -68,7 +68,7 @@ def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, mac
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
     whole = footprint_bytes(profile)
@@ -135,7 +135,7 @@ def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(profile=profiles(), machine=machines(), rival=st.sampled_from(FOR_GOOD))
 def test_pages_dealt_out_for_good_are_not_faster_than_the_default_policy(profile, machine, rival):
     """Tensors larger than fast memory are common here: part of one may be fast."""

@@ -106,7 +106,7 @@ def test_training_goes_on_bit_identically_after_stop(name: str) -> None:
 
 MODES = [
     pytest.param("4MiB", BEFORE, STEPS, id="before the model is built"),
-    pytest.param("2MiB", 4, 6, id="from step 4 to step 6"),
+    pytest.param("2MiB", 4, 6, id="from step 4 to step 6", marks=pytest.mark.long),
 ]
 
 

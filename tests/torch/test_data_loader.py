@@ -1,22 +1,14 @@
-"""The loader: torch's order, the source's bytes, each sample once; whatever dies, samples are not lost."""
+"""The loader: torch's order, the source's bytes, each sample once. What dies beside it: test_data_faults.py."""
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import os
-import signal
-import subprocess
-import sys
-import termios
 import threading
-import time
 import tracemalloc
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +17,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
-from sentinel.core.errors import FormatError, UsageError  # noqa: E402
+from sentinel.core.errors import UsageError  # noqa: E402
 from sentinel.data.chunk_reader import IN_FLIGHT  # noqa: E402
 from sentinel.data.data_index import open_data  # noqa: E402
 from sentinel.data.feed_facts import Fed  # noqa: E402
@@ -38,14 +30,12 @@ from sentinel.data.feeding import FileFeeding  # noqa: E402
 from sentinel.data.hit_places import HitsByPlace  # noqa: E402
 from sentinel.data.loading import Loader  # noqa: E402
 from sentinel.data.page_cache import all_cached, in_page_cache  # noqa: E402
-from sentinel.data.retries import tried  # noqa: E402
 from sentinel.data.unit_choice import CACHED  # noqa: E402
 from sentinel.reports import ReportError  # noqa: E402
 from sentinel.samples import SourceCosts, neighbourhoods, shuffle_quality  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
-from tests.processes import LONGEST_S, until  # noqa: E402
-
-COUNT = 600
+from tests.processes import until  # noqa: E402
+from tests.torch.loaders import COUNT, epoch_of, loader_of, torchs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -59,26 +49,12 @@ def tars(tmp_path: Path) -> list[str]:
     return shards(tmp_path, [200, 150, 250])
 
 
-def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
-    return sentinel.data.loader(source, transform, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
-
-
-def epoch_of(loader: Loader) -> list[int]:
-    return [number for batch in loader for number in batch.tolist()]
-
-
 class Numbers(Dataset[int]):
     def __len__(self) -> int:
         return COUNT
 
     def __getitem__(self, index: int) -> int:
         return index
-
-
-def torchs(seed: int, epoch: int, n: int = COUNT) -> list[int]:
-    """What torch's own DataLoader and RandomSampler deliver."""
-    sampler = RandomSampler(range(n), generator=torch.Generator().manual_seed(seed + epoch))
-    return [int(i) for batch in DataLoader(range(n), 32, sampler=sampler) for i in batch]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn"), (2, "forkserver")])
@@ -268,6 +244,11 @@ def test_a_state_of_something_else_is_refused(tars: list[str], tmp_path: Path) -
     assert epoch_of(loader) == torchs(0, 0)
 
 
+def test_workers_draw_other_random_numbers_on_each_rank(tars: list[str]) -> None:
+    seeds = {loader_of(tars, rank=rank, world=3)._workers_seed() for rank in range(3)}
+    assert len(seeds) == 3
+
+
 def test_an_iteration_that_is_left_or_overtaken(tars: list[str]) -> None:
     loader = loader_of(tars, workers=2)
     for _ in loader:
@@ -292,287 +273,6 @@ def test_a_state_of_the_last_batch_leaves_nothing_of_its_epoch(tars: list[str]) 
     loader.load_state_dict(state)
     assert epoch_of(loader) == []
     assert epoch_of(loader) == torchs(0, 1)
-
-
-# --- what dies ---
-
-
-def kills_a_worker(test: Any) -> Any:
-    """Marks a test. Torch leaves open the socket by which a worker was sending tensors as it was killed."""
-    forgiving = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-    return forgiving(pytest.mark.usefixtures("patient_with_the_killed")(test))
-
-
-@pytest.fixture
-def patient_with_the_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the kernel takes to end one. An error of the user's is told as late."""
-    monkeypatch.setattr("sentinel.data.loader_workers._END_S", LONGEST_S)
-
-
-class KilledOnce:
-    """Ends the worker that fetches a chosen sample, the first time."""
-
-    def __init__(self, mark: Path, sample: int) -> None:
-        self.mark, self.sample = mark, sample
-
-    def __call__(self, sample: dict[str, bytes]) -> int:
-        number = number_of(sample)
-        if number == self.sample and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-
-@kills_a_worker
-def test_a_worker_that_is_killed_costs_time_only(
-    tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    loader = loader_of(tars, KilledOnce(tmp_path / "mark", torchs(0, 0)[333]), workers=2)
-    assert epoch_of(loader) == torchs(0, 0)
-    assert (tmp_path / "mark").exists()
-    assert "a worker of the loader was lost" in capfd.readouterr().err
-    assert epoch_of(loader) == torchs(0, 1)
-    loader.close()
-
-
-@kills_a_worker
-def test_a_worker_that_is_killed_between_epochs_costs_time_only(
-    tars: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    loader = loader_of(tars, workers=2)
-    assert epoch_of(loader) == torchs(0, 0)
-    assert loader._workers is not None
-    worker = loader._workers._iterator._workers[0]  # type: ignore[union-attr]
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join(timeout=600)
-    assert epoch_of(loader) == torchs(0, 1)
-    assert "a worker of the loader was lost" in capfd.readouterr().err
-    loader.close()
-
-
-def numbered_bytes(sample: dict[str, bytes]) -> tuple[int, bytes]:
-    return number_of(sample), bytes(1 << 16)
-
-
-def until_it_sends(loader: Loader) -> Any:
-    """A batch is larger than a pipe: the worker that has sent some of the next one is in the middle of it."""
-    assert loader._workers is not None
-    batches = loader._workers._iterator
-    sent, some = batches._worker_result_queue._reader.fileno(), array("i", [0])  # type: ignore[union-attr]
-    until(lambda: not fcntl.ioctl(sent, termios.FIONREAD, some) and some[0])
-    return batches._workers[0]  # type: ignore[union-attr]
-
-
-@kills_a_worker
-def test_a_worker_that_is_killed_in_the_middle_of_sending_a_batch_costs_time_only(
-    tars: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
-    batches = iter(loader)
-    got = [number for number, _ in next(batches)]
-    worker = until_it_sends(loader)
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join(timeout=600)
-    got += [number for batch in batches for number, _ in batch]
-    assert got == torchs(0, 0)
-    assert "a worker of the loader was lost" in capfd.readouterr().err
-    loader.close()
-
-
-def test_workers_draw_other_random_numbers_on_each_rank(tars: list[str]) -> None:
-    seeds = {loader_of(tars, rank=rank, world=3)._workers_seed() for rank in range(3)}
-    assert len(seeds) == 3
-
-
-class Killed:
-    """Ends each worker at its first sample, and counts them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, sample: dict[str, bytes]) -> int:
-        (self.folder / f"killed{os.getpid()}").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-        return 0
-
-
-@pytest.mark.slow
-@kills_a_worker
-def test_workers_that_are_always_killed_end_in_an_error_after_three_restarts(
-    tars: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    loader = loader_of(tars, Killed(tmp_path), workers=1)
-    with pytest.raises(RuntimeError, match="worker"):
-        epoch_of(loader)
-    assert len(list(tmp_path.glob("killed*"))) == 1 + 3
-    said = [line for line in capfd.readouterr().err.splitlines() if "a worker of the loader was lost" in line]
-    assert [line[-14:] for line in said] == ["(1 of 3 times)", "(2 of 3 times)", "(3 of 3 times)"]
-    loader.close()
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, loader: Loader, fails: Any) -> list[int]:
-    """The chunks that are read, of which those raise for which `fails(chunk, how often it was read)` is true."""
-    monkeypatch.setattr("sentinel.data.retries.WAITS_S", (0.0, 0.0))
-    feeding, calls = loader._feeding, []
-    assert isinstance(feeding, FileFeeding)
-    files = feeding._reader._state.files
-    real = files.chunk
-
-    def chunk(chunk: int, samples: Any) -> Any:
-        calls.append(chunk)
-        if fails(chunk, calls.count(chunk)):
-            raise OSError(5, "Input/output error")
-        return real(chunk, samples)
-
-    monkeypatch.setattr(files, "chunk", chunk)
-    return calls
-
-
-def test_a_read_is_tried_three_times() -> None:
-    waits: list[float] = []
-    answers: list[Any] = [OSError("once"), OSError("twice"), 3]
-
-    def read() -> int:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return int(answer)
-
-    assert tried(read, waits.append) == 3
-    assert waits == [0.05, 0.25]
-    answers[:] = [OSError("once"), OSError("twice"), OSError("thrice"), 4]
-    with pytest.raises(OSError, match="thrice"):
-        tried(read, waits.append)
-
-
-def test_a_read_that_fails_once_is_read_again(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = loader_of(tars)
-    calls = failing(monkeypatch, loader, lambda chunk, times: times == 1)
-    assert epoch_of(loader) == torchs(0, 0)
-    report = loader.report()
-    assert report.feed.direct_reads == 0
-    assert len(calls) == report.feed.source_reads + len(set(calls))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_chunk_that_cannot_be_read_costs_its_own_samples_only(
-    tars: list[str], workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = loader_of(tars, workers=workers)
-    failing(monkeypatch, loader, lambda chunk, times: chunk == 3)
-    for epoch in range(2):
-        assert epoch_of(loader) == torchs(0, epoch)
-    report = loader.report()
-    served = report.all_epochs.served
-    assert served.lost == report.feed.direct_reads
-    assert 2 * 16 - 16 <= served.lost <= 2 * 16  # each sample of the chunk once an epoch; some may stay from one read
-    assert any("reads failed" in said for said in report.caveats)
-    assert report.all_epochs.served.late == 0
-    loader.close()
-
-
-def test_a_reader_that_ends_costs_time_only(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = loader_of(tars)
-    feeding = loader._feeding
-    assert isinstance(feeding, FileFeeding)
-    monkeypatch.setattr(feeding._arena, "put", lambda *_: 1 // 0)
-    assert epoch_of(loader) == torchs(0, 0)
-    report = loader.report()
-    assert report.all_epochs.served.ended == report.feed.direct_reads == COUNT
-    assert any("read one by one" in said for said in report.caveats)
-    monkeypatch.undo()
-    assert epoch_of(loader) == torchs(0, 1)
-    assert loader.report().epoch.direct_reads == 0
-
-
-def test_what_another_process_writes_to_the_memory_costs_time_only(tars: list[str]) -> None:
-    """As any process of the same user can: it opens the memory by its path below /proc."""
-    loader = loader_of(tars, workers=2)
-    feeding = loader._feeding
-    assert isinstance(feeding, FileFeeding)
-    path = f"/proc/{os.getpid()}/fd/{feeding._arena.descriptor}"
-    program = (
-        "import sys, time, numpy as np\n"
-        "chance, memory, last = np.random.default_rng(0), np.memmap(sys.argv[1], np.uint8, 'r+'), int(sys.argv[2])\n"
-        "print('writes', flush=True)\n"
-        "while not time.sleep(0.0005): memory[len(memory) - last + chance.integers(last, size=64)] ^= 1\n"
-    )
-    command = [sys.executable, "-c", program, path, str(feeding._arena.shape.parts[-1])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writing:
-        try:
-            assert writing.stdout is not None
-            assert writing.stdout.readline() == b"writes\n"
-            began = time.monotonic()
-            for epoch in count():
-                assert epoch_of(loader) == torchs(0, epoch)
-                assert time.monotonic() - began < LONGEST_S, "nothing was damaged"
-                if epoch > 1 and loader.report().all_epochs.served.damaged:
-                    break
-        finally:
-            writing.kill()
-    served = loader.report().all_epochs.served
-    assert served.damaged > 0
-    assert any("another process wrote there" in said for said in loader.report().caveats)
-    loader.close()
-
-
-def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sentinel.data.staged_samples.PATIENCE_S", 0.05)
-    loader = loader_of(tars, batch_size=4)
-    feeding = loader._feeding
-    assert isinstance(feeding, FileFeeding)
-    hangs, real = threading.Event(), feeding._reader._state.files.chunk
-    monkeypatch.setattr(feeding._reader._state.files, "chunk", lambda *chunk: hangs.wait(LONGEST_S) and real(*chunk))
-    batches = iter(loader)
-    got = next(batches).tolist()
-    assert loader.report().feed.direct_reads == 4
-    hangs.set()
-    got += [number for batch in batches for number in batch.tolist()]
-    assert got == torchs(0, 0)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_source_that_is_cut_short_ends_the_epoch_with_its_name(tars: list[str], workers: int) -> None:
-    loader = loader_of(tars, workers=workers)
-    os.truncate(tars[1], 512)
-    with pytest.raises(FormatError, match="changed since it was indexed") as error:
-        epoch_of(loader)
-    assert error.value.path == tars[1]
-    loader.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("unit", [16, "auto"])
-def test_a_source_that_is_unlinked_in_mid_epoch_is_served_or_named(
-    tars: list[str], workers: int, unit: int | str
-) -> None:
-    """Who has the file open reads on; who opens it then tells its name. No sample is another one's, and none is left
-    out."""
-    loader = loader_of(tars, unit=unit, workers=workers)
-    batches, got = iter(loader), []
-    got += next(batches).tolist()
-    os.unlink(tars[1])
-    try:
-        got += [number for batch in batches for number in batch.tolist()]
-    except FormatError as error:
-        assert tars[1] in str(error)
-        assert got == torchs(0, 0)[: len(got)]
-    else:
-        assert got == torchs(0, 0)
-    loader.close()
-    with pytest.raises(FormatError, match=os.path.basename(tars[1])):
-        loader_of(tars)
-
-
-def test_an_error_of_the_transform_is_the_users(tars: list[str]) -> None:
-    def wrong(sample: dict[str, bytes]) -> int:
-        raise RuntimeError("my own")
-
-    for workers in (0, 2):
-        loader = loader_of(tars, wrong, workers=workers, multiprocessing_context="fork" if workers else None)
-        with pytest.raises(RuntimeError, match="my own"):
-            epoch_of(loader)
-        loader.close()
 
 
 @pytest.mark.slow
@@ -633,6 +333,10 @@ def test_what_cannot_be_indexed_is_refused() -> None:
     for source in (Stream(), iter([]), 3):
         with pytest.raises(UsageError, match="cannot be indexed"):
             loader_of(source)
+    with pytest.raises(
+        UsageError, match="a list of sources has a tuple, which is no path; give paths of files, or wrap"
+    ):
+        loader_of([(1, 2), (3, 4)])
 
 
 def test_the_report_adds_up(tars: list[str], tmp_path: Path) -> None:
@@ -897,18 +601,6 @@ def test_a_batch_is_pinned_by_the_loader(tars: list[str], monkeypatch: pytest.Mo
     assert next(batches)[0] == "pinned"
     assert loader._workers is not None
     assert not hasattr(loader._workers._iterator, "_pin_memory_thread")
-    loader.close()
-
-
-@kills_a_worker
-def test_a_worker_killed_while_it_sends_what_is_not_waited_for(tars: list[str]) -> None:
-    """The iteration was left: what its workers are at is waited for before the next one begins."""
-    loader = loader_of(tars, numbered_bytes, collate_fn=list, workers=1, prefetch_factor=4)
-    next(iter(loader))
-    worker = until_it_sends(loader)
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join(timeout=600)
-    assert [number for batch in loader for number, _ in batch] == torchs(0, 1)
     loader.close()
 
 

@@ -122,6 +122,19 @@ def test_files_that_make_no_samples_are_refused_by_name(tmp_path: Path, name: st
     assert not (tmp_path / "to").exists()
 
 
+def test_numbered_files_are_samples_and_not_members_of_one(tmp_path: Path) -> None:
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for name in ("frame.0001.png", "frame.0002.png"):
+        (folder / name).write_bytes(b"1")
+    with pytest.raises(FormatError, match=r"frame\.0001\.png: name: and frame\.0002\.png would be one sample, frame"):
+        pack(folder, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+    for i, name in enumerate(("frame.left.png", "frame.right.jpg")):  # several dots are fine
+        (folder / f"frame.000{i + 1}.png").rename(folder / name)
+    assert pack(folder, tmp_path / "shards").samples == 1
+
+
 def test_bad_places_and_sizes_are_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -511,6 +511,13 @@ def test_a_file_without_a_size_takes_what_the_host_and_the_disk_have(folder: Pat
     assert not is_file("numa:1")
 
 
+def test_a_folder_whose_name_ends_like_a_size_is_a_folder(folder: Path) -> None:
+    for name in ("seed=1", "lr=0.1"):
+        (folder / name).mkdir()
+        assert FileTier.asked(f"file:{folder / name}", "8MiB").folder == str(folder / name)
+        assert FileTier.asked(f"file:{folder / name}=64MiB", "8MiB").file_bytes == 64 << 20
+
+
 def test_a_file_is_no_larger_than_the_kernel_lets_a_process_map(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "most_mappings", lambda: 100)  # 88 granules
     monkeypatch.setattr(limits, "host_bytes", lambda: 1 << 50)

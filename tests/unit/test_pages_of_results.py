@@ -154,9 +154,9 @@ def test_the_readme_says_of_what_the_simulators_error_is_one() -> None:
     ours = [validation_page.added_error(cell) or 0 for cell in moves if cell["policy"] == "sentinel"]
     assert all(error < 0 for error in ours)
     said = (
-        f"{100 * sum(step) / len(step):.1f} % of the step, at worst {100 * max(step):.1f} %, for policies that migrate;"
-        f" {100 * sum(added) / len(added):.1f} % of the time that slow memory adds, for our plans "
-        f"{-100 * sum(ours) / len(ours):.1f} %, always too low"
+        f"for policies that migrate {100 * sum(step) / len(step):.1f} % of the step, at worst {100 * max(step):.1f} %,"
+        f" and {100 * sum(added) / len(added):.1f} % of the time that slow memory adds; for our plans "
+        f"{-100 * sum(ours) / len(ours):.1f} % of that time, always predicted too low"
     )
     assert said in README
 

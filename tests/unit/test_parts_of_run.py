@@ -22,6 +22,7 @@ from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.run import MIGRATION_DTYPE
 from sentinel.core.units import format_bytes, format_ns
 from sentinel.reports.html.shell import document
+from sentinel.system import progress
 from sentinel.system.launched import of_this_rank
 from tests.builders import MIB
 from tests.unit.report_builders import MACHINE, PLAN, PROFILE, executed, full_report
@@ -202,6 +203,29 @@ def test_the_wait_between_reports_keeps_their_share(monkeypatch: pytest.MonkeyPa
     for now[0] in (0.0, 4.9, 5.1):
         kept.stepped()
     assert written == [5.1]
+
+
+def test_with_a_file_the_report_is_written_from_the_first_step_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There no plan is made, from which on there would be something to tell."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+    from sentinel import session
+    from sentinel.session.passive import PassiveSession
+
+    now, reports = [0.0], []
+    monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kept_files.RUNTIME, "last", object.__new__(PassiveSession))
+    monkeypatch.setattr(session, "report", lambda bounded: reports.append(bounded) or full_report())
+    kept = KeptFiles(report=str(tmp_path / "r.json"), plan=str(tmp_path / "plan.json"))
+    for now[0] in (0.0, 4.9, 5.1, 5.2, 15.0, 15.4):
+        kept.stepped()
+    assert reports == [False, False]
+    assert (tmp_path / "r.json").exists()
+    monkeypatch.setattr(progress, "ONLY_WRONG", True)  # --quiet: it went wrong all the same
+    kept.write_nouns(None)
+    assert "nothing to write to" in (said := capsys.readouterr().err)
+    assert "plan.json: with a file, no step is profiled and nothing is planned" in said
 
 
 def test_a_line_tells_how_steps_go() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 
 from sentinel import cli, files, tiers
 from sentinel.cli import calibrate, compare, compare_executed, plan, report, run, script, simulate
-from sentinel.cli.common import OK, machine_named
-from sentinel.core.errors import UsageError
+from sentinel.cli.common import OK, as_a_file, machine_named
+from sentinel.core.errors import SentinelError, UsageError
 from sentinel.core.units import format_ns
 from sentinel.executed.placements import weights
 from sentinel.system import calibration
@@ -231,6 +232,62 @@ def test_a_dry_run_that_would_watch_no_step_is_refused(words: tuple[str, ...]) -
     run.require_a_watched_step(asked(run, "run", *words, "train.py"))
     with pytest.raises(UsageError, match=f"--dry-run with {words[0]}"):
         run.require_a_watched_step(asked(run, "run", "--dry-run", *words, "train.py"))
+
+
+@pytest.mark.parametrize("words", [("--slow", "file:/tmp"), ("--cap", "8GiB")])
+@pytest.mark.parametrize("option", [("--save-profile", "p.safetensors"), ("--save-plan", "p.json"), ("--live",)])
+def test_what_a_plan_is_needed_for_is_refused_where_there_is_none(
+    words: tuple[str, ...], option: tuple[str, ...]
+) -> None:
+    run.require_a_watched_step(asked(run, "run", *option, "train.py"))
+    with pytest.raises(UsageError, match=f"{option[0]} with {words[0]} .*: with a file, no step is profiled"):
+        run.require_a_watched_step(asked(run, "run", *option, *words, "train.py"))
+
+
+def test_options_after_the_script_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    run.tell_of_misplaced_options(asked(run, "run", "train.py", "--lr", "0.1", "--slower"))
+    assert capsys.readouterr().err == ""
+    run.tell_of_misplaced_options(asked(run, "run", "train.py", "--lr", "0.1", "--fast", "20%", "--cap=8GiB"))
+    assert "--fast, --cap=8GiB: passed to train.py; put Sentinel's own options before it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["python", "/usr/bin/python3", "python3.12"])
+def test_a_program_that_runs_scripts_is_no_script(name: str) -> None:
+    with pytest.raises(UsageError, match="is no training script, it runs scripts; leave it out"):
+        script.script_at(name)
+
+
+def test_what_is_read_is_not_replaced_by_what_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = [tmp_path / name for name in ("p.safetensors", "plan.json", "m.json", "r.json")]
+    for path in read:
+        path.write_text(path.name)
+    profile, plan, machine, run_file = map(str, read)
+    for command in (
+        ["plan", profile, "--machine", "cxl-m5", "-o", "p.safetensors"],
+        ["plan", profile, "--machine", machine, "-o", machine],
+        ["simulate", profile, plan, "--machine", "cxl-m5", "-o", plan],
+        ["report", "--profile", profile, "--run", run_file, "-o", run_file],
+        ["report", run_file, "-o", run_file],
+    ):
+        assert cli.main(command) == 2
+        assert "is read, and would be replaced by what is written; give another file" in capsys.readouterr().err
+    assert [path.read_text() for path in read] == [path.name for path in read]
+
+
+def test_a_profile_given_as_a_rank_says_how_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.safetensors").write_bytes(bytes(range(256)))
+    assert cli.main(["report", str(tmp_path / "p.safetensors")]) == 1
+    assert "is no report of a rank; give a profile with --profile, a run with --run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "words"), [("machine", "./machine"), ("m.json", "m.json"), ("a/b", "a/b")])
+def test_a_machine_in_a_file_is_named_as_one(path: str, words: str) -> None:
+    assert as_a_file(path) == words
+    with pytest.raises(SentinelError, match=re.escape(words)):
+        machine_named(words)  # as a file, which is not there
 
 
 @pytest.mark.parametrize(("code", "status"), [(None, 0), (3, 3), (256 + 5, 5), ("words", 1)])

@@ -1,0 +1,28 @@
+"""Loaders of small data sets, and the order that torch itself would deliver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+import sentinel.data
+from sentinel.data.loading import Loader
+from tests.data_files import number_of
+
+COUNT = 600
+
+
+def loader_of(source: Any, transform: Any = number_of, **options: Any) -> Loader:
+    return sentinel.data.loader(source, transform, **{"batch_size": 32, "memory": "20%", "unit": 16, **options})
+
+
+def epoch_of(loader: Loader) -> list[int]:
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def torchs(seed: int, epoch: int, n: int = COUNT) -> list[int]:
+    """What torch's own DataLoader and RandomSampler deliver."""
+    sampler = RandomSampler(range(n), generator=torch.Generator().manual_seed(seed + epoch))
+    return [int(i) for batch in DataLoader(range(n), 32, sampler=sampler) for i in batch]  # type: ignore[arg-type]
