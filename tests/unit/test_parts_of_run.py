@@ -21,6 +21,7 @@ from sentinel.core.counters import Counters
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.core.run import MIGRATION_DTYPE
 from sentinel.core.units import format_bytes, format_ns
+from sentinel.reports import Report
 from sentinel.reports.html.shell import document
 from sentinel.system import progress
 from sentinel.system.launched import of_this_rank
@@ -213,10 +214,15 @@ def test_with_a_file_the_report_is_written_from_the_first_step_on(
     from sentinel import session
     from sentinel.session.passive import PassiveSession
 
-    now, reports = [0.0], []
+    now, reports = [0.0], list[bool]()
+
+    def report(*, bounded: bool) -> Report:
+        reports.append(bounded)
+        return full_report()
+
     monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(kept_files.RUNTIME, "last", object.__new__(PassiveSession))
-    monkeypatch.setattr(session, "report", lambda bounded: reports.append(bounded) or full_report())
+    monkeypatch.setattr(session, "report", report)
     kept = KeptFiles(report=str(tmp_path / "r.json"), plan=str(tmp_path / "plan.json"))
     for now[0] in (0.0, 4.9, 5.1, 5.2, 15.0, 15.4):
         kept.stepped()
