@@ -104,7 +104,7 @@ def add_to(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Compare, write the page, print the table or the object."""
-    check_outputs(arguments.html)
+    check_outputs(arguments.html, read=(*arguments.profiles, *(arguments.executed or ())[:1], arguments.machine))
     if arguments.fast is None:
         arguments.fast = FAST if arguments.executed is None else (compare_executed.DEFAULT_FAST,)
     if arguments.executed is not None:

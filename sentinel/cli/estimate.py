@@ -84,7 +84,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from sentinel.profiler.estimate.memory_needs import needs_of
     from sentinel.reports.policy_comparison import as_object
 
-    check_outputs(arguments.output)
+    check_outputs(arguments.output, read=(arguments.machine,))
     machine, why = _machine(arguments.machine)
     make = function_named(arguments.factory)
     _check_call(make, arguments.factory, arguments.batch)

@@ -64,7 +64,8 @@ class KeptFiles(Observer):
             from sentinel.reports.forms import form_of
 
             form_of(report)
-        check_outputs(*(path for path in (report, plan, profile, run) if path and path != SHOWN))
+        read = [getattr(arguments, name, None) for name in ("script", "plan", "machine")]
+        check_outputs(*(path for path in (report, plan, profile, run) if path and path != SHOWN), read=read)
         if not report:
             report = of_this_rank(DEFAULT_REPORT)
             try:
@@ -147,14 +148,14 @@ class KeptFiles(Observer):
         from sentinel import session
 
         last = session.current()
-        for noun, path in (
-            (last.plan if last else None, self._plan),
-            (last.profile if last else None, self._profile),
-            (run, self._run),
+        for name, noun, path in (
+            ("plan", last.plan if last else None, self._plan),
+            ("profile", last.profile if last else None, self._profile),
+            ("run", run, self._run),
         ):
             if path and noun is None:
-                why = "with a file, no step is profiled and nothing is planned" if _on_a_file() else "there was none"
-                self._complain(f"nothing to write to {path}: {why}")
+                why = ", since with a file no step is profiled and nothing is planned" if _on_a_file() else ""
+                self._complain(f"nothing to write to {path}: no {name} was made{why}")
             elif noun is not None:
                 self._save(noun, path)
 

@@ -141,10 +141,10 @@ def execute(arguments: argparse.Namespace) -> int:
     arguments.report = said(arguments, "report")
     require_a_watched_step(arguments)
     script = module_named(arguments.script) if arguments.module else script_at(arguments.script)
-    tell_of_misplaced_options(arguments)
     kept = KeptFiles.asked_for(arguments)
     bind_cpus(arguments.cpus)
     progress.ONLY_WRONG = arguments.quiet
+    tell_of_misplaced_options(arguments)
     follower = prepare_session(arguments)
     story, limit, process = Story(dry=arguments.dry_run), StepLimit(arguments.steps, dry=arguments.dry_run), os.getpid()
     watch(story, kept, limit, live=Live() if arguments.live else None, quiet=arguments.quiet)
@@ -168,7 +168,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return status
 
 
-_OF_A_PLAN = {"--dry-run": "dry_run", "--save-profile": "save_profile", "--save-plan": "save_plan", "--live": "live"}
+_OF_A_PLAN = {
+    "--dry-run": "dry_run",
+    "--save-profile": "save_profile",
+    "--save-plan": "save_plan",
+    "--save-run": "save_run",
+    "--live": "live",
+}
 
 
 def require_a_watched_step(arguments: argparse.Namespace) -> None:
@@ -190,7 +196,7 @@ def require_a_watched_step(arguments: argparse.Namespace) -> None:
         )
 
 
-_MISPLACED = ("--fast", "--slow", "--cap", "--dry-run", "--save-profile", "--save-plan")
+_MISPLACED = ("--fast", "--slow", "--cap", "--save-profile", "--save-plan")
 """Options that are easily written after the script, and hardly any script has."""
 
 
@@ -198,7 +204,7 @@ def tell_of_misplaced_options(arguments: argparse.Namespace) -> None:
     """What comes after the script is the script's: say so of words that are probably meant for Sentinel."""
     taken = [word for word in arguments.arguments if word.split("=")[0] in _MISPLACED]
     if taken:
-        say(f"{', '.join(taken)}: passed to {arguments.script}; put Sentinel's own options before it", wrong=True)
+        say(f"{', '.join(taken)}: passed to {arguments.script}; put Sentinel's own options before it")
 
 
 def watch(story: Story, kept: KeptFiles, limit: StepLimit, *, live: Live | None, quiet: bool) -> None:

@@ -191,7 +191,7 @@ def _of_folder(folder: str, seed: int) -> tuple[int, int, Iterator[Members]]:
         if split[1] in groups.setdefault(split[0], {}):
             raise FormatError(path, "name", f"is {split[0]}.{split[1]} a second time; rename it")
         groups[split[0]][split[1]] = path
-    _require_suffixes(folder, groups)
+    _require_no_numbers(folder, groups)
     keys = list(groups)
     kinds = {frozenset(group) for group in groups.values()}
     if len(kinds) > 1:
@@ -212,18 +212,22 @@ def _of_folder(folder: str, seed: int) -> tuple[int, int, Iterator[Members]]:
     return len(keys), sum(file.nbytes for file in files_at(paths)) + len(paths) * _OF_MEMBER, samples()
 
 
-def _require_suffixes(folder: str, groups: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises FormatError for files that are samples, but would be members of one: `a.0001.png` and `a.0002.png`."""
+def _require_no_numbers(folder: str, groups: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises FormatError for files that are samples, but would be members of one: `a.0001.png` and `a.0002.png`. Those
+    of `a.left.png` and `a.right.png` are members."""
     for key, group in groups.items():
-        last: dict[str, str] = {}
-        for extension in group:
-            suffix = extension.rpartition(".")[2]
-            if suffix in last:
-                one, other = f"{key}.{last[suffix]}", f"{key}.{extension}"
-                said = f"and {other} would be one sample, {key}: all that comes before the first dot is its key"
-                remedy = "rename them, so that their names have no dot but that of the suffix"
-                raise FormatError(os.path.join(folder, one), "name", f"{said}; {remedy}")
-            last[suffix] = extension
+        first: dict[str, str] = {}
+        for extension, path in group.items():
+            number, _, suffix = extension.rpartition(".")
+            if not number.isdigit():
+                continue
+            if suffix in first:
+                said = (
+                    f"and {os.path.relpath(path, folder)} would be one sample, {key}: all before the first dot is its"
+                )
+                remedy = "rename them, so that their names have no dot before the number"
+                raise FormatError(first[suffix], "name", f"{said} key; {remedy}")
+            first[suffix] = path
 
 
 def _content(path: str) -> bytes:

@@ -24,8 +24,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("0[1-6]*.py"))
 PROGRAM = Path(__file__).parent / "programs" / "train_example.py"
 STEPS = 8
 SLOW = "emulated:cxl-asic-x8"
-LONGEST = ("01_gpt2", "06_mobilenet")
-"""Another GPT-2 is trained in test_newcomer.py; the second one has convolutions, as 02_resnet has."""
+LONGEST = ("02_resnet", "06_mobilenet")
+"""Networks of convolutions: test_newcomer.py and test_bit_identity.py train others."""
 QUICK = [path for path in EXAMPLES if path.stem not in LONGEST]
 
 

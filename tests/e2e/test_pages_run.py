@@ -93,7 +93,7 @@ def test_the_tutorial_from_a_laptop_on(folder: Path) -> None:
     assert {"p.safetensors", "e.safetensors", "plan.json", "sentinel-report.html", "after.json"} <= written
 
 
-@pytest.mark.long  # the same commands under a cap: below, and in .ci/demo
+@pytest.mark.long  # commands with an amount and a cap: test_passive.py, test_cap_in_a_group.py and .ci/demo have both
 def test_tensors_in_a_file(folder: Path) -> None:
     train = TRAINS.format(layers=6)
     (folder / "train.py").write_text(train)

@@ -123,16 +123,24 @@ def test_files_that_make_no_samples_are_refused_by_name(tmp_path: Path, name: st
 
 
 def test_numbered_files_are_samples_and_not_members_of_one(tmp_path: Path) -> None:
-    folder = tmp_path / "frames"
+    folder = tmp_path / "Frames"
     folder.mkdir()
-    for name in ("frame.0001.png", "frame.0002.png"):
+    for name in ("A.0001.png", "A.0002.png"):
         (folder / name).write_bytes(b"1")
-    with pytest.raises(FormatError, match=r"frame\.0001\.png: name: and frame\.0002\.png would be one sample, frame"):
+    with pytest.raises(
+        FormatError, match=r"A\.0001\.png: name: and A\.0002\.png would be one sample, A: all before the"
+    ):
         pack(folder, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
-    for i, name in enumerate(("frame.left.png", "frame.right.jpg")):  # several dots are fine
-        (folder / f"frame.000{i + 1}.png").rename(folder / name)
-    assert pack(folder, tmp_path / "shards").samples == 1
+
+
+def test_several_members_of_one_suffix_are_packed(tmp_path: Path) -> None:
+    for name in ("1.left.png", "1.right.png", "2.left.png", "2.right.png"):
+        (tmp_path / "stereo").mkdir(exist_ok=True)
+        (tmp_path / "stereo" / name).write_bytes(name.encode())
+    packed = pack(tmp_path / "stereo", tmp_path / "shards")
+    assert packed.samples == 2
+    assert sorted(names(packed.pattern)) == ["1.left.png", "1.right.png", "2.left.png", "2.right.png"]
 
 
 def test_bad_places_and_sizes_are_refused_before_anything_is_written(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
+from sentinel import cli
 from sentinel.cli import doctor, run
 from sentinel.core.errors import FormatError, UsageError
 from sentinel.runtime import RUNTIME
@@ -82,7 +82,7 @@ def test_a_run_takes_its_own_options_first_and_files_from_where_it_began(
 ) -> None:
     (here / "sentinel.toml").write_text('report = "r.html"\nplan = "p.json"\nmachine = "cxl-m5"')
     monkeypatch.setattr(RUNTIME, "configured", run.settings_wherever_the_script_goes())
-    given = argparse.Namespace(report="mine.html", plan=None, machine=None, slow=None, dry_run=True)
+    given = cli.parsed(["run", "--report", "mine.html", "--dry-run", "train.py"])
     assert run.said(given, "report") == "mine.html"
     assert run.said(given, "plan") == str(here / "p.json")
     assert run.said(given, "machine") == "cxl-m5"

@@ -231,7 +231,7 @@ def test_with_a_file_the_report_is_written_from_the_first_step_on(
     monkeypatch.setattr(progress, "ONLY_WRONG", True)  # --quiet: it went wrong all the same
     kept.write_nouns(None)
     assert "nothing to write to" in (said := capsys.readouterr().err)
-    assert "plan.json: with a file, no step is profiled and nothing is planned" in said
+    assert "plan.json: no plan was made, since with a file no step is profiled and nothing is planned" in said
 
 
 def test_a_line_tells_how_steps_go() -> None:

@@ -235,7 +235,9 @@ def test_a_dry_run_that_would_watch_no_step_is_refused(words: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("words", [("--slow", "file:/tmp"), ("--cap", "8GiB")])
-@pytest.mark.parametrize("option", [("--save-profile", "p.safetensors"), ("--save-plan", "p.json"), ("--live",)])
+@pytest.mark.parametrize(
+    "option", [("--save-profile", "p.safetensors"), ("--save-plan", "p.json"), ("--save-run", "r.st"), ("--live",)]
+)
 def test_what_a_plan_is_needed_for_is_refused_where_there_is_none(
     words: tuple[str, ...], option: tuple[str, ...]
 ) -> None:
