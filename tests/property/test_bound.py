@@ -19,8 +19,9 @@ from sentinel.planner.workload import make_workload
 from sentinel.simulator import simulate
 from tests.builders import GB, MIB, machines, make_machine, make_profile, param, persistent_plan, profiles
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @settings(max_examples=100, deadline=None)
 @given(profile=profiles(), machine=machines(), seed=st.integers(0, 1 << 30))
 def test_no_plan_at_random_beats_the_bound_of_the_memory_it_holds(profile, machine, seed):

@@ -14,6 +14,8 @@ from sentinel.planner import bound, footprint_bytes, plan
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles, ranged_profiles
 
+pytestmark = pytest.mark.slow
+
 few = settings(max_examples=60, deadline=None)
 patterns = st.lists(st.sampled_from([f"p{i}" for i in range(10)]), max_size=4, unique=True)
 

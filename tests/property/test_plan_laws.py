@@ -17,6 +17,8 @@ from sentinel.planner.lowest_fit import pack
 from sentinel.simulator import simulate
 from tests.builders import machines, profiles
 
+pytestmark = pytest.mark.slow
+
 MAY_CHOOSE = ("sentinel", "sentinel-2021", "next-use", "capuchin", "lru", "autotm", "first-touch")
 FOR_GOOD = ("static", "weighted-interleave", "interleave", "first-touch")
 few = settings(max_examples=40, deadline=None)
@@ -43,7 +45,6 @@ def test_every_policy_keeps_the_laws_and_the_budget_and_does_not_beat_the_bound(
     assert made.predicted_step_ns >= least.step_ns - profile.n_layers  # each layer's time is rounded to a ns
 
 
-@pytest.mark.slow
 @few
 @given(profile=profiles(), machine=machines())
 def test_the_same_inputs_give_the_same_plan(profile, machine):
@@ -67,7 +68,6 @@ def test_with_the_whole_footprint_nothing_moves_and_nothing_is_slow(profile, mac
     assert run.layers["slow_ns"].sum() == run.layers["stall_ns"].sum() == 0
 
 
-@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(profile=profiles(), machine=machines())
 def test_more_fast_memory_is_never_predicted_to_be_slower(profile, machine):
@@ -134,7 +134,6 @@ def test_where_slow_memory_cannot_be_used_in_place_each_policy_keeps_to_it_or_is
     check(made, profile, barred)
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(profile=profiles(), machine=machines(), rival=st.sampled_from(FOR_GOOD))
 def test_pages_dealt_out_for_good_are_not_faster_than_the_default_policy(profile, machine, rival):

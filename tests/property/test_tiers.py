@@ -22,6 +22,8 @@ from tests.builders import profiles
 from tests.property.test_bound import _timelines as timelines
 from tests.three_tiers import only, three_tier_machines
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=15, deadline=None)
@@ -58,7 +60,6 @@ def test_no_plan_at_random_beats_the_bound_of_what_it_holds_in_each_tier(profile
     assert simulate(made, profile, exact).step_ns >= bound(profile, exact).step_ns - profile.n_layers
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_a_middle_tier_never_makes_a_plan_slower_than_one_that_ignores_it(profile, machine):
@@ -80,7 +81,6 @@ def test_a_small_last_tier_is_kept_or_refused(profile, machine, share):
     check(made, profile, tight)
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(profile=profiles(), machine=three_tier_machines())
 def test_the_same_inputs_give_the_same_plan_of_three_tiers(profile, machine):

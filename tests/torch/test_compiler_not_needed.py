@@ -16,7 +16,7 @@ from sentinel.profiler.selftest import check_host
 from sentinel.system import compiler
 from sentinel.system.capabilities import COMPILER, Capability
 
-pytestmark = pytest.mark.needs("torch", "compiler", "native")
+pytestmark = [pytest.mark.needs("torch", "compiler", "native"), pytest.mark.slow]
 
 NAMES = ("sentinel_torch", "sentinel_reducers")
 FINE = 'extern "C" int answer() { return 7; }\n'

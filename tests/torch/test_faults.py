@@ -147,7 +147,10 @@ def test_a_child_that_trains_on_by_itself_changes_nothing_here() -> None:
     assert ended == [0]
 
 
-@pytest.mark.parametrize("tracker", ["ops", *TRACKERS])
+@pytest.mark.parametrize(
+    "tracker",
+    ["pagemap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ops", *TRACKERS) if name != "pagemap")],
+)
 def test_workers_forked_again_every_epoch(tracker: str) -> None:
     try:
         ours = train(by_workers, tracker=tracker)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-pytestmark = pytest.mark.needs("torch", "compiler")
+pytestmark = [pytest.mark.needs("torch", "compiler"), pytest.mark.slow]
 
 SCRIPT = """
 import sys, torch, sentinel
