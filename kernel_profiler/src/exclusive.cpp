@@ -36,7 +36,7 @@ struct Arena {
   uint64_t committed = 0;  // bytes made accessible
   uint32_t bump = 0;       // pages ever handed out
   unsigned page_shift = 12;
-  bool shared = false;
+  std::atomic<bool> shared{false};  // a fork of another thread may take memory back
   bool keep = false;
   Node *nodes = nullptr;
   uint64_t nodes_bytes = 0;

@@ -116,7 +116,7 @@ class KeptFiles(Observer):
     def stepped(self) -> None:
         """An optimizer has stepped: write the report of what is known so far, if that is due. With a file as slow tier
         there is no plan from which on there is something to tell: the first step is as good."""
-        if self._due == math.inf and _on_a_file():
+        if self._due == math.inf and _on_a_file(RUNTIME.sink):
             self._report_soon()
         if time.monotonic() >= self._due:
             self.write_so_far()
@@ -154,7 +154,9 @@ class KeptFiles(Observer):
             ("run", run, self._run),
         ):
             if path and noun is None:
-                why = ", since with a file no step is profiled and nothing is planned" if _on_a_file() else ""
+                why = (
+                    ", since with a file no step is profiled and nothing is planned" if _on_a_file(RUNTIME.last) else ""
+                )
                 self._complain(f"nothing to write to {path}: no {name} was made{why}")
             elif noun is not None:
                 self._save(noun, path)
@@ -215,10 +217,10 @@ class KeptFiles(Observer):
             say(sentence, wrong=True)
 
 
-def _on_a_file() -> bool:
-    """Whether the script trains, or last trained, with a file as slow tier."""
+def _on_a_file(session: object) -> bool:
+    """Whether a session is one with a file as slow tier."""
     passive = sys.modules.get("sentinel.session.passive")
-    return passive is not None and isinstance(RUNTIME.last, passive.PassiveSession)
+    return passive is not None and isinstance(session, passive.PassiveSession)
 
 
 def _files_of_ranks(report: str, *, named: bool) -> RankFiles | None:

@@ -55,6 +55,6 @@ def test_the_commands_follow_one_another(tmp_path: Path) -> None:
         done = run(tmp_path, "-m", "sentinel", *words)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         verbs.append(words[0])
-    assert verbs == ["run", "run", "run", "compare", "plan", "simulate"]
+    assert verbs == ["run", "run", "run", "run", "compare", "plan", "simulate"]
     written = {path.name for path in tmp_path.iterdir()}
     assert {"out.html", "p.safetensors", "compare.html", "plan.json"} <= written

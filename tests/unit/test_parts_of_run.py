@@ -221,7 +221,8 @@ def test_with_a_file_the_report_is_written_from_the_first_step_on(
         return full_report()
 
     monkeypatch.setattr(kept_files.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(kept_files.RUNTIME, "last", object.__new__(PassiveSession))
+    for name in ("last", "sink"):
+        monkeypatch.setattr(kept_files.RUNTIME, name, object.__new__(PassiveSession))
     monkeypatch.setattr(session, "report", report)
     kept = KeptFiles(report=str(tmp_path / "r.json"), plan=str(tmp_path / "plan.json"))
     for now[0] in (0.0, 4.9, 5.1, 5.2, 15.0, 15.4):
