@@ -72,7 +72,7 @@ class Residents:
                 self._hold(index, block.tier)
         for index in self.wrapping:
             # Born before there was a plan, its tensor is elsewhere and its own pages are not there yet: on no node.
-            self._hold(index, self._with_room(index, self.wanted[index]))
+            self._hold(index, self.wanted[index])
 
     def take(self, spans: NDArray[Any]) -> None:
         """Persistent blocks are where `spans`, of dtype SPAN_DTYPE, say: they go into the accounts."""
@@ -86,17 +86,6 @@ class Residents:
     def give(self) -> NDArray[Any]:
         """Where persistent blocks are, of dtype SPAN_DTYPE."""
         return self._pieces.tell(self._table.bytes_in, self._table.nbytes)
-
-    def _with_room(self, index: int, tier: int) -> int:
-        """`tier`, or the last one where it has no room for a block: what another plan had there has not left yet."""
-        last = len(self._tiers) - 1
-        if tier in (FAST, last):
-            return tier
-        nbytes = self._table.nbytes[index]
-        if not self._mover.take_in(tier, nbytes):
-            return last
-        self._mover.hold(tier, -nbytes)
-        return tier
 
     def _hold(self, index: int, tier: int) -> None:
         nbytes = self._table.nbytes[index]
