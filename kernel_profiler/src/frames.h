@@ -96,6 +96,7 @@ struct sn_frames {
   sn::Ahead ahead;
   uint64_t look_after_ns = 0;  // the next look is not before, by sn_now_ns
   int64_t major_faults = 0;    // of the process, when the page cache was left last
+  uint32_t pages_out = 0;      // steps at whose beginning mapped pages of the file still leave the page cache
   std::atomic<uint64_t> waited{0};
   std::atomic<uint32_t> turns{0};  // instants that have begun or ended: odd while one is under way
 

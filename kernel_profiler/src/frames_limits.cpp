@@ -93,12 +93,18 @@ void leave_page_cache(sn_frames &f) {
   struct sysinfo host {};
   // What is mapped stays in the page cache. Where the host swaps, pages of the process's own would go with it.
   const bool swaps = sysinfo(&host) != 0 || host.totalswap != 0;
-  if (spent.ru_majflt != f.major_faults && !swaps)
+  if (spent.ru_majflt != f.major_faults) f.pages_out = 2;  // and once more: what somebody holds at the moment stays
+  if (!swaps && f.pages_out != 0) {
+    f.pages_out--;
+    // Pages that a processor has not put on the kernel's lists yet would stay. Being mapped they cannot leave here
+    // either, for which the kernel empties what every processor holds back.
+    if (f.file.direct()) f.file.leave_page_cache();
     for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
       for (end = i; end < f.count && f.granules[end].view == View::kFile;) end++;
       if (end == i || advise(f.address(i), (end - i) * kFrameBytes, kPageOut) != 0) continue;
       for (uint32_t left = i; left < end; left++) f.granules[left].touched = false;
     }
+  }
   f.major_faults = spent.ru_majflt;
   if (f.file.direct()) f.file.leave_page_cache();  // else each piece has, and what is being written would be waited for
 }
