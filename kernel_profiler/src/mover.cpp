@@ -34,7 +34,7 @@ int watch_forks() {
 
 bool is_sound(const sn_job &job) {
   if (job.source >= SN_TIERS || job.target >= SN_TIERS || job.source == job.target) return false;
-  const bool may_spare = job.target != kFast && job.spare < SN_TIERS && job.spare != job.target && job.spare != job.source;
+  const bool may_spare = job.target != kFast && job.spare < SN_TIERS && job.spare != job.target;
   if (job.spare != 0 && !may_spare) return false;
   uint64_t left = job.nbytes;
   for (const uint64_t nbytes : job.held) {
@@ -174,10 +174,7 @@ extern "C" int sn_mover_cancel(sn_mover *m, uint64_t id) {
   for (Jobs &queue : m->queue)
     for (auto job = queue.begin(); job != queue.end(); ++job) {
       if (job->id != id) continue;
-      job->moved.stop_ns = sn_now_ns();
-      std::copy_n(job->spec.held, SN_TIERS, job->moved.held);
-      job->moved.outcome = SN_MOVE_CANCELLED;
-      sn::finish(*m, queue, job);
+      sn::drop(*m, queue, job);
       return 1;
     }
   return 0;

@@ -131,8 +131,8 @@ namespace sn {
 // Whether nothing but its link can keep it waiting. A demotion waits for room in a slower tier only while promotions make
 // some by themselves: one that they wait for goes at once.
 bool ready(const sn_mover &m, const Job &job);
-// A job that is ready goes to its spare tier from now on if its target has no room.
-void aim(const sn_mover &m, Job &job);
+// A job that is ready goes to its spare tier from now on if its target has no room. False: it stays where it is.
+bool aim(const sn_mover &m, Job &job);
 // `next`, to start once `before` has ended, finds the block as that one left it.
 void follow(const Job &before, Job &next);
 // Whether the first promotion waits for room.
@@ -146,6 +146,8 @@ Job &depart(sn_mover &m, int direction, Jobs &away);
 void arrive(sn_mover &m, int direction, Jobs &away);
 // `job` of `from` is over, and its result can be fetched.
 void finish(sn_mover &m, Jobs &from, Jobs::iterator job);
+// `job` of `queue` never starts.
+void drop(sn_mover &m, Jobs &queue, Jobs::iterator job);
 
 // The two workers; 0 or a negative errno. They end when the mover is `stopping`.
 int start_workers(sn_mover &m);

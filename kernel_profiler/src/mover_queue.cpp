@@ -37,19 +37,29 @@ bool ready(const sn_mover &m, const Job &job) {
   return m.births_waiting == 0 && m.goes_first == 0 && m.accounts.has_room(kFast, job.room_bytes());
 }
 
-void aim(const sn_mover &m, Job &job) {
+bool aim(const sn_mover &m, Job &job) {
   sn_job &spec = job.spec;
-  if (job.direction() != SN_DEMOTE || spec.spare == 0 || m.accounts.has_room(spec.target, job.flight_bytes())) return;
+  if (job.direction() != SN_DEMOTE || spec.spare == 0 || m.accounts.has_room(spec.target, job.flight_bytes())) return true;
+  if (spec.spare == spec.source) return false;
   spec.target = spec.spare;
   spec.node = spec.spare_node;
   spec.duration_ns = spec.spare_duration_ns;
+  return true;
+}
+
+void drop(sn_mover &m, Jobs &queue, Jobs::iterator job) {
+  job->moved.stop_ns = sn_now_ns();
+  std::copy_n(job->spec.held, SN_TIERS, job->moved.held);
+  job->moved.outcome = SN_MOVE_CANCELLED;
+  finish(m, queue, job);
 }
 
 void follow(const Job &before, Job &next) {
   std::copy_n(before.moved.held, SN_TIERS, next.spec.held);
-  // What stays of a promotion stays where the block was taken to, not where it was to go.
-  if (before.went_to_spare() && next.spec.source != kFast && next.direction() == SN_PROMOTE)
-    next.spec.source = before.spec.target;
+  if (next.spec.source == kFast || next.direction() != SN_PROMOTE) return;
+  // What stays of a promotion stays where the block was taken to, or left, not where it was to go.
+  if (before.went_to_spare()) next.spec.source = before.spec.target;
+  else if (before.moved.outcome == SN_MOVE_CANCELLED && before.spec.source != kFast) next.spec.source = before.spec.source;
 }
 
 bool starved(const sn_mover &m) {

@@ -172,7 +172,7 @@ void run_backend_head(sn_mover &m, int direction) {
 // Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
 bool goes_along(const sn_mover &m, Job &next, const Job &first, uint64_t nbytes) {
   if (next.spec.kind != SN_MOVE_NODE || nbytes + next.spec.nbytes > kTogether || !sn::ready(m, next)) return false;
-  sn::aim(m, next);
+  if (!sn::aim(m, next)) return false;
   return next.spec.node == first.spec.node && next.spec.bytes_per_s == first.spec.bytes_per_s;
 }
 
@@ -192,7 +192,7 @@ void run_node_heads(sn_mover &m, int direction) {
 }
 
 void run_head(sn_mover &m, int direction) {
-  sn::aim(m, m.queue[direction].front());
+  if (!sn::aim(m, m.queue[direction].front())) return sn::drop(m, m.queue[direction], m.queue[direction].begin());
   switch (m.queue[direction].front().spec.kind) {
     case SN_MOVE_EMULATED: return run_emulated_head(m, direction);
     case SN_MOVE_BACKEND: return run_backend_head(m, direction);

@@ -429,6 +429,29 @@ void a_demotion_without_room_goes_to_its_spare_tier() {
   sn_mover_destroy(mover);
 }
 
+// From one slower tier to another: what would be beyond its capacity stays, and who follows finds it there.
+void a_job_whose_spare_tier_is_its_source_stays_without_room() {
+  sn_mover *mover = make(100);
+  CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
+  CHECK(sn_mover_hold(mover, 1, 10) == 0 && sn_mover_hold(mover, 2, 100) == 0);
+  sn_job across = emulated(SN_DEMOTE, 50, kMs);
+  across.held[0] = 0, across.held[2] = 50, across.source = across.spare = 2;
+  const uint64_t goes = submit(mover, across), stays = submit(mover, across);
+  sn_job up = emulated(SN_PROMOTE, 50, kMs);
+  up.after = stays;
+  CHECK(sn_mover_wait(mover, stays, kForever) == 0);
+  CHECK(held(mover).bytes[1] == 60 && held(mover).high_bytes[1] == 60 && held(mover).bytes[2] == 50);
+  CHECK(sn_mover_wait(mover, submit(mover, up), kForever) == 0);
+  for (const sn_moved &moved : results(mover)) {
+    CHECK(moved.outcome == (moved.id == stays ? SN_MOVE_CANCELLED : SN_MOVE_DONE));
+    if (moved.id == stays) CHECK(moved.start_ns == 0 && moved.held[2] == 50 && moved.held[1] == 0);
+    if (moved.id == goes) CHECK(moved.held[1] == 50);
+  }
+  const sn_held now = held(mover);
+  CHECK(now.bytes[0] == 50 && now.bytes[1] == 60 && now.slow_overflow_bytes == 0 && now.in_flight_bytes == 0);
+  sn_mover_destroy(mover);
+}
+
 // What an interrupted move of it leaves is counted where the block was.
 void a_job_behind_one_that_went_to_its_spare_tier_counts_what_stays_there() {
   sn_mover *mover = make(100);
@@ -552,7 +575,7 @@ void a_job_whose_parts_are_not_the_whole_is_refused() {
   CHECK(refused([](sn_job &job) { job.source = SN_TIERS; }));
   CHECK(refused([](sn_job &job) { job.kind = SN_MOVE_BACKEND + 1; }));
   CHECK(refused([](sn_job &job) { job.spare = job.target; }));
-  CHECK(refused([](sn_job &job) { job.source = 1, job.spare = 1; }));
+  CHECK(refused([](sn_job &job) { job.source = 1, job.target = 0, job.spare = 1; }));
   CHECK(refused([](sn_job &job) { job.spare = SN_TIERS; }));
   CHECK(refused([](sn_job &job) { job.source = 2, job.target = 0, job.spare = 1; }));
   for (const int tier : {-1, 0, SN_TIERS}) CHECK(sn_mover_hold(mover, tier, 1) == -EINVAL);
@@ -686,6 +709,7 @@ int main() {
   a_demotion_waits_for_room_that_a_promotion_is_making();
   a_demotion_that_a_promotion_waits_for_goes_at_once();
   a_demotion_without_room_goes_to_its_spare_tier();
+  a_job_whose_spare_tier_is_its_source_stays_without_room();
   a_job_behind_one_that_went_to_its_spare_tier_counts_what_stays_there();
   no_tier_ever_holds_more_than_it_has();
   births_in_a_slower_tier_are_told_that_it_is_full();

@@ -149,11 +149,13 @@ class Moves:
         return order.starting_after(after) if after else order
 
     def _job(self, held: HeldBlock, source: int, target: int) -> Job:
-        """What moves it; where a slower tier has no room, to the last one, which has."""
+        """What moves it; where a slower tier has no room, to the last one, which has: what is there stays."""
         job = self._tier_beside(source, target).job(held, source, target)
         last = len(self._tiers) - 1
-        if target in (FAST, last) or source == last:
+        if target in (FAST, last):
             return job
+        if source == last:
+            return job.else_stays()
         return job.else_to(self._tier_beside(source, last).job(held, source, last))
 
     def _held(self, block: int) -> HeldBlock:

@@ -72,7 +72,7 @@ class Residents:
                 self._hold(index, block.tier)
         for index in self.wrapping:
             # Born before there was a plan, its tensor is elsewhere and its own pages are not there yet: on no node.
-            self._hold(index, self.wanted[index])
+            self._hold_new(index, self.wanted[index])
 
     def take(self, spans: NDArray[Any]) -> None:
         """Persistent blocks are where `spans`, of dtype SPAN_DTYPE, say: they go into the accounts."""
@@ -86,6 +86,17 @@ class Residents:
     def give(self) -> NDArray[Any]:
         """Where persistent blocks are, of dtype SPAN_DTYPE."""
         return self._pieces.tell(self._table.bytes_in, self._table.nbytes)
+
+    def _hold_new(self, index: int, tier: int) -> None:
+        """In slower tier `tier`, or the last one where it has no room yet. Pages are born where they are."""
+        nbytes, last = self._table.nbytes[index], len(self._tiers) - 1
+        if tier in (FAST, last) or not self._born_in(tier):
+            self._hold(index, tier)
+        elif self._mover.take_in(tier, nbytes):
+            self._table.held[index] = True
+            self._table.place(index, tier)
+        else:
+            self._hold(index, last)
 
     def _hold(self, index: int, tier: int) -> None:
         nbytes = self._table.nbytes[index]
@@ -106,6 +117,8 @@ class Residents:
             here = self._table.tier[block]
             if here != target and (target != FAST) == demoting and self._table.held[block] and block not in under_way:
                 found.append(Wanted(block, here, target, "evict" if demoting else "prefetch"))
+        # What leaves a tier makes room in it for the others.
+        found.sort(key=lambda each: (each.target, -each.source), reverse=True)
         return found
 
     def away_from_home(self) -> list[Wanted]:

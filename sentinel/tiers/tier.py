@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     `after`: a started job that must have ended first, 0 for none. `bytes_per_s`: no faster than this; 0 for no limit.
     `first`: promotions that have not started wait for its end. `spare`: the tier to which it goes where `target` has no
-    room, on node `spare_node` or within `spare_duration_ns`; 0 for none.
+    room, on node `spare_node` or within `spare_duration_ns`; `source`: it stays then, cancelled; 0 for none.
     """
 
     source: int
@@ -63,6 +63,10 @@ class Job(NamedTuple):
         if other.kind != self.kind or self.kind == BACKEND or other.target in (self.source, self.target):
             return self
         return self._replace(spare=other.target, spare_node=other.node, spare_duration_ns=other.duration_ns)
+
+    def else_stays(self) -> Job:
+        """This job between slower tiers, which does not begin where its target has no room."""
+        return self if self.kind == BACKEND else self._replace(spare=self.source)
 
 
 class Accounts(Protocol):
