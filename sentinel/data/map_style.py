@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import RLock
 from typing import Any
 
@@ -17,7 +17,7 @@ from sentinel.data.feeding import EpochOrder
 from sentinel.data.file_feeding import feeding_of_files
 from sentinel.data.served_samples import Served
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Transform
+from sentinel.data.staged_samples import BytesOfSamples, FromArena, FromFiles, Request, Transform, transformed
 from sentinel.runtime.process import RUNTIME
 from sentinel.samples import Feed, Layout, Order
 
@@ -61,22 +61,21 @@ class FetchedSamples(Dataset[Any]):
         was indexed."""
         items: list[Any] = []
         for request in requests_in(indices):
-            found = self._fetched(request)
-            items += [item if self._transform is None else self._transform(item) for item in found]
+            items += self._transformed(request)
         return items
 
-    def _fetched(self, request: Request) -> Iterable[Any]:
+    def _transformed(self, request: Request) -> list[Any]:
         served, placed = Served(samples=len(request.samples)), self._placed
-        if request.position < 0:
-            return self._alone.fetch(request, served)
-        if not isinstance(placed, FromArena):
-            return placed.fetch(request, served)
-        self._pass_over(placed, request.position)
-        found = placed.fetch(request, served)
-        if served.late:  # a framework may have skipped places before: they are never copied, and fill the memory
+        source = self._alone if request.position < 0 else placed
+        arena = source if isinstance(source, FromArena) else None
+        if arena is not None:
+            self._pass_over(arena, request.position)
+        found = source.fetch(request, served)
+        if arena is not None and served.late:
+            # a framework may have skipped places before: they are never copied, and fill the memory
             self._passed = request.position
-            placed.pass_over(0, self._passed)
-        return found
+            arena.pass_over(0, self._passed)
+        return transformed(found, self._transform, source, request.samples)
 
     def _pass_over(self, placed: FromArena, position: int) -> None:
         """Once a batch was late in this epoch, gives up what is skipped before a batch at `position`. Where there are

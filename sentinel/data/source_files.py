@@ -47,6 +47,7 @@ class SourceFiles:
     def __init__(self, layout: Layout, root: str, source: Source | None = None, gap_bytes: int | None = None) -> None:
         self.layout, self._root, self._source, self._gap_bytes = layout, root, source, gap_bytes
         self._open: OrderedDict[int, OpenedFile] = OrderedDict()
+        self._paths: dict[int, str] = {}
         self._lock = Lock()
         may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
         self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
@@ -63,7 +64,10 @@ class SourceFiles:
 
     def path_of_file(self, file: int) -> str:
         """The path of a file of the layout, by its number."""
-        return os.path.join(self._root, self.layout.files[file])
+        found = self._paths.get(file)
+        if found is None:
+            found = self._paths[file] = os.path.join(self._root, self.layout.files[file])
+        return found
 
     def chunk(self, chunk: int, samples: NDArray[np.int64]) -> ChunkRead:
         """Reads a chunk, or what `samples` (k,) of it need; each has as many bytes as the layout says, and zeros follow
@@ -98,9 +102,13 @@ class SourceFiles:
         return np.frombuffer(self._read(int(layout.chunk_file[chunk]), at, nbytes, "sample", sample), np.uint8)
 
     def alone(self, samples: NDArray[np.int64]) -> Iterator[memoryview]:
-        """The bytes of each of `samples` (k,), read when it is asked for, and tried again if that fails. Where they lie
-        is looked up for all at once: from a page cache a sample is read as fast as Python can ask for it. Raises what
-        `sample` raises."""
+        """The bytes of each of `samples` (k,), read when it is asked for, and tried again if that fails. Raises what
+        `sample` raises.
+
+        From a page cache a sample is read as fast as Python can ask for it. So where they lie is looked up for all at
+        once, and of files of this machine it is only asked after the last one whether they are as they were indexed:
+        whoever uses bytes before has to `check`, should they look wrong.
+        """
         layout = self.layout
         if layout.encoded:
             for sample in samples.tolist():
@@ -110,12 +118,32 @@ class SourceFiles:
         at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
         columns = (layout.chunk_file[chunks], at, layout.sample_nbytes[samples], samples)
         held = self._open if len(self._open) < self._most_open else {}  # if there are more, the order of use counts
+        unchecked: dict[int, OpenedFile] = {}
+        pread = os.pread
         for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
             found = held.get(file)
-            yield memoryview(  # without a name, which would keep it while the next one is read
-                (None if found is None else found.read_as_indexed(begin, nbytes))
-                or tried(partial(self._read, file, begin, nbytes, "sample", sample))
-            )
+            try:
+                data = b"" if found is None or found.descriptor < 0 else pread(found.descriptor, nbytes, begin)
+            except OSError:
+                data = b""
+            if found is not None and len(data) == nbytes:
+                unchecked[file] = found
+            else:
+                data = tried(partial(self._read, file, begin, nbytes, "sample", sample))
+            yield memoryview(data)
+            data = b""  # the next ones have the same memory then
+        for file, found in unchecked.items():
+            status, then = os.fstat(found.descriptor), found.indexed
+            if then is None or status.st_mtime_ns != then[2] or status.st_size != then[1]:
+                self._check(file, found)
+
+    def check(self, samples: NDArray[np.int64]) -> None:
+        """Raises FormatError if a file that is open, of one of `samples` (k,), is not as it was when it was indexed."""
+        for file in np.unique(self.layout.chunk_file[self.layout.chunk_of[samples]]).tolist():
+            with self._lock:
+                found = self._open.get(file)
+            if found is not None:
+                self._check(file, found)
 
     def _parts(self, chunk: int, file: int, samples: NDArray[np.int64], gap_bytes: int) -> ChunkRead:
         """What `samples` need of a chunk."""

@@ -29,6 +29,7 @@ from sentinel.data.sample_arena import (
     arena_of,
 )
 from sentinel.data.served_samples import Moments, Served
+from sentinel.data.small_tensors import with_small_ones_inside
 from sentinel.data.source_files import SourceFiles
 from sentinel.data.sources.source import Source
 
@@ -90,6 +91,23 @@ class BytesOfSamples(Protocol):
     def fetch(self, request: Request, served: Served) -> Iterable[Any]:
         """The samples of a request: what is staged is copied at once, and each is decoded when it is asked for."""
 
+    def check(self, samples: NDArray[np.int64]) -> None:
+        """Raises FormatError if bytes of `samples` (k,) were given unchecked, and a file is not as it was indexed."""
+
+
+def transformed(
+    items: Iterable[Any], transform: Transform | None, source: BytesOfSamples, samples: NDArray[np.int64]
+) -> list[Any]:
+    """`items`, fetched from `source`, of `samples` (k,), transformed. Raises FormatError, naming file and sample, where
+    the source does not have one as it was indexed: also where what `transform` raised may come of that."""
+    try:
+        return list(items if transform is None else map(transform, items))
+    except FormatError:
+        raise
+    except Exception:
+        source.check(samples)
+        raise
+
 
 class FromArena:
     """Samples of files: out of the arena, or read alone where they are not there in time."""
@@ -124,6 +142,9 @@ class FromArena:
             raws[number] = raw
         served.direct_bytes += _by_chunk(self._files, request.samples, numbers[~there & ~planned], raws)
         return _decoded(self._source, self._files, request.samples, _let_go(raws))
+
+    def check(self, samples: NDArray[np.int64]) -> None:
+        """Nothing is to be done: bytes are checked before they are decoded."""
 
     def pass_over(self, begin: int, stop: int) -> None:
         """The reader waits no more for copies of positions [begin, stop); who still asks for one reads it alone."""
@@ -216,6 +237,10 @@ class FromFiles:
         served.unstaged_bytes = served.direct_bytes
         return _decoded(self._source, self._files, request.samples, self._files.alone(request.samples))
 
+    def check(self, samples: NDArray[np.int64]) -> None:
+        """As BytesOfSamples says."""
+        self._files.check(samples)
+
 
 class FromDataset:
     """Samples of a map-style Dataset, which reads them by itself."""
@@ -236,6 +261,9 @@ class FromDataset:
             said = f"gave {len(items)} items where it was asked for {len(numbers)}: give one for each number, in order"
             raise FormatError(self._name, "__getitems__", said)
         return items
+
+    def check(self, samples: NDArray[np.int64]) -> None:
+        """Nothing is known of its bytes."""
 
     def check_length(self) -> None:
         """Raises FormatError where it is another one than when the loader was made."""
@@ -263,7 +291,7 @@ class StagedSamples(Dataset[Any]):
         served = Served(samples=len(request.samples), when=when)
         try:
             items = self._source.fetch(request, served)
-            found = [item if self._transform is None else self._transform(item) for item in items]
+            found = transformed(items, self._transform, self._source, request.samples)
         except FormatError as error:
             return Failed(error.path, error.field, error.rule), served
         when.ended_ns = time.monotonic_ns()
@@ -291,7 +319,8 @@ class Collate:
         if isinstance(items, Failed):
             return items, served
         try:
-            return self._collate(items), served
+            batch = self._collate(items)
+            return with_small_ones_inside(batch) if works else batch, served
         except RuntimeError as error:
             if works and found_no_room(error):
                 return no_room_for(items), served
@@ -328,18 +357,12 @@ def _decoded(
     source: Source, files: SourceFiles, samples: NDArray[np.int64], raws: Iterable[memoryview]
 ) -> Iterable[Any]:
     """Each sample, decoded when it is asked for. Raises FormatError, naming it."""
-    layout = files.layout
-    paths: dict[int, str] = {}
-    of_file = layout.chunk_file[layout.chunk_of[samples]].tolist()
-    left = iter(raws)
-    for number, file in zip(samples.tolist(), of_file, strict=True):
-        if file not in paths:
-            paths[file] = files.path_of_file(file)
-        raw = next(left)
+    of_file = files.layout.chunk_file[files.layout.chunk_of[samples]].tolist()
+    path_of = {file: files.path_of_file(file) for file in set(of_file)}
+    for number, file, raw in zip(samples.tolist(), of_file, raws, strict=True):  # it asks whether there are more bytes
         try:
-            sample = source.decode(raw, paths[file])
+            sample = source.decode(raw, path_of[file])
         except FormatError as error:
+            files.check(samples[samples == number])  # of another file it says so
             raise FormatError(error.path, f"{error.field} sample {number}", error.rule) from error
-        del raw  # the next one has the same memory then, which is in the processor's cache
         yield sample
-    assert next(left, None) is None, "there are more bytes than samples"

@@ -27,20 +27,17 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last
 class OpenedFile(Protocol):
     """A file that is read at any place, by several threads. `kept`: what its format's reader keeps while it is open.
     `indexed`: what it was when it was indexed, once that is known; `checked_s`: when it was last seen to be so; after
-    `recheck_s` it is looked at again."""
+    `recheck_s` it is looked at again. `descriptor`: of a file of this machine, else -1."""
 
     path: str
     kept: Any
     indexed: SourceFile | None
     checked_s: float
     recheck_s: float
+    descriptor: int
 
     def read(self, at: int, nbytes: int) -> bytes:
         """Bytes from `at` on, fewer than `nbytes` only where the file ends. Raises OSError."""
-
-    def read_as_indexed(self, at: int, nbytes: int) -> bytes | None:
-        """The bytes, if they are all there, and it is known that the file is the one that was indexed; else None, and
-        `read` and `state` tell why."""
 
     def state(self) -> SourceFile:
         """Size and time as they are now. Raises OSError."""
@@ -73,17 +70,6 @@ class LocalFile:
             parts.append(os.pread(self.descriptor, nbytes - done, at + done))
         return b"".join(parts)
 
-    def read_as_indexed(self, at: int, nbytes: int) -> bytes | None:
-        """As OpenedFile says: with no object but the bytes, for files in the page cache."""
-        then = self.indexed
-        try:
-            data, status = os.pread(self.descriptor, nbytes, at), os.fstat(self.descriptor)
-        except OSError:
-            return None
-        if then is None or status.st_mtime_ns != then[2] or status.st_size != then[1] or len(data) != nbytes:
-            return None
-        return data
-
     def state(self) -> SourceFile:
         """As OpenedFile says."""
         status = os.fstat(self.descriptor)
@@ -94,6 +80,7 @@ class StoredObject:
     """What lies at a URL. To ask for its state takes a request, so it is not asked at each read."""
 
     recheck_s = 30.0
+    descriptor = -1
 
     def __init__(self, url: str) -> None:
         self.path, self.kept, self.checked_s = url, None, -inf
@@ -104,9 +91,6 @@ class StoredObject:
         return bytes(
             ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
         )
-
-    def read_as_indexed(self, at: int, nbytes: int) -> None:
-        """None: it is not asked what it is at each read."""
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
