@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import FormatError
 from sentinel.data.retries import tried
 from sentinel.data.sources.source import EncodedSource, Source, SourceFile
-from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, opened
+from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, expect_what_is_asked, opened
 from sentinel.samples import JoinedRanges, Layout
 
 _OPEN_ENCODED = 64
@@ -202,6 +202,7 @@ class SourceFiles:
                 return found
         found = opened(self.path_of_file(file))  # of a store this takes a request, which others need not wait for
         self._check(file, found)
+        expect_what_is_asked(found)
         with self._lock:
             found = self._open.setdefault(file, found)
             self._open.move_to_end(file)

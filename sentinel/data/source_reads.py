@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from sentinel.core.errors import UsageError
-from sentinel.data.chunk_reader import MOST_IN_FLIGHT
+from sentinel.data.chunk_reader import IN_FLIGHT, MOST_IN_FLIGHT
 from sentinel.data.data_index import DataFiles
 from sentinel.data.page_cache import all_cached, in_page_cache
 from sentinel.data.source_files import SourceFiles
-from sentinel.data.sources.stored_file import LocalFile, cannot_be_read, opened
+from sentinel.data.sources.stored_file import LocalFile, cannot_be_read, expect_what_is_asked, opened
 from sentinel.samples import SourceCosts
 
 _SMALL, _LARGE, _ROUNDS, _LARGE_ROUNDS = 4096, 4 << 20, 64, 8
+_MOST_TURNS, _ENOUGH_S = 4, 0.25
 
 
 class SourceReads:
@@ -50,7 +51,11 @@ class SourceReads:
 def measured_costs(data: DataFiles) -> SourceCosts:
     """What reads of these files cost now: latency and bandwidth of small and of large reads at random places, and how
     many small ones the source serves side by side, up to MOST_IN_FLIGHT. What the kernel has in its page cache counts
-    as such, for so a job meets it. Where chunks are decoded as a whole, that counts as reading."""
+    as such, for so a job meets it. Where chunks are decoded as a whole, that counts as reading.
+
+    Threads that read side by side share the interpreter. Where a small read takes longer so than alone, as from a fast
+    disk, that is its latency.
+    """
     layout = data.layout
     if int(layout.file_nbytes.sum()) < 1:
         raise UsageError("the files are empty", "give files with samples")
@@ -61,19 +66,28 @@ def measured_costs(data: DataFiles) -> SourceCosts:
 
     small = [_read(data, sample, _SMALL) for sample in some(_ROUNDS)]
     latency = float(np.mean(np.sort([read.ns for read in small])[: _ROUNDS - _ROUNDS // 16]))  # but the slowest
-    with ThreadPoolExecutor(MOST_IN_FLIGHT) as pool:
-        began = time.monotonic_ns()
-        list(pool.map(lambda sample: _read(data, sample, _SMALL), some(4 * MOST_IN_FLIGHT)))
-        in_flight = 4 * MOST_IN_FLIGHT * latency / (time.monotonic_ns() - began)
-        large = [_read(data, sample, _LARGE) for sample in some(_LARGE_ROUNDS)]
-        rate = float(np.median([read.nbytes / max(read.ns - latency, 0.1 * read.ns) for read in large]))
-        began = time.monotonic_ns()
-        together = pool.map(lambda sample: _read(data, sample, _LARGE), some(_LARGE_ROUNDS))
-        rate = max(rate, sum(read.nbytes for read in together) / (time.monotonic_ns() - began))
+    together = min(_together(data, some(_ROUNDS), _SMALL, threads)[0] for threads in (IN_FLIGHT, MOST_IN_FLIGHT))
+    large = [_read(data, sample, _LARGE) for sample in some(_LARGE_ROUNDS)]
+    rate = float(np.median([read.nbytes / max(read.ns - latency, 0.1 * read.ns) for read in large]))
+    began = time.monotonic()
+    for _ in range(_MOST_TURNS):  # the first ones may find the source asleep
+        rate = max(rate, _together(data, some(_LARGE_ROUNDS), _LARGE, IN_FLIGHT)[1])
+        if time.monotonic() - began > _ENOUGH_S:
+            break
+    in_flight, latency = latency / together, max(latency, together)
     if layout.encoded:
         rate = 1 / (1 / rate + float(np.median([_decode_ns(data, sample) for sample in some(_LARGE_ROUNDS)])))
     cached = sum(read.cached for read in small) / len(small)
     return SourceCosts(latency, rate * 1e9, min(max(in_flight, 1.0), MOST_IN_FLIGHT), measured=True, cached=cached)
+
+
+def _together(data: DataFiles, samples: list[int], nbytes: int, threads: int) -> tuple[float, float]:
+    """ns that each of these reads takes, and bytes a ns of all of them, in so many threads."""
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.monotonic_ns()
+        found = list(pool.map(lambda sample: _read(data, sample, nbytes), samples))
+        took = time.monotonic_ns() - began
+    return took / len(samples), sum(read.nbytes for read in found) / took
 
 
 class _Read(NamedTuple):
@@ -90,8 +104,7 @@ def _read(data: DataFiles, sample: int, nbytes: int) -> _Read:
     at = int(layout.chunk_offset[chunk]) + (0 if layout.encoded else int(layout.sample_offset[sample]))
     at = max(min(at, int(layout.file_nbytes[file]) - nbytes), 0)
     found = opened(os.path.join(data.root, layout.files[file]))
-    if isinstance(found, LocalFile):
-        os.posix_fadvise(found.descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no more is read than is asked for
+    expect_what_is_asked(found)
     try:
         cached = isinstance(found, LocalFile) and in_page_cache(found.descriptor, at)
         began = time.monotonic_ns()

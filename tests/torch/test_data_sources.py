@@ -15,12 +15,14 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
 from sentinel.data.data_index import DataFiles, RecordFiles, open_data  # noqa: E402
+from sentinel.data.page_cache import in_page_cache  # noqa: E402
 from sentinel.data.source_files import SourceFiles  # noqa: E402
 from sentinel.data.sources.folder import FolderOfFiles  # noqa: E402
 from sentinel.data.sources.paths import expand_braces, files_below, files_named  # noqa: E402
 from sentinel.data.sources.records import Records, Rows  # noqa: E402
 from sentinel.data.sources.stored_file import file_at  # noqa: E402
 from sentinel.data.sources.tar_shards import TarShards, split_name  # noqa: E402
+from sentinel.data.staged_samples import Failed, FromFiles, Request, StagedSamples  # noqa: E402
 from sentinel.files import load  # noqa: E402
 from sentinel.samples import Layout  # noqa: E402
 from tests.data_files import add, content, number_of, rows, shards  # noqa: E402
@@ -308,6 +310,72 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_open_is_refused_by_name(f
     with pytest.raises(FormatError, match="changed since it was indexed") as error:
         files.sample(0)
     assert error.value.path == path
+
+
+def change(path: str) -> None:
+    with open(path, "r+b") as file:
+        file.write(bytes(512))
+    os.utime(path, ns=(0, 1))  # whatever the clock of the file system resolves
+
+
+@pytest.mark.parametrize("how", ["decode", "transform", "none"])
+def test_a_file_that_changes_within_a_batch_is_refused_by_name_before_the_batch_is_given(
+    folder: Path, how: str
+) -> None:
+    """Read alone from an open file, samples are decoded before it is asked whether the file is as it was."""
+    paths = shards(folder, [4, 4])
+    data = open_data(paths)
+    files = SourceFiles(data.layout, data.root, data.source)
+    source = FromFiles(files, data.source)
+    samples = StagedSamples(source, None)
+    batch = np.arange(8)
+    request = Request(0, batch, batch < 0, batch >= 0)
+    whole, served = samples.__getitems__(request)
+    assert isinstance(whole, list)
+    assert [number_of(each) for each in whole] == batch.tolist()
+    assert served.direct_reads == 8
+
+    def transform(sample: dict[str, object]) -> int:
+        if number_of(sample) == 2:  # type: ignore[arg-type]
+            change(paths[1 if how == "decode" else 0])
+            if how == "transform":
+                raise ValueError("what it got is damaged")
+        return 0
+
+    found, _ = StagedSamples(source, transform).__getitems__(request)
+    assert isinstance(found, Failed)
+    assert found.path == paths[1 if how == "decode" else 0]
+    assert "changed since it was indexed" in found.rule
+
+
+def test_what_a_transform_raises_of_sound_bytes_is_the_users_own(folder: Path) -> None:
+    data = open_data(shards(folder, [4]))
+    samples = StagedSamples(FromFiles(SourceFiles(data.layout, data.root), data.source), lambda _: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            samples.__getitems__(Request(0, np.arange(4), np.zeros(4, np.bool_), np.ones(4, np.bool_)))
+
+
+def test_the_kernel_reads_no_more_of_a_file_than_it_is_asked_for(scratch: Path) -> None:
+    np.save(scratch / "rows.npy", np.zeros((2048, 4096), np.uint8))
+    data = open_data(str(scratch / "rows.npy"))
+    files = SourceFiles(data.layout, data.root, data.source)
+    files.sample(0)
+    with open(scratch / "rows.npy", "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        else:
+            pytest.skip("needs a file system on a disk, which reads with RWF_NOWAIT")
+        for sample in range(1024, 1028):  # one after the other: the kernel takes it for reading all of the file
+            files.sample(sample)
+            begin = int(data.layout.sample_offset[sample])
+            assert in_page_cache(file.fileno(), begin, 4096)
+        assert not in_page_cache(file.fileno(), begin + 8192)
+    os.unlink(scratch / "rows.npy")
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:

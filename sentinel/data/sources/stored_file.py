@@ -13,6 +13,7 @@ import io
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from math import inf
 from typing import Any, Protocol
@@ -145,6 +146,14 @@ def is_url(path: str) -> bool:
 def opened(path: str) -> OpenedFile:
     """The file at a path or URL. Raises FormatError where there is none."""
     return StoredObject(path) if is_url(path) else LocalFile(path)
+
+
+def expect_what_is_asked(file: OpenedFile) -> None:
+    """From now on the kernel reads no more of a file of this machine than it is asked for. Else it reads on after each
+    range, as for one who reads all of the file: some 128 KiB, and megabytes where the disk is set so."""
+    if file.descriptor >= 0:
+        with suppress(OSError):
+            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def cannot_be_read(path: str, what: str, error: OSError) -> FormatError:

@@ -1,0 +1,90 @@
+"""Small tensors of a batch go inside the message from a worker: what arrives is what was sent."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+
+from sentinel.data.small_tensors import SMALL_BYTES, ByValue, with_small_ones_inside  # noqa: E402
+
+pytestmark = pytest.mark.needs("torch")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Own(torch.Tensor):  # type: ignore[misc,name-defined]
+    """A tensor of a user's class."""
+
+
+def sent(batch: Any) -> Any:
+    """As it arrives. Only a ByValue is a few bytes; a tensor would be pickled with its storage."""
+    file = io.BytesIO()
+    pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(with_small_ones_inside(batch))
+    return pickle.loads(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.float8_e4m3fn]
+)
+@pytest.mark.parametrize("shape", [(), (1,), (256,), (3, 2, 4)])
+def test_values_type_and_shape_arrive(dtype: Any, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    assert isinstance(with_small_ones_inside(tensor), ByValue)
+    found = sent(tensor)
+    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(found.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    found.reshape(-1).view(torch.uint8).add_(1)  # it can be written to
+
+
+def test_containers_arrive_as_they_were() -> None:
+    one, two = torch.arange(3), torch.arange(4.0)
+    batch = {"a": [one, (two, "word")], "b": Pair(one, None), 3: torch.Size([2])}
+    found = sent(batch)
+    assert found["a"][0].tolist() == [0, 1, 2]
+    assert found["a"][1][0].tolist() == two.tolist()
+    assert found["a"][1][1] == "word"
+    assert isinstance(found["b"], Pair)
+    assert found["b"].left is found["a"][0]  # one tensor stays one
+    assert found[3] == torch.Size([2])
+    assert batch["a"][0] is one  # what was given is not changed
+
+
+def test_what_cannot_go_as_bytes_stays_as_it_is() -> None:
+    base = torch.zeros(8)
+    view = base.view(2, 4)
+    stay = [
+        torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
+        torch.zeros(0),
+        base[2:4],
+        torch.zeros(4, 4).t(),
+        torch.zeros(2, requires_grad=True),
+        torch.eye(3).to_sparse(),
+        torch.zeros(2).as_subclass(Own),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+    ]
+    found = with_small_ones_inside(stay)
+    assert all(one is other for one, other in zip(found, stay, strict=True))
+    both = with_small_ones_inside([base, view])  # of one memory: what is written to one is seen in the other
+    assert both[0] is base
+    assert both[1] is view
+    deep: Any = torch.zeros(1)
+    for _ in range(9):
+        deep = [deep]
+    assert with_small_ones_inside(deep) is deep
+    own = OrderedDict(a=torch.zeros(1))
+    assert with_small_ones_inside(own) is own
+
+
+def test_a_batch_that_holds_itself_is_looked_into_only_so_far() -> None:
+    batch: list[Any] = [torch.zeros(2)]
+    batch.append(batch)
+    assert isinstance(with_small_ones_inside(batch)[0], ByValue)
