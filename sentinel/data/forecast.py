@@ -172,7 +172,7 @@ class _Epochs:
 
     def __init__(self, layout: Layout, reads: SourceReads, workers: int, batch_size: int) -> None:
         self._layout, self._batch_size = layout, batch_size
-        self._costs, alone = reads.costs.of_reader(reads_in_flight(workers)), reads.costs.of_reader(max(workers, 1))
+        self._costs, alone = reads.costs.of_reader(reads_in_flight(workers)), reads.costs.of_workers(workers)
         self._alone_ns = alone.ns(layout.n_samples, int(layout.alone_nbytes.sum()))
         self._orders = [permutation(layout.n_samples, Order(), epoch) for epoch in range(3)]
         self._neighbourhoods = neighbourhoods(layout)

@@ -53,8 +53,7 @@ def measured_costs(data: DataFiles) -> SourceCosts:
     many small ones the source serves side by side, up to MOST_IN_FLIGHT. What the kernel has in its page cache counts
     as such, for so a job meets it. Where chunks are decoded as a whole, that counts as reading.
 
-    Threads that read side by side share the interpreter. Where a small read takes longer so than alone, as from a fast
-    disk, that is its latency.
+    Threads that read side by side share the interpreter. From a fast disk a small read may take longer so than alone.
     """
     layout = data.layout
     if int(layout.file_nbytes.sum()) < 1:
@@ -74,11 +73,11 @@ def measured_costs(data: DataFiles) -> SourceCosts:
         rate = max(rate, _together(data, some(_LARGE_ROUNDS), _LARGE, IN_FLIGHT)[1])
         if time.monotonic() - began > _ENOUGH_S:
             break
-    in_flight, latency = latency / together, max(latency, together)
     if layout.encoded:
         rate = 1 / (1 / rate + float(np.median([_decode_ns(data, sample) for sample in some(_LARGE_ROUNDS)])))
     cached = sum(read.cached for read in small) / len(small)
-    return SourceCosts(latency, rate * 1e9, min(max(in_flight, 1.0), MOST_IN_FLIGHT), measured=True, cached=cached)
+    in_flight = min(max(latency / together, 1.0), MOST_IN_FLIGHT)
+    return SourceCosts(latency, rate * 1e9, in_flight, measured=True, cached=cached, shared_ns=together)
 
 
 def _together(data: DataFiles, samples: list[int], nbytes: int, threads: int) -> tuple[float, float]:

@@ -73,7 +73,7 @@ def choose_unit(
         return _with_costs(reads, UNIT, "", workers)
     unit_within(data.layout, shape, UNIT)
     costs = reads.costs
-    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
+    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_workers(workers)
     best = best_unit(data.layout.cut(_MOST_UNIT), shape.n_pages * shape.page_bytes, staged, alone) or _MOST_UNIT
     said = f"of each {best} samples those that stay are read: a read takes {format_ns(costs.latency_ns)} here"
     why = READ_ALONE if best == ALONE else f"{said} and {format_bytes(costs.read_bytes_per_s)}/s, so that is cheapest"
@@ -85,5 +85,5 @@ def _with_costs(reads: SourceReads, unit: int, why: str, workers: int) -> UnitCh
     costs = reads.known
     if costs is None:
         return UnitChoice(unit, why, reads.cached)
-    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_reader(max(workers, 1))
+    staged, alone = costs.of_reader(reads_in_flight(workers)), costs.of_workers(workers)
     return UnitChoice(unit, why, reads.cached, staged=staged, alone=alone)

@@ -16,7 +16,7 @@ class SourceCosts:
     """A read of b bytes takes `latency_ns` + b / `read_bytes_per_s`; of up to `in_flight` reads the latencies overlap.
 
     `cached`: share of the reads tried that the kernel had in its page cache. `measured`: on this host and source, else
-    declared.
+    declared. `shared_ns`: of reads by threads of one process, which share its interpreter, each takes at least that.
     """
 
     latency_ns: float
@@ -24,6 +24,7 @@ class SourceCosts:
     in_flight: float = 1
     measured: bool = False
     cached: float = 0.0
+    shared_ns: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.latency_ns < math.inf and self.read_bytes_per_s > 0 and self.in_flight >= 1):
@@ -36,13 +37,22 @@ class SourceCosts:
         """What a reader sees that has at most so many reads in flight."""
         return replace(self, in_flight=min(self.in_flight, in_flight))
 
+    def of_workers(self, workers: int) -> SourceCosts:
+        """What so many processes see that have one read in flight each."""
+        return replace(self, in_flight=min(self.in_flight, max(workers, 1)), shared_ns=0.0)
+
+    @property
+    def read_ns(self) -> float:
+        """Time that a read takes beside that of its bytes, with as many in flight as there can be."""
+        return max(self.latency_ns / self.in_flight, self.shared_ns)
+
     @property
     def gap_bytes(self) -> int:
         """Bytes that are read in the time that another read takes to begin."""
-        if not self.latency_ns:
+        if not self.read_ns:
             return 0
-        return int(min(1e-9 * self.latency_ns / self.in_flight * self.read_bytes_per_s, _LONGEST_GAP))
+        return int(min(1e-9 * self.read_ns * self.read_bytes_per_s, _LONGEST_GAP))
 
     def ns(self, reads: float, nbytes: float) -> float:
         """Time that so many reads of together `nbytes` take."""
-        return reads * self.latency_ns / self.in_flight + 1e9 * nbytes / self.read_bytes_per_s
+        return reads * self.read_ns + 1e9 * nbytes / self.read_bytes_per_s
