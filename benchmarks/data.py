@@ -4,7 +4,8 @@ Samples of lognormal sizes (mean 32 KiB) lie in tar shards of 64; rivals that ha
 samples in it, in shards of as many. Each loader is a process that lives as long as the benchmark; in each round all of
 them deliver an epoch, one after the other. A library that is loaded before all others (_described_source.c) counts the
 reads of each process and its workers below the folder of the data, and lets them take as long as on a described source.
-Sources: files in the page cache; a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at once;
+Sources: files in the page cache, and for that all of them are read before each epoch, for the caches that some rivals
+write put them out of it; a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at once;
 the disk below `--folder`, where the kernel forgets the pages of a file after each read of it. Rivals: the plain
 DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as they are installed: `pip
 install --no-deps -r benchmarks/data_rivals.txt`. On the disk there is the plain DataLoader only.
@@ -227,6 +228,18 @@ def _forgotten(folder: Path) -> str:
     return ""
 
 
+def _cached(folder: Path, source: Described) -> None:
+    """The page cache has all files of a source, but of a bare disk."""
+    if source.bare:
+        return
+    piece = bytearray(1 << 20)
+    for path in (folder / "source").rglob("*"):
+        if path.is_file():
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(piece):
+                    pass
+
+
 def say(sentence: str) -> None:
     """On standard error, with the time."""
     print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
@@ -242,6 +255,7 @@ def _rounds(
         for name in names:
             try:
                 running[name] = _Rival(name, folder, library, source, samples)
+                _cached(folder, source)
                 found[name] = {"version": running[name].version, "first": running[name].epoch(), "rounds": []}
                 found[name] |= UNLIKE.get(name, {})
             except _Ended as error:
@@ -250,6 +264,7 @@ def _rounds(
         for number, order in enumerate(_bench.taking_turns(list(running), rounds)):
             say(f"  round {number + 1} of {rounds}")
             for name in order:
+                _cached(folder, source)
                 try:
                     found[name]["rounds"].append(running[name].epoch())
                 except _Ended as error:
