@@ -96,8 +96,8 @@ void leave_page_cache(sn_frames &f) {
   if (spent.ru_majflt != f.major_faults) f.pages_out = 2;  // and once more: what somebody holds at the moment stays
   if (!swaps && f.pages_out != 0) {
     f.pages_out--;
-    // Pages that a processor has not put on the kernel's lists yet would stay. Being mapped they cannot leave here
-    // either, for which the kernel empties what every processor holds back.
+    // Pages that a processor has not put on the kernel's lists yet would stay. They are mapped, so this drops none of
+    // them; but since it fails, the kernel lists what each processor holds back, and the next call finds them.
     if (f.file.direct()) f.file.leave_page_cache();
     for (uint32_t i = 0, end = 0; i < f.count; i = end + 1) {
       for (end = i; end < f.count && f.granules[end].view == View::kFile;) end++;

@@ -172,6 +172,8 @@ void run_backend_head(sn_mover &m, int direction) {
 // Whether `next` may share the system calls of jobs to where `first` goes, `nbytes` of them so far.
 bool goes_along(const sn_mover &m, Job &next, const Job &first, uint64_t nbytes) {
   if (next.spec.kind != SN_MOVE_NODE || nbytes + next.spec.nbytes > kTogether || !sn::ready(m, next)) return false;
+  // What is away still counts where it was: with its room the job may go where it is to go.
+  if (m.accounts.leaving[next.spec.target] != 0 && !m.accounts.has_room(next.spec.target, next.flight_bytes())) return false;
   if (!sn::aim(m, next)) return false;
   return next.spec.node == first.spec.node && next.spec.bytes_per_s == first.spec.bytes_per_s;
 }

@@ -7,37 +7,49 @@ takes longer than to copy some KiB.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 SMALL_BYTES = 16 << 10
-_DEEPEST = 4
-"""Containers within containers are looked into so far."""
+_DEEPEST, _MOST_PARTS = 4, 4096
+"""Containers within containers are looked into so far; and a batch of more parts than that is not looked through."""
+_PLAIN = (str, bytes, int, float, bool, complex, type(None), np.ndarray)
 
 
 class ByValue:
     """Stands for a tensor, which is what it becomes where it is unpickled."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+        self._data = bytearray(tensor.reshape(-1).view(torch.uint8).numpy())
+        self._dtype, self._shape = tensor.dtype, tuple(tensor.shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        tensor = self._tensor
-        data = bytearray(tensor.reshape(-1).view(torch.uint8).numpy())
-        return _rebuilt, (data, tensor.dtype, tuple(tensor.shape))
+        return _rebuilt, (self._data, self._dtype, self._shape)
+
+
+class _NotKnown(Exception):
+    """Of this batch it is not known which tensors it holds."""
 
 
 def with_small_ones_inside(batch: Any) -> Any:
-    """`batch` with a ByValue in place of each small tensor, in tuples, lists and dicts. Those that are views of others,
-    of a class of their own, or more than bytes, stay."""
-    found = {id(tensor): tensor for tensor in _tensors(batch, _DEEPEST) if _is_small(tensor)}
-    if not found:
+    """`batch` with a ByValue in place of each small tensor, in tuples, lists and dicts.
+
+    Those that share their memory with others, are of a class of their own, or more than bytes, stay as they are. So
+    does a batch that has objects of other kinds, for they may hold the same tensors.
+    """
+    met: dict[int, torch.Tensor] = {}
+    try:
+        _meet(batch, met, _DEEPEST, 0)
+    except _NotKnown:
         return batch
-    owners = Counter(tensor.data_ptr() for tensor in found.values())
-    inside = {key: ByValue(tensor) for key, tensor in found.items() if owners[tensor.data_ptr()] == 1}
-    return _replaced(batch, lambda tensor: inside.get(id(tensor), tensor), _DEEPEST)
+    small = {key: tensor for key, tensor in met.items() if _is_small(tensor)}
+    if not small:
+        return batch
+    owners = Counter(_memory(tensor) for tensor in met.values())
+    inside = {key: _by_value(tensor) for key, tensor in small.items() if owners[_memory(tensor)] == 1}
+    return _replaced(batch, inside)
 
 
 def _rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -49,6 +61,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and 0 < tensor.nbytes <= SMALL_BYTES
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.is_contiguous()
@@ -56,26 +69,45 @@ def _is_small(tensor: torch.Tensor) -> bool:
     )
 
 
-def _tensors(batch: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif depth and isinstance(batch, tuple | list):
-        for each in batch:
-            yield from _tensors(each, depth - 1)
-    elif depth and type(batch) is dict:
-        for each in batch.values():
-            yield from _tensors(each, depth - 1)
+def _memory(tensor: torch.Tensor) -> int:
+    """Equal where tensors may share memory."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:  # it has none, or is not all of its kind: whatever it is, it stays
+        return -1
 
 
-def _replaced(batch: Any, put: Callable[[torch.Tensor], Any], depth: int) -> Any:
+def _by_value(tensor: torch.Tensor) -> ByValue | torch.Tensor:
+    try:
+        return ByValue(tensor)
+    except Exception:  # of a kind that has no bytes to copy: torch knows how it is sent, or why not
+        return tensor
+
+
+def _meet(batch: Any, met: dict[int, torch.Tensor], depth: int, before: int) -> int:
+    """Puts the tensors of `batch` into `met`, by their id; returns how many parts were looked at. Raises _NotKnown."""
     if isinstance(batch, torch.Tensor):
-        return put(batch)
-    if not depth:
-        return batch
-    if type(batch) is dict:
-        return {key: _replaced(value, put, depth - 1) for key, value in batch.items()}
-    if type(batch) in (tuple, list):
-        return type(batch)(_replaced(each, put, depth - 1) for each in batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_replaced(each, put, depth - 1) for each in batch))
+        met[id(batch)] = batch
+        return before + 1
+    kind = type(batch)
+    if kind in _PLAIN or isinstance(batch, np.generic | torch.Size | torch.dtype):
+        return before + 1
+    named = isinstance(batch, tuple) and hasattr(batch, "_fields")
+    if not depth or not (named or kind in (tuple, list, dict)) or before + len(batch) > _MOST_PARTS:
+        raise _NotKnown
+    for each in batch.values() if kind is dict else batch:
+        before = _meet(each, met, depth - 1, before)
+    return before
+
+
+def _replaced(batch: Any, inside: dict[int, Any]) -> Any:
+    kind = type(batch)
+    if isinstance(batch, torch.Tensor):
+        return inside.get(id(batch), batch)
+    if kind is dict:
+        return {key: _replaced(value, inside) for key, value in batch.items()}
+    if kind in (tuple, list):
+        return kind(_replaced(each, inside) for each in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_make"):
+        return batch._make(_replaced(each, inside) for each in batch)
     return batch

@@ -66,7 +66,9 @@ class SourceFiles:
         """The path of a file of the layout, by its number."""
         found = self._paths.get(file)
         if found is None:
-            found = self._paths[file] = os.path.join(self._root, self.layout.files[file])
+            found = os.path.join(self._root, self.layout.files[file])
+            if len(self._paths) < _OPEN_FILES:
+                self._paths[file] = found
         return found
 
     def chunk(self, chunk: int, samples: NDArray[np.int64]) -> ChunkRead:
@@ -133,9 +135,8 @@ class SourceFiles:
             yield memoryview(data)
             data = b""  # the next ones have the same memory then
         for file, found in unchecked.items():
-            status, then = os.fstat(found.descriptor), found.indexed
-            if then is None or status.st_mtime_ns != then[2] or status.st_size != then[1]:
-                self._check(file, found)
+            if not found.is_as_indexed():
+                tried(partial(self._check, file, found))
 
     def check(self, samples: NDArray[np.int64]) -> None:
         """Raises FormatError if a file that is open, of one of `samples` (k,), is not as it was when it was indexed."""

@@ -20,6 +20,10 @@ from sentinel.samples import SourceCosts
 
 _SMALL, _LARGE, _ROUNDS, _LARGE_ROUNDS = 4096, 4 << 20, 64, 8
 _MOST_TURNS, _ENOUGH_S = 4, 0.25
+_LEAST_ROUNDS = 3
+_INTERPRETER_NS, _SLOW_NS = 1e6, 50e6
+"""Latencies: of a source above the first it is not the interpreter that limits threads; above the second each thread
+tries it once."""
 
 
 class SourceReads:
@@ -63,10 +67,12 @@ def measured_costs(data: DataFiles) -> SourceCosts:
     def some(count: int) -> list[int]:
         return [int(sample) for sample in chance.integers(layout.n_samples, size=count)]
 
-    small = [_read(data, sample, _SMALL) for sample in some(_ROUNDS)]
-    latency = float(np.mean(np.sort([read.ns for read in small])[: _ROUNDS - _ROUNDS // 16]))  # but the slowest
-    together = min(_together(data, some(_ROUNDS), _SMALL, threads)[0] for threads in (IN_FLIGHT, MOST_IN_FLIGHT))
-    large = [_read(data, sample, _LARGE) for sample in some(_LARGE_ROUNDS)]
+    small = _one_by_one(data, some(_ROUNDS), _SMALL)
+    latency = float(np.mean(np.sort([read.ns for read in small])[: len(small) - len(small) // 16]))  # but the slowest
+    several = (IN_FLIGHT, MOST_IN_FLIGHT) if latency < _INTERPRETER_NS else (MOST_IN_FLIGHT,)
+    rounds = _ROUNDS if latency < _SLOW_NS else MOST_IN_FLIGHT
+    together = min(_together(data, some(rounds), _SMALL, threads)[0] for threads in several)
+    large = _one_by_one(data, some(_LARGE_ROUNDS), _LARGE)
     rate = float(np.median([read.nbytes / max(read.ns - latency, 0.1 * read.ns) for read in large]))
     began = time.monotonic()
     for _ in range(_MOST_TURNS):  # the first ones may find the source asleep
@@ -78,6 +84,17 @@ def measured_costs(data: DataFiles) -> SourceCosts:
     cached = sum(read.cached for read in small) / len(small)
     in_flight = min(max(latency / together, 1.0), MOST_IN_FLIGHT)
     return SourceCosts(latency, rate * 1e9, in_flight, measured=True, cached=cached, shared_ns=together)
+
+
+def _one_by_one(data: DataFiles, samples: list[int], nbytes: int) -> list[_Read]:
+    """These reads; of a slow source only some."""
+    found: list[_Read] = []
+    began = time.monotonic()
+    for sample in samples:
+        found.append(_read(data, sample, nbytes))
+        if len(found) >= _LEAST_ROUNDS and time.monotonic() - began > 1.0:
+            break
+    return found
 
 
 def _together(data: DataFiles, samples: list[int], nbytes: int, threads: int) -> tuple[float, float]:

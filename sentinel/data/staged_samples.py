@@ -101,7 +101,7 @@ def transformed(
     """`items`, fetched from `source`, of `samples` (k,), transformed. Raises FormatError, naming file and sample, where
     the source does not have one as it was indexed: also where what `transform` raised may come of that."""
     try:
-        return list(items if transform is None else map(transform, items))
+        return list(items) if transform is None else [transform(item) for item in items]
     except FormatError:
         raise
     except Exception:

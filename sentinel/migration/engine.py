@@ -27,7 +27,7 @@ from sentinel.migration.mover import NativeMover
 from sentinel.migration.moves import Moves
 from sentinel.migration.outcomes import Outcomes
 from sentinel.migration.page_audit import Blocks, PageAudit
-from sentinel.migration.residents import Residents
+from sentinel.migration.residents import Residents, Way
 from sentinel.migration.run_recorder import RunRecorder
 from sentinel.migration.transients import Transients
 from sentinel.runtime import RUNTIME
@@ -84,7 +84,9 @@ class Engine:
         self._applying = True
         self._recorder.began_ns = self._now_ns()
         self._mover.set_capacity(_UNLIMITED)
-        self._block_mover.send(self._residents.place(), 0)
+        away = self._residents.place()
+        self._outcomes.unplaced(self._residents.place_others())
+        self._block_mover.send(away, 0)
         self._block_mover.finish()
         self._mover.set_capacity(self._plan.capacity_bytes[FAST])
         held = self._mover.held()
@@ -181,9 +183,9 @@ class Engine:
         self._applying = True
         self._recorder.begin_step(given.began_ns)
         self._mover.held(restart=True)
-        self._send_back(demoting=True)
+        self._send("out")
         self._block_mover.finish()
-        self._residents.place_others()
+        self._outcomes.unplaced(self._residents.place_others())
         stall = 0
         if in_step:
             stall = self._now_ns() - now + self._resume()
@@ -203,14 +205,15 @@ class Engine:
         """Back in step at layer 0: take blocks as they are, and send them where the plan has them by now."""
         self._due.begin_step()
         stall = self._release(self._residents.passing)
-        self._send_back(demoting=True)
+        self._send("out")
         stall += self._reserve([block for block in self._residents.wrapping if not self._table.held[block]])
-        self._send_back(demoting=False)  # births go before promotions
+        self._send("into fast memory")  # births go before promotions
+        self._send("into a middle tier")
         self._begin_planned(self._agenda.crossing, 0)
         return stall
 
-    def _send_back(self, *, demoting: bool) -> None:
-        misplaced = self._residents.misplaced(self._moves.blocks, demoting=demoting)
+    def _send(self, way: Way) -> None:
+        misplaced = self._residents.misplaced(self._moves.blocks, way)
         self._block_mover.send(misplaced, self._recorder.step)
         self._recorder.totals.sent_back += len(misplaced)
 

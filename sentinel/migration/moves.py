@@ -149,13 +149,13 @@ class Moves:
         return order.starting_after(after) if after else order
 
     def _job(self, held: HeldBlock, source: int, target: int) -> Job:
-        """What moves it; where a slower tier has no room, to the last one, which has: what is there stays."""
+        """What moves it; where a slower tier has no room, to the last one, which has. A block of the last one stays."""
         job = self._tier_beside(source, target).job(held, source, target)
         last = len(self._tiers) - 1
         if target in (FAST, last):
             return job
         if source == last:
-            return job.else_stays()
+            return job if held.held[FAST] else job.else_stays()  # a part in fast memory has to leave that
         return job.else_to(self._tier_beside(source, last).job(held, source, last))
 
     def _held(self, block: int) -> HeldBlock:

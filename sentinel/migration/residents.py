@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,7 @@ from sentinel.core.plan import Plan, Reason
 from sentinel.migration.block_table import BlockTable
 from sentinel.migration.handover import Pieces
 from sentinel.migration.mover import NativeMover
+from sentinel.migration.transients import Unplaced
 from sentinel.tiers.tier import FAST, Tier
 
 
@@ -22,6 +23,11 @@ class Wanted(NamedTuple):
     source: int
     target: int
     reason: Reason
+
+
+Way = Literal["out", "into fast memory", "into a middle tier"]
+"""Where a block is to go: out of fast memory or to the last tier; into fast memory; or from one slower tier into
+another, for which the other two ways make room."""
 
 
 class Residents:
@@ -57,22 +63,23 @@ class Residents:
     # ---- into the accounts and out of them --------------------------------------------------------------
 
     def place(self) -> list[Wanted]:
-        """No plan was applied until now: all residents go into the accounts. Returns which are to be moved."""
+        """No plan was applied until now: persistent blocks go into the accounts. Returns which are to be moved."""
         for index in self.lasting:
             tier = self.wanted[index]
             self._hold(index, tier if self._born_in(tier) else FAST)
-        self.place_others()
         away = ((index, self.wanted[index]) for index in self.lasting if self._table.tier[index] != self.wanted[index])
         return [Wanted(index, FAST, tier, "initial") for index, tier in away]
 
-    def place_others(self) -> None:
-        """Those that are not persistent go into the accounts."""
+    def place_others(self) -> list[Unplaced]:
+        """Those that are not persistent go into the accounts. Returns for which a middle tier had no room."""
         for index, block in enumerate(self._blocks):
             if block.fixed and not self._table.held[index]:
                 self._hold(index, block.tier)
         for index in self.wrapping:
             # Born before there was a plan, its tensor is elsewhere and its own pages are not there yet: on no node.
             self._hold_new(index, self.wanted[index])
+        here = self._table.tier
+        return [Unplaced(index, here[index]) for index in self.wrapping if here[index] != self.wanted[index]]
 
     def take(self, spans: NDArray[Any]) -> None:
         """Persistent blocks are where `spans`, of dtype SPAN_DTYPE, say: they go into the accounts."""
@@ -109,17 +116,23 @@ class Residents:
 
     # ---- elsewhere than wanted --------------------------------------------------------------------------
 
-    def misplaced(self, under_way: Collection[int], *, demoting: bool) -> list[Wanted]:
-        """Those that are elsewhere than they should be in layer 0, and for which nothing is `under_way`: to be sent out
-        of fast memory, or (not `demoting`) into it."""
+    def misplaced(self, under_way: Collection[int], way: Way) -> list[Wanted]:
+        """Those that are elsewhere than they should be in layer 0, for which nothing is `under_way`, and that are to go
+        this way. Those to the last tier come first: they make room for others."""
         found = []
         for block, target in self.wanted.items():
             here = self._table.tier[block]
-            if here != target and (target != FAST) == demoting and self._table.held[block] and block not in under_way:
-                found.append(Wanted(block, here, target, "evict" if demoting else "prefetch"))
-        # What leaves a tier makes room in it for the others.
-        found.sort(key=lambda each: (each.target, -each.source), reverse=True)
+            if here == target or not self._table.held[block] or block in under_way:
+                continue
+            if self._way(here, target) == way:
+                found.append(Wanted(block, here, target, "prefetch" if target == FAST else "evict"))
+        found.sort(key=lambda each: each.target, reverse=True)
         return found
+
+    def _way(self, here: int, target: int) -> Way:
+        if target == FAST:
+            return "into fast memory"
+        return "out" if here == FAST or target == len(self._tiers) - 1 else "into a middle tier"
 
     def away_from_home(self) -> list[Wanted]:
         """Blocks, transient ones too, that have bytes outside fast memory which were moved there. They count as being

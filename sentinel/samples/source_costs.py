@@ -16,7 +16,8 @@ class SourceCosts:
     """A read of b bytes takes `latency_ns` + b / `read_bytes_per_s`; of up to `in_flight` reads the latencies overlap.
 
     `cached`: share of the reads tried that the kernel had in its page cache. `measured`: on this host and source, else
-    declared. `shared_ns`: of reads by threads of one process, which share its interpreter, each takes at least that.
+    declared. `shared_ns`: of reads by threads of one process, which share its interpreter, each takes at least that,
+    as tried: with opening the file.
     """
 
     latency_ns: float
@@ -38,7 +39,8 @@ class SourceCosts:
         return replace(self, in_flight=min(self.in_flight, in_flight))
 
     def of_workers(self, workers: int) -> SourceCosts:
-        """What so many processes see that have one read in flight each."""
+        """What so many processes see that have one read in flight each. Whether they could read more at once than the
+        threads that were tried is not known: it is priced as if they could not."""
         return replace(self, in_flight=min(self.in_flight, max(workers, 1)), shared_ns=0.0)
 
     @property

@@ -118,6 +118,7 @@ def test_accounts_are_the_sum_of_blocks(born_in: list[int], fast_mib: int, done:
     stage = Stage(born_in, fast_mib * MIB)
     try:
         stage.residents.place()
+        stage.residents.place_others()
         for deed, what in done:
             stage.do(deed, what)
         stage.settle()

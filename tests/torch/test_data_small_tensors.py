@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,20 +48,21 @@ def test_values_type_and_shape_arrive(dtype: Any, shape: tuple[int, ...]) -> Non
 
 def test_containers_arrive_as_they_were() -> None:
     one, two = torch.arange(3), torch.arange(4.0)
-    batch = {"a": [one, (two, "word")], "b": Pair(one, None), 3: torch.Size([2])}
+    batch = {"a": [one, (two, "word")], "b": Pair(one, None), 3: torch.Size([2]), "c": ["word", 1, 2.5, None]}
     found = sent(batch)
     assert found["a"][0].tolist() == [0, 1, 2]
     assert found["a"][1][0].tolist() == two.tolist()
     assert found["a"][1][1] == "word"
     assert isinstance(found["b"], Pair)
     assert found["b"].left is found["a"][0]  # one tensor stays one
+    assert found["c"] == ["word", 1, 2.5, None]
     assert found[3] == torch.Size([2])
     assert batch["a"][0] is one  # what was given is not changed
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_cannot_go_as_bytes_stays_as_it_is() -> None:
-    base = torch.zeros(8)
-    view = base.view(2, 4)
+    base, whole, part = torch.zeros(8), torch.zeros(8), torch.zeros(8)
     stay = [
         torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
         torch.zeros(0),
@@ -70,21 +72,41 @@ def test_what_cannot_go_as_bytes_stays_as_it_is() -> None:
         torch.eye(3).to_sparse(),
         torch.zeros(2).as_subclass(Own),
         torch.zeros(2, dtype=torch.complex64).conj(),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        torch._efficientzerotensor((3,)),
+        whole,  # of one memory: what is written to one is seen in the other
+        whole.view(2, 4),
+        part,
+        part[:4],
     ]
     found = with_small_ones_inside(stay)
     assert all(one is other for one, other in zip(found, stay, strict=True))
-    both = with_small_ones_inside([base, view])  # of one memory: what is written to one is seen in the other
-    assert both[0] is base
-    assert both[1] is view
     deep: Any = torch.zeros(1)
     for _ in range(9):
         deep = [deep]
     assert with_small_ones_inside(deep) is deep
-    own = OrderedDict(a=torch.zeros(1))
-    assert with_small_ones_inside(own) is own
+    for other in (OrderedDict(a=base), SimpleNamespace(a=base)):  # it may hold the same tensors
+        batch = [base, other]
+        assert with_small_ones_inside(batch) is batch
+    long = [base, list(range(5000))]
+    assert with_small_ones_inside(long) is long
 
 
-def test_a_batch_that_holds_itself_is_looked_into_only_so_far() -> None:
+def test_a_batch_that_holds_itself_is_sent_as_it_is() -> None:
     batch: list[Any] = [torch.zeros(2)]
     batch.append(batch)
-    assert isinstance(with_small_ones_inside(batch)[0], ByValue)
+    assert with_small_ones_inside(batch) is batch
+
+
+class Checked(NamedTuple("Checked", [("one", Any)])):
+    """A named tuple that looks at what it is made of."""
+
+    def __new__(cls, one: Any) -> Checked:
+        assert isinstance(one, torch.Tensor)
+        return super().__new__(cls, one)
+
+
+def test_a_named_tuple_is_made_of_tensors_only() -> None:
+    found = sent(Checked(torch.arange(2)))
+    assert isinstance(found, Checked)
+    assert found.one.tolist() == [0, 1]

@@ -356,6 +356,16 @@ def test_what_a_transform_raises_of_sound_bytes_is_the_users_own(folder: Path) -
             samples.__getitems__(Request(0, np.arange(4), np.zeros(4, np.bool_), np.ones(4, np.bool_)))
 
 
+def test_a_transform_that_has_run_dry_shortens_no_batch(folder: Path) -> None:
+    data = open_data(shards(folder, [4]))
+    noise = iter([1, 2])
+    samples = StagedSamples(
+        FromFiles(SourceFiles(data.layout, data.root), data.source), lambda sample: (sample, next(noise))
+    )
+    with pytest.raises(StopIteration):
+        samples.__getitems__(Request(0, np.arange(4), np.zeros(4, np.bool_), np.ones(4, np.bool_)))
+
+
 def test_the_kernel_reads_no_more_of_a_file_than_it_is_asked_for(scratch: Path) -> None:
     np.save(scratch / "rows.npy", np.zeros((2048, 4096), np.uint8))
     data = open_data(str(scratch / "rows.npy"))

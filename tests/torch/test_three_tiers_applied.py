@@ -14,12 +14,13 @@ import sentinel  # noqa: E402
 from sentinel import files  # noqa: E402
 from sentinel.core.units import parse_bytes  # noqa: E402
 from sentinel.session import planning  # noqa: E402
+from sentinel.session.applying import Applying  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch", "compiler", "native")
 
 MIDDLE = "20MiB"
 SLOW = f"emulated:cxl-asic-x8={MIDDLE}+cxl-worst"
-STEPS, PROFILED_AT = 8, 2
+STEPS, PROFILED_AT = 12, 2
 
 
 def train(slow: str | None) -> tuple[list[float], list[Any]]:
@@ -46,10 +47,20 @@ def train(slow: str | None) -> tuple[list[float], list[Any]]:
 def test_training_is_bit_identical_and_every_tier_keeps_to_its_size(tmp_path, monkeypatch, plans: int) -> None:
     """Also while a second plan takes over, which is made with layer times as executed."""
     monkeypatch.setattr(planning, "REFINE_GAIN", 0.0 if plans == 1 else 1e9)
+    renewed: list[Any] = []
+    renew = Applying.renew
+
+    def renewing(*given: Any) -> None:
+        renewed.append(given)
+        renew(*given)
+
+    monkeypatch.setattr(Applying, "renew", renewing)
     expected, parameters = train(None)
     losses, ours = train(SLOW)
     run, report = sentinel.stop(), sentinel.report()
     assert losses == expected
+    assert len(renewed) == plans - 1
+    assert (run.counters.migrated_bytes_by_other_plans > 0) == (plans == 2)
     assert all(torch.equal(one, other) for one, other in zip(ours, parameters, strict=True))
     assert run.tier_names == ("fast", "cxl-asic-x8", "cxl-worst")
     assert report.plan.capacity_bytes[1] == parse_bytes(MIDDLE)

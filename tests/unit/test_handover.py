@@ -222,6 +222,32 @@ def test_a_block_that_lay_in_three_tiers_is_made_whole_in_any(wanted: int) -> No
 
 
 @pytest.mark.needs("native")
+@pytest.mark.parametrize("middle_mib", [4, 7])
+def test_a_middle_tier_that_is_full_takes_a_block_once_another_has_left_it(middle_mib: int) -> None:
+    """`a` is there and wanted in fast memory, `b` is in the last tier and wanted there: in 4 MiB both are never."""
+
+    def of(tiers: list[int]) -> Plan:
+        plan = of_three_tiers(transient_plan(SHORT, [*tiers, 0, 0], fast_bytes=BUDGET), [*tiers, 0, 0])
+        return replace(plan, capacity_bytes=(BUDGET, middle_mib * MIB, 1 << 40))
+
+    machine = three_emulated()
+    with (
+        applied(of([1, 2]), SHORT, machine, ranges=where) as first,
+        applied(of([0, 1]), SHORT, machine, ranges=where) as second,
+    ):
+        second.engine.hand_over()
+        first.step(2)
+        second.engine.take_over(first.engine.hand_over(), in_step=True)
+        second.let_land()
+        second.step(2)
+        held = second.engine._mover.held()
+        run = second.engine.end_run()
+    assert held.bytes_in[:3] == (5 * MIB, 4 * MIB, 0)
+    assert held.slow_overflow_bytes == 0
+    assert (run.held["nbytes"][run.held["tier"] == 1] <= middle_mib * MIB).all()
+
+
+@pytest.mark.needs("native")
 def test_more_tiers_than_a_mover_keeps_apart_are_refused() -> None:
     machine = three_emulated()
     extra = tuple(replace(machine.tiers[2], name=f"slower {index}") for index in range(MOST_TIERS))

@@ -336,3 +336,13 @@ def test_plans_of_all_ranks_are_those_of_their_version() -> None:
             for column in (share.order, share.direct, share.reads, share.reader, share.name, share.first, share.last):
                 digest.update(np.ascontiguousarray(column).tobytes())
     assert (PLANS_VERSION, digest.hexdigest()[:16]) == (1, "ba6fd963f30d4349")
+
+
+def test_reads_of_threads_cost_at_least_what_the_interpreter_takes() -> None:
+    measured = SourceCosts(80e3, 1e9, in_flight=4, shared_ns=90e3)
+    assert measured.of_reader(4).read_ns == measured.of_reader(1).read_ns == 90e3
+    assert measured.of_workers(2).read_ns == 40e3
+    assert measured.of_workers(0).read_ns == 80e3
+    assert measured.gap_bytes == 90_000
+    slow = SourceCosts(2e6, 1e9, in_flight=16, shared_ns=90e3)
+    assert slow.of_reader(8).ns(4, 1000) == 4 * 250e3 + 1000

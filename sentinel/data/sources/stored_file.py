@@ -40,6 +40,9 @@ class OpenedFile(Protocol):
     def read(self, at: int, nbytes: int) -> bytes:
         """Bytes from `at` on, fewer than `nbytes` only where the file ends. Raises OSError."""
 
+    def is_as_indexed(self) -> bool:
+        """Whether it is seen at once that it is the file that was indexed."""
+
     def state(self) -> SourceFile:
         """Size and time as they are now. Raises OSError."""
 
@@ -71,6 +74,14 @@ class LocalFile:
             parts.append(os.pread(self.descriptor, nbytes - done, at + done))
         return b"".join(parts)
 
+    def is_as_indexed(self) -> bool:
+        """As OpenedFile says, without an object for what was seen."""
+        try:
+            status, then = os.fstat(self.descriptor), self.indexed
+        except OSError:
+            return False
+        return then is not None and status.st_mtime_ns == then[2] and status.st_size == then[1]
+
     def state(self) -> SourceFile:
         """As OpenedFile says."""
         status = os.fstat(self.descriptor)
@@ -92,6 +103,10 @@ class StoredObject:
         return bytes(
             ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
         )
+
+    def is_as_indexed(self) -> bool:
+        """No: to ask takes a request."""
+        return False
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
