@@ -21,6 +21,7 @@ from sentinel.data.hit_places import named
 from sentinel.data.loader_workers import OF_LOST_WORKERS, exit_codes, is_lost, keep_signals_from, next_batch, watched
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.served_samples import Served
+from sentinel.data.small_tensors import ROOM_BYTES
 from sentinel.data.staged_samples import Collate, Failed, Request, StagedSamples
 from sentinel.samples import Begun, Order, Room, ShuffleQuality, shuffle_quality
 from sentinel.system.progress import say
@@ -212,7 +213,7 @@ class Loader(IterableDataset[Any]):
             StagedSamples(self._feeding.samples.source, asked.transform),
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
-            collate_fn=Collate(asked.collate_fn),  # type: ignore[arg-type]  # of what StagedSamples gives
+            collate_fn=Collate(asked.collate_fn, ROOM_BYTES // max(self._asked_ahead, 1)),  # type: ignore[arg-type]  # of what StagedSamples gives
             generator=torch.Generator().manual_seed(self._workers_seed()),  # torch's own would be drawn from
             **several,
         )

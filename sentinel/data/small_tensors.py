@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-SMALL_BYTES = 16 << 10
+ROOM_BYTES = 32 << 10
+"""Of small tensors in all messages that may be under way at once: half of what a pipe holds. A worker that waits for room
+in it would never end if the trainer is killed."""
 _DEEPEST, _MOST_PARTS = 4, 4096
 """Containers within containers are looked into so far; and a batch of more parts than that is not looked through."""
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.ndarray)
@@ -33,8 +35,8 @@ class _NotKnown(Exception):
     """Of this batch it is not known which tensors it holds."""
 
 
-def with_small_ones_inside(batch: Any) -> Any:
-    """`batch` with a ByValue in place of each small tensor, in tuples, lists and dicts.
+def with_small_ones_inside(batch: Any, room: int) -> Any:
+    """`batch` with a ByValue in place of small tensors, of `room` bytes together, in tuples, lists and dicts.
 
     Those that share their memory with others, are of a class of their own, or more than bytes, stay as they are. So
     does a batch that has objects of other kinds, for they may hold the same tensors.
@@ -44,11 +46,15 @@ def with_small_ones_inside(batch: Any) -> Any:
         _meet(batch, met, _DEEPEST, 0)
     except _NotKnown:
         return batch
-    small = {key: tensor for key, tensor in met.items() if _is_small(tensor)}
+    small = {key: tensor for key, tensor in met.items() if _is_small(tensor, room)}
     if not small:
         return batch
     owners = Counter(_memory(tensor) for tensor in met.values())
-    inside = {key: _by_value(tensor) for key, tensor in small.items() if owners[_memory(tensor)] == 1}
+    inside = {}
+    for key, tensor in sorted(small.items(), key=lambda each: each[1].nbytes):
+        if owners[_memory(tensor)] == 1 and tensor.nbytes <= room:
+            inside[key] = _by_value(tensor)
+            room -= tensor.nbytes
     return _replaced(batch, inside)
 
 
@@ -56,13 +62,13 @@ def _rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> tor
     return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
+def _is_small(tensor: torch.Tensor, room: int) -> bool:
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not tensor.is_nested
-        and 0 < tensor.nbytes <= SMALL_BYTES
+        and 0 < tensor.nbytes <= room
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == tensor.nbytes

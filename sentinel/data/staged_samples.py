@@ -306,8 +306,10 @@ class StagedSamples(Dataset[Any]):
 class Collate:
     """Collates the samples of a batch as `collate_fn` does, and passes on what is beside them."""
 
-    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, room: int = 0) -> None:
+        """`room`: bytes of small tensors that a worker may send inside the message of a batch."""
         self._collate, self._watches = collate_fn or torch.utils.data.default_collate, 0
+        self._room = room
 
     def __call__(self, got: tuple[list[Any] | Failed, Served]) -> tuple[Any, Served]:
         """A batch, or in a worker NoRoom where it finds none in /dev/shm."""
@@ -320,7 +322,7 @@ class Collate:
             return items, served
         try:
             batch = self._collate(items)
-            return with_small_ones_inside(batch) if works else batch, served
+            return with_small_ones_inside(batch, self._room) if works else batch, served
         except RuntimeError as error:
             if works and found_no_room(error):
                 return no_room_for(items), served

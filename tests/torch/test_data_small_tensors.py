@@ -12,9 +12,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
-from sentinel.data.small_tensors import SMALL_BYTES, ByValue, with_small_ones_inside  # noqa: E402
+from sentinel.data import small_tensors  # noqa: E402
+from sentinel.data.small_tensors import ByValue  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch")
+
+
+ROOM = 8192
+
+
+def with_small_ones_inside(batch: Any) -> Any:
+    return small_tensors.with_small_ones_inside(batch, ROOM)
 
 
 class Pair(NamedTuple):
@@ -64,7 +72,7 @@ def test_containers_arrive_as_they_were() -> None:
 def test_what_cannot_go_as_bytes_stays_as_it_is() -> None:
     base, whole, part = torch.zeros(8), torch.zeros(8), torch.zeros(8)
     stay = [
-        torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
+        torch.zeros(ROOM + 1, dtype=torch.uint8),
         torch.zeros(0),
         base[2:4],
         torch.zeros(4, 4).t(),
