@@ -4,11 +4,11 @@ Samples of lognormal sizes (mean 32 KiB) lie in tar shards of 64; rivals that ha
 samples in it, in shards of as many. Each loader is a process that lives as long as the benchmark; in each round all of
 them deliver an epoch, one after the other. A library that is loaded before all others (_described_source.c) counts the
 reads of each process and its workers below the folder of the data, and lets them take as long as on a described source.
-Sources: files in the page cache, and for that all of them are read before each epoch, for the caches that some rivals
-write put them out of it; a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at once;
+Sources: files in the page cache; a source of 2 ms a read and 1 GB/s (injected), that serves one or 16 reads at once;
 the disk below `--folder`, where the kernel forgets the pages of a file after each read of it. Rivals: the plain
 DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as they are installed: `pip
-install --no-deps -r benchmarks/data_rivals.txt`. On the disk there is the plain DataLoader only.
+install --no-deps -r benchmarks/data_rivals.txt`. On the disk there is the plain DataLoader only. What some rivals write
+to caches of their own drives files out of the page cache; so, but for the disk, all are read before each epoch.
 
 `--encoded`: in place of tar shards, Parquet in row groups of 64 and MDS shards of as many packed by zstd, chunks that
 are decoded as a whole. The rival there is a cache of the decoded chunks used last, with room for as many bytes, in one

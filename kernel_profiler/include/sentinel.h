@@ -224,8 +224,9 @@ typedef struct sn_job {
   uint8_t kind;
   uint8_t first; /* 1: a demotion of what the kernel put into fast memory by itself: promotions that have not
                   * started wait for its end, and what stays there is held but is no overflow */
-  uint8_t spare; /* of a demotion: the tier to which it goes where `target` has no room and no promotion is making any,
-                  * or `source`: it ends as SN_MOVE_CANCELLED then; 0: none, it goes to `target` all the same, which counts as overflow */
+  uint8_t spare; /* of a demotion: the tier to which it goes where `target` has no room and no promotion is making any;
+                  * `source`: it ends as SN_MOVE_CANCELLED then; 0: none, it goes to `target` all the same, which counts
+                  * as overflow */
 } sn_job;
 
 typedef struct sn_moved {

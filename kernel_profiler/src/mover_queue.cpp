@@ -56,10 +56,9 @@ void drop(sn_mover &m, Jobs &queue, Jobs::iterator job) {
 
 void follow(const Job &before, Job &next) {
   std::copy_n(before.moved.held, SN_TIERS, next.spec.held);
-  if (next.spec.source == kFast || next.direction() != SN_PROMOTE) return;
-  // What stays of a promotion stays where the block was taken to, or left, not where it was to go.
-  if (before.went_to_spare()) next.spec.source = before.spec.target;
-  else if (before.moved.outcome == SN_MOVE_CANCELLED && before.spec.source != kFast) next.spec.source = before.spec.source;
+  // What stays of a promotion stays where the block was taken to, not where it was to go.
+  if (before.went_to_spare() && next.spec.source != kFast && next.direction() == SN_PROMOTE)
+    next.spec.source = before.spec.target;
 }
 
 bool starved(const sn_mover &m) {

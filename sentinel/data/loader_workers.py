@@ -5,14 +5,27 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from typing import Any
 
 import torch
+
+from sentinel.data.batch_room import end_if_not_sent
+from sentinel.data.served_samples import Served
+from sentinel.system.parent_end import end_after
 
 OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
 """The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
 _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
+
+
+def begin_worker(_: int) -> None:
+    """Runs first in a worker. torch's own look at whether the trainer lives fails where that was killed before a worker
+    had started, or where a fork server is between them; and a worker that ends waits until its messages are read."""
+    end_if_not_sent(Served)
+    if (trainer := parent_process()) is not None and trainer.pid is not None:
+        end_after(trainer.pid)
 
 
 def is_lost(batches: Any, within_s: float | None = None) -> bool:

@@ -18,7 +18,15 @@ from sentinel.data.delivery_counts import DeliveryCounts, EpochCounts
 from sentinel.data.feed_report import FeedReport
 from sentinel.data.feeding import EpochOrder, Feeding
 from sentinel.data.hit_places import named
-from sentinel.data.loader_workers import OF_LOST_WORKERS, exit_codes, is_lost, keep_signals_from, next_batch, watched
+from sentinel.data.loader_workers import (
+    OF_LOST_WORKERS,
+    begin_worker,
+    exit_codes,
+    is_lost,
+    keep_signals_from,
+    next_batch,
+    watched,
+)
 from sentinel.data.ranks import check_ranks_agree
 from sentinel.data.served_samples import Served
 from sentinel.data.small_tensors import ROOM_BYTES
@@ -203,17 +211,19 @@ class Loader(IterableDataset[Any]):
     def _dataloader(self) -> DataLoader[Any]:
         asked = self._batching
         several: dict[str, Any] = {}
+        collate = Collate(asked.collate_fn, ROOM_BYTES // max(self._asked_ahead, 1))
         if asked.workers:
             several = {
                 "persistent_workers": True,
                 "prefetch_factor": asked.prefetch_factor,
                 "multiprocessing_context": asked.multiprocessing_context,
+                "worker_init_fn": begin_worker,
             }
         return DataLoader(
             StagedSamples(self._feeding.samples.source, asked.transform),
             batch_sampler=self._batches,  # type: ignore[arg-type]  # yields a Request in place of a list
             num_workers=asked.workers,
-            collate_fn=Collate(asked.collate_fn, ROOM_BYTES // max(self._asked_ahead, 1)),  # type: ignore[arg-type]  # of what StagedSamples gives
+            collate_fn=collate,  # type: ignore[arg-type]  # of what StagedSamples gives
             generator=torch.Generator().manual_seed(self._workers_seed()),  # torch's own would be drawn from
             **several,
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentinel.core.errors import FormatError
 from sentinel.data.retries import tried
 from sentinel.data.sources.source import EncodedSource, Source, SourceFile
-from sentinel.data.sources.stored_file import OpenedFile, cannot_be_read, expect_what_is_asked, opened
+from sentinel.data.sources.stored_file import LocalFile, OpenedFile, cannot_be_read, expect_what_is_asked, opened
 from sentinel.samples import JoinedRanges, Layout
 
 _OPEN_ENCODED = 64
@@ -47,7 +47,6 @@ class SourceFiles:
     def __init__(self, layout: Layout, root: str, source: Source | None = None, gap_bytes: int | None = None) -> None:
         self.layout, self._root, self._source, self._gap_bytes = layout, root, source, gap_bytes
         self._open: OrderedDict[int, OpenedFile] = OrderedDict()
-        self._paths: dict[int, str] = {}
         self._lock = Lock()
         may = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # below 0: any number
         self._most_open = _OPEN_ENCODED if layout.encoded else min(may, _OPEN_FILES) if may >= 0 else _OPEN_FILES
@@ -64,12 +63,8 @@ class SourceFiles:
 
     def path_of_file(self, file: int) -> str:
         """The path of a file of the layout, by its number."""
-        found = self._paths.get(file)
-        if found is None:
-            found = os.path.join(self._root, self.layout.files[file])
-            if len(self._paths) < _OPEN_FILES:
-                self._paths[file] = found
-        return found
+        found = self._open.get(file)
+        return os.path.join(self._root, self.layout.files[file]) if found is None else found.path
 
     def chunk(self, chunk: int, samples: NDArray[np.int64]) -> ChunkRead:
         """Reads a chunk, or what `samples` (k,) of it need; each has as many bytes as the layout says, and zeros follow
@@ -120,20 +115,15 @@ class SourceFiles:
         at = layout.chunk_offset[chunks] + layout.sample_offset[samples]
         columns = (layout.chunk_file[chunks], at, layout.sample_nbytes[samples], samples)
         held = self._open if len(self._open) < self._most_open else {}  # if there are more, the order of use counts
-        unchecked: dict[int, OpenedFile] = {}
-        pread = os.pread
+        unchecked: dict[int, LocalFile] = {}
         for file, begin, nbytes, sample in zip(*(column.tolist() for column in columns), strict=True):
-            found = held.get(file)
-            try:
-                data = b"" if found is None or found.descriptor < 0 else pread(found.descriptor, nbytes, begin)
-            except OSError:
-                data = b""
-            if found is not None and len(data) == nbytes:
+            found, data = held.get(file), b""  # the bytes before are let go of: these have the same memory then
+            if isinstance(found, LocalFile):
                 unchecked[file] = found
-            else:
+                data = found.read_once(begin, nbytes)
+            if len(data) != nbytes:
                 data = tried(partial(self._read, file, begin, nbytes, "sample", sample))
             yield memoryview(data)
-            data = b""  # the next ones have the same memory then
         for file, found in unchecked.items():
             if not found.is_as_indexed():
                 tried(partial(self._check, file, found))

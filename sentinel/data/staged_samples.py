@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
 from sentinel.core.errors import CapabilityError, FormatError
-from sentinel.data.batch_room import end_if_not_sent, found_no_room, no_room_for
+from sentinel.data.batch_room import found_no_room, no_room_for
 from sentinel.data.hit_places import UNTOLD, ArenaNodes, HitsByPlace
 from sentinel.data.retries import tried
 from sentinel.data.sample_arena import (
@@ -308,16 +307,12 @@ class Collate:
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, room: int = 0) -> None:
         """`room`: bytes of small tensors that a worker may send inside the message of a batch."""
-        self._collate, self._watches = collate_fn or torch.utils.data.default_collate, 0
-        self._room = room
+        self._collate, self._room = collate_fn or torch.utils.data.default_collate, room
 
     def __call__(self, got: tuple[list[Any] | Failed, Served]) -> tuple[Any, Served]:
         """A batch, or in a worker NoRoom where it finds none in /dev/shm."""
         items, served = got
         works = get_worker_info() is not None
-        if works and self._watches != os.getpid():
-            self._watches = os.getpid()
-            end_if_not_sent(Served)
         if isinstance(items, Failed):
             return items, served
         try:
@@ -365,6 +360,6 @@ def _decoded(
         try:
             sample = source.decode(raw, path_of[file])
         except FormatError as error:
-            files.check(samples[samples == number])  # of another file it says so
+            files.check(np.array([number]))  # of another file it says so
             raise FormatError(error.path, f"{error.field} sample {number}", error.rule) from error
         yield sample

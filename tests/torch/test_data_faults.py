@@ -269,6 +269,28 @@ def test_a_reader_that_hangs_is_not_waited_for_for_ever(tars: list[str], monkeyp
     assert got == torchs(0, 0)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_end_with_a_trainer_that_is_killed_though_nobody_reads_what_they_send(
+    tars: list[str], tmp_path: Path, method: str
+) -> None:
+    """Each message is larger than a pipe. Workers have the trainer's output: it ends when the last of them has."""
+    (tmp_path / "killed.py").write_text(
+        "import os, signal, sys\n"
+        "import sentinel.data\n"
+        "def words(sample):\n"
+        "    return b'word' * 2048\n"
+        "if __name__ == '__main__':\n"
+        "    batches = iter(sentinel.data.loader(sys.argv[2:], words, batch_size=32, memory='20%', workers=2,\n"
+        "                                        collate_fn=list, multiprocessing_context=sys.argv[1]))\n"
+        "    print(len(next(batches)), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, str(tmp_path / "killed.py"), method, *tars]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LONGEST_S)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout == b"32\n"
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_source_that_is_cut_short_ends_the_epoch_with_its_name(tars: list[str], workers: int) -> None:
     loader = loader_of(tars, workers=workers)

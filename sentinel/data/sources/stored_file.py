@@ -28,20 +28,16 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last
 class OpenedFile(Protocol):
     """A file that is read at any place, by several threads. `kept`: what its format's reader keeps while it is open.
     `indexed`: what it was when it was indexed, once that is known; `checked_s`: when it was last seen to be so; after
-    `recheck_s` it is looked at again. `descriptor`: of a file of this machine, else -1."""
+    `recheck_s` it is looked at again."""
 
     path: str
     kept: Any
     indexed: SourceFile | None
     checked_s: float
     recheck_s: float
-    descriptor: int
 
     def read(self, at: int, nbytes: int) -> bytes:
         """Bytes from `at` on, fewer than `nbytes` only where the file ends. Raises OSError."""
-
-    def is_as_indexed(self) -> bool:
-        """Whether it is seen at once that it is the file that was indexed."""
 
     def state(self) -> SourceFile:
         """Size and time as they are now. Raises OSError."""
@@ -74,8 +70,15 @@ class LocalFile:
             parts.append(os.pread(self.descriptor, nbytes - done, at + done))
         return b"".join(parts)
 
+    def read_once(self, at: int, nbytes: int) -> bytes:
+        """What one call of the kernel gives; nothing where that fails."""
+        try:
+            return os.pread(self.descriptor, nbytes, at)
+        except OSError:
+            return b""
+
     def is_as_indexed(self) -> bool:
-        """As OpenedFile says, without an object for what was seen."""
+        """Whether it is seen to be the file that was indexed; else `state` tells why not."""
         try:
             status, then = os.fstat(self.descriptor), self.indexed
         except OSError:
@@ -92,7 +95,6 @@ class StoredObject:
     """What lies at a URL. To ask for its state takes a request, so it is not asked at each read."""
 
     recheck_s = 30.0
-    descriptor = -1
 
     def __init__(self, url: str) -> None:
         self.path, self.kept, self.checked_s = url, None, -inf
@@ -103,10 +105,6 @@ class StoredObject:
         return bytes(
             ask(self.path, lambda store, name: store.cat_file(name, start=at, end=at + nbytes) if nbytes else b"")
         )
-
-    def is_as_indexed(self) -> bool:
-        """No: to ask takes a request."""
-        return False
 
     def state(self) -> SourceFile:
         """As OpenedFile says."""
@@ -166,7 +164,7 @@ def opened(path: str) -> OpenedFile:
 def expect_what_is_asked(file: OpenedFile) -> None:
     """From now on the kernel reads no more of a file of this machine than it is asked for. Else it reads on after each
     range, as for one who reads all of the file: some 128 KiB, and megabytes where the disk is set so."""
-    if file.descriptor >= 0:
+    if isinstance(file, LocalFile):
         with suppress(OSError):
             os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
