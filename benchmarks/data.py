@@ -8,13 +8,18 @@ Sources: files in the page cache; a source of 2 ms a read and 1 GB/s (injected),
 the disk below `--folder`, where the kernel forgets the pages of a file after each read of it. Rivals: the plain
 DataLoader over random access, webdataset, datasets, mosaicml-streaming and litdata, as far as they are installed: `pip
 install --no-deps -r benchmarks/data_rivals.txt`. On the disk there is the plain DataLoader only. What some rivals write
-to caches of their own drives files out of the page cache; so, but for the disk, all are read before each epoch.
+to caches of their own drives files out of the page cache; therefore all files are read before each epoch, except on the
+disk.
 
 `--encoded`: in place of tar shards, Parquet in row groups of 64 and MDS shards of as many packed by zstd, chunks that
 are decoded as a whole. The rival there is a cache of the decoded chunks used last, with room for as many bytes, in one
 worker, so that it is one cache. In the page cache a chunk of random bytes, which do not shrink, costs little more than
 copying it, and so does reading it 51 times; the disk and the described source tell what reads are for.
 `python -m benchmarks.data --encoded > docs/data-encoded.json`.
+
+`--closely`: torch's DataLoader and ours alone, in nine rounds, where an epoch takes a second or so, or prices decide:
+single rounds differ there by more than what is judged, and other libraries, which live beside all in the whole run, have
+their own threads and caches. `python -m benchmarks.data --closely > docs/data-closely.json`.
 
 Beside the tar shards sentinel reads the MDS shards that mosaicml-streaming reads; the size of that library's shuffle
 blocks is swept. In a last source, whose times are not compared, exact order has memory for half of the samples, and
@@ -78,6 +83,8 @@ RIVALS = (
     "litdata",
     *UNLIKE,
 )
+CLOSELY = (PLAIN, EXACT, AUTO, *(f"{EXACT}, unit={unit}" for unit in UNITS))
+"""Between these times are to differ by little."""
 _HEAD, _STATE = "3Q", 8 * (7 + 64)
 """Of the state of a described source: latency, bandwidth and depth, then reads and bytes, then its clocks, then whether
 it is a bare disk."""
@@ -104,6 +111,7 @@ SOURCES = (
     Described("bare disk", bare=True),
     Described("page cache, other memory and chunks", unlike=True),
 )
+COMPARED_CLOSELY = tuple(source for source in SOURCES if source.depth != 1 and not source.unlike)
 _CHUNKS = (("row groups of Parquet", "parquet"), ("MDS shards packed by zstd", "packed"))
 ENCODED = tuple(
     source
@@ -124,20 +132,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--encoded", action="store_true", help="chunks that are decoded as a whole, and a cache of them"
     )
+    parser.add_argument("--closely", action="store_true", help="torch's DataLoader and ours alone, in 9 rounds")
     parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
     parser.add_argument(
         "--parts", type=Path, metavar="DIR", help="keep each source's result here, and go on from there"
     )
     parser.add_argument("--samples", type=int, help="of the data set (default 16,384)")
-    parser.add_argument("--rounds", type=int, help="in which all take turns (default 3)")
+    parser.add_argument("--rounds", type=int, help="in which all take turns (default 3, with --closely 9)")
     given = parser.parse_args(arguments)
-    samples, rounds = (8192, 2) if given.quick else (16_384, 3)
+    samples, rounds = (8192, 2) if given.quick else (16_384, 9 if given.closely else 3)
     samples, rounds = given.samples or samples, given.rounds or rounds
-    rivals = (LAST_USED, EXACT) if given.encoded else RIVALS
+    rivals = (LAST_USED, EXACT) if given.encoded else CLOSELY if given.closely else RIVALS
     names = [name for name in rivals if not given.only or any(word in name for word in given.only)]
     settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
     settings |= {"sigma": SIGMA, "rounds": rounds}
-    sources = ENCODED if given.encoded else SOURCES
+    sources = ENCODED if given.encoded else COMPARED_CLOSELY if given.closely else SOURCES
     kept = Kept(given.parts, {**settings, "rivals": names, "commit": _bench.commit()})
     measured = {source: found for source in sources if (found := kept.of(source)) is not None}
     _bench.adopt_orphans()

@@ -56,9 +56,10 @@ void drop(sn_mover &m, Jobs &queue, Jobs::iterator job) {
 
 void follow(const Job &before, Job &next) {
   std::copy_n(before.moved.held, SN_TIERS, next.spec.held);
-  // What stays of a promotion stays where the block was taken to, not where it was to go.
-  if (before.went_to_spare() && next.spec.source != kFast && next.direction() == SN_PROMOTE)
-    next.spec.source = before.spec.target;
+  if (next.spec.source == kFast || next.direction() != SN_PROMOTE) return;
+  // What stays of a promotion stays where the block is, not where the job before was to take it.
+  const auto *most = std::max_element(next.spec.held + kFast + 1, next.spec.held + SN_TIERS);
+  if (*most > 0) next.spec.source = static_cast<uint8_t>(most - next.spec.held);
 }
 
 bool starved(const sn_mover &m) {

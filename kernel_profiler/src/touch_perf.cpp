@@ -317,7 +317,7 @@ void stop() {
 }
 
 void forget() {
-  if (watched.drainer.joinable()) watched.drainer.detach();  // it runs in the parent only
+  sn::forget_thread(watched.drainer);
   for (int fd : watched.events) shut(fd);
   for (const Ring &ring : watched.rings) shut(ring.fd);  // the mappings stay: nothing is written to them any more
   shut(wake_up);

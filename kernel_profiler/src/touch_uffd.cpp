@@ -200,7 +200,7 @@ void stop() {
 }
 
 void forget() {
-  if (handler.joinable()) handler.detach();  // it runs in the parent only
+  sn::forget_thread(handler);
   busy.store(false);
   shut(wake_up);
 }

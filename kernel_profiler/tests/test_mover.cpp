@@ -429,7 +429,7 @@ void a_demotion_without_room_goes_to_its_spare_tier() {
   sn_mover_destroy(mover);
 }
 
-// From one slower tier to another: what would be beyond its capacity stays.
+// From one slower tier to another: what would be beyond its capacity stays, and who follows finds it there.
 void a_job_whose_spare_tier_is_its_source_stays_without_room() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_set_capacity(mover, 1, 60) == 0);
@@ -437,17 +437,23 @@ void a_job_whose_spare_tier_is_its_source_stays_without_room() {
   sn_job across = emulated(SN_DEMOTE, 50, kMs);
   across.held[0] = 0, across.held[2] = 50, across.source = across.spare = 2;
   submit(mover, across);
-  CHECK(sn_mover_wait(mover, submit(mover, across), kForever) == 0);
+  const uint64_t stays = submit(mover, across);
+  sn_job up = emulated(SN_PROMOTE, 50, kMs);  // from tier 1, as whoever asks believes
+  up.after = stays;
+  CHECK(sn_mover_wait(mover, stays, kForever) == 0);
+  CHECK(held(mover).bytes[1] == 60 && held(mover).high_bytes[1] == 60 && held(mover).bytes[2] == 50);
+  CHECK(sn_mover_wait(mover, submit(mover, up), kForever) == 0);
   const std::vector<sn_moved> all = results(mover);
-  CHECK(all.size() == 2 && all[0].outcome == SN_MOVE_DONE && all[0].held[1] == 50);
+  CHECK(all.size() == 3 && all[0].outcome == SN_MOVE_DONE && all[0].held[1] == 50);
   CHECK(all[1].outcome == SN_MOVE_CANCELLED && all[1].start_ns == 0 && all[1].held[2] == 50 && all[1].held[1] == 0);
+  CHECK(all[2].outcome == SN_MOVE_DONE && all[2].held[0] == 50);
   const sn_held now = held(mover);
-  CHECK(now.bytes[1] == 60 && now.high_bytes[1] == 60 && now.bytes[2] == 50);
+  CHECK(now.bytes[0] == 50 && now.bytes[1] == 60 && now.bytes[2] == 0);
   CHECK(now.slow_overflow_bytes == 0 && now.in_flight_bytes == 0);
   sn_mover_destroy(mover);
 }
 
-// Though both go at once as far as the kernel is concerned: what leaves the tier still counts there meanwhile.
+// Both could share a system call. But what leaves the tier counts there until it has ended: the second one waits.
 void a_job_waits_for_the_room_of_the_one_before_it_rather_than_go_to_its_spare_tier() {
   sn_mover *mover = make(100);
   CHECK(sn_mover_set_capacity(mover, 1, 100) == 0);
@@ -458,7 +464,9 @@ void a_job_waits_for_the_room_of_the_one_before_it_rather_than_go_to_its_spare_t
   jobs[1].nbytes = jobs[1].held[0] = 50, jobs[1].target = 1, jobs[1].spare = 2;
   const int64_t first = sn_mover_submit_all(mover, jobs, 2);
   CHECK(first > 0 && sn_mover_wait(mover, static_cast<uint64_t>(first) + 1, kForever) == 0);
-  for (const sn_moved &moved : results(mover)) CHECK(moved.target == (moved.id == static_cast<uint64_t>(first) ? 2u : 1u));
+  const std::vector<sn_moved> all = results(mover);
+  CHECK(all.size() == 2);
+  for (const sn_moved &moved : all) CHECK(moved.target == (moved.id == static_cast<uint64_t>(first) ? 2u : 1u));
   CHECK(held(mover).bytes[0] == 0 && held(mover).bytes[1] == 50 && held(mover).bytes[2] == 100);
   CHECK(held(mover).slow_overflow_bytes == 0);
   sn_mover_destroy(mover);

@@ -31,8 +31,9 @@ class NoRoom(NamedTuple):
 
 
 def found_no_room(error: BaseException) -> bool:
-    """Whether this is torch's word for a full /dev/shm."""
-    return "shared memory" in str(error) and f"({errno.ENOSPC})" in str(error)
+    """Whether this is torch's word for a full /dev/shm: it names shared memory, or the file, torch_..., that it is."""
+    said = str(error)
+    return f"({errno.ENOSPC})" in said and ("shared memory" in said or "/torch_" in said)
 
 
 def no_room_for(items: Any) -> NoRoom:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
+from threading import Thread
 from typing import Any
 
 import torch
 
 from sentinel.data.batch_room import end_if_not_sent
 from sentinel.data.served_samples import Served
-from sentinel.system.parent_end import end_after
 
 OF_LOST_WORKERS = (RuntimeError, OSError, EOFError)
 """The first is torch's, the others say that the last batch of such a worker cannot be fetched any more."""
 _END_S = 1.0
 """From the last sign of a worker that is killed until it has ended, at most."""
+_LOOKS_S, _GRACE_S = 1.0, 10.0
+"""From one look of a worker at its parent to the next; how long it may go on once its trainer has ended. By itself a
+worker of torch looks each 5 s."""
 
 
 def begin_worker(_: int) -> None:
     """Runs first in a worker. torch's own look at whether the trainer lives fails where that was killed before a worker
     had started, or where a fork server is between them; and a worker that ends waits until its messages are read."""
     end_if_not_sent(Served)
-    if (trainer := parent_process()) is not None and trainer.pid is not None:
-        end_after(trainer.pid)
+    if (trainer := parent_process()) is not None:
+        Thread(target=_end_after, args=(trainer, os.getppid()), name="sentinel-end", daemon=True).start()
+
+
+def _end_after(trainer: BaseProcess, parent: int) -> None:
+    """Ends this worker some time after its trainer has ended, if it has not ended by itself: what it is at may be
+    finished. By os._exit, so that no thread that waits for a lock or a pipe can hold the end up.
+
+    With fork, siblings have each other's pipe from the trainer, so the parent is looked at too."""
+    while trainer.is_alive() and os.getppid() == parent:
+        trainer.join(_LOOKS_S)
+    time.sleep(_GRACE_S)
+    os._exit(1)
 
 
 def is_lost(batches: Any, within_s: float | None = None) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 ROOM_BYTES = 32 << 10
 """Of small tensors in all messages that may be under way at once: half of what a pipe holds,
-so that no worker waits for room in it."""
+so that no worker waits for room on their account."""
 _DEEPEST, _MOST_PARTS = 4, 4096
 """Containers within containers are looked into so far; and a batch of more parts than that is not looked through."""
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), np.ndarray)

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,13 +48,15 @@ def made_for_torch(name: str, sources: Path) -> Library:
     abi = int(torch.compiled_with_cxx11_abi())
     # Without NDEBUG the layout of at::RecordFunction differs from the one in torch's own libraries.
     flags = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG")
+    # torch's exceptions pass through this library: they crash in one that a compiler gave a C++ runtime of its own.
+    runtime = "libstdc++.so.6"
     folders = (f"-isystem{include}", f"-isystem{include}/torch/csrc/api/include")
     return Library(
         name=name,
         sources=tuple(sorted(sources.glob("*.cpp"))),
         headers=(*sorted(sources.glob("*.h")), *sorted(native.include_folder().glob("*.h"))),
         compile_flags=(*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
-        link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu"),
+        link_flags=("-pthread", "-Wl,-z,nodelete", "-lc10", "-ltorch_cpu", f"-l:{runtime}"),
         tag=f"torch-{torch.__version__}",
         compile_paths=(
             *folders,
@@ -61,9 +64,16 @@ def made_for_torch(name: str, sources: Path) -> Library:
             # torch's checks keep the names of files: in a wheel they would tell where it was made
             *(f"-ffile-prefix-map={root}=torch", f"-ffile-prefix-map={sources}={name}"),
         ),
-        link_paths=(f"-L{root / 'lib'}",),
+        link_paths=(f"-L{root / 'lib'}", *(f"-L{folder}" for folder in _folders_of(runtime))),
         made_for=f"{torch.__version__} {torch.version.git_version} {headers_of(root)}",
     )
+
+
+def _folders_of(library: str) -> set[str]:
+    """From where this process has it: not every linker searches there."""
+    with open("/proc/self/maps") as maps:
+        paths = (line.split(maxsplit=5)[-1].strip() for line in maps)
+        return {os.path.dirname(path) for path in paths if os.path.basename(path).startswith(library)}
 
 
 def headers_of(root: Path) -> str:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset  # noqa: E402
 
 import sentinel.data  # noqa: E402
 from sentinel.core.errors import FormatError, UsageError  # noqa: E402
-from sentinel.data.batch_room import can_never_hold  # noqa: E402
+from sentinel.data.batch_room import can_never_hold, found_no_room  # noqa: E402
 from sentinel.data.loading import MOST_RESTARTS, Loader  # noqa: E402
 from tests.data_files import rows  # noqa: E402
 from tests.processes import LONGEST_S  # noqa: E402
@@ -64,6 +64,20 @@ def in_a_small_shm(tmp_path: Path, kind: str, numbers: int) -> tuple[list[str], 
     command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, str(program), path, kind, str(numbers)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LONGEST_S)
     return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [
+        ("unable to allocate shared memory(shm) for file </torch_7_1_0>: No space left on device (28)", True),
+        ("unable to resize file </torch_7_1_0> to the right size: No space left on device (28)", True),
+        ("unable to open shared memory object </torch_7_1_0> in read-write mode: Too many open files (24)", False),
+        ("unable to write to file </data/a.bin>: No space left on device (28)", False),
+    ],
+)
+def test_a_full_shm_is_known_by_what_torch_says(said: str, full: bool) -> None:
+    """Words of its MapAllocator; which of them comes depends on the release and the file system."""
+    assert found_no_room(RuntimeError(said)) == full
 
 
 @pytest.mark.needs("root")

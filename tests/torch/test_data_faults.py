@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -274,10 +275,13 @@ def test_workers_end_with_a_trainer_that_is_killed_though_nobody_reads_what_they
     tars: list[str], tmp_path: Path, method: str
 ) -> None:
     """Each message is larger than a pipe. Workers have the trainer's output: it ends when the last of them has."""
+    (tmp_path / "workers").mkdir()
     (tmp_path / "killed.py").write_text(
         "import os, signal, sys\n"
-        "import sentinel.data\n"
+        "import sentinel.data, sentinel.data.loader_workers\n"
+        "sentinel.data.loader_workers._GRACE_S = 0.5\n"
         "def words(sample):\n"
+        f"    open({str(tmp_path / 'workers')!r} + f'/{{os.getpid()}}', 'w').close()\n"
         "    return b'word' * 2048\n"
         "if __name__ == '__main__':\n"
         "    batches = iter(sentinel.data.loader(sys.argv[2:], words, batch_size=32, memory='20%', workers=2,\n"
@@ -286,9 +290,16 @@ def test_workers_end_with_a_trainer_that_is_killed_though_nobody_reads_what_they
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, str(tmp_path / "killed.py"), method, *tars]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LONGEST_S)
-    assert done.returncode == -signal.SIGKILL
-    assert done.stdout == b"32\n"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as trainer:
+        try:
+            assert trainer.communicate(timeout=LONGEST_S)[0] == b"32\n"
+            assert trainer.returncode == -signal.SIGKILL
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(trainer.pid, signal.SIGKILL)
+    workers = tuple(f"torch_{pid}_" for pid in os.listdir(tmp_path / "workers"))
+    assert workers
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(workers)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+import sentinel.data  # noqa: E402
+from sentinel.cli import main  # noqa: E402
+from sentinel.core.errors import FormatError  # noqa: E402
 from sentinel.data.feeding import permutation  # noqa: E402
 from sentinel.data.share_names import path_of  # noqa: E402
 from sentinel.samples import Order  # noqa: E402
-from tests.data_files import shards  # noqa: E402
+from tests.data_files import mds, rows, shards  # noqa: E402
 from tests.processes import LONGEST_S, started, until  # noqa: E402
 
 COUNT = 600
@@ -93,6 +100,8 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, share: bool, workers: int, batche
         for _ in range(batches):
             assert job.stdout.readline() == "training\n"
         assert os.path.exists(path_of(name)) if share else True
+        working = _members(job.pid)
+        assert len(working) == 1 + workers
         os.killpg(job.pid, signal.SIGINT)
         before, after = _told(job)
         assert after[0] == before[0], "descriptors"
@@ -100,7 +109,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, share: bool, workers: int, batche
         assert after[2] == [], "threads"
         left = os.listdir("/dev/shm")
         assert not [one for one in left if name and name in one]
-        assert not [one for one in left if one.startswith(f"torch_{job.pid}_")]
+        assert not [one for one in left if one.startswith(tuple(f"torch_{pid}_" for pid in working))]
         job.stdin.close()
         job.wait(LONGEST_S)
     until(lambda: not _in_group(job.pid))
@@ -116,12 +125,123 @@ def _told(job: subprocess.Popen[str]) -> list[list[list[str]]]:
     raise AssertionError(job.stderr.read())
 
 
+def _members(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == group:
+                found.append(pid)
+    return found
+
+
 def _in_group(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def _of_tar(folder: Path) -> str:
+    shards(folder, [200, 100])
+    return str(folder / "train-{000..001}.tar")
+
+
+def _of_mds(folder: Path, packed: bool = False) -> str:
+    samples = [{"x": np.int64(i).tobytes()} for i in range(300)]
+    mds(folder, {"x": ("int64", 8)}, [samples[:200], samples[200:]], zstd=packed)
+    return str(folder)
+
+
+def _of_parquet(folder: Path) -> str:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"x": list(range(300))}), folder / "rows.parquet", row_group_size=50)
+    return str(folder / "rows.parquet")
+
+
+def _of_files(folder: Path) -> str:
+    for i in range(60):
+        (folder / f"{i}.bin").write_bytes(bytes([i]) * 50)
+    return str(folder)
+
+
+def _stated(folder: Path) -> dict[str, tuple[object, ...]]:
+    """What would tell of a write, and the bytes."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        state = path.stat()
+        what = (state.st_ino, state.st_mode, state.st_nlink, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        found[str(path)] = (*what, path.read_bytes() if path.is_file() else b"")
+    return found
+
+
+SOURCES: dict[str, Callable[[Path], str]] = {
+    "tar": _of_tar,
+    "rows": lambda folder: rows(folder, 300),
+    "MDS": _of_mds,
+    "packed MDS": lambda folder: _of_mds(folder, packed=True),
+    "Parquet": _of_parquet,
+    "folder": _of_files,
+}
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_sources_are_only_read(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By loaders, one of which loses a worker, and by all that `sentinel data` does with a source."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    source = SOURCES[form](tmp_path / "data")
+    before = _stated(tmp_path / "data")
+    for order in ("exact", "windowed", "redirect"):
+        loader = sentinel.data.loader(
+            source, batch_size=10, memory="1MiB", order=order, workers=2, collate_fn=len, unit="auto"
+        )
+        for number, _ in enumerate(loader):
+            if not number:
+                assert loader._workers is not None
+                os.kill(loader._workers._iterator._workers[0].pid, signal.SIGKILL)
+        assert sum(loader) == len(loader) * 10
+        loader.close()
+    for verb in (["index"], ["plan", "--memory", "1MiB"], ["run", "--memory", "1MiB"], ["pack", "--to", str(tmp_path / "packed")]):
+        assert main(["data", verb[0], source, *verb[1:]]) == 0, capsys.readouterr().err
+    assert (tmp_path / "packed").is_dir()
+    assert _stated(tmp_path / "data") == before
+
+
+class _Runs:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pickle_in_place_of_an_index_is_not_executed(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given as an index, or lying where one is kept: that one is made again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tars, ran = shards(tmp_path, [30]), tmp_path / "ran"
+    pickled = pickle.dumps(_Runs(ran))
+    pickle.loads(pickled)
+    assert ran.exists()
+    ran.unlink()
+    if kept:
+        sentinel.data.index(tars)
+        (index,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+        index.write_bytes(pickled)
+        sentinel.data.index(tars)
+    else:
+        (tmp_path / "index").write_bytes(pickled)
+        with pytest.raises(FormatError, match="index"):
+            sentinel.data.loader(tars, batch_size=10, memory="50%", index_path=str(tmp_path / "index"))
+    assert not ran.exists()
 
 
 RANK = """

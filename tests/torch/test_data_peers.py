@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,7 +40,7 @@ from sentinel.data.staged_samples import Held, Request  # noqa: E402
 from sentinel.samples import Epoch, Order, WorldPlan, plan_world  # noqa: E402
 from sentinel.samples.world_plan import RankShare  # noqa: E402
 from tests.data_files import number_of, rows, shards  # noqa: E402
-from tests.processes import LONGEST_S, until  # noqa: E402
+from tests.processes import LONGEST_S, started, until  # noqa: E402
 from tests.resp_servers import Server, servers  # noqa: E402
 
 pytestmark = pytest.mark.needs("redis-server")
@@ -178,6 +181,52 @@ def test_servers_that_are_emptied_cost_time_only(tmp_path: Path, three: list[Ser
     for loader in loaders:
         assert not [line for line in loader.report().caveats if "too late" in line or "did not answer" in line]
         loader.close()
+
+
+RANK_1 = """
+import sys
+import sentinel.data
+from tests.data_files import number_of
+
+if __name__ == "__main__":
+    *tars, first, second = sys.argv[1:]
+    loader = sentinel.data.loader(
+        tars, number_of, batch_size=20, memory="50%", unit=16, rank=1, world=2, peers=(first, second)
+    )
+    for batch in loader:
+        print(len(batch), flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_rank_that_is_killed_costs_the_others_time_only(
+    tmp_path: Path, three: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has put what the first batches need into its server, and nothing comes after."""
+    monkeypatch.setattr("sentinel.data.peer_samples.LATE_S", 0.2)
+    tars = shards(tmp_path, [400, 200], nbytes=4000)
+    (tmp_path / "rank.py").write_text(RANK_1)
+    addresses = tuple(server.address for server in three[:2])
+    command = [sys.executable, str(tmp_path / "rank.py"), *tars, *addresses]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with started(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "20\n"
+        first = sentinel.data.loader(
+            tars, number_of, batch_size=20, memory="50%", unit=16, rank=0, world=2, peers=addresses
+        )
+        found = []
+        for batch in first:
+            found += batch.tolist()
+            if other.poll() is None:
+                other.kill()
+                other.wait()
+        assert found == expected(600, 0, 2)[0]
+        assert [number for batch in first for number in batch.tolist()] == expected(600, 1, 2)[0]
+    feed = first.report().feed
+    assert 0 < feed.direct_reads < feed.samples
+    assert "too late" in "\n".join(first.report().caveats)
+    first.close()
 
 
 def test_a_job_goes_on_with_other_ranks(tmp_path: Path, three: list[Server]) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
 
+from sentinel.system.compiler import _compiler  # noqa: E402
+
 pytestmark = pytest.mark.needs("compiler")
 
 SOURCE = Path(__file__).parents[2]
@@ -226,6 +228,28 @@ def test_an_allocator_in_the_way_is_named(tmp_path: Path, priority: int) -> None
         """
     )
     assert out.split() == ["Somebodys", "holds", "it", "5003.0"]
+
+
+@pytest.mark.slow
+def test_torchs_errors_pass_what_a_compiler_made_that_links_its_runtime_statically(tmp_path: Path) -> None:
+    """Some installations of GCC have no other. A process was killed by SIGSEGV there where torch ran out of memory."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {_compiler("this test")} -static-libstdc++ "$@"\n')
+    compiler.chmod(0o700)
+    out = run(
+        """
+        memory = ManagedMemory.install()
+        memory.record()
+        try:
+            torch.empty(1 << 56, dtype=torch.uint8)
+        except RuntimeError as error:
+            print("can't allocate memory" in str(error))
+        print(int(torch.ones(5003).sum()))
+        """,
+        CXX=str(compiler),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+    )
+    assert out.split() == ["True", "5003"]
 
 
 def test_without_a_compiler_the_remedy_is_named_and_nothing_changed(tmp_path: Path) -> None:

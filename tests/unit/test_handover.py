@@ -224,7 +224,7 @@ def test_a_block_that_lay_in_three_tiers_is_made_whole_in_any(wanted: int) -> No
 @pytest.mark.needs("native")
 @pytest.mark.parametrize("middle_mib", [4, 7])
 def test_a_middle_tier_that_is_full_takes_a_block_once_another_has_left_it(middle_mib: int) -> None:
-    """`a` is there and wanted in fast memory, `b` is in the last tier and wanted there. 4 MiB hold one of them."""
+    """`a` is in the middle tier and wanted in fast memory, `b` in the last and wanted in the middle: 4 MiB hold one."""
 
     def of(tiers: list[int]) -> Plan:
         plan = of_three_tiers(transient_plan(SHORT, [*tiers, 0, 0], fast_bytes=BUDGET), [*tiers, 0, 0])

@@ -70,6 +70,17 @@ def test_one_node_has_nothing_slower(tree: Tree) -> None:
     assert (host.fast, host.slower, host.decided_by) == (0, (), "only_node")
 
 
+def test_the_only_node_has_what_the_host_has_where_it_tells_of_less(tree: Tree) -> None:
+    """As in virtual machines whose kernel gives a node its memory as it is needed."""
+    tree.write("proc/meminfo", f"MemTotal: {126 << 20} kB\nMemFree: {9 << 20} kB\nMemAvailable: {125 << 20} kB\n")
+    (node,) = tree.online("0").node(0, "0-15", "10", gib=4, free_gib=3).read().nodes
+    assert (node.total_bytes, node.free_bytes) == (126 * GIB, 125 * GIB)
+    (node,) = tree.node(0, "0-15", "10", gib=128, free_gib=3).read().nodes
+    assert (node.total_bytes, node.free_bytes) == (128 * GIB, 3 * GIB)
+    host = tree.online("0-1").node(0, "0-15", "10 20", free_gib=3).node(1, "", "20 10", free_gib=2).read()
+    assert [(node.total_bytes, node.free_bytes) for node in host.nodes] == [(4 * GIB, 3 * GIB), (4 * GIB, 2 * GIB)]
+
+
 def test_free_memory_includes_what_the_kernel_gives_up(tree: Tree) -> None:
     base = "sys/devices/system/node/node0"
     rows = {"MemTotal": 1000, "MemFree": 100, "FilePages": 300, "Shmem": 50, "Dirty": 30, "SReclaimable": 7}

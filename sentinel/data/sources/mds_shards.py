@@ -166,10 +166,12 @@ def mds_shards(folder: str) -> tuple[list[str], MdsShards]:
         raise FormatError(path, "index", "tells of no shards; check that the writer was closed")
     for name, encoding, _ in columns:
         if encoding == "pkl":
-            what = f"column {name!r} is pickled, and reading a pickle can run any program"
-            raise FormatError(path, "index", f"{what}; write it again as json, ndarray or bytes")
-        if encoding.partition(":")[0] not in _ENCODINGS:
-            raise FormatError(path, "index", f"column {name!r} is encoded as {encoding!r}, which is not read")
+            what = "is pickled, and reading a pickle can run any program"
+        elif encoding.partition(":")[0] not in _ENCODINGS:
+            what = f"is encoded as {encoding!r}, which is not read"
+        else:
+            continue
+        raise FormatError(path, "index", f"column {name!r} {what}; write it again as json, ndarray or bytes")
     packed = any(shard.compression for shard in shards.values())
     return list(shards), (PackedMdsShards if packed else MdsShards)(columns, shards)
 
