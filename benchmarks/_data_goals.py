@@ -18,6 +18,8 @@ NOISES = (0.0, 0.1, 0.3)
 """Shares of wrong labels that benchmarks.importance trains with."""
 _CACHED, _ONE, _SIXTEEN, _DISK, _UNLIKE = range(5)
 """Sources of benchmarks.data."""
+_CLOSE_CACHED, _CLOSE_SIXTEEN, _CLOSE_DISK = range(3)
+"""Those of benchmarks.data --closely."""
 
 
 class Goal(NamedTuple):
@@ -45,9 +47,11 @@ def at_least(what: str, limit: float, found: float | None, form: str = ".2f", un
     return Goal(what, f"≥ {limit:g}", format(found, form), found >= limit)
 
 
-def goals(loaders: Told, encoded: Told, ranks: Told, limits: Told, importance: Told | None) -> list[Goal]:
+def goals(
+    loaders: Told, closely: Told, encoded: Told, ranks: Told, limits: Told, importance: Told | None
+) -> list[Goal]:
     """All of them, in the order of the page; those of `importance` were not measured where it is None."""
-    of_loading = [*_of_loaders(loaders), *_of_chunks(encoded), _of_ranks(ranks), *_of_limits(limits)]
+    of_loading = [*_of_loaders(loaders, closely), *_of_chunks(encoded), _of_ranks(ranks), *_of_limits(limits)]
     return [*of_loading, *_of_importance(importance)]
 
 
@@ -120,7 +124,7 @@ def over(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one / other
 
 
-def _of_loaders(told: Told) -> Iterator[Goal]:
+def _of_loaders(told: Told, closely: Told) -> Iterator[Goal]:
     cached, slow, unlike = (Loaders(told, source) for source in (_CACHED, _ONE, _UNLIKE))
     exact = "reads a chunk, exact order, chunks of 64, memory for 20 %"
     yield at_most(f"{exact}: from the second epoch on", 2.6, cached.reads(EXACT))
@@ -134,10 +138,11 @@ def _of_loaders(told: Told) -> Iterator[Goal]:
     yield at_most("reads a chunk, windowed", 1.0, cached.reads(WINDOWED))
     yield slow.faster("samples/s, 2 ms a read, one in flight: exact over random access", 10, (EXACT, PLAIN))
     yield slow.faster("samples/s, 2 ms a read, one in flight: exact over redirect", 3.2, (EXACT, REDIRECT))
-    yield cached.faster('samples/s in the page cache: unit="auto" over random access', 0.95, (AUTO, PLAIN))
+    beside = Loaders(closely, _CLOSE_CACHED)
+    yield beside.faster('samples/s in the page cache: unit="auto" over random access', 0.95, (AUTO, PLAIN))
     sweep = (EXACT, *(f"{EXACT}, unit={unit}" for unit in UNITS))
-    for source, words in ((_ONE, "2 ms, one in flight"), (_SIXTEEN, "2 ms, 16 in flight"), (_DISK, "bare disk")):
-        there = Loaders(told, source)
+    sixteen, disk = Loaders(closely, _CLOSE_SIXTEEN), Loaders(closely, _CLOSE_DISK)
+    for there, words in ((slow, "2 ms, one in flight"), (sixteen, "2 ms, 16 in flight"), (disk, "bare disk")):
         ratios = [ratio for name in sweep if (ratio := there.times(AUTO, name)) is not None]
         least, best = min(ratios) if len(ratios) == len(sweep) else None, "the best of units 4 to 64"
         unknown = there.untold(AUTO, *sweep)

@@ -1,6 +1,7 @@
 """The tables of docs/data.md, and the goals that they were made for: loaders of training data side by side, from
-docs/data.json, of chunks that are decoded as a whole from docs/data-encoded.json; what a loader takes beside reading,
-from docs/data-limits.json; and ranks with and without peers, from docs/three-ranks.json.
+docs/data.json, torch's and ours alone from docs/data-closely.json; of chunks that are decoded as a whole from
+docs/data-encoded.json; what a loader takes beside reading, from docs/data-limits.json; and ranks with and without
+peers, from docs/three-ranks.json.
 
 `python -m benchmarks.data_run` runs all of them; python -m benchmarks.data_page
 """
@@ -22,6 +23,8 @@ from benchmarks.data import EXACT, LAST_USED, PLAIN
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN = "<!-- beside other loaders: made by `python -m benchmarks.data_page` -->"
 END = "<!-- end of beside other loaders -->"
+CLOSELY_BEGIN = "<!-- compared closely: made by `python -m benchmarks.data_page` -->"
+CLOSELY_END = "<!-- end of compared closely -->"
 ENCODED_BEGIN = "<!-- chunks decoded as a whole: made by `python -m benchmarks.data_page` -->"
 ENCODED_END = "<!-- end of chunks decoded as a whole -->"
 GOALS_BEGIN = "<!-- goals: made by `python -m benchmarks.data_page` -->"
@@ -45,9 +48,10 @@ _HEADS = (
 )
 
 
-def rewritten(page: str, loaders: Told, ranks: Told) -> str:
-    """The page's text with the tables of both; ValueError without their marks."""
-    page = between(page, BEGIN, END, [*_made(loaders), *_tables(loaders)])
+def rewritten(page: str, loaders: Told, closely: Told, ranks: Told) -> str:
+    """The page's text with the tables of all three; ValueError without their marks."""
+    page = between(page, BEGIN, END, [*_made(loaders, ""), *_tables(loaders)])
+    page = between(page, CLOSELY_BEGIN, CLOSELY_END, [*_made(closely, " --closely"), *_tables(closely)])
     return between(page, RANKS_BEGIN, RANKS_END, _ranks(ranks))
 
 
@@ -70,7 +74,7 @@ def _goals(reached: Sequence[Goal]) -> Iterator[str]:
     missed = [goal for goal in measured if not goal.met]
     yield (
         "Times count only where it was recorded that the host did little else."
-        f" {len(measured)} of {len(reached)} goals were measured so, and {len(missed)} of these are missed:"
+        f" {len(measured)} of {len(reached)} goals were measured so; missed: {len(missed)}."
     )
     yield ""
     yield from (f"- {goal.what}: {goal.figure}, not {goal.wanted}" for goal in missed)
@@ -88,11 +92,11 @@ def _commit(told: Told) -> str:
     return f", commit {told['commit']}" if "commit" in told else ""
 
 
-def _made(told: Told) -> Iterator[str]:
+def _made(told: Told, words: str) -> Iterator[str]:
     settings, versions, machine = told["settings"], told["versions"], told["machine"]
     kernel = machine["kernel"].split("-")[0]
     yield (
-        f"`python -m benchmarks.data`, {told['when'][:10]}{_commit(told)}, {machine['cores']} cores"
+        f"`python -m benchmarks.data{words}`, {told['when'][:10]}{_commit(told)}, {machine['cores']} cores"
         f" ({machine['cpu']}), kernel {kernel}, Python {versions['python']}, torch {versions['torch']}."
         f" {settings['samples']:,} samples of lognormal sizes, mean {(settings['mean_bytes'] >> 10) + 8} KiB, in shards"
         f" of {settings['chunk']}; room for {settings['share']:.0%} of them; batches of {settings['batch']}; a first"
@@ -295,11 +299,12 @@ def _row(name: str, rival: Told, measured: Mapping[str, Told], chunks: float, da
 def main() -> None:
     """Write the page."""
     page = DOCS / "data.md"
-    names = ("data", "three-ranks", "data-encoded", "data-limits", "importance")
-    loaders, ranks, encoded, limits, importance = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
-    text = with_limits(rewritten(page.read_text(), loaders, ranks), encoded, limits)
+    names = ("data", "data-closely", "three-ranks", "data-encoded", "data-limits", "importance")
+    all_told = (json.loads((DOCS / f"{name}.json").read_text()) for name in names)
+    loaders, closely, ranks, encoded, limits, importance = all_told
+    text = with_limits(rewritten(page.read_text(), loaders, closely, ranks), encoded, limits)
     text = importance_page.rewritten(text, importance)
-    page.write_text(with_goals(text, goals(loaders, encoded, ranks, limits, importance), loaders))
+    page.write_text(with_goals(text, goals(loaders, closely, encoded, ranks, limits, importance), loaders))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ _SMALL = ("--samples", "2048", "--rounds", "1")
 STEPS = (
     Step("data-orders", ("benchmarks.data_orders",), ("--samples", "8192", "--large", "0")),
     Step("data", ("benchmarks.data",), _SMALL, folder=True),
+    Step("data-closely", ("benchmarks.data", "--closely"), _SMALL, folder=True),
     Step("data-encoded", ("benchmarks.data", "--encoded"), _SMALL, folder=True),
     Step("data-limits", ("benchmarks.data_limits",), ("--rounds", "1"), folder=True),
     Step("three-ranks", ("benchmarks.three_ranks",), ("--rounds", "1")),

@@ -205,8 +205,9 @@ def test_sources_are_only_read(
                 os.kill(loader._workers._iterator._workers[0].pid, signal.SIGKILL)
         assert sum(loader) == len(loader) * 10
         loader.close()
-    for verb in (["index"], ["plan", "--memory", "1MiB"], ["run", "--memory", "1MiB"], ["pack", "--to", str(tmp_path / "packed")]):
-        assert main(["data", verb[0], source, *verb[1:]]) == 0, capsys.readouterr().err
+    memory, to = ("--memory", "1MiB"), ("--to", str(tmp_path / "packed"))
+    for verb, *words in (("index",), ("plan", *memory), ("run", *memory), ("pack", *to)):
+        assert main(["data", verb, source, *words]) == 0, capsys.readouterr().err
     assert (tmp_path / "packed").is_dir()
     assert _stated(tmp_path / "data") == before
 

@@ -188,7 +188,8 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
     }
     ranks = told("three-ranks.json")
     marks = f"{data_page.RANKS_BEGIN}\nold\n{data_page.RANKS_END}\n{data_page.BEGIN}\nold\n{data_page.END}"
-    page = data_page.rewritten(f"before\n{marks}\nafter\n", made, ranks)
+    marks += f"\n{data_page.CLOSELY_BEGIN}\nold\n{data_page.CLOSELY_END}"
+    page = data_page.rewritten(f"before\n{marks}\nafter\n", made, made, ranks)
     assert "| mine | 8,192 | 4.00 (4.00–4.00) | 2.50, 2.50 | 2.50 | 63 | 0.97 | 4,096, 4,096 |" in page
     assert "Not measured: absent (ModuleNotFoundError" in page
     assert "(injected), 2 workers" in page
@@ -196,22 +197,29 @@ def test_a_table_of_loaders_is_made_from_results() -> None:
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
     with pytest.raises(ValueError, match="the page has no"):
-        data_page.rewritten("nothing", made, ranks)
+        data_page.rewritten("nothing", made, made, ranks)
 
 
 def test_the_tables_of_loaders_are_made_from_their_results() -> None:
     page = (DOCS / "data.md").read_text()
-    assert page == data_page.rewritten(page, told("data.json"), told("three-ranks.json"))
+    closely, ranks = told("data-closely.json"), told("three-ranks.json")
+    assert page == data_page.rewritten(page, told("data.json"), closely, ranks)
     encoded, limits = told("data-encoded.json"), told("data-limits.json")
     assert page == data_page.with_limits(page, encoded, limits)
-    reached = goals(told("data.json"), encoded, told("three-ranks.json"), limits, told("importance.json"))
+    reached = goals(told("data.json"), closely, encoded, ranks, limits, told("importance.json"))
     assert page == data_page.with_goals(page, reached, told("data.json"))
 
 
 def test_only_what_is_made_from_results_is_said_to_be() -> None:
     """A block of docs/data.md that says what made it is compared with that above, or here."""
     page = (DOCS / "data.md").read_text()
-    made = {data_page.BEGIN, data_page.ENCODED_BEGIN, data_page.GOALS_BEGIN, data_page.LIMITS_BEGIN}
+    made = {
+        data_page.BEGIN,
+        data_page.CLOSELY_BEGIN,
+        data_page.ENCODED_BEGIN,
+        data_page.GOALS_BEGIN,
+        data_page.LIMITS_BEGIN,
+    }
     made |= {data_page.RANKS_BEGIN, importance_page.BEGIN}
     assert page == importance_page.rewritten(page, told("importance.json"))
     assert set(re.findall("<!-- .*: made by .* -->", page)) == made
