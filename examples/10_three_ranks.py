@@ -1,13 +1,13 @@
 """Three ranks, as on three machines, each with memory for a fifth of the digits: apart, and with one plan for all.
 
-Starts a server of samples for each rank, where other machines would have theirs. Prints the losses of rank 0, which are
-the same bit for bit, and how often the ranks read a chunk of their file.
+Starts a server of samples for each rank, where other machines would have theirs, then torchrun, which starts this file
+once a rank. Prints the losses of rank 0, which are the same bit for bit, and how often the ranks read a chunk of their
+file.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -65,12 +65,12 @@ def train(path: str, peers: tuple[str, ...]) -> tuple[list[float], list[int]]:
     return losses, counts.tolist()
 
 
-def run_rank(rank: int, folder: str, peers: tuple[str, ...]) -> None:
-    """Trains as one of the ranks, apart and with peers; rank 0 writes what was counted."""
+def run_rank(folder: str, *peers: str) -> None:
+    """Trains as one of torchrun's ranks, apart and with peers; rank 0 writes what was counted."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo")
     told = [train(f"{folder}/digits.npy", who) for who in ((), peers)]
-    if not rank:
+    if not dist.get_rank():
         Path(folder, "told.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 
@@ -108,13 +108,9 @@ def main() -> int:
                 process, address = start_server()
                 processes.append(process)
                 addresses.append(address)
-            start = multiprocessing.get_context("spawn").Process
-            ranks = [start(target=run_rank, args=(rank, folder, tuple(addresses))) for rank in range(WORLD)]
-            for each in ranks:
-                each.start()
-            for each in ranks:
-                each.join()
-            if any(each.exitcode for each in ranks):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
+            environment = {"OMP_NUM_THREADS": "1", **os.environ}  # torchrun would take 1, and say so
+            if subprocess.run([*torchrun, __file__, folder, *addresses], env=environment).returncode:
                 return 1
         finally:
             for process in processes:
@@ -135,4 +131,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) > 1:
+        run_rank(*sys.argv[1:])
+    else:
+        sys.exit(main())
