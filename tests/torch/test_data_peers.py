@@ -220,7 +220,7 @@ def test_a_rank_that_is_killed_costs_the_others_time_only(
             found += batch.tolist()
             if other.poll() is None:
                 other.kill()
-                other.wait()
+                other.wait(LONGEST_S)
         assert found == expected(600, 0, 2)[0]
         assert [number for batch in first for number in batch.tolist()] == expected(600, 1, 2)[0]
     feed = first.report().feed

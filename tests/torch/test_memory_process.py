@@ -235,8 +235,7 @@ def test_torchs_errors_pass_what_a_compiler_made_that_links_its_runtime_statical
     """Some installations of GCC have no other. With one of them a process was killed by SIGSEGV where torch ran out of
     memory. With others the error passes all the same, so what is made is looked at, too."""
     real = _compiler("this test")
-    asked = [real, "-print-file-name=libstdc++.a"]
-    if not os.path.isabs(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()):
+    if not os.path.isabs(_said_by(real, "-print-file-name=libstdc++.a").strip()):
         pytest.skip("needs libstdc++.a: the package libstdc++-static, or that of the compiler")
     compiler = tmp_path / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {real} -static-libstdc++ "$@"\n')
@@ -256,8 +255,11 @@ def test_torchs_errors_pass_what_a_compiler_made_that_links_its_runtime_statical
     )
     assert out.split() == ["True", "5003"]
     (made,) = (tmp_path / "cache").rglob("sentinel_torch.so")
-    told = subprocess.run(["readelf", "--dynamic", str(made)], capture_output=True, text=True, check=True).stdout
-    assert "[libstdc++.so.6]" in told
+    assert "[libstdc++.so.6]" in _said_by("readelf", "--dynamic", str(made))
+
+
+def _said_by(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def test_without_a_compiler_the_remedy_is_named_and_nothing_changed(tmp_path: Path) -> None:
