@@ -126,15 +126,31 @@ ENCODED = tuple(
 )
 
 
+class Comparison(NamedTuple):
+    """Which loaders are compared, on which sources, in how many rounds."""
+
+    rivals: tuple[str, ...]
+    sources: tuple[Described, ...]
+    rounds: int = 3
+
+
+ALL = Comparison(RIVALS, SOURCES)
+OF_CHUNKS = Comparison((LAST_USED, EXACT), ENCODED)
+CLOSE = Comparison(CLOSELY, COMPARED_CLOSELY, 9)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print everything as one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="8,192 samples and 2 rounds, not 16,384 and 3")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="rivals whose name has this word")
-    parser.add_argument(
-        "--encoded", action="store_true", help="chunks that are decoded as a whole, and a cache of them"
-    )
-    parser.add_argument("--closely", action="store_true", help="torch's DataLoader and ours alone, in 9 rounds")
+    parser.set_defaults(compared=ALL)
+    others = parser.add_mutually_exclusive_group()
+    for flag, compared, what in (
+        ("--encoded", OF_CHUNKS, "chunks that are decoded as a whole, and a cache of them"),
+        ("--closely", CLOSE, "torch's DataLoader and ours alone, in 9 rounds"),
+    ):
+        others.add_argument(flag, dest="compared", action="store_const", const=compared, help=what)
     parser.add_argument("--folder", type=Path, help="for the data (default: a temporary one)")
     parser.add_argument(
         "--parts", type=Path, metavar="DIR", help="keep each source's result here, and go on from there"
@@ -142,13 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, help="of the data set (default 16,384)")
     parser.add_argument("--rounds", type=int, help="in which all take turns (default 3, with --closely 9)")
     given = parser.parse_args(arguments)
-    samples, rounds = (8192, 2) if given.quick else (16_384, 9 if given.closely else 3)
+    rivals, sources, rounds = given.compared
+    samples, rounds = (8192, 2) if given.quick else (16_384, rounds)
     samples, rounds = given.samples or samples, given.rounds or rounds
-    rivals = (LAST_USED, EXACT) if given.encoded else CLOSELY if given.closely else RIVALS
     names = [name for name in rivals if not given.only or any(word in name for word in given.only)]
     settings = {"samples": samples, "chunk": CHUNK, "batch": BATCH, "share": SHARE, "mean_bytes": MEAN_BYTES}
     settings |= {"sigma": SIGMA, "rounds": rounds}
-    sources = ENCODED if given.encoded else COMPARED_CLOSELY if given.closely else SOURCES
     kept = Kept(given.parts, {**settings, "rivals": names, "commit": _bench.commit()})
     measured = {source: found for source in sources if (found := kept.of(source)) is not None}
     _bench.adopt_orphans()
@@ -158,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
             library = _built(folder)
             say(f"writing {samples:,} samples in each format")
-            write = _data_formats.write_encoded if given.encoded else _data_formats.write
+            write = _data_formats.write_encoded if given.compared is OF_CHUNKS else _data_formats.write
             refused = write(folder / "source", samples)
         for source in left:
             named = [name for name in names if _compared(name, source)]

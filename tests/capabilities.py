@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def _two_nodes() -> str:
     return "" if len(nodes) > 1 else "a host with two NUMA nodes, or tools/numa_vm"
 
 
+def _static_runtime() -> str:
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "")
+    if not compiler:
+        return "apt-get install g++"
+    asked = [compiler, "-print-file-name=libstdc++.a"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=600).stdout.strip()
+    return "" if os.path.isabs(found) else "the package that has libstdc++.a, such as libstdc++-static"
+
+
 def _huge_pages() -> str:
     there = Path("/sys/kernel/mm/transparent_hugepage").exists()
     return "" if there else "a kernel with transparent huge pages (CONFIG_TRANSPARENT_HUGEPAGE)"
@@ -49,6 +59,7 @@ PROBES: dict[str, Callable[[], str]] = {
     "viztracer": _module("viztracer", "dev"),
     "redis-server": _program("valkey-server", "redis-server", package="redis-server"),
     "compiler": _program("g++", "c++", "clang++", package="g++"),
+    "static C++ runtime": _static_runtime,
     "cmake": _program("cmake", package="cmake"),
     "browser": _program("chromium", "chromium-browser", "google-chrome", package="chromium"),
     "native": _native,

@@ -43,8 +43,8 @@ BYTE_CODE = (".venv/bin/python", "-m", "compileall", "-q", "sentinel", "tests", 
 # A test may be skipped for what the kernel of this host does not have, not for what .ci/run installs. What needs two
 # NUMA nodes is skipped on the host, and run in the emulated machines.
 INSTALLED = (
-    "torch,transformers,scikit-learn,pyarrow,valkey,redis-server,accelerate,pytorch-lightning,viztracer,compiler,cmake,"
-    "native,browser,clang,libbpf,numa_vm:"
+    "torch,transformers,scikit-learn,pyarrow,valkey,redis-server,accelerate,pytorch-lightning,viztracer,compiler,"
+    "static C++ runtime,cmake,native,browser,clang,libbpf,numa_vm:"
 )
 
 # One machine, and one process in it, for files that do not disturb one another: to boot one takes 13 s of a CPU, and to

@@ -1,4 +1,5 @@
-"""Workers of a torch DataLoader: when one of them is lost, whoever waits for a batch is told, and nobody else."""
+"""Workers of a torch DataLoader: they end with their trainer; and when one is lost, whoever waits for a batch is told,
+and nobody else."""
 
 from __future__ import annotations
 

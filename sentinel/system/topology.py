@@ -161,11 +161,7 @@ def _all_of_the_host(root: Path, node: Node) -> Node:
     """The only node with memory, where it tells of less than the host has: kernels of some virtual machines give a node
     its memory as it is needed, and only /proc/meminfo tells of all (seen: 4.3 GiB of 126). Where several nodes have
     memory nothing tells which has how much."""
-    host = {}
-    for line in text(root / "proc/meminfo").splitlines():
-        name, _, told = line.partition(":")
-        if (words := told.split()) and words[0].isdigit():
-            host[name] = int(words[0]) << 10
+    host = _meminfo(text(root / "proc/meminfo"))
     if host.get("MemTotal", 0) <= node.total_bytes:
         return node
     return replace(node, total_bytes=host["MemTotal"], free_bytes=host.get("MemAvailable", node.free_bytes))
@@ -178,12 +174,13 @@ def _available(memory: dict[str, int]) -> int:
 
 
 def _meminfo(told: str) -> dict[str, int]:
-    """Bytes by name, of lines such as `Node 0 MemTotal:  1024 kB`."""
+    """Bytes by name, of lines such as `MemTotal:  1024 kB`, which begin with `Node 0` where a node tells."""
     found = {}
     for line in told.splitlines():
         words = line.split()
-        if len(words) >= 4 and words[0] == "Node" and words[3].isdigit():
-            found[words[2].rstrip(":")] = int(words[3]) * (1024 if words[-1] == "kB" else 1)
+        name, number, *unit = [*(words[2:] if words[:1] == ["Node"] else words), "", ""][:3]
+        if number.isdigit():
+            found[name.rstrip(":")] = int(number) * (1024 if unit == ["kB"] else 1)
     return found
 
 

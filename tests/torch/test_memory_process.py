@@ -231,14 +231,12 @@ def test_an_allocator_in_the_way_is_named(tmp_path: Path, priority: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.needs("static C++ runtime")
 def test_torchs_errors_pass_what_a_compiler_made_that_links_its_runtime_statically(tmp_path: Path) -> None:
     """Some installations of GCC have no other. With one of them a process was killed by SIGSEGV where torch ran out of
     memory. With others the error passes all the same, so what is made is looked at, too."""
-    real = _compiler("this test")
-    if not os.path.isabs(_said_by(real, "-print-file-name=libstdc++.a").strip()):
-        pytest.skip("needs libstdc++.a: the package libstdc++-static, or that of the compiler")
     compiler = tmp_path / "c++"
-    compiler.write_text(f'#!/bin/sh\nexec {real} -static-libstdc++ "$@"\n')
+    compiler.write_text(f'#!/bin/sh\nexec {_compiler("this test")} -static-libstdc++ "$@"\n')
     compiler.chmod(0o700)
     out = run(
         """
@@ -255,11 +253,9 @@ def test_torchs_errors_pass_what_a_compiler_made_that_links_its_runtime_statical
     )
     assert out.split() == ["True", "5003"]
     (made,) = (tmp_path / "cache").rglob("sentinel_torch.so")
-    assert "[libstdc++.so.6]" in _said_by("readelf", "--dynamic", str(made))
-
-
-def _said_by(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    command = ["readelf", "--dynamic", str(made)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    assert "[libstdc++.so.6]" in told
 
 
 def test_without_a_compiler_the_remedy_is_named_and_nothing_changed(tmp_path: Path) -> None:
