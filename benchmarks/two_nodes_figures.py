@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sentinel.core.units import PAGE_BYTES
+from sentinel.reports.placement_comparison import WITHIN_A_NODE
 
 Found = Mapping[str, Any]
 """What `sentinel compare --executed --json` says of one run of an example."""
@@ -23,20 +24,12 @@ REFERENCES = ("all-fast", ALL_SLOW)
 MACHINE = "machine.json"
 LEAST, MOST = 64 << 20, 200 << 20
 """Bytes of footprint that an example is to have."""
-_WITHIN_A_NODE = "compaction"
-"""The one reason for which the kernel moves pages without taking them to another node."""
 
 
 def rates(machine: str) -> tuple[float, float]:
     """GB/s at which the slow tier of that file is read, and that its first link carries."""
     planned = json.loads(machine)["machine"]
     return planned["tiers"][1]["read_bytes_per_s"] / 1e9, planned["links"][0]["bandwidth_bytes_per_s"] / 1e9
-
-
-def impossible(machine: str) -> bool:
-    """Whether its links are faster than the memory that they read."""
-    read, link = rates(machine)
-    return link > read
 
 
 def watched_share(found: Found, name: str) -> float | None:
@@ -64,24 +57,36 @@ def never_rounded_up(share: float) -> str:
 
 
 def slow_bytes(found: Found, name: str) -> float | None:
-    """Bytes that slow memory served in a measured step. None: not measured."""
-    share = served_share(found, name)
+    """Bytes that slow memory served a step, as watched in the measured ones; of ours the larger one of that and its own
+    account. None: not measured."""
+    share = watched_share(found, name)
     row = row_of(found, name)
-    return None if share is None or row is None else (1 - share) * row["touched_bytes"]
+    if share is None or row is None:
+        return None
+    watched = (1 - share) * row["touched_bytes"]
+    return max(watched, own_slow_bytes(found)) if name == OURS else watched
+
+
+def own_slow_bytes(found: Found) -> float:
+    """Bytes that slow memory served ours a step, in the mean of the applied ones, by the engine's account."""
+    counters = ours_of(found)["counters"]
+    return float((counters["touched_bytes"] - counters["served_fast_bytes"]) / max(counters["steps"], 1))
 
 
 def moved_bytes(found: Found, name: str) -> float | None:
-    """Bytes a step that moved between the nodes, both directions together. None: nobody watched."""
+    """Bytes that moved between the nodes in a later step: in the mean of the second half of the whole steps, both
+    directions together, by the witness. None: nobody watched."""
     row = row_of(found, name)
-    if row is None or row["skipped"]:
+    return None if row is None or row["skipped"] else row["later_migrated_bytes"]
+
+
+def moved_in_all_bytes(found: Found, name: str) -> float | None:
+    """Bytes that moved between the nodes from the job's start to its end. None: nobody watched."""
+    row = row_of(found, name)
+    if row is None or row["skipped"] or row["migrated_pages"] is None:
         return None
-    if row["ours"]:
-        pages = row["ours"]["witness_pages"]
-        return None if pages is None else pages * PAGE_BYTES / row["ours"]["counters"]["steps"]
-    if row["migrated_pages"] is None:
-        return None
-    pages = sum(n for reason, n in row["migrated_pages"].items() if reason != _WITHIN_A_NODE)
-    return pages * PAGE_BYTES / steps_of(found)
+    pages = sum(n for reason, n in row["migrated_pages"].items() if reason != WITHIN_A_NODE)
+    return float(pages * PAGE_BYTES)
 
 
 def link_bytes(found: Found, name: str) -> float | None:

@@ -13,11 +13,11 @@ from benchmarks.two_nodes_figures import (
     Results,
     each_run,
     fewer_than_tiering,
-    impossible,
     link_bytes,
     middle,
     more_than_all_slow,
     moved_bytes,
+    moved_in_all_bytes,
     never_rounded_up,
     ours_of,
     rates,
@@ -25,7 +25,7 @@ from benchmarks.two_nodes_figures import (
     served_share,
     slow_bytes,
 )
-from benchmarks.two_nodes_runs import filled, mib, since_the_rule, what_was_run
+from benchmarks.two_nodes_runs import filled, mib, what_was_run
 
 _HEAD = """# Two nodes: ours against the kernel's placements
 
@@ -42,32 +42,29 @@ Made {dates} by `python -m benchmarks.two_nodes`: kernel {kernels}, torch
 
 ## Bytes over the slow link
 
-A byte that slow memory serves crosses the link between the nodes, and so does a byte that moves. MiB a step over the
-link, and the share of touched bytes that fast memory serves, of ours the
-smaller one of two shares (see below):
+A byte that slow memory serves crosses the link between the nodes, and so does a byte that moves. MiB a later step over
+the link, and the share of touched bytes that fast memory serves, of ours the smaller one of two shares and the larger
+one of two counts of bytes (see below):
 """
-_IMPOSSIBLE = """**The plans were made for a machine that no hardware matches**, [machine.json](two-nodes/machine.json):
-its slow tier reads {read:g} GB/s and its links carry {link:g} GB/s, so moving a page costs next to nothing beside one
-access. Such a plan shows that the engine puts tensors where a plan has them; it moves other amounts than a plan for a
-physical machine would. On hardware, where a move costs what the link costs, such a plan could be slower than leaving
-everything where it is. Sentinel refuses such a machine by now: the file is kept as a record, cannot be loaded, and the
-next run of the benchmark plans for a physical one."""
 _PHYSICAL = """The plans are made for [machine.json](two-nodes/machine.json), a described machine: its slow tier reads
 {read:g} GB/s and its links carry {link:g} GB/s."""
-_OLDER = """These results are older than the rule of size. **01_gpt2 was made larger after a first result**: on
-2026-11-20 it was run with a footprint of 18.2 MiB, and the kernel's tiering had 18.7 MiB, room for all of it; after
-eight steps of warm-up tiering served 99.8%, ours 97.0%. The same day its width was doubled, in that example alone."""
-_SECOND_PLAN_ON = "2026-11-27"
-_SECOND_PLAN = """**02_resnet was run again after a first result**: on 2026-11-27 its plan was of this host's own
+_CHANGED = """**What counts as moved was changed after a first result**: until 2026-11-28 all that moved in the run,
+Sentinel's set-up and the return of all tensors at its end included, was divided by its 13 steps. So 04_dlrm, whose
+plan moves nothing, was told to move 24.4 MiB a step, and ours to bring more over the link than tiering in all four.
+
+**02_resnet was run again after a first result**: on 2026-11-27 its plan was of this host's own
 kernels, which need other memory than those of the emulated processor, so it did not fit the step
 there, and the step was planned in the emulated machine by layer times of that machine. As nearly
 every move is hidden in such slow layers, ours moved 301 MiB a step and brought 377 MiB over the
 link, the kernel's tiering 140. Since then plans are made from a step with the kernels of the
 emulated processor, with this host's layer times."""
 _PARTS = """
-Served from slow memory in the measured steps, ours by its smaller share, **+** moved between the nodes in either
-direction, by the witness, in the mean of all of the run's steps (ours: of the applied ones, the first filling of fast
-memory among them), MiB a step:
+Served from slow memory in the measured steps, ours by the larger count, **+** moved between the nodes in either
+direction in the mean of the second half of the run's steps, by the witness, MiB a step:
+"""
+_IN_ALL = """
+Moved from the job's start to its end, MiB. Here are the first filling of fast memory, what the kernel moved as it
+learned, and what Sentinel took to slow memory as it began. A job that trains for long pays that once:
 """
 _WHY = """Plans are made for the least time, not for the fewest bytes: a move ahead of its use takes the link while the
 step computes, a slow access makes the step wait."""
@@ -86,7 +83,9 @@ _FAST = """
 
 Ours has its budget for tensors. The others' room also holds what is no tensor, and the kernel may give any
 of it to tensors. Where the mean is above the beginning, the ballast could not at once take memory that became
-free. Both are to the others' advantage. Of first runs:
+free. Both are to the others' advantage. To ours is that nothing limits what is no tensor of it: Sentinel's own memory,
+tensors that found no place in the plan, and what the kernel keeps of files that were read, of which ours, that
+runs first, reads most. Of first runs:
 """
 _TAIL = """
 What a share is and how the ballast is measured: [0043](decisions/0043-placements-are-measured-alike.md).
@@ -97,10 +96,7 @@ Each run's JSON, with the pages that moved and who moved them, is in `docs/two-n
 def page(results: Results, machine: str) -> str:
     """docs/two-nodes.md. `machine`: the text of the file of the machine that was planned for."""
     runs = [run for found in results.values() for run in found["runs"]]
-    said = _IMPOSSIBLE if impossible(machine) else _PHYSICAL
     read, link = rates(machine)
-    older = [] if since_the_rule(results) else ["", _OLDER]
-    older += ["", _SECOND_PLAN] if any(run["when"] == _SECOND_PLAN_ON for run in runs) else []
     simulated = any("simulated" in run for run in runs)
     lines = [
         _HEAD.format(
@@ -108,7 +104,7 @@ def page(results: Results, machine: str) -> str:
             kernels=", ".join(sorted({run["where"]["kernel"] for run in runs})),
             torches=", ".join(sorted({run["where"]["torch"] for run in runs})),
             fast=", ".join(sorted({run["fast"] for run in runs})),
-            planned="\n".join([said.format(read=read, link=link), *older]),
+            planned=f"{_PHYSICAL.format(read=read, link=link)}\n\n{_CHANGED}",
             times="those below are simulated" if simulated else "none is shown",
         ),
         *_table(results, headline),
@@ -117,6 +113,8 @@ def page(results: Results, machine: str) -> str:
         _more_than_all_slow(results),
         _PARTS,
         *_table(results, _parts),
+        _IN_ALL,
+        *_table(results, _in_all),
         *_after_more(results),
         *([_SIMULATED, *_simulated(results)] if simulated else []),
         "",
@@ -165,6 +163,10 @@ def _spread(values: Sequence[float], text: Callable[[float], str]) -> str:
 def _parts(runs: Sequence[Found], name: str) -> str:
     served, moved = middle(runs, name, slow_bytes), middle(runs, name, moved_bytes)
     return "-" if served is None or moved is None else f"{_amount(served)} + {_amount(moved)}"
+
+
+def _in_all(runs: Sequence[Found], name: str) -> str:
+    return _spread(each_run(runs, name, moved_in_all_bytes), _amount)
 
 
 def _amount(nbytes: float) -> str:
@@ -251,11 +253,15 @@ def _proof_of_run(example: str, found: Found) -> list[str]:
 
 def _fast(example: str, found: Found) -> list[str]:
     ours = ours_of(found)
-    peak = ours["managed_fast_peak_bytes"]
-    held = "" if peak is None else f", ours had at most {mib(peak)} there by the kernel's word"
+    peak, row = ours["managed_fast_peak_bytes"], row_of(found, OURS) or {}
+    held = "" if peak is None else f", ours had at most {mib(peak)} of tensors there by the kernel's word"
+    text = (
+        f"- {example}: footprint {mib(ours['footprint_bytes'])}, budget {mib(ours['budget_bytes'])}{held}, and the node"
+        f" had at most {mib(row['fast_taken_bytes'])} less free than as the job began; the ballast leaves the others"
+        f" the budget and {mib(found['beside_bytes'])} for what is no tensor. They had:"
+    )
     return [
-        f"- {example}: footprint {mib(ours['footprint_bytes'])}, budget {mib(ours['budget_bytes'])}{held};",
-        f"  the ballast leaves the others that and {mib(found['beside_bytes'])} for what is no tensor. They had:",
+        filled(text, indent="  "),
         *(f"  - {row['name']}: {_had(row)}" for row in found["rows"] if row["left_bytes"] is not None),
     ]
 

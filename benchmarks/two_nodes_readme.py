@@ -12,7 +12,6 @@ from benchmarks.two_nodes_figures import (
     TIERING,
     Results,
     fewer_than_tiering,
-    impossible,
     link_bytes,
     middle,
     more_than_all_slow,
@@ -64,10 +63,10 @@ def _claim(results: Results) -> str:
 
 def _section(results: Results, machine: str) -> list[str]:
     head = (
-        "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step cross the link to slow"
-        " memory, served from there or moved in either direction, and how many of the touched bytes fast memory serves."
-        " For ours there are two counts, the watcher's and Sentinel's own, since watching disturbs it; the table has"
-        " the lower share."
+        "On the emulated two nodes, with a fifth of the footprint fast: how many MiB a step brings over the link to"
+        " slow memory once memory is filled, served from there or moved in either direction, and how many of the"
+        " touched bytes fast memory serves. For ours there are two counts, the watcher's and Sentinel's own, since"
+        " watching disturbs it; the table has the worse one."
     )
     rows = [["placement", *(NAMES[example] for example in results)], ["---"] * (len(results) + 1)]
     for words, name in PLACEMENTS.items():
@@ -91,19 +90,13 @@ def _beside(results: Results) -> str:
     beside = [found["runs"][0]["beside_bytes"] / 2**20 for found in results.values()]
     return (
         f"{text} kernel's tiering{f', {most}' if more else ''}. The other placements"
-        f" get {min(beside):.0f} to {max(beside):.0f} MiB of fast memory on top of our budget. It is meant for what is"
-        " no tensor, but the kernel may use it for tensors."
+        f" get {min(beside):.0f} to {max(beside):.0f} MiB of fast memory on top of our budget. It is meant for the rest"
+        " of the process, but the kernel may put tensors there."
     )
 
 
 def _of_what(results: Results, machine: str) -> str:
     read, link = rates(machine)
-    if impossible(machine):
-        return (
-            f"Its plans were made for [a declared machine]({_MACHINE}) whose links ({link:g} GB/s) are faster than its"
-            f" slow memory ({read:g} GB/s), as on no hardware. Sentinel refuses such a machine by now; the table has to"
-            " be made again."
-        )
     text = (
         f"Plans are for [a described machine]({_MACHINE}) whose slow memory reads {read:g} GB/s and whose links carry"
         f" {link:g} GB/s."

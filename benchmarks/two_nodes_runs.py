@@ -24,24 +24,17 @@ _RUNS, _STEPS, _AFTER = 3, 5, (20, 40, 80)
 """What would be enough: runs of each example, measured steps a run, steps of warm-up of the kernel's tiering."""
 _WATCHED = """Watching disturbs ours: in a measured step PyTorch allocates a little more and in another order, so some
 tensors find no place in the plan and come from malloc, on the fast node and beyond the budget. So its share in those
-steps may be too high. Its own account is the engine's, of pages, of the applied steps; the audit below holds it against
-the kernel. The smaller one counts above. Stock placements have no plan to lose."""
+steps may be too high. Its own account is the engine's, of the applied steps: of pages, and of the bytes of managed
+tensors, where the watcher counts those of all operands; the audit below holds it against the kernel. The smaller share
+and the larger count of bytes from slow memory are above. Stock placements have no plan to lose."""
 
 
 def what_was_run(results: Results) -> list[str]:
     """And what was not."""
-    size = f"a footprint of {mib(LEAST)} to {mib(MOST)}"
-    rule = f"One rule of size for all examples, stated before the runs: {size}."
-    if not since_the_rule(results):
-        rule = f"The rule of size for all examples, {size}, was stated after these runs."
+    rule = f"One rule of size for all examples, stated before the runs: a footprint of {mib(LEAST)} to {mib(MOST)}."
     lines = ["## What was run, and what was not", "", filled(rule), ""]
     lines += [filled(_of_example(example, found["runs"]), indent="  ") for example, found in results.items()]
     return [*lines, "", filled(_WATCHED), "", filled(_not_run(results)), ""]
-
-
-def since_the_rule(results: Results) -> bool:
-    """Whether all runs are of the time since there is one rule of size, when results began to keep their settings."""
-    return all("settings" in run for found in results.values() for run in found["runs"])
 
 
 def _of_example(example: str, runs: Sequence[Found]) -> str:
@@ -51,9 +44,7 @@ def _of_example(example: str, runs: Sequence[Found]) -> str:
     text = f"- {example}: footprint {mib(nbytes)}"
     text += "" if LEAST <= nbytes <= MOST else " (**not of that size**)"
     text += f"; {len(runs)} run{'s' if len(runs) > 1 else ''} of {steps_of(first)} steps"
-    if "settings" in first:
-        text += f", {first['settings']['warm_up']} of warm-up"
-    text += f", {row['measured_steps']} measured."
+    text += f", {first['settings']['warm_up']} of warm-up, {row['measured_steps']} measured."
     if any(profiled_anew(run) for run in runs):
         text += " **Planned in the emulated machine**: the saved plan was not that of its step there."
     if room := roomy(first):

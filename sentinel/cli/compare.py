@@ -42,7 +42,8 @@ examples:
   sentinel compare before.json after.json
       two reports (`sentinel run --report before.json`): what changed, by tensor, and what it cost
   sentinel compare --slow numa:1 --fast 20% --executed train.py --epochs 1
-      runs the script under ours and the kernel's own placements, each with the same fast bytes (needs two nodes, root)
+      runs the script, which needs no change, under ours and the kernel's own placements, each with the same fast bytes
+      (needs two nodes, root)
 
 How to read it:
   of all-fast speed  1 is as fast as with everything in fast memory

@@ -12,6 +12,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from sentinel.migration.witness import MigrationWitness
 from sentinel.reports.headline import claimed_pages, witness_pages
 from sentinel.runtime import RUNTIME, Observer, observe
 from sentinel.session import Overrides, current, set_overrides
+from sentinel.session.auto import NO_LOOP, Follower
 from sentinel.session.session import Session
 from sentinel.session.witnessing import READ_SHARE
 
@@ -131,7 +133,7 @@ def run_child(job: ComparedJob, placement: Placement, folder: Path, line: Line, 
 
 def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, Any]:
     witness, trained = _Witness(), _Trained()
-    observer = StepObserver(job.window, job.nodes[0], witness.make_room_in_log)
+    observer = StepObserver(job.window, job.nodes[0], witness.make_room_in_log, witness.mark)
     watches = observe(trained), observe(observer)
     ours = placement.name == OURS
     set_overrides(job.overrides, Session if ours else StockSession)
@@ -140,8 +142,11 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
         set_policy(placement.mode, [job.nodes[name == "slow"] for name in placement.nodes])
     line.ready()  # what watches is there, its log too: what the ballast leaves is the job's alone
     free_before = node_free_bytes(job.nodes[0])
+    follower = Follower()  # of a script that begins no session itself, as `sentinel run` does
     with losses() as found:
         run_script(job.script, job.arguments)
+    follower.finish()
+    moved = witness.told()  # what is read from now on is not the job's work
     line.job_ended()
     for watch in watches:
         if watch.raised is not None:  # what it did not see must not pass for what there was
@@ -152,8 +157,9 @@ def _observed(job: ComparedJob, placement: Placement, line: Line) -> dict[str, A
         "losses": digest_of_losses(found),
         "n_losses": len(found),
         "parameters": trained.digest(),
+        "no_loop": "" if follower.done else follower.failed or NO_LOOP,
         "ours": _ours() if ours else None,
-        "witness": witness.told(),
+        "witness": moved,
     }
 
 
@@ -183,15 +189,13 @@ def _ours() -> dict[str, Any] | None:
     return {
         "budget_bytes": plan.capacity_bytes[0] if plan else None,
         "footprint_bytes": plan.footprint_bytes if plan else None,
-        "planned_per_step_bytes": plan.migrated_bytes_per_step if plan else None,
+        "planned_bytes": plan.migrated_bytes_per_step if plan else None,
         "live_peak_bytes": profile.live_peak_bytes if profile else None,
         "tracker": profile.quality.tracker if profile else None,
         "counters": run.counters.counted(),
         "claimed_pages": claimed_pages(run),
         "witness_pages": witness_pages(run),
-        "events": [text for _, text in run.events],
         "notes": last.notes,
-        "fast_peak_bytes": int(run.steps["fast_peak_bytes"].max(initial=0)),
     }
 
 
@@ -201,6 +205,7 @@ class _Witness:
     def __init__(self) -> None:
         self._witness, self._why = MigrationWitness(_LOG_ENTRIES), ""
         self._pages: Counter[str] = Counter()
+        self._marks: list[Counter[str]] = []
         self._lost = self._wide_demoted = 0
         try:
             self._witness.start([_EVERYWHERE])
@@ -212,14 +217,22 @@ class _Witness:
         if not self._why and self._witness.waiting() > _LOG_ENTRIES * READ_SHARE:
             self._read()
 
+    def mark(self) -> None:
+        """What moved until now: as the first step begins, and as each ends."""
+        if not self._why:
+            self._read()
+            self._marks.append(self._pages.copy())
+
     def told(self) -> dict[str, Any]:
-        """Pages that moved: by reason, those asked for by the process itself, and what was lost."""
+        """Ends watching. Pages that moved until now by reason, in all and in each whole step, of this process and, if
+        the kernel demoted them, of others; and what was lost."""
         if self._why:
             return {"why": self._why}
         self._read(last=True)
         self._witness.stop()
         others = self._wide_demoted - self._pages["demotion"]
-        return {"by_reason": dict(+self._pages), "others_demoted": others, "lost": self._lost}
+        by_step = [dict(after - before) for before, after in pairwise(self._marks)]
+        return {"by_reason": dict(+self._pages), "by_step": by_step, "others_demoted": others, "lost": self._lost}
 
     def _read(self, *, last: bool = False) -> None:
         seen = self._witness.read(last=last)

@@ -97,6 +97,7 @@ def _row_of(job: ComparedJob, placement: Placement, told: Told, ballast: Ballast
         absent_bytes=absent // told["measured_steps"] if told["measured_steps"] else None,
         measured_steps=told["measured_steps"],
         migrated_pages=witness.get("by_reason"),
+        migrated_pages_by_step=tuple(witness.get("by_step", ())),
         others_demoted_pages=witness.get("others_demoted"),
         no_witness=witness.get("why", "") or _lost(witness["lost"]),
         fast_taken_bytes=told["free_before_bytes"] - told["least_free_bytes"],
@@ -124,6 +125,7 @@ def _ours(told: Told) -> Ours:
     present = sum(audit.get(part, 0) for part in ("as_planned_bytes", "elsewhere_bytes", "moving_bytes"))
     return Ours(
         budget_bytes=said["budget_bytes"],
+        planned_bytes=said["planned_bytes"],
         footprint_bytes=said["footprint_bytes"],
         residency_share=audit.get("share"),
         moving_share=audit["moving_bytes"] / present if present else None,
@@ -143,8 +145,11 @@ def _child(
 
     Raises ChildFailed with its last lines, UsageError if too few steps ran, CapabilityError for the ballast.
     """
-    with tempfile.TemporaryDirectory(prefix="sentinel-compare-") as name:
-        folder, line, parent = Path(name), Line(), os.getpid()
+    with (
+        tempfile.TemporaryDirectory(prefix="sentinel-compare-") as name,
+        contextlib.closing(Line()) as line,
+    ):
+        folder, parent = Path(name), os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -161,15 +166,17 @@ def _child(
                 while ballast is not None and not line.ended_within(_LOOK_EVERY_S):
                     ballast.keep()
                 status = ended()
-        line.close()
         lines = log.read_text(errors="replace").splitlines()
         if status or not (folder / "result.json").exists():
             raise ChildFailed(
                 f"{placement.name}: {job.script} failed ({_ending(status)}):\n" + "\n".join(lines[-_LAST_LINES:])
             )
         told: Told = json.loads((folder / "result.json").read_text())
-    if placement.name == OURS and not told["ours"]:
-        raise UsageError(f"{job.script} started no session", "call sentinel.start_profile() and end_profile() in it")
+    if told["no_loop"] or (placement.name == OURS and not told["ours"]):
+        raise UsageError(
+            f"{placement.name}: {told['no_loop'] or 'no session began'}",
+            f"call sentinel.start_profile() and end_profile() in {job.script}",
+        )
     if not told["measured_steps"]:
         why = "".join(f"; {note}" for note in (told["ours"] or {}).get("notes", ()))
         raise UsageError(

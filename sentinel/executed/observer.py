@@ -48,11 +48,16 @@ class Observation:
 
 
 class StepObserver(Observer):
-    """Looks at one training run on `fast_node`. `at_layers` is called at the end of each layer."""
+    """Looks at one training run on `fast_node`. `at_layers` is called at the end of each layer, `at_steps` as the
+    first step begins and at the end of each."""
 
-    def __init__(self, window: Window, fast_node: int, at_layers: Callable[[], None]) -> None:
+    def __init__(
+        self, window: Window, fast_node: int, at_layers: Callable[[], None], at_steps: Callable[[], None]
+    ) -> None:
         self.seen = Observation()
-        self._window, self._node, self._at_layers = window, fast_node, at_layers
+        self._window, self._node = window, fast_node
+        self._at_layers, self._at_steps = at_layers, at_steps
+        self._any_began = False
         self._touches = Touches(on_operator=self._sample)
         self._entered = contextlib.ExitStack()
         self._measuring = False
@@ -70,6 +75,9 @@ class StepObserver(Observer):
     def step_began(self) -> None:
         """See Observer."""
         self._layer = None  # one that was cut short did not end
+        if not self._any_began:
+            self._any_began = True
+            self._at_steps()
 
     def layer_began(self, layer: int) -> None:
         """See Observer."""
@@ -108,6 +116,7 @@ class StepObserver(Observer):
             load = host_load.between(self._first_load, host_load.read(threading.get_native_id()))
             self.seen.busy_share, self.seen.waited_share = load.busy_share, load.waited_share
             self.seen.judged_by = load.judged_by
+        self._at_steps()
         self._ended_ns = time.perf_counter_ns()  # to read the load takes milliseconds where there are many processes
 
     def _end_layer(self) -> None:

@@ -33,6 +33,11 @@ class StockSession:
         RUNTIME.sink = self
         tell(lambda each: each.session_started(self._job.models, self._job.optimizers))
 
+    @property
+    def profiling(self) -> bool:
+        """See BegunSession."""
+        return not self._follower.layers
+
     def end_profile(self) -> Plan:
         """The layers of a step are known now. Returns a provisional plan that places nothing."""
         layers = self._follower.learn()

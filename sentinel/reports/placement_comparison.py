@@ -9,6 +9,9 @@ from typing import Any
 from sentinel.core.units import PAGE_BYTES, format_bytes
 from sentinel.reports.text import aligned
 
+WITHIN_A_NODE = "compaction"
+"""The one reason for which the kernel moves pages without taking them to another node."""
+
 EMULATED = "emulated machine (QEMU, software): shares, pages and bits are real, times are not, and none is shown"
 
 
@@ -34,6 +37,8 @@ class Ours:
     """Of the engine's run, such as how many promotions came late."""
     elsewhere: tuple[tuple[str, str, int], ...] = ()
     """(layer, block, bytes) of the largest blocks found where they were not planned."""
+    planned_bytes: int | None = None
+    """That the plan moves in a step."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Row:
 
     `served_share`: of the bytes touched in the measured steps, the share on the fast node when they were touched.
     `touched_bytes`, a step, are on nodes; `absent_bytes` of operands are on none: they were never written.
-    `migrated_pages`: by reason, by the witness, over the whole run. `fast_taken_bytes`: most of the fast node that
+    `migrated_pages`: by reason, by the witness, until the script ended; `migrated_pages_by_step`: the same in each
+    whole step, from the first on in which a plan is applied. `fast_taken_bytes`: most of the fast node that
     the job took from its start on, tensors or not. `left_bytes`, `ballast_bytes`: what the ballast left at the
     beginning, and was. `least_left_bytes`, `mean_...`, `most_...`: what the job had of the node while it ran, held or
     free; None where the ballast could not be fitted to that. `others_demoted_pages`: not the job's, demoted meanwhile.
@@ -74,11 +80,23 @@ class Row:
     busy_share: float | None = None
     waited_share: float | None = None
     judged_by: str | None = None
+    migrated_pages_by_step: tuple[Mapping[str, int], ...] = ()
 
     @property
     def migrated_bytes(self) -> int | None:
         """Bytes of all pages that moved, for whatever reason."""
         return None if self.migrated_pages is None else sum(self.migrated_pages.values()) * PAGE_BYTES
+
+    @property
+    def later_migrated_bytes(self) -> float | None:
+        """Bytes that moved between nodes in a step, in the mean of the second half of the whole steps: until then
+        memory is filled for the first time, and the kernel learns."""
+        steps = self.migrated_pages_by_step
+        later = steps[len(steps) // 2 :]
+        if self.migrated_pages is None or not later:
+            return None
+        pages = sum(n for step in later for reason, n in step.items() if reason != WITHIN_A_NODE)
+        return pages * PAGE_BYTES / len(later)
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,10 @@ class PlacementComparison:
 
 def as_object(found: PlacementComparison) -> dict[str, Any]:
     """JSON values only; what is unknown is null."""
-    rows = [{**asdict(row), "migrated_bytes": row.migrated_bytes} for row in found.rows]
+    rows = [
+        {**asdict(row), "migrated_bytes": row.migrated_bytes, "later_migrated_bytes": row.later_migrated_bytes}
+        for row in found.rows
+    ]
     return {**asdict(found), "kind": "executed", "rows": rows}
 
 
@@ -113,6 +134,10 @@ def notes(found: PlacementComparison) -> list[str]:
     said.append(
         "served fast: of the bytes touched in the measured steps (lines of 64, each once a layer and tensor),"
         " the share that was on the fast node when an operator touched them, asked from the kernel"
+    )
+    said.append(
+        "moved: from the job's start to its end, the first filling of fast memory included; a later step: moved between"
+        " the nodes in a step, in the mean of the second half of the steps"
     )
     if found.fast_bytes is not None and found.beside_bytes is not None:
         said.append(
@@ -146,17 +171,27 @@ def _proofs(ours: Ours) -> list[str]:
     return lines
 
 
-HEADS = ("placement", "served fast", "moved", "why", "node taken", "left by ballast", "bits as all-fast")
+HEADS = (
+    "placement",
+    "served fast",
+    "moved",
+    "a later step",
+    "why",
+    "node taken",
+    "left by ballast",
+    "bits as all-fast",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """What the table shows of `row`, a cell for each of HEADS."""
     if row.skipped:
-        return (row.name, "skipped", *("-",) * 5)
+        return (row.name, "skipped", *("-",) * 6)
     return (
         row.name,
         _share(row.served_share),
         _bytes(row.migrated_bytes),
+        _bytes(None if row.later_migrated_bytes is None else round(row.later_migrated_bytes)),
         ", ".join(f"{reason} {n:,}" for reason, n in (row.migrated_pages or {}).items()) or "-",
         _bytes(row.fast_taken_bytes),
         _left(row),

@@ -35,6 +35,7 @@ __all__ = [
     "current",
     "end_profile",
     "keep",
+    "profiling",
     "report",
     "set_overrides",
     "start_profile",
@@ -48,6 +49,10 @@ class BegunSession(TickSink, Protocol):
 
     def open(self) -> None:
         """Begin, and take ticks. Whatever is wrong with the request is raised before anything is changed."""
+
+    @property
+    def profiling(self) -> bool:
+        """Whether `end_profile()` is still to come."""
 
     def end_profile(self) -> Plan:
         """See `sentinel.end_profile`."""
@@ -76,6 +81,12 @@ def keep(where: Literal["fast", "slow"], kept: Sequence[torch.Tensor | nn.Module
 def current() -> Session | None:
     """The running session, or the last one; None before the first."""
     return RUNTIME.last if isinstance(RUNTIME.last, Session) else None
+
+
+def profiling() -> bool:
+    """Whether `end_profile()` is still to come of what runs."""
+    last = _last()
+    return last is not None and RUNTIME.sink is last and last.profiling
 
 
 def start_profile(

@@ -74,7 +74,7 @@ class Follower:
     def finish(self) -> None:
         """The script has ended: a profiled step that no further step followed is ended here."""
         try:
-            if not self.done and self._period and not self._left and self._profiling():
+            if not self.done and self._period and not self._left and session.profiling():
                 self._guard(session.end_profile)
         finally:
             if RUNTIME.finder is self:
@@ -165,7 +165,7 @@ class Follower:
 
     def _at_boundary(self) -> None:
         """A period has ended and the next one begins."""
-        if self._profiling():
+        if session.profiling():
             self.done = True
             session.end_profile()
             self.leave()
@@ -202,10 +202,6 @@ class Follower:
 
     def _somebody_began(self) -> bool:
         return session.current() not in (None, self._before)
-
-    def _profiling(self) -> bool:
-        running = session.current()
-        return running is not None and running.profiling
 
     def leave(self) -> None:
         """Watch no more. Does nothing the second time."""

@@ -131,6 +131,11 @@ class PassiveSession:
     def step_boundary(self) -> None:
         """See TickSink."""
 
+    @property
+    def profiling(self) -> bool:
+        """See BegunSession: on a file no step is profiled."""
+        return False
+
     def end_profile(self) -> Plan:
         """A plan without a layer: on a file none is made yet."""
         return Plan(

@@ -51,6 +51,10 @@ def test_every_placement_is_what_its_name_says_and_trains_the_same_bits(tmp_path
         assert abs(rows[name]["left_bytes"] - wanted) <= 1 << 20
         assert abs(rows[name]["mean_left_bytes"] - wanted) <= 1 << 20
         assert rows[name]["migrated_pages"].keys() <= {"compaction"}  # which moves pages about within a node
+    moved = [sum(step.values()) for step in rows["sentinel"]["migrated_pages_by_step"]]
+    assert len(moved) >= 4
+    assert 0 < sum(moved) < sum(rows["sentinel"]["migrated_pages"].values())  # which has the first filling too
+    assert rows["sentinel"]["later_migrated_bytes"] > 0
     ours = rows["sentinel"]["ours"]
     assert ours["claimed_pages"] == ours["witness_pages"] > 100
     assert ours["residency_share"] == 1  # none of its migrations is late: see the job

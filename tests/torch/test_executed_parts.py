@@ -18,11 +18,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'sentinel-hm[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+from sentinel.core.errors import UsageError
 from sentinel.executed import comparing
-from sentinel.executed.child import Line
+from sentinel.executed.child import ComparedJob, Line
+from sentinel.executed.observer import Window
+from sentinel.executed.placements import ALL_FAST, OURS, PLACEMENTS
 from sentinel.executed.shared_imports import _imported, _present, import_shared
+from sentinel.session import Overrides
 from tests.processes import LONGEST_S
 
 
@@ -109,3 +113,39 @@ def test_room_beside_the_budget_is_what_stock_took_beyond_its_tensors() -> None:
     ours = {"ours": {"budget_bytes": 100, "live_peak_bytes": None, "footprint_bytes": 500}}
     assert comparing._room(ours, {"free_before_bytes": 2000, "least_free_bytes": 1300}) == (100, 200)
     assert comparing._room(ours, {"free_before_bytes": 2000, "least_free_bytes": 1900}) == (100, 0)
+
+
+_UNCHANGED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range({steps}):
+    model(torch.ones(4, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def compared(tmp_path: Path, name: str, steps: int) -> dict[str, Any]:
+    """What a child saw of a script that does not mention Sentinel; both nodes are this host's one."""
+    (tmp_path / "train.py").write_text(_UNCHANGED.format(steps=steps))
+    overrides = Overrides(fast="50%", slow="emulated:cxl-asic-x8", tracker="ops")
+    job = ComparedJob(str(tmp_path / "train.py"), (), (0, 0), overrides, Window(3, 1), {0: 1})
+    placement = next(each for each in PLACEMENTS if each.name == name)
+    return comparing._child(job, placement, lambda *_: contextlib.nullcontext(), None)
+
+
+@pytest.mark.needs("native")
+def test_the_loop_of_an_unchanged_script_is_found_under_every_placement(tmp_path: Path) -> None:
+    ours, stock = (compared(tmp_path, name, 14) for name in (OURS, ALL_FAST))
+    assert ours["ours"]["budget_bytes"] > 0
+    assert stock["ours"] is None
+    assert (ours["measured_steps"], stock["measured_steps"]) == (1, 1)
+    assert (ours["n_losses"], ours["losses"], ours["parameters"]) == (14, stock["losses"], stock["parameters"])
+
+
+@pytest.mark.needs("native")
+def test_a_script_without_a_loop_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="all-fast: no training loop was found"):
+        compared(tmp_path, ALL_FAST, 1)

@@ -32,6 +32,7 @@ FOUND = PlacementComparison(
             same_losses=True,
             same_parameters=True,
             ours=OURS,
+            migrated_pages_by_step=({"syscall": 11}, {"syscall": 2}, {"syscall": 1, "compaction": 9}, {"syscall": 3}),
         ),
         Row("first-touch", "default", 0.31, 100, 0, 1, {}, 23, "", 10, 1 << 20, same_losses=True, same_parameters=True),
         Row(
@@ -57,6 +58,7 @@ FOUND = PlacementComparison(
 def test_the_text_has_a_line_a_placement_and_says_what_is_emulated_and_what_was_skipped() -> None:
     lines = text(FOUND).splitlines()
     assert any(line.startswith("sentinel ") and "93.0%" in line and "syscall 17" in line for line in lines)
+    assert any(line.startswith("sentinel ") and "68.00 KiB" in line and "8.00 KiB" in line for line in lines)
     assert any(line.startswith("kernel-tiering ") and "skipped" in line for line in lines)
     assert any(line.startswith("all-slow ") and "DIFFER" in line for line in lines)
     said = text(FOUND)
@@ -75,7 +77,9 @@ def test_the_object_is_json_with_null_for_the_unknown() -> None:
     rows = {row["name"]: row for row in told["rows"]}
     assert told["kind"] == "executed"
     assert rows["sentinel"]["migrated_bytes"] == 17 * 4096
+    assert rows["sentinel"]["later_migrated_bytes"] == 2 * 4096  # the second half of the steps, between nodes
     assert rows["first-touch"]["migrated_bytes"] == 0
+    assert rows["first-touch"]["later_migrated_bytes"] is None
     assert rows["all-slow"]["migrated_bytes"] is None
     assert rows["kernel-tiering"]["served_share"] is None
 
