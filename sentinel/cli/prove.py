@@ -33,14 +33,15 @@ _LEAST_FILE_BYTES = 64 << 20
 _EXAMPLES = """\
 examples:
   sentinel prove
-      an hour: what this host allows, its memory's speeds, then six examples under every placement; keep the host idle
+      what this host allows, its memory's speeds, then six examples under every placement, the most important first,
+      until an hour is over; keep the host idle
   sentinel prove --dry-run
       what would be run, in which order, with minutes
   sentinel prove --quick -o try
       two small models, a minute or two
   sentinel prove --slow numa:1 --minutes 90 -o proof
   sentinel prove --resume -o proof
-      continues where it was interrupted, or where its time was up
+      runs what has not run yet, after an interruption or once the time was up
 
 Send back two files of the folder: sentinel-proof.html and sentinel-proof.json. They hold no name of host or user, no
 path and no address; all that they hold is listed at the end of the page, and printed. The folder `work` beside them
@@ -177,8 +178,10 @@ def _absolute(slow: str) -> str:
 def _require_torch() -> None:
     from importlib.util import find_spec
 
+    from sentinel.proving.workloads import CHECKOUT
+
     if find_spec("torch") is None:
-        raise CapabilityError("training the workloads", "torch is not installed", "pip install 'sentinel-hm[torch]'")
+        raise CapabilityError("training the workloads", "torch is not installed", CHECKOUT)
 
 
 def _opened(path: Path, asked: Asked, *, resume: bool) -> ProofFolder:
@@ -241,7 +244,8 @@ def _print_plan(asked: Asked, minutes: float) -> None:
     for cell in asked.cells():
         takes_s = cell.expected_s(asked.quick, node_bytes)
         late = "" if at + takes_s <= 60 * minutes else "  (not within --minutes)"
-        print(f"{at / 60:6.1f}  {cell.workload.name:18}  {cell.placement}{late}")
+        again = f", round {cell.round}" if cell.round > 1 else ""
+        print(f"{at / 60:6.1f}  {cell.workload.name:18}  {cell.placement}{again}{late}")
         at += takes_s
     print(f"slow memory: {asked.slow or 'none'}{'; ' + 'a file' if asked.file else ''}")
     print(f"about {at / 60:.0f} minutes on two slow cores, less on others; limit {minutes:g}", file=sys.stdout)

@@ -16,6 +16,8 @@ _FIRST = ("best-static", "sentinel-2021", "all-slow", "first-touch", "weighted-i
 _LEFT_OUT = ("autotm",)
 """Plans take it minutes."""
 QUICK = (CONTROL, OURS, "best-static")
+ROUNDS = 3
+"""So often is each run that is timed beside a control repeated: a host is not as fast in one minute as in the next."""
 _START_S = 4.0
 _PINNED_BYTES_PER_S = 2 << 30
 """So fast, about, does ballast take what a node has beyond the fast bytes."""
@@ -42,16 +44,18 @@ WARM_UP = {True: 6, False: 20}
 
 @dataclass(frozen=True)
 class Cell:
-    """`placement`: the policy, or what the kind says."""
+    """`placement`: the policy, or what the kind says. `round`: 1, then 2 and so on."""
 
     workload: Workload
     kind: Kind
     placement: str
+    round: int = 1
 
     @property
     def name(self) -> str:
         """Of its file."""
-        return f"{self.workload.name}.{self.kind}.{self.placement}"
+        name = f"{self.workload.name}.{self.kind}.{self.placement}"
+        return name if self.round == 1 else f"{name}.{self.round}"
 
     def expected_s(self, quick: bool, node_bytes: int, step_s: float | None = None) -> float:
         """About so long it takes. `node_bytes`: what the fast node has, which ballast fills; `step_s`: of a stock step
@@ -79,7 +83,8 @@ def policies(quick: bool) -> tuple[str, ...]:
 def cells_in_order(workloads: Sequence[Workload], *, quick: bool, planned: bool, nodes: bool, file: bool) -> list[Cell]:
     """`planned`: there is a tier to which plans are applied. `nodes`: it is a node. `file`: a file is tried.
 
-    Each workload's stock run, its control and ours stand together; then round by round what else there is.
+    Each workload's stock run, its control and ours stand together; then placement by placement what else there is.
+    Where plans are applied, later rounds run all of a workload in a row, so that its control is minutes away at most.
     """
     chosen = policies(quick) if planned else ()
     found = []
@@ -91,4 +96,9 @@ def cells_in_order(workloads: Sequence[Workload], *, quick: bool, planned: bool,
     found += [Cell(workload, "policy", name) for name in chosen[2:4] for workload in workloads]
     if file:
         found += [Cell(workload, "file", "file") for workload in workloads]
-    return found + [Cell(workload, "policy", name) for name in chosen[4:] for workload in workloads]
+    found += [Cell(workload, "policy", name) for name in chosen[4:] for workload in workloads]
+    for number in range(2, (1 if quick or not chosen else ROUNDS) + 1):
+        for workload in workloads:
+            found.append(Cell(workload, "stock", "stock", number))
+            found += [Cell(workload, "policy", name, number) for name in chosen]
+    return found

@@ -206,7 +206,8 @@ class Proof:
             began = time.monotonic()
             said = self._carried_out(cell, expected_s)
             took = f"{time.monotonic() - began:.0f} s, {max(self._until - time.monotonic(), 0) / 60:.0f} min left"
-            self._tell(f"[{number}/{len(cells)}] {cell.workload.name}, {cell.placement}: {said} ({took})")
+            again = f", round {cell.round}" if cell.round > 1 else ""
+            self._tell(f"[{number}/{len(cells)}] {cell.workload.name}, {cell.placement}{again}: {said} ({took})")
 
     def _carried_out(self, cell: Cell, expected_s: float) -> str:
         """Run one cell, keep what it told, and say it in a few words."""
@@ -216,6 +217,7 @@ class Proof:
             "workload": cell.workload.name,
             "kind": cell.kind,
             "placement": cell.placement,
+            "round": cell.round,
             "number": self._folder.next_number(),
             "began": now(),
             "prediction": prediction.get("digest"),

@@ -1,9 +1,9 @@
-"""What `sentinel prove` found: a row for each run, with its ratios, from the object in sentinel-proof.json."""
+"""What `sentinel prove` found: a row for each run, and for all rounds of a placement, from sentinel-proof.json."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -19,10 +19,12 @@ LAST_STEPS = 5
 
 @dataclass(frozen=True)
 class ProvedRow:
-    """One workload under one placement. What is unknown, was not measured or means nothing here is None.
+    """One workload under one placement, in one round or in all. What is unknown, was not measured or means nothing here
+    is None.
 
     `step_ns`: median of the judged steps, `least_ns` and `most_ns` the shortest and the longest. `over_stock`,
-    `over_control`: over the median step of the stock run, and of everything in fast memory under the same runtime.
+    `over_control`: over the median step of the stock run, and of everything in fast memory under the same runtime; of
+    several rounds the median of their ratios, each within its round. `ratios`: those over the control.
     `predicted`: the latter as it was predicted before the run. `same_bits`: losses and all that was trained.
     `busy_share`: what others had of the processors, or where nobody tells that (`by_waits`), what the training thread
     waited for one. `waited_share`: what it waited in any case, for threads of its own too; nothing is judged by it.
@@ -44,6 +46,7 @@ class ProvedRow:
     by_waits: bool = False
     waited_share: float | None = None
     said: str = ""
+    ratios: tuple[float, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -54,18 +57,53 @@ class ProvedRow:
 
 
 def rows(proof: Proof) -> list[ProvedRow]:
-    """All that ran, in the order of the workloads; those of the kernel's placements too."""
-    cells = {(cell["workload"], cell["kind"], cell["placement"]): cell for cell in proof["cells"]}
+    """What each placement did in all its rounds, in the order of the workloads; those of the kernel too."""
+    by_placement: dict[tuple[str, str, str], list[ProvedRow]] = {}
+    for run in runs(proof):
+        by_placement.setdefault((run.workload, run.kind, run.placement), []).append(run)
+    return [_joined(rounds) for rounds in by_placement.values()]
+
+
+def runs(proof: Proof) -> list[ProvedRow]:
+    """All that ran, one by one, in the order of the workloads; those of the kernel's placements too."""
+    cells = {(cell["workload"], cell["kind"], cell["placement"], cell.get("round", 1)): cell for cell in proof["cells"]}
     found = []
     for name in proof["settings"]["workloads"]:
-        stock, control = (cells.get((name, *key)) for key in (("stock", "stock"), ("policy", CONTROL)))
-        own = [cell for key, cell in cells.items() if key[0] == name and "placements" not in cell]
-        found += [_row(cell, stock, control, proof) for cell in own]
+        own = {key: cell for key, cell in cells.items() if key[0] == name and "placements" not in cell}
+        trained = next((cell for key, cell in own.items() if key[1] == "stock" and "losses" in cell), None)
+        for (*_, number), cell in own.items():
+            stock, control = (own.get((name, *key, number)) for key in (("stock", "stock"), ("policy", CONTROL)))
+            found.append(_row(cell, stock, control, trained, proof))
         found += list(_kernel_rows(name, proof))
     return found
 
 
-def _row(cell: Mapping[str, Any], stock: Any, control: Any, proof: Proof) -> ProvedRow:
+def _joined(rounds: list[ProvedRow]) -> ProvedRow:
+    """One row of several rounds of a placement; of those that failed only where none ended."""
+    ended = [row for row in rounds if row.step_ns is not None or row.same_bits is not None] or rounds[:1]
+    bits = {row.same_bits for row in ended}
+    ratios = tuple(row.over_control for row in ended if row.over_control is not None)
+    return replace(
+        ended[0],
+        step_ns=_middle([row.step_ns for row in ended]),
+        least_ns=min((row.least_ns for row in ended if row.least_ns is not None), default=None),
+        most_ns=max((row.most_ns for row in ended if row.most_ns is not None), default=None),
+        over_stock=_middle([row.over_stock for row in ended]),
+        over_control=_middle(ratios),
+        ratios=ratios,
+        predicted=ended[0].predicted if all(row.predicted is not None for row in ended) else None,
+        same_bits=False if False in bits else True if True in bits else None,
+        said="; ".join(dict.fromkeys(row.said for row in ended if row.said)),
+    )
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _row(cell: Mapping[str, Any], stock: Any, control: Any, trained: Any, proof: Proof) -> ProvedRow:
+    """`stock`, `control`: of its round. `trained`: the stock run whose bits are those of all."""
     said = cell.get("refused") or cell.get("failed") or ""
     head = (cell["workload"], cell["kind"], cell["placement"])
     if said:
@@ -76,8 +114,8 @@ def _row(cell: Mapping[str, Any], stock: Any, control: Any, proof: Proof) -> Pro
     planned = cell["kind"] == "policy" and bool(cell.get("as_planned"))
     prediction = proof["predictions"].get(cell["workload"], {}).get("of", {}).get(cell["placement"], {})
     bits = None
-    if stock and "losses" in stock and cell["kind"] != "stock":
-        bits = all(cell[part] == stock[part] for part in ("losses", "n_losses", "parameters"))
+    if trained and cell is not trained:
+        bits = all(cell[part] == trained[part] for part in ("losses", "n_losses", "parameters"))
     quiet = max((each.get("busy_share") or 0 for each in (cell, stock or {}, control or {})), default=0) <= BUSY_SHARE
     return ProvedRow(
         *head,

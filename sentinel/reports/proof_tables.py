@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from sentinel.core.units import format_bytes, format_ns
-from sentinel.reports.proof_rows import BUSY_SHARE, CONTROL, OURS, Proof, ProvedRow, rows
+from sentinel.reports.proof_rows import BUSY_SHARE, CONTROL, OURS, Proof, ProvedRow, rows, runs
 from sentinel.reports.text import aligned
 
 HEADS = (
@@ -36,13 +36,18 @@ def cells_of(row: ProvedRow) -> tuple[str, ...]:
         _shown(row.step_ns, format_ns),
         _spread(row),
         _shown(row.over_stock, _ratio),
-        _shown(row.over_control, _ratio),
+        _shown(row.over_control, lambda value: _ratio(value) + _of_rounds(row.ratios)),
         _shown(row.predicted, _ratio),
         _shown(row.error, lambda value: f"{value:+.1%}"),
         _shown(row.served_share, lambda value: f"{value:.1%}"),
         _shown(row.moved_bytes, format_bytes),
         {True: "same", False: "DIFFER", None: "-"}[row.same_bits],
     )
+
+
+def _of_rounds(ratios: Sequence[float]) -> str:
+    """The least and the most of several rounds."""
+    return f" ({_ratio(min(ratios))} … {_ratio(max(ratios))})" if len(ratios) > 1 else ""
 
 
 def _spread(row: ProvedRow) -> str:
@@ -53,12 +58,12 @@ def _spread(row: ProvedRow) -> str:
 
 def bits_differ(proof: Proof) -> bool:
     """Whether anything was trained otherwise than stock."""
-    return any(row.same_bits is False for row in rows(proof))
+    return any(row.same_bits is False for row in runs(proof))
 
 
 def failures(proof: Proof) -> list[str]:
     """A sentence for each cell that failed."""
-    return [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said.startswith("failed")]
+    return [f"{row.workload}, {row.placement}: {row.said}" for row in runs(proof) if row.said.startswith("failed")]
 
 
 def notes(proof: Proof) -> list[str]:
@@ -77,6 +82,11 @@ def notes(proof: Proof) -> list[str]:
         "predicted: written, with a digest, before the first run that judges it; a ratio to all-fast, which is"
         " everything in fast memory under the same runtime"
     )
+    if any(len(row.ratios) > 1 for row in rows(proof)):
+        found.append(
+            "of several rounds: the median of their ratios, each to stock or all-fast of the same round, and in"
+            " brackets the least and the most"
+        )
     if proof["settings"]["file"]:
         found.append("file: tensors in half of the footprint of memory, the rest in a file; nothing is predicted there")
     if _clock_set_back(proof):
@@ -84,7 +94,7 @@ def notes(proof: Proof) -> list[str]:
             "the clock was set back meanwhile: by the clock a prediction is later than its run. Their numbers say that"
             " it was written first, and each run names the digest of its prediction"
         )
-    found += _of_load([row for row in rows(proof) if row.busy_share is not None])
+    found += _of_load([row for row in runs(proof) if row.busy_share is not None])
     found += [f"{row.workload}, {row.placement}: {row.said}" for row in rows(proof) if row.said]
     found += [f"not run: {name}: {why}" for name, why in proof["not_run"].items()]
     found += [f"put back: {sentence}" for sentence in proof["put_back"]]
@@ -125,7 +135,7 @@ def _clock_set_back(proof: Proof) -> bool:
 def summary(proof: Proof) -> list[tuple[str, str]]:
     """(what, answer): the answer in short."""
     found = rows(proof)
-    judged = [row for row in found if row.same_bits is not None]
+    judged = [row for row in runs(proof) if row.same_bits is not None]
     same = sum(row.same_bits is True for row in judged)
     errors = [row.error for row in found if row.error is not None and row.placement != CONTROL]
     moving = [row.error for row in found if row.error is not None and row.moved_bytes]
@@ -175,25 +185,34 @@ TABLE_HEADS = (
     "bits as stock",
     "ours over all-fast",
     "best that moves nothing",
-    "kernel's tiering",
     "all slow",
+    "ours (compared)",
+    "kernel's tiering (compared)",
     "error of predicted ratios",
     "when, cells",
 )
+_RATIOS = (
+    ("policy", OURS),
+    ("policy", "best-static"),
+    ("policy", "all-slow"),
+    ("kernel", OURS),
+    ("kernel", "kernel-tiering"),
+)
+"""(kind, placement) of the columns between bits and errors."""
 
 
 def table_row(proof: Proof) -> str:
-    """The row of docs/real-hardware.md, as Markdown: ratios are means over the workloads."""
-    found, host = rows(proof), proof["host"]
-    judged = [row for row in found if row.same_bits is not None]
+    """The row of docs/real-hardware.md, as Markdown: ratios are means over the workloads, each with their number."""
+    found, every, host = rows(proof), runs(proof), proof["host"]
+    judged = [row for row in every if row.same_bits is not None]
     errors = [abs(row.error) for row in found if row.error is not None and row.placement != CONTROL]
     nodes = f"{len(host.get('nodes', ())) or 1} nodes".replace("1 nodes", "1 node")
-    ran = len(proof["cells"]) + len(proof["kernel_placements"])
+    ran = sum(not row.said.startswith(("failed", "skipped")) for row in every)
     told = (
         f"{_processor(host)}, {host.get('cpus')} CPUs, Linux {host.get('kernel')}, {nodes}",
         _slow(proof),
         f"{sum(row.same_bits is True for row in judged)} of {len(judged)}",
-        *(_mean(found, *key) for key in (*_COMPARED[:2], ("kernel", "kernel-tiering"), ("policy", "all-slow"))),
+        *(_mean(found, *key) for key in _RATIOS),
         f"{fmean(errors):.1%}, worst {max(errors):.1%}" if errors else "-",
         f"{proof['ended'][:10]}, {ran} run, {len(proof['not_run'])} not",
     )
@@ -217,7 +236,7 @@ def _slow(proof: Proof) -> str:
 
 def _mean(found: Sequence[ProvedRow], kind: str, name: str) -> str:
     ratios = [row.over_control for row in found if (row.kind, row.placement) == (kind, name) and row.over_control]
-    return f"{fmean(ratios):.3f}" if ratios else "-"
+    return f"{fmean(ratios):.3f} (of {len(ratios)})" if ratios else "-"
 
 
 def contents(proof: Proof) -> list[str]:

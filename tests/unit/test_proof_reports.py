@@ -66,6 +66,28 @@ def test_ratios_are_of_medians_and_errors_have_their_sign() -> None:
     assert (ours.least_ns, ours.most_ns) == (1310, 1350)
 
 
+def test_of_several_rounds_each_ratio_is_within_its_round_and_the_median_counts() -> None:
+    """A host that is half as fast in one round tells the same ratios, and not those of one round over another."""
+    found = proof()
+    for number, slower, ours in ((2, 2, 1.4), (3, 1, 1.1)):
+        found["cells"] += [
+            cell("stock", "stock", 1000 * slower, round=number),
+            cell("policy", "all-fast", 1100 * slower, round=number, migrated_bytes_per_step=0),
+            cell("policy", "sentinel", round(1100 * slower * ours), round=number),
+        ]
+    row = by_name(found)["sentinel"]
+    assert row.ratios == pytest.approx((1.2, 1.4, 1.1))
+    assert row.over_control == pytest.approx(1.2)
+    assert (row.least_ns, row.most_ns) == (1200, 3110)
+    assert proof_tables.cells_of(row)[5] == "1.200 (1.100 … 1.400)"
+    assert any("of several rounds" in note for note in proof_tables.notes(found))
+    assert dict(proof_tables.summary(found))["bits"].startswith("8 of 9 runs")  # stock of later rounds is judged too
+    found["cells"][-1] |= {"parameters": "other"}
+    assert by_name(found)["sentinel"].same_bits is False
+    del found["cells"][-2]
+    assert by_name(found)["sentinel"].ratios == pytest.approx((1.2, 1.4))  # a round without its control has none
+
+
 def test_bits_that_differ_are_found_and_those_of_the_reference_are_not_judged() -> None:
     found = proof()
     assert by_name(found)["sentinel"].same_bits is True
@@ -164,6 +186,32 @@ def test_the_page_and_the_text_say_what_was_injected_what_was_not_run_and_what_i
     row = proof_tables.table_row(found)
     assert "**injected delays**" in row
     assert row.count("|") == len(proof_tables.TABLE_HEADS) + 1
+
+
+def compared(workload: str, name: str, step_ns: int, **more: Any) -> dict[str, Any]:
+    told = {"skipped": "", "unwatched_steps_ns": [step_ns], "measured_steps": 1, "served_share": 0.4}
+    return {"workload": workload, "row": {"name": name, **told, "same_losses": True, "same_parameters": True, **more}}
+
+
+def test_the_row_of_the_table_has_ours_beside_the_kernel_over_the_same_control_and_of_how_many() -> None:
+    steps = {"all-fast": 100, "sentinel": 120, "kernel-tiering": 150}
+    placed = [compared(name, placement, step) for name in ("gpt", "lstm") for placement, step in steps.items()]
+    placed.append(compared("gpt", "interleave", 1, skipped="no right"))
+    found = proof(kernel_placements=placed, settings={**SETTINGS, "workloads": ["gpt", "lstm"]})
+    found["cells"].append({"workload": "gpt", "kind": "kernel", "placement": "kernel", "placements": 4})
+    row = [cell.strip() for cell in proof_tables.table_row(found).strip("| ").split("|")]
+    told = dict(zip(proof_tables.TABLE_HEADS, row, strict=True))
+    assert told["ours over all-fast"] == "1.200 (of 1)"
+    assert told["ours (compared)"] == "1.200 (of 2)"
+    assert told["kernel's tiering (compared)"] == "1.500 (of 2)"
+    assert told["best that moves nothing"] == "-"
+    # Five cells without the one that failed, and six placements without the one that was skipped.
+    assert told["when, cells"] == "2026-01-01, 11 run, 1 not"
+
+
+def test_the_page_has_the_columns_of_the_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "real-hardware.md").read_text()
+    assert f"| {' | '.join(proof_tables.TABLE_HEADS)} |\n" in page
 
 
 def test_every_name_in_the_object_is_in_its_contents() -> None:

@@ -35,6 +35,17 @@ def test_the_most_telling_cells_come_first() -> None:
     assert "autotm" not in policies(False)
 
 
+def test_later_rounds_run_all_of_a_workload_in_a_row_beside_its_control() -> None:
+    cells = cells_in_order(TWO, quick=False, planned=True, nodes=True, file=True)
+    later = [cell for cell in cells if cell.round == 2]
+    assert cells[-2 * len(later) : -len(later)] == later
+    a_workload = ["stock", *policies(False)]
+    assert [cell.placement for cell in later] == [*a_workload, *a_workload]
+    assert a_workload[1] == CONTROL
+    assert later[0].name == "a.stock.stock.2"
+    assert {cell.round for cell in cells_in_order(TWO, quick=True, planned=True, nodes=False, file=False)} == {1}
+
+
 def test_only_what_can_be_executed_here_is_a_cell() -> None:
     kinds = {cell.kind for cell in cells_in_order(TWO, quick=True, planned=True, nodes=False, file=False)}
     assert kinds == {"stock", "policy"}
@@ -52,7 +63,7 @@ def test_what_a_cell_takes_follows_the_step_that_was_seen() -> None:
 
 def test_the_small_workloads_are_in_the_package_and_the_examples_in_a_checkout(tmp_path: Path) -> None:
     assert all(Path(workload.script).is_file() for workload in small_workloads())
-    with pytest.raises(UsageError, match="git clone"):
+    with pytest.raises(UsageError, match=r"make venv.*pip install -e '\.\[torch,examples\]'"):
         examples(tmp_path)
 
 
